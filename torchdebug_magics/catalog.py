@@ -1,0 +1,25 @@
+"""THE list of instruments: name -> the module whose ``INSTRUMENT`` is its row."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+from torchdebug_magics.instrument import Instrument
+
+__all__ = ["INSTRUMENTS", "instrument", "instruments"]
+
+INSTRUMENTS = {
+    "nanhunt": "torchdebug_magics.instruments.nanhunt",
+}
+
+
+def instrument(name: str) -> Instrument:
+    """The row of that name; a KeyError where there is none."""
+    row: Instrument = importlib.import_module(INSTRUMENTS[name]).INSTRUMENT
+    return row
+
+
+def instruments() -> Iterator[Instrument]:
+    """Every row, in the order of the list."""
+    return (instrument(name) for name in INSTRUMENTS)

@@ -1,0 +1,82 @@
+"""What a view is made of: a verdict and blocks, pure data. `markup` writes a page as HTML, `plain` as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = ["Block", "Chart", "Code", "Facts", "Fold", "Note", "Page", "Status", "Table"]
+
+Status: TypeAlias = Literal["good", "bad", "warn", "info"]
+Cell: TypeAlias = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Named values, one a line: ``("fix", "add 1e-12 before the log")``."""
+
+    rows: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Code:
+    """An excerpt of the user's code with one line marked."""
+
+    lines: tuple[tuple[int, str], ...]
+    """Line number, as the user sees it, and text."""
+    marked: int | None = None
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under named columns. Numbers stay numbers, so that a widget can sort them; `formats` says how a column is written."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[Cell, ...]]
+    formats: Mapping[str, Literal["count", "number", "bytes", "seconds", "text"]]
+    marked: frozenset[int] = frozenset()
+    """Rows to be seen first (a bad one), by position."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A line of values over steps; non-finite values are marked."""
+
+    title: str
+    values: tuple[float, ...]
+    x_label: str
+    y_label: str
+    first_x: int = 0
+    log: bool = True
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence under the verdict."""
+
+    text: str
+    status: Status = "info"
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Blocks that are closed until asked for."""
+
+    title: str
+    blocks: tuple[Block, ...]
+
+
+Block: TypeAlias = "Facts | Code | Table | Chart | Note | Fold"
+
+
+@dataclass(frozen=True)
+class Page:
+    """A report as it is shown: the verdict first."""
+
+    instrument: str
+    status: Status
+    verdict: str
+    blocks: tuple[Block, ...] = ()

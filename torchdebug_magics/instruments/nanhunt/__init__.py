@@ -1,0 +1,32 @@
+"""``%%nanhunt``: the exact op, line and step of the first NaN or infinity."""
+
+from torchdebug_magics.instrument import Instrument, Option
+
+__all__ = ["INSTRUMENT"]
+
+_HERE = __name__
+
+INSTRUMENT = Instrument(
+    name="nanhunt",
+    summary="the op, line, row and cause of the first NaN or Inf, at almost no cost",
+    description="""Watch a training or inference cell for NaN and Inf.
+
+Until something goes wrong this costs one reduction over the loss and the gradients per backward(). On the first bad step that very step
+is replayed, op by op, and the cell stops with a NonFiniteError that names the op, the module, your line, the row and the fix. The
+parameters are still as they were before the bad step.
+
+    %%nanhunt                   stop at the first finding
+    %%nanhunt -o hunt           ... and keep the report in `hunt`
+    %%nanhunt --keep-going      only record
+    %nanhunt loss               look into a tensor you already have, before backward()""",
+    options=(
+        Option("--keep-going", "record findings, never stop the cell", {"action": "store_true"}),
+        Option("--max-findings", "stop looking after N findings (default 10; only with --keep-going)", {"type": int, "default": 10, "metavar": "N"}),
+        Option("--layers", "a table of every module call's outputs and gradients, also when nothing is wrong", {"action": "store_true"}),
+    ),
+    probe=f"{_HERE}.probe:NanProbe",
+    view=f"{_HERE}.view:page",
+    live_view=f"{_HERE}.view:live_page",
+    examine=f"{_HERE}.postmortem:examine",
+    subjects="LOSS",
+)

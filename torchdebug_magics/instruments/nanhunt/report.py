@@ -1,0 +1,191 @@
+"""What a nanhunt found: the birth of each non-finite value, and how it travelled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from torchdebug_magics.report import Location, Report
+
+__all__ = ["Finding", "Kind", "LayerRow", "NanReport", "PathStep", "Phase"]
+
+Kind: TypeAlias = Literal["nan", "inf"]
+Phase: TypeAlias = Literal["data", "parameter", "forward", "loss", "backward", "optimizer"]
+Value: TypeAlias = int | float | complex | bool | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathStep:
+    """One op on the way from the birth to the sink."""
+
+    op: str
+    phase: Phase
+    module: str | None
+    location: Location | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The birth of a NaN or an infinity."""
+
+    kind: Kind
+    """At birth: an infinity that became NaN later is ``"inf"``."""
+    phase: Phase
+    """``"loss"`` is any forward op outside every module."""
+    op: str | None
+    """ATen name without overload (``"log"``, ``"_softmax"``); of a backward, the forward op it is the derivative of. None for data and parameter."""
+    module: str | None
+    """Module path as in ``state_dict``, ``""`` for the root, None outside every module."""
+    call: int | None
+    """Which call of that module in that step, 1-based."""
+    location: Location | None
+    step: int
+    """Optimizer steps completed in this cell before the finding."""
+    backward: int
+    """Backward calls completed in this cell before the finding."""
+    rows: tuple[int, ...] = ()
+    """Bad indices along dimension 0, the first 20."""
+    index: tuple[int, ...] = ()
+    """The first bad element."""
+    operands: tuple[Value, ...] = ()
+    """The op's inputs at `index`; for what cannot be indexed so, a short description."""
+    tensor: str | None = None
+    """Name of the input or parameter for the phases data, parameter and optimizer."""
+    diagnosis: str | None = None
+    """A slug such as ``"where_trap"``, or None."""
+    fix: str = ""
+    """One line: what to change."""
+    path: tuple[PathStep, ...] = ()
+    """From the birth to the sink."""
+    explanation: str = ""
+    """Why, in one sentence."""
+    model: str = ""
+    """The name of the root module's variable, for display; empty where it has none."""
+    bad_count: int = 0
+    element_count: int = 0
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    sink: str = ""
+    """Where it surfaced: ``"loss"``, ``"gradient of head.weight"``, ``"output"``."""
+    weights: str = ""
+    """What became of the parameters: ``"weights untouched"``, ``"weights already bad"``."""
+
+    def sentence(self) -> str:
+        """The finding on one line, birth first."""
+        return " · ".join(part for part in self._parts() if part)
+
+    def _parts(self) -> tuple[str, ...]:
+        kind = "NaN" if self.kind == "nan" else "Inf"
+        when = f"{kind} born at step {self.step}"
+        return (when, self._what(), self._where(), self._line(), self._rows(), self._operands(), self.weights)
+
+    def _what(self) -> str:
+        match self.phase:
+            case "data":
+                return f"input {self.tensor}"
+            case "parameter":
+                return f"parameter {self.tensor}, bad before this cell's first step"
+            case "optimizer":
+                return f"optimizer update of {self.tensor}" + (f" ({self.op})" if self.op else "")
+            case "backward":
+                return f"backward of {self.op}"
+            case _:
+                return f"{self.phase} {self.op}"
+
+    def _where(self) -> str:
+        if self.module is None or self.phase in {"data", "parameter", "optimizer"}:
+            return ""
+        name = ".".join(part for part in (self.model, self.module) if part) or "the model"
+        return f"{name} (call {self.call})" if self.call is not None and self.call > 1 else name
+
+    def _line(self) -> str:
+        if self.location is None:
+            return ""
+        return f"{self.location}: `{self.location.source}`" if self.location.source else str(self.location)
+
+    def _rows(self) -> str:
+        if not self.rows:
+            return ""
+        head = ", ".join(str(row) for row in self.rows[:5])
+        return f"row{'s' if len(self.rows) > 1 else ''} {head}" + (" …" if len(self.rows) > 5 else "")  # noqa: PLR2004
+
+    def _operands(self) -> str:
+        if not self.operands:
+            return ""
+        from torchdebug_magics.format import number  # noqa: PLC0415
+
+        shown = [value if isinstance(value, str) else number(value) for value in self.operands[:4]]
+        return f"operand{'s' if len(shown) > 1 else ''} {', '.join(shown)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRow:
+    """One call of one module in the step that was looked at closely."""
+
+    module: str
+    type: str
+    call: int
+    shape: tuple[int, ...]
+    dtype: str
+    nan_count: int
+    posinf_count: int
+    neginf_count: int
+    min: float | None
+    """Of the finite values; None where there are none."""
+    max: float | None
+    mean_abs: float | None
+    fp16_share: float | None
+    """Max-abs over the largest fp16 number: above 1 it would overflow there."""
+    grad_nan_count: int | None
+    """Of the gradient with respect to this output; None where no gradient came."""
+    grad_inf_count: int | None
+    grad_max_abs: float | None
+    grad_mean_abs: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NanReport(Report):
+    """Everything one nanhunt session learnt."""
+
+    found: bool = False
+    finding: Finding | None = None
+    """The first of `findings`."""
+    findings: tuple[Finding, ...] = ()
+    steps_count: int = 0
+    """Optimizer steps completed."""
+    backward_count: int = 0
+    forward_count: int = 0
+    """Outermost module calls whose output was checked because no gradient flows from it."""
+    overflow_steps_count: int = 0
+    """Steps that a GradScaler skips by design: counted, not findings."""
+    history: tuple[float, ...] = ()
+    """Max-abs over the loss and all gradients, one a backward; the last ones of a long run."""
+    losses: tuple[float, ...] = ()
+    """The loss of each backward, beside `history`."""
+    layers: tuple[LayerRow, ...] = ()
+    layers_step: int | None = None
+    reproduced: bool | None = None
+    """Whether the replay gave the same loss, bit for bit; None where nothing was replayed."""
+    replay: str = ""
+    """How the bad step was looked at: ``"statements"``, ``"module"``, ``"graph"`` or empty."""
+    sentence: str = ""
+    """The verdict, written when the session was frozen."""
+
+    @property
+    def verdict(self) -> str:
+        """The finding in one sentence, or what was checked and found finite."""
+        return self.sentence
+
+
+@dataclass(frozen=True)
+class LiveNan:
+    """A snapshot for the live view."""
+
+    steps_count: int
+    backward_count: int
+    overflow_steps_count: int
+    loss: float | None
+    history: tuple[float, ...]
+    steps_per_s: float | None
+    phase: str
+    """``"watching"`` or ``"replaying step 5"``."""

@@ -1,0 +1,76 @@
+"""What a session leaves behind: plain, frozen data that pins no memory, pickles, and prints as one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Location", "Report"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Location:
+    """A line of the user's code, numbered as the user sees it."""
+
+    cell: int | None
+    """The ``n`` of ``In[n]``, or None outside a notebook cell."""
+    file: str
+    line: int
+    """1-based, in the cell or file as it is shown."""
+    function: str
+    source: str
+    """The text of that line, stripped; empty where it is not at hand."""
+
+    def __str__(self) -> str:
+        if self.cell is not None:
+            return f"In[{self.cell}] line {self.line}"
+        name = self.file.replace("\\", "/").rsplit("/", 1)[-1]
+        return f"{name}:{self.line}" + (f" in {self.function}" if self.function.isidentifier() else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Base of every instrument's report."""
+
+    problems: tuple[str, ...] = ()
+    """What the instrument could not do or see, a line each."""
+
+    @property
+    def verdict(self) -> str:
+        """One sentence that a person can act on."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.verdict
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain dicts, lists, strings and numbers, the verdict first."""
+        return {"verdict": self.verdict, **_plain(self)}
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """Strict JSON: non-finite numbers are written as the strings ``"nan"``, ``"inf"`` and ``"-inf"``."""
+        return json.dumps(_json_safe(self.to_dict()), indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def _plain(value: object) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (Sequence, Set)) and not isinstance(value, (str, bytes)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _json_safe(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _json_safe(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_json_safe(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value

@@ -1,0 +1,94 @@
+"""One observation, from enter to exit: the only place that guarantees clean-up."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from torchdebug_magics.errors import SessionError
+from torchdebug_magics.report import Report
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+__all__ = ["Probe", "Session"]
+
+ReportT = TypeVar("ReportT", bound=Report)
+ReportT_co = TypeVar("ReportT_co", bound=Report, covariant=True)
+
+
+class Probe(Protocol[ReportT_co]):
+    """What is attached and collects."""
+
+    def attach(self, stack: ExitStack) -> None:
+        """Start to collect; all that has to be undone is registered on `stack`."""
+
+    def sweep(self) -> None:
+        """Remove what an interrupt in the middle of attaching or detaching may have left. Harmless when there is nothing."""
+
+    def report(self) -> ReportT_co:
+        """Freeze what was collected. Asked once, after everything is detached."""
+
+    def live(self) -> object | None:
+        """A snapshot for the live view while the session is open (any thread may ask), or None where there is none."""
+
+    def kept(self) -> dict[str, object]:
+        """Live objects that were kept on purpose for inspection, by name; they may pin memory."""
+
+
+class Session(Generic[ReportT]):
+    """Runs one probe, once. It may be left more than once: a second exit finishes what an interrupt cut short."""
+
+    def __init__(self, probe: Probe[ReportT]) -> None:
+        self._probe = probe
+        self._stack: ExitStack | None = None
+        self._entered = False
+        self._report: ReportT | None = None
+
+    def __enter__(self) -> Self:
+        if self._entered:
+            msg = "a session runs once: make a new one"
+            raise SessionError(msg)
+        self._entered = True
+        try:
+            with ExitStack() as attaching:
+                self._probe.attach(attaching)
+                self._stack = attaching.pop_all()
+        except BaseException:
+            self._probe.sweep()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if self._stack is not None:
+                self._stack.close()
+        finally:
+            if self._entered:
+                self._probe.sweep()
+            if self._stack is not None and self._report is None:
+                self._report = self._probe.report()
+
+    @property
+    def report(self) -> ReportT:
+        """What was collected; a `SessionError` before the session has ended."""
+        if self._report is None:
+            msg = "the report is ready when the session has ended: read it after the `with` block"
+            raise SessionError(msg)
+        return self._report
+
+    def live(self) -> object | None:
+        """The probe's snapshot while the session is open, for the live view."""
+        return self._probe.live() if self._stack is not None and self._report is None else None
+
+    @property
+    def kept(self) -> dict[str, object]:
+        """Live objects that the probe kept for inspection."""
+        return self._probe.kept()
+
+    @property
+    def bad(self) -> object:
+        """The tensors at a finding (inputs and output, detached) by name; empty where nothing was found."""
+        return self.kept.get("bad", {})
