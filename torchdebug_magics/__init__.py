@@ -9,6 +9,7 @@ Every magic is also a context manager or function of the same name here, with th
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,27 +17,39 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.errors import NonFiniteError, SessionError, TorchDebugError
     from torchdebug_magics.instrument import Instrument
+    from torchdebug_magics.session import Session
 
     nanhunt: Instrument
 
 __version__ = "0.1.0"
-__all__ = ["NonFiniteError", "SessionError", "TorchDebugError", "__version__", "nanhunt"]  # noqa: PLE0604 - lazy
+__all__ = ["NonFiniteError", "SessionError", "TorchDebugError", "__version__", "last_session", "nanhunt"]  # noqa: PLE0604 - lazy
 
 
 def __getattr__(name: str) -> Any:
     # Late, so that importing the package, and loading the extension, costs next to nothing.
-    from torchdebug_magics import catalog, errors  # noqa: PLC0415
+    if name in __all__:
+        # Not `from torchdebug_magics import ...`, which would ask this very function for the name of the module.
+        from torchdebug_magics.catalog import INSTRUMENTS, instrument  # noqa: PLC0415
 
-    if name in catalog.INSTRUMENTS:
-        return catalog.instrument(name)
-    if name in errors.__all__:
-        return getattr(errors, name)
+        if name in INSTRUMENTS:
+            return instrument(name)
+        return getattr(importlib.import_module("torchdebug_magics.errors"), name)
     msg = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(msg)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def last_session() -> Session[Any] | None:
+    """The session of the latest cell under a magic, or None: ``last_session().bad`` holds the tensors at its finding.
+
+    Only the latest is kept, until the next one ends; it pins those tensors.
+    """
+    from torchdebug_magics.jupyter import extension  # noqa: PLC0415
+
+    return extension.last_session()
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

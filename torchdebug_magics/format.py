@@ -3,58 +3,72 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
-__all__ = ["byte_size", "count", "duration", "number", "plural", "shape", "sparkline"]
+__all__ = ["Format", "byte_size", "cell", "count", "duration", "number", "one_line", "plural", "shape", "share", "sparkline"]
+
+Format: TypeAlias = Literal["count", "number", "bytes", "seconds", "share", "text"]
+"""How a column of a table is written."""
 
 _BARS = "▁▂▃▄▅▆▇█"
+_KILO, _KIBI, _MINUTE = 1000, 1024, 60
+_IN_FULL = 10_000
 
 
 def byte_size(size_bytes: float) -> str:
     """``1536`` -> ``1.5 KiB``."""
-    value, unit = float(size_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if abs(value) < 1024:  # noqa: PLR2004 - the binary prefix itself
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+    value, text = float(size_bytes), f"{size_bytes:.0f}"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if not abs(float(text)) >= _KIBI or math.isinf(value):
+            return f"{text} {unit}"
+        value /= _KIBI
+        text = f"{value:.1f}"
+    return f"{text} TiB"
 
 
 def count(value: float) -> str:
     """``1_234_567`` -> ``1.23M``; below 10,000 in full with separators."""
-    size = abs(value)
-    for floor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "K")):
-        if size >= floor:
-            scale = 1e3 if unit == "K" else floor
-            return f"{value / scale:.3g}{unit}"
-    return f"{value:,.0f}"
+    if not math.isfinite(value) or abs(round(value)) < _IN_FULL:
+        return f"{value:,.0f}"
+    for unit in ("K", "M", "G"):
+        value /= _KILO
+        if abs(float(text := f"{value:.3g}")) < _KILO:
+            return f"{text}{unit}"
+    return f"{value / _KILO:.3g}T"
 
 
 def duration(seconds_s: float) -> str:
     """``0.0123`` -> ``12.3 ms``."""
     if not math.isfinite(seconds_s):
         return "?"
-    if seconds_s < 1e-3:  # noqa: PLR2004
-        return f"{seconds_s * 1e6:.0f} µs"
-    if seconds_s < 1:
-        return f"{seconds_s * 1e3:.3g} ms"
-    if seconds_s < 60:  # noqa: PLR2004
-        return f"{seconds_s:.3g} s"
-    minutes, rest = divmod(round(seconds_s), 60)
-    hours, minutes = divmod(minutes, 60)
+    if seconds_s < 0:
+        return f"-{duration(-seconds_s)}"
+    for scale, unit, limit in ((1e6, "µs", _KILO), (1e3, "ms", _KILO), (1, "s", _MINUTE)):
+        if float(text := f"{seconds_s * scale:.3g}") < limit:
+            return f"{text} {unit}"
+    minutes, rest = divmod(round(seconds_s), _MINUTE)
+    hours, minutes = divmod(minutes, _MINUTE)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
 def number(value: complex) -> str:
-    """A tensor's element: short, exact where it matters (``0.0``, ``nan``, ``-inf``)."""
+    """A tensor's element: short, exact where it matters (``0.0``, ``65504.0``, ``nan``, ``-inf``)."""
     if isinstance(value, complex):
-        return f"{number(value.real)}{'+' if not value.imag < 0 else ''}{number(value.imag)}j"
+        imaginary = number(value.imag)
+        return f"{number(value.real)}{'' if imaginary.startswith('-') else '+'}{imaginary}j"
     if isinstance(value, float):
-        if math.isnan(value):
-            return "nan"
-        text = f"{value:.4g}"
-        return text if any(mark in text for mark in ".einf") else f"{text}.0"
+        exact = value.is_integer() and abs(value) < _KILO * _KILO
+        return f"{value:.1f}" if exact else f"{value:.4g}"
     return str(value)
+
+
+def share(ratio: float) -> str:
+    """``0.0312`` -> ``3.1%``."""
+    if not math.isfinite(ratio):
+        return "?"
+    percent = 100 * ratio
+    return f"{percent:,.0f}%" if percent.is_integer() or abs(percent) >= 100 else f"{percent:.2g}%"  # noqa: PLR2004
 
 
 def shape(sizes: Sequence[int]) -> str:
@@ -62,9 +76,21 @@ def shape(sizes: Sequence[int]) -> str:
     return " x ".join(str(size) for size in sizes) if sizes else "()"
 
 
-def plural(amount: int, noun: str) -> str:
-    """``1 step``, ``1,200 steps``."""
-    return f"{amount:,} {noun}" if amount == 1 else f"{amount:,} {noun}s"
+def plural(amount: int, noun: str, ending: str = "s") -> str:
+    """``1 step``, ``1,200 steps``, ``2 passes``."""
+    return f"{amount:,} {noun}" if amount == 1 else f"{amount:,} {noun}{ending}"
+
+
+def one_line(text: str) -> str:
+    """Text that came from the user, safe in a terminal: no line break, no escape sequence."""
+    return "".join(char if char.isprintable() else " " if char.isspace() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def cell(value: str | float | None, how: Format = "text") -> str:
+    """One cell of a table; a dash where there is nothing."""
+    if value is None:
+        return "-"
+    return one_line(value) if isinstance(value, str) else _WRITERS[how](value)
 
 
 def sparkline(values: Sequence[float], *, width: int = 40) -> str:
@@ -80,5 +106,15 @@ def _bar(value: float, low: float, high: float) -> str:
         return "!"
     if not value:
         return _BARS[0]
-    share = (math.log10(abs(value)) - low) / (high - low) if high > low else 0.5
-    return _BARS[round(share * (len(_BARS) - 1))]
+    level = (math.log10(abs(value)) - low) / (high - low) if high > low else 0.5
+    return _BARS[round(level * (len(_BARS) - 1))]
+
+
+_WRITERS: Mapping[Format, Callable[[Any], str]] = {
+    "count": count,
+    "number": number,
+    "bytes": byte_size,
+    "seconds": duration,
+    "share": share,
+    "text": str,
+}

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["Block", "Chart", "Code", "Facts", "Fold", "Note", "Page", "Status", "Table"]
+from torchdebug_magics.format import Format, cell
+
+__all__ = ["Block", "Cell", "Chart", "Code", "Facts", "Fold", "Note", "Page", "Status", "Table"]
 
 Status: TypeAlias = Literal["good", "bad", "warn", "info"]
 Cell: TypeAlias = str | int | float | None
@@ -36,9 +38,24 @@ class Table:
     caption: str
     columns: tuple[str, ...]
     rows: Sequence[tuple[Cell, ...]]
-    formats: Mapping[str, Literal["count", "number", "bytes", "seconds", "text"]]
+    formats: Mapping[str, Format]
+    """By column; a column that is not named holds text."""
     marked: frozenset[int] = frozenset()
     """Rows to be seen first (a bad one), by position."""
+
+    def text(self, position: int) -> tuple[str, ...]:
+        """The cells of one row as they are written."""
+        return tuple(cell(value, self.format(column)) for column, value in zip(self.columns, self.rows[position], strict=True))
+
+    def format(self, column: str) -> Format:
+        """How a column is written."""
+        return self.formats.get(column, "text")
+
+    def order(self, cap: int) -> list[int]:
+        """Positions in the order to be shown: as they are, unless a marked row would fall beyond `cap`."""
+        positions = range(len(self.rows))
+        hidden = any(position >= cap for position in self.marked)
+        return sorted(positions, key=lambda position: position not in self.marked) if hidden else list(positions)
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,12 @@ class Finding:
     element_count: int = 0
     shape: tuple[int, ...] = ()
     dtype: str = ""
+    excerpt: tuple[tuple[int, str], ...] = ()
+    """The lines round `location`, with the numbers that the user sees; empty where the source is not at hand."""
     sink: str = ""
     """Where it surfaced: ``"loss"``, ``"gradient of head.weight"``, ``"output"``."""
+    sink_kind: Kind = "nan"
+    """What it was there: an infinity at birth is often NaN by then."""
     weights: str = ""
     """What became of the parameters: ``"weights untouched"``, ``"weights already bad"``."""
 
@@ -75,7 +79,7 @@ class Finding:
         return " · ".join(part for part in self._parts() if part)
 
     def _parts(self) -> tuple[str, ...]:
-        kind = "NaN" if self.kind == "nan" else "Inf"
+        kind = "NaN" if "nan" in {self.kind, self.sink_kind} else "Inf"
         when = f"{kind} born at step {self.step}"
         return (when, self._what(), self._where(), self._line(), self._rows(), self._operands(), self.weights)
 

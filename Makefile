@@ -1,0 +1,80 @@
+# Two commands on a fresh machine: `make tour` shows what this does, `make test` proves it. Each sets up all that it needs.
+
+PYTHON ?= python3
+VENV := .venv
+COLAB := .venv-colab
+PY := $(VENV)/bin/python
+READY := $(VENV)/.complete
+COLAB_READY := $(COLAB)/.complete
+TESTS ?= tests
+
+# Tests find the Colab-like kernel by this name.
+export TORCHDEBUG_COLAB_PYTHON ?= $(CURDIR)/$(COLAB)/bin/python
+# Models are made from configurations; nothing is downloaded.
+export HF_HUB_OFFLINE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYDEVD_DISABLE_FILE_VALIDATION := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help tour lab test check format bench coverage lock browser clean
+
+help:
+	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+
+## make tour      run notebooks/00_tour.ipynb and write a page that shows every output
+tour: $(READY)
+	$(PY) tools/execute_notebook.py notebooks/00_tour.ipynb build/tour.html
+	@echo
+	@echo "The tour, with every output:    $(CURDIR)/build/tour.html"
+	@echo "To run it yourself, in Jupyter: make lab"
+
+## make lab       open the tour in JupyterLab
+lab: $(READY)
+	$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_tour.ipynb
+
+## make test      everything: unit, kernel on both stacks, notebooks, browser (TESTS=tests/unit for a part)
+test: $(READY) $(COLAB_READY) browser
+	$(PY) -m pytest --no-skips $(TESTS)
+
+## make check     ruff, mypy, import-linter
+check: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(VENV)/bin/lint-imports --no-cache
+
+## make format    let ruff repair and format
+format: $(READY)
+	$(PY) -m ruff check --fix --exit-zero .
+	$(PY) -m ruff format .
+
+## make bench     time against plain torch and against rivals
+bench: $(READY)
+	$(PY) tests/bench/run.py
+
+## make coverage  the unit tests, with the lines that they miss
+coverage: $(READY)
+	$(PY) -m coverage run -m pytest tests/unit
+	$(PY) -m coverage report
+
+## make clean     remove all that make made
+clean:
+	rm -rf $(VENV) $(COLAB) build dist
+
+# An environment is whole when its stamp is there; one without a stamp was cut short, and is made anew.
+$(READY): pyproject.toml requirements/constraints-modern.txt
+	tools/make_venv.sh $(PYTHON) $(VENV) requirements/constraints-modern.txt -e '.[dev]'
+
+$(COLAB_READY): pyproject.toml requirements/constraints-colab.txt
+	tools/make_venv.sh $(PYTHON) $(COLAB) requirements/constraints-colab.txt -e '.[kernel]' transformers
+
+# Playwright drives the Chromium of the machine; it never downloads one of its own.
+browser:
+	tools/ensure_chromium.sh
+
+# Take the newest releases: resolve without the pins (save torch and what makes Colab Colab) and write them down.
+lock:
+	tools/lock.sh $(PYTHON) requirements/constraints-modern.txt '^torch==' '.[dev]'
+	tools/lock.sh $(PYTHON) requirements/constraints-colab.txt \
+		'^(torch|ipython|ipykernel|ipywidgets|jupyter_client|traitlets|notebook|widgetsnbextension)==' '.[kernel]' transformers

@@ -1,0 +1,131 @@
+"""What someone in JupyterLab sees of a hunt: a view that moves, a report that stays, and nothing in the console."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.browser.lab import Lab
+
+pytestmark = pytest.mark.browser
+
+SETUP = """
+import time
+import torch
+%load_ext torchdebug_magics
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+"""
+
+HUNT = """
+%%nanhunt -o hunt
+for step in range(60):
+    time.sleep(0.05)
+    x = torch.randn(32, 8)
+    out = model(x)
+    loss = out.pow(2).mean()
+    if step == 50:
+        loss = loss + (out - out).sum(1).log().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+CLEAN = """
+%%nanhunt
+for step in range(5):
+    loss = model(torch.randn(32, 8)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+WIDGET_FAILURES = ("Error displaying widget", "Loading widget", "model not found", "Failed to load model class")
+
+
+def outputs(document: dict, cell: int) -> list[dict]:
+    return document["cells"][cell]["outputs"]
+
+
+@pytest.fixture
+def hunted(lab: Lab) -> Lab:
+    """A notebook in which a NaN was found."""
+    lab.open("hunted.ipynb", [SETUP, HUNT])
+    lab.start_all()
+    return lab
+
+
+def test_the_view_moves_and_then_the_report_stays_in_a_new_kernel(hunted: Lab) -> None:
+    lab = hunted
+    lab.page.wait_for_function("() => window.seenTexts.length >= 3", timeout=60_000)
+    assert not lab.page.evaluate("() => window.runEnded"), "the view moved only when the cell had ended"
+    lab.picture("nanhunt_running_light")
+    moving = lab.seen_texts()
+    assert any("step" in text for text in moving), moving
+
+    lab.wait_for_end()
+    report = lab.text(1)
+    assert "NaN" in report or "Inf" in report
+    assert "In[2] line 8" in report
+    assert "log" in report
+    assert "NonFiniteError" in report
+    assert lab.tables(1).count() >= 1
+    lab.shots("nanhunt_found")
+
+    document = lab.save()
+    types = [set(output.get("data", ())) for output in outputs(document, 1)]
+    assert not any("application/vnd.jupyter.widget-view+json" in kinds for kinds in types), types
+    assert any({"text/html", "text/plain"} <= kinds for kinds in types), types
+    assert "widgets" not in document["metadata"]
+    assert len(json.dumps(outputs(document, 1))) < 100_000
+
+    lab.reopen_with_a_new_kernel()
+    assert lab.text(1) == report
+    assert lab.tables(1).count() >= 1
+    for failure in WIDGET_FAILURES:
+        assert failure not in lab.page.locator(".jp-Notebook").inner_text()
+    lab.shots("nanhunt_new_kernel")
+    assert lab.console_errors == []
+
+
+def test_the_report_can_be_read_in_a_notebook_that_is_not_trusted(hunted: Lab) -> None:
+    lab = hunted
+    lab.wait_for_end()
+    report = lab.tables(1).first.inner_text()
+    document = lab.save()
+    for output in outputs(document, 1):
+        if "text/html" in output.get("data", {}):
+            output["metadata"]["changed"] = "elsewhere"  # as by someone else: the signature no longer holds
+    lab.file.with_name("untrusted.ipynb").write_text(json.dumps(document))
+    lab.open("untrusted.ipynb")
+    assert lab.page.evaluate("() => window.jupyterapp.shell.currentWidget.content.model.cells.get(1).trusted") is False
+    assert lab.tables(1).first.inner_text() == report
+    lab.shots("nanhunt_untrusted")
+    assert lab.console_errors == []
+
+
+def test_a_clean_run_says_what_was_checked(lab: Lab) -> None:
+    lab.open("clean.ipynb", [SETUP, CLEAN])
+    lab.run_all()
+    report = lab.text(1)
+    assert "5 steps" in report or "5 backward" in report, report
+    assert "Error" not in report
+    lab.shots("nanhunt_clean")
+    assert lab.console_errors == []
+
+
+def test_this_harness_sees_a_console_error_and_a_dead_widget(lab: Lab) -> None:
+    lab.open("broken.ipynb", ["import ipywidgets\nipywidgets.HTML('alive')"])
+    texts = lab.run_all()
+    assert texts[-1] == "alive"
+    lab.page.evaluate("() => console.error('planted')")
+    assert lab.console_errors == ["planted"]
+    lab.save()
+    lab.reopen_with_a_new_kernel()
+    lab.page.wait_for_timeout(1000)
+    text = lab.page.locator(".jp-Notebook").inner_text()
+    assert any(failure in text for failure in WIDGET_FAILURES), text

@@ -1,0 +1,92 @@
+"""What every test shares: nothing may be left behind, nothing is skipped by accident, and each behaviour is tried through both doors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import doors, leaks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+MAY_BE_SKIPPED = "gpu"
+ROOT = Path(__file__).parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-skips", action="store_true", help="a skipped test is a failure, unless it is marked `gpu`")
+
+
+def pytest_configure() -> None:
+    # The interpreters and kernels that tests start look at this checkout, wherever they run.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    if item.config.getoption("--no-skips") and report.skipped and not hasattr(report, "wasxfail") and MAY_BE_SKIPPED not in item.keywords:
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} was skipped, which --no-skips forbids: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    report = yield
+    if collector.config.getoption("--no-skips") and report.skipped:
+        report.outcome = "failed"
+        report.longrepr = f"{collector.nodeid} was skipped whole, which --no-skips forbids: {report.longrepr}"
+    return report
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository: every test runs in an empty folder of its own."""
+    return ROOT
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Iterator[object]:
+    """The warning filters are compared here, as pytest puts its own back around each phase of a test."""
+    before = leaks.warning_filters()
+    result = yield
+    if left := leaks.differences(before, leaks.warning_filters()):
+        pytest.fail("\n".join(left), pytrace=False)
+    return result
+
+
+@pytest.fixture(autouse=True)
+def leak_guard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """After each test the process, and the folder that it ran in, are as they were before."""
+    folder = tmp_path_factory.mktemp("cwd")
+    rng = request.node.get_closest_marker("keeps_rng") is not None
+    with pytest.MonkeyPatch.context() as here:  # not the fixture: a test's own patches are undone before the look back
+        here.chdir(folder)
+        before = leaks.snapshot(rng=rng)
+        yield
+        left = leaks.differences(before, leaks.snapshot(rng=rng))
+    left += [f"a file was left in the working folder: {file.relative_to(folder)}" for file in sorted(folder.rglob("*"))]
+    if left:
+        pytest.fail("the test left something behind:\n" + "\n".join(f"  {line}" for line in left), pytrace=False)
+
+
+@pytest.fixture
+def shell(leak_guard: None) -> Iterator[InteractiveShell]:
+    """An IPython in this process with the extension loaded."""
+    with doors.in_process_shell() as shell:
+        yield shell
+
+
+@pytest.fixture(params=doors.DOORS)
+def observe(request: pytest.FixtureRequest, tmp_path: Path) -> doors.Observe:
+    """Runs a body under an instrument, once through its function and once through its magic."""
+    if request.param == "function":
+        return doors.FunctionDoor(tmp_path)
+    return doors.MagicDoor(request.getfixturevalue("shell"))

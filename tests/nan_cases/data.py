@@ -1,0 +1,171 @@
+"""The value was bad before any op of the step saw it."""
+
+from tests.nan_cases import slugs
+from tests.nan_cases.case import Case, Expect
+
+CASES = (
+    Case(
+        name="data_one_bad_row",
+        setup="""
+            model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+            opt = torch.optim.SGD(model.parameters(), lr=0.01)
+            batches = [(torch.randn(6, 4), torch.randn(6, 1)) for _ in range(6)]
+            batches[3][0][4, 2] = float("nan")
+        """,
+        cell="""
+            for x, y in batches:
+                loss = F.mse_loss(model(x), y)
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+        """,
+        truth=Expect(kind="nan", phase="data", op=None, step=3, rows=(4,), diagnosis=slugs.BAD_ROW),
+    ),
+    Case(
+        name="data_keyword_batch_dict",
+        setup="""
+            class Net(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.lin = nn.Linear(3, 2)
+                def forward(self, *, values, mask):
+                    return {"logits": self.lin(values * mask)}
+            model = Net()
+            opt = torch.optim.AdamW(model.parameters(), lr=0.01)
+            batches = [{"values": torch.randn(5, 3), "mask": torch.ones(5, 3)} for _ in range(4)]
+            batches[2]["values"][0, 0] = float("inf")
+        """,
+        cell="""
+            for batch in batches:
+                out = model(**batch)
+                loss = out["logits"].pow(2).mean()
+                loss.backward()
+                opt.step()
+                opt.zero_grad()
+        """,
+        truth=Expect(kind="inf", phase="data", op=None, step=2, rows=(0,), tensor="values", diagnosis=slugs.BAD_ROW),
+    ),
+    Case(
+        name="data_target_is_bad",
+        setup="""
+            model = nn.Linear(4, 1)
+            opt = torch.optim.SGD(model.parameters(), lr=0.01)
+            batches = [(torch.randn(6, 4), torch.randn(6, 1)) for _ in range(3)]
+            batches[1][1][5] = float("nan")
+        """,
+        cell="""
+            for x, y in batches:
+                loss = F.mse_loss(model(x), y)
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+        """,
+        truth=Expect(kind="nan", phase="data", op=None, step=1, rows=(5,), tensor="y", diagnosis=slugs.BAD_ROW),
+    ),
+    Case(
+        name="data_under_batch_norm",
+        setup="""
+            model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+            opt = torch.optim.Adam(model.parameters(), lr=1e-3)
+            x_all, y_all = torch.randn(40, 4), torch.randint(0, 2, (40,))
+            x_all[27, 1] = float("nan")
+        """,
+        cell="""
+            for start in range(0, 40, 8):
+                x = x_all[start:start + 8]
+                loss = F.cross_entropy(model(x), y_all[start:start + 8])
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+        """,
+        truth=Expect(kind="nan", phase="data", op=None, step=3, rows=(3,), diagnosis=slugs.BAD_ROW),
+    ),
+    Case(
+        name="data_in_a_tuple_argument",
+        setup="""
+            class Pair(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.a, self.b = nn.Linear(3, 4), nn.Linear(2, 4)
+                def forward(self, pair):
+                    left, right = pair
+                    return self.a(left) + self.b(right)
+            model = Pair()
+            opt = torch.optim.SGD(model.parameters(), lr=0.1)
+            pairs = [(torch.randn(4, 3), torch.randn(4, 2)) for _ in range(3)]
+            pairs[2][1][1] = float("-inf")
+        """,
+        cell="""
+            for pair in pairs:
+                opt.zero_grad()
+                model(pair).square().mean().backward()
+                opt.step()
+        """,
+        truth=Expect(kind="inf", phase="data", op=None, step=2, rows=(1,)),
+    ),
+    Case(
+        name="data_every_value_of_a_batch",
+        setup="""
+            model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))
+            opt = torch.optim.SGD(model.parameters(), lr=0.01)
+            images = [torch.rand(3, 1, 4, 4) for _ in range(4)]
+            images[1].fill_(float("nan"))
+            labels = torch.tensor([0, 1, 1])
+        """,
+        cell="""
+            for image in images:
+                loss = F.cross_entropy(model(image), labels)
+                opt.zero_grad(); loss.backward(); opt.step()
+        """,
+        truth=Expect(kind="nan", phase="data", op=None, step=1, rows=(0, 1, 2)),
+    ),
+    Case(
+        name="data_inference_only",
+        setup="""
+            model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)).eval()
+            chunks = [torch.randn(4, 3) for _ in range(5)]
+            chunks[4][2, 0] = float("nan")
+        """,
+        cell="""
+            scores = []
+            with torch.no_grad():
+                for chunk in chunks:
+                    scores.append(model(chunk))
+        """,
+        truth=Expect(kind="nan", phase="data", op=None, step=0, backward=0, rows=(2,), diagnosis=slugs.BAD_ROW),
+    ),
+    Case(
+        name="data_class_weight_is_bad",
+        setup="""
+            model = nn.Linear(4, 3)
+            opt = torch.optim.SGD(model.parameters(), lr=0.1)
+            counts = torch.tensor([10.0, 5.0, 0.0])
+            weight = 1 / counts
+            x, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+        """,
+        cell="""
+            for step in range(3):
+                loss = F.cross_entropy(model(x), y, weight=weight)
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+        """,
+        truth=Expect(kind="inf", phase="data", op=None, step=0, rows=(2,), tensor="weight"),
+    ),
+    Case(
+        name="data_hidden_state_carried_in",
+        setup="""
+            cell_ = nn.GRUCell(3, 4)
+            opt = torch.optim.SGD(cell_.parameters(), lr=0.1)
+            hidden = torch.zeros(2, 4)
+            hidden[1, 3] = float("nan")
+            x = torch.randn(2, 3)
+        """,
+        cell="""
+            new = cell_(x, hidden)
+            new.sum().backward()
+            opt.step()
+        """,
+        truth=Expect(kind="nan", phase="data", op=None, step=0, rows=(1,)),
+    ),
+)

@@ -1,0 +1,124 @@
+"""Every notebook runs from top to bottom on a real kernel of both stacks, and shows what it promises."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests import stacks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbformat import NotebookNode
+
+pytestmark = pytest.mark.kernel
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(path for path in FOLDER.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+PICTURE = re.compile(r"base64,[A-Za-z0-9+/=]*")
+LARGEST_OUTPUT = 100_000  # characters of HTML without its pictures: what GitHub and a mail still show
+
+
+def executed(path: Path, kernel: str) -> NotebookNode:
+    """The notebook after a run; a cell that fails and is not tagged ``raises-exception`` is an error."""
+    document = nbformat.read(path, as_version=4)
+    folder = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(document, timeout=300, kernel_name=kernel, store_widget_state=False, resources=folder).execute()
+    return document
+
+
+def code_cells(document: NotebookNode) -> Iterator[tuple[int, Any]]:
+    for number, cell in enumerate(document.cells):
+        if cell.cell_type == "code":
+            yield number, cell
+
+
+def shown(document: NotebookNode) -> Iterator[tuple[int, Any]]:
+    """Every output that has data, by the number of its cell."""
+    for number, cell in code_cells(document):
+        for output in cell.outputs:
+            if "data" in output:
+                yield number, output.data
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as here:
+        for name, value in stacks.install_kernels(tmp_path_factory.mktemp("jupyter")).items():
+            here.setenv(name, value)
+        yield
+
+
+RUNS = {f"{path.relative_to(FOLDER).with_suffix('')}-{stack}": (path, stack) for path in NOTEBOOKS for stack in stacks.STACKS}
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def document(request: pytest.FixtureRequest, kernels: None) -> NotebookNode:
+    path, stack = RUNS[request.param]
+    before = set(FOLDER.rglob("*"))
+    result = executed(path, stack)
+    assert set(FOLDER.rglob("*")) == before, "the notebook left files beside it"
+    return result
+
+
+def test_there_is_a_tour() -> None:
+    assert FOLDER / "00_tour.ipynb" in NOTEBOOKS
+
+
+def test_a_cell_that_is_to_fail_fails(document: NotebookNode) -> None:
+    for number, cell in code_cells(document):
+        fails = any(output.output_type == "error" for output in cell.outputs)
+        assert fails == ("raises-exception" in cell.metadata.get("tags", ())), f"cell {number}"
+
+
+def test_no_live_widget_is_left(document: NotebookNode) -> None:
+    """In a saved notebook it would say "Error displaying widget"; ``-w`` asks for one all the same."""
+    asks = re.compile(r"(^|\s)(-w|--widget)\b|ipywidgets")
+    asked = {number for number, cell in code_cells(document) if asks.search(cell.source)}
+    assert [number for number, data in shown(document) if WIDGET in data and number not in asked] == []
+    assert "widgets" not in document.metadata
+
+
+def test_every_html_output_can_also_be_read_as_text(document: NotebookNode) -> None:
+    assert [number for number, data in shown(document) if "text/html" in data and not data.get("text/plain")] == []
+
+
+def test_outputs_stay_small(document: NotebookNode) -> None:
+    sizes = {number: len(PICTURE.sub("", data.get("text/html", ""))) for number, data in shown(document)}
+    assert {number: size for number, size in sizes.items() if size > LARGEST_OUTPUT} == {}
+
+
+def test_nothing_of_ours_is_written_to_stderr(document: NotebookNode) -> None:
+    said = [output.text for _, cell in code_cells(document) for output in cell.outputs if output.get("name") == "stderr"]
+    assert [text for text in said if "torchdebug" in text or "Traceback" in text] == []
+
+
+def test_a_failing_cell_fails_the_run(kernels: None, tmp_path: Path) -> None:
+    """The checks above rest on this."""
+    from nbclient.exceptions import CellExecutionError
+
+    path = tmp_path / "broken.ipynb"
+    cells = [nbformat.v4.new_code_cell("import IPython, ipywidgets\nprint(IPython.__version__)"), nbformat.v4.new_code_cell("1 / 0")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    for stack in stacks.STACKS:
+        with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+            executed(path, stack)
+    assert json.loads(path.read_text())["cells"][0]["outputs"] == []
+
+
+def test_the_stacks_are_what_they_are_called(kernels: None, tmp_path: Path) -> None:
+    path = tmp_path / "versions.ipynb"
+    source = "import IPython, ipykernel, ipywidgets\nprint(IPython.__version__, ipykernel.__version__, ipywidgets.__version__)"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)]), path)
+    said = {stack: executed(path, stack).cells[0].outputs[0].text.split() for stack in stacks.STACKS}
+    assert said["colab"] == ["7.34.0", "6.17.1", "7.7.1"]
+    assert [int(version.partition(".")[0]) for version in said["modern"]] >= [9, 7, 8]

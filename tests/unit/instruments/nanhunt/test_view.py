@@ -1,0 +1,340 @@
+"""A nanhunt report on a page: from reports built by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pickle
+
+import pytest
+
+from torchdebug_magics.html import markup, plain
+from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Note, Page, Table
+from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow, LiveNan, NanReport, PathStep
+from torchdebug_magics.instruments.nanhunt.verdict import sentence
+from torchdebug_magics.instruments.nanhunt.view import live_page, page
+from torchdebug_magics.report import Location
+
+NAN, INF = math.nan, math.inf
+LINE = Location(cell=4, file="<ipython-input-4>", line=7, function="forward", source="d = h.pow(2).sum(1).sqrt()")
+LOSS_LINE = Location(cell=5, file="<ipython-input-5>", line=3, function="<module>", source="loss = criterion(model(x), y)")
+SQRT = Finding(
+    kind="inf",
+    phase="backward",
+    op="sqrt",
+    module="1.0",
+    call=1,
+    location=LINE,
+    step=5,
+    backward=5,
+    rows=(3,),
+    index=(3,),
+    operands=(0.0,),
+    diagnosis="sqrt_at_zero",
+    fix="add a small constant before the root: `(h.pow(2).sum(1) + 1e-12).sqrt()`",
+    path=(
+        PathStep(op="sqrt", phase="backward", module="1.0", location=LINE),
+        PathStep(op="mul", phase="backward", module="1.0", location=LINE),
+        PathStep(op="addmm", phase="backward", module="1", location=None),
+    ),
+    explanation="The derivative of sqrt is 1 / (2 sqrt(x)), which is infinite at x = 0.",
+    model="model",
+    bad_count=1,
+    element_count=16,
+    shape=(16,),
+    dtype="float32",
+    sink="gradient of 1.0.weight",
+    weights="weights untouched",
+    excerpt=(
+        (5, "    def forward(self, x):"),
+        (6, "        h = self.proj(x)"),
+        (7, "        d = h.pow(2).sum(1).sqrt()"),
+        (8, "        return h / d[:, None]"),
+    ),
+)
+
+
+def layer(module: str, *, nan_count: int = 0, call: int = 1) -> LayerRow:
+    return LayerRow(
+        module=module,
+        type="Linear",
+        call=call,
+        shape=(16, 64),
+        dtype="float32",
+        nan_count=nan_count,
+        posinf_count=0,
+        neginf_count=0,
+        min=-3.217,
+        max=2.9961,
+        mean_abs=0.7743,
+        fp16_share=0.0000491,
+        grad_nan_count=nan_count,
+        grad_inf_count=0,
+        grad_max_abs=0.01234,
+        grad_mean_abs=0.0003321,
+    )
+
+
+def report_of(*findings: Finding, **fields: object) -> NanReport:
+    known = {"found": bool(findings), "finding": findings[0] if findings else None, "findings": findings}
+    draft = NanReport(**{**known, **fields})
+    return dataclasses.replace(draft, sentence=sentence(draft))
+
+
+FOUND = report_of(
+    SQRT,
+    steps_count=5,
+    backward_count=6,
+    history=(2.31, 2.02, 1.9, 3.8, 41.7, INF),
+    losses=(2.31, 2.02, 1.9, 1.88, 1.7, 1.65),
+    layers=(layer(""), layer("0"), layer("1"), layer("1.0", nan_count=1), layer("1.1")),
+    layers_step=5,
+    reproduced=True,
+    replay="statements",
+)
+FINE = report_of(steps_count=120, backward_count=120, history=(1.5, 3.1, 2.2))
+
+
+def blocks(shown: Page, kind: type) -> list:
+    return [block for block in shown.blocks if isinstance(block, kind)]
+
+
+# ---------------------------------------------------------------------------------------------------------------- verdicts
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        (report_of(SQRT), SQRT.sentence()),
+        (report_of(SQRT, SQRT, SQRT), f"{SQRT.sentence()} (and 2 more)"),
+        (
+            FINE,
+            (
+                "Nothing non-finite: 120 backward passes, 120 optimizer steps; no NaN and no infinity in the loss and all gradients; "
+                "largest magnitude 3.1"
+            ),
+        ),
+        (
+            report_of(backward_count=1, steps_count=1, overflow_steps_count=2),
+            (
+                "Nothing non-finite: 1 backward pass, 1 optimizer step; no NaN and no infinity in the loss and all gradients; "
+                "2 steps skipped by the GradScaler by design"
+            ),
+        ),
+        (report_of(forward_count=3), "Nothing non-finite: 3 forward-only model calls; no NaN and no infinity in the outputs"),
+        (report_of(steps_count=2), "Nothing non-finite: 2 optimizer steps; no NaN and no infinity in the gradients"),
+        (report_of(overflow_steps_count=1), "1 step skipped by the GradScaler by design"),
+        (report_of(), "Nothing to check: this cell ran no backward() and no model"),
+    ],
+)
+def test_the_verdict_is_one_sentence_that_says_what_was_checked(report, said):
+    assert report.verdict == said
+
+
+@pytest.mark.parametrize(
+    ("report", "status"),
+    [
+        (FOUND, "bad"),
+        (FINE, "good"),
+        (report_of(forward_count=1), "good"),
+        (report_of(backward_count=1, overflow_steps_count=4), "good"),
+        (report_of(backward_count=1, problems=("not replayed: the source is not at hand",)), "warn"),
+        (report_of(), "info"),
+    ],
+)
+def test_every_report_has_a_status_and_its_verdict_first(report, status):
+    # When it is shown
+    shown = page(report)
+    # Then the status is right, and both renderings begin with the verdict
+    assert (shown.status, shown.verdict) == (status, report.verdict)
+    flat = " ".join(plain.render(shown).split())
+    assert flat.split("] ", 1)[1].startswith(report.verdict)
+    assert markup.render(shown).index("font-weight:bold") < 1000
+
+
+# ----------------------------------------------------------------------------------------------------------------- findings
+
+
+def test_a_finding_shows_fix_then_code_then_facts_then_path():
+    kinds = [type(block) for block in page(FOUND).blocks]
+    assert kinds == [Facts, Code, Facts, Table, Chart, Table]
+
+
+def test_the_fix_comes_before_the_why():
+    assert [name for name, _ in page(FOUND).blocks[0].rows] == ["fix", "why"]
+
+
+def test_the_bad_line_is_marked_in_its_excerpt():
+    (code,) = blocks(page(FOUND), Code)
+    assert (code.marked, code.title, len(code.lines)) == (7, "In[4] line 7", 4)
+    assert "-> 7 |         d = h.pow(2)" in plain.render(page(FOUND))
+
+
+def test_without_an_excerpt_the_line_alone_is_shown():
+    (code,) = blocks(page(report_of(dataclasses.replace(SQRT, excerpt=()))), Code)
+    assert code.lines == ((7, LINE.source),)
+
+
+def test_without_a_location_there_is_no_code():
+    assert not blocks(page(report_of(dataclasses.replace(SQRT, location=None, excerpt=()))), Code)
+
+
+def test_facts_are_worded_for_a_stranger():
+    facts = dict(blocks(page(FOUND), Facts)[1].rows)
+    assert facts["what"] == "infinity (NaN by the time it surfaced), born in the backward pass, by the derivative of `sqrt`"
+    assert facts["when"] == "after 5 completed optimizer steps and 5 backward passes in this cell"
+    assert facts["module"] == "`1.0` of `model`, call 1 in that step"
+    assert facts["bad elements"] == "1 of 16 (6.2%), in a result of shape 16 and type float32"
+    assert facts["first bad element"] == "[3], made from 0.0"
+    assert "reproduced: the loss was the same to the last bit" in facts["how it was found"]
+
+
+@pytest.mark.parametrize(
+    ("replay", "reproduced", "said"),
+    [
+        ("module", False, "not reproduced"),
+        ("graph", None, "nothing was run again"),
+        ("", None, "the bad step was not run again"),
+    ],
+)
+def test_the_report_is_honest_about_the_replay(replay, reproduced, said):
+    facts = dict(blocks(page(report_of(SQRT, replay=replay, reproduced=reproduced)), Facts)[1].rows)
+    assert said in facts["how it was found"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "fields", "said"),
+    [
+        ("data", {"tensor": "x", "op": None, "module": None}, "in the input `x`"),
+        (
+            "parameter",
+            {"tensor": "head.weight", "op": None, "module": None},
+            "in the parameter `head.weight`, before this cell's first step",
+        ),
+        ("forward", {}, "in the forward pass, inside the model, by `sqrt`"),
+        ("loss", {"module": None}, "in the forward pass, outside the model, by `sqrt`"),
+        ("backward", {}, "by the derivative of `sqrt`"),
+        ("optimizer", {"tensor": "head.weight", "module": None}, "in the optimizer's update of `head.weight`"),
+    ],
+)
+def test_every_phase_has_its_words(phase, fields, said):
+    finding = dataclasses.replace(SQRT, phase=phase, **fields)
+    facts = dict(blocks(page(report_of(finding)), Facts)[1].rows)
+    assert said in facts["what"]
+
+
+def test_a_long_path_is_folded():
+    report = report_of(dataclasses.replace(SQRT, path=SQRT.path * 4))
+    (fold,) = blocks(page(report), Fold)
+    assert fold.title == "From the birth to gradient of 1.0.weight: 12 operations"
+
+
+def test_further_findings_get_a_table():
+    (table,) = [block for block in blocks(page(report_of(SQRT, SQRT)), Table) if block.caption == "Other findings"]
+    assert table.rows[0][:3] == (2, 5, "infinity")
+
+
+# ------------------------------------------------------------------------------------------------------------------- layers
+
+
+def test_the_layer_table_keeps_numbers_and_marks_the_bad_rows():
+    table = blocks(page(FOUND), Table)[-1]
+    assert table.marked == {3}
+    assert table.rows[0][0] == "(root)"
+    assert table.rows[3][table.columns.index("NaN")] == 1
+    assert table.text(0)[table.columns.index("of fp16 range")] == "0.0049%"
+
+
+def test_without_gradients_their_columns_are_gone():
+    row = dataclasses.replace(layer("a"), grad_nan_count=None, grad_inf_count=None, grad_max_abs=None, grad_mean_abs=None)
+    table = blocks(page(report_of(SQRT, layers=(row,))), Table)[-1]
+    assert not [column for column in table.columns if "gradient" in column]
+
+
+def test_layers_asked_for_when_nothing_is_wrong_are_folded():
+    (fold,) = blocks(page(dataclasses.replace(FINE, layers=(layer("a"), layer("b")))), Fold)
+    assert "2 module calls" in fold.title
+
+
+def test_a_thousand_layers_stay_below_100_kb_and_show_the_bad_one():
+    # Given a model of 1000 layers whose 900th is bad
+    rows = tuple(layer(f"transformer.h.{index}.attention.projection", nan_count=index == 900) for index in range(1000))
+    # When its report is shown
+    html = markup.render(page(dataclasses.replace(FOUND, layers=rows)))
+    # Then the bad row is in the open part, the rest is counted
+    assert len(html.encode()) < 100_000
+    assert html.index("transformer.h.900.") < html.index("further rows")
+    assert "more, see the report" in html
+
+
+# ------------------------------------------------------------------------------------------------------ history, notes, live
+
+
+def test_one_backward_makes_no_chart():
+    assert not blocks(page(report_of(SQRT, history=(INF,))), Chart)
+
+
+def test_the_chart_of_a_long_run_starts_where_its_history_does():
+    (chart,) = blocks(page(report_of(backward_count=5000, history=(1.0, 2.0))), Chart)
+    assert chart.first_x == 4998
+
+
+def test_skipped_steps_are_explained_and_are_no_fault():
+    (note,) = blocks(page(report_of(backward_count=9, overflow_steps_count=3)), Note)
+    assert note.status == "info"
+    assert note.text.startswith("3 steps skipped by the GradScaler by design: ")
+
+
+def test_problems_are_notes():
+    (note,) = blocks(page(report_of(SQRT, problems=("the replay was cut short",))), Note)
+    assert note == Note("the replay was cut short", "warn")
+
+
+def test_user_strings_are_escaped():
+    # Given a model whose names are markup
+    evil = "<script>alert(1)</script>"
+    finding = dataclasses.replace(
+        SQRT,
+        module=evil,
+        model=evil,
+        fix=evil,
+        sink=evil,
+        operands=(evil,),
+        location=dataclasses.replace(LINE, source=evil),
+        excerpt=((7, evil),),
+        path=(PathStep(op=evil, phase="loss", module=evil, location=LINE),),
+    )
+    # When it is shown everywhere a name can stand
+    html = markup.render(page(report_of(finding, finding, layers=(layer(evil),), problems=(evil,))))
+    # Then no element was smuggled in
+    assert "<script" not in html
+    assert "&lt;script&gt;" in html
+
+
+def test_the_live_page_is_tiny():
+    snapshot = LiveNan(120, 121, 2, 2.3125, tuple(float(value) for value in range(1, 400)), 14.237, "watching")
+    shown = live_page(snapshot)
+    assert shown.verdict == "watching · step 120 · loss 2.312 · 14.2 steps per second · 2 skipped by the GradScaler"
+    assert len(markup.render(shown).encode()) < 2000
+    assert len(plain.render(shown).splitlines()) == 3
+
+
+def test_the_live_page_before_the_first_step():
+    assert live_page(LiveNan(0, 0, 0, None, (), None, "watching")).verdict == "watching · step 0"
+
+
+# ------------------------------------------------------------------------------------------------------- the report as data
+
+
+def test_reports_pickle_and_hold_no_tensor():
+    data = pickle.dumps(FOUND)
+    assert b"torch._" not in data
+    assert b"torch.nn" not in data
+    assert pickle.loads(data) == FOUND
+
+
+def test_json_is_strict():
+    plain_data = json.loads(FOUND.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert plain_data["history"][-1] == "inf"
+    assert next(iter(plain_data)) == "verdict"

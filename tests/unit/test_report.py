@@ -1,0 +1,74 @@
+"""What every report promises: a sentence, plain data, strict JSON, and nothing that pins memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pickle
+from dataclasses import dataclass
+
+import pytest
+
+from torchdebug_magics.report import Location, Report
+
+CELL = Location(cell=4, file="/tmp/ipykernel_1/2.py", line=7, function="<module>", source="y = x.log()")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample(Report):
+    values: tuple[object, ...] = ()
+    where: Location | None = None
+
+    @property
+    def verdict(self) -> str:
+        return "all is well"
+
+
+@pytest.mark.parametrize(
+    ("location", "text"),
+    [
+        (CELL, "In[4] line 7"),
+        (dataclasses.replace(CELL, cell=None, file="/home/me/model.py", line=31, function="forward"), "model.py:31 in forward"),
+        (dataclasses.replace(CELL, cell=None, file="C:\\me\\model.py", line=31), "model.py:31"),
+    ],
+)
+def test_a_location_is_written_as_the_user_knows_it(location, text):
+    assert str(location) == text
+
+
+def test_a_report_prints_as_its_verdict():
+    assert str(Sample()) == "all is well"
+
+
+def test_the_base_has_no_verdict():
+    with pytest.raises(NotImplementedError):
+        _ = Report().verdict
+
+
+def test_to_dict_begins_with_the_verdict_and_is_plain_all_the_way_down():
+    # Given a report that holds mappings, sets, tuples and another dataclass
+    report = Sample(values=({"a": (1, 2)}, {3}, "text", None), where=CELL, problems=("one",))
+    # When it becomes a dict
+    data = report.to_dict()
+    # Then it is made of dicts, lists, strings and numbers
+    assert list(data) == ["verdict", "problems", "values", "where"]
+    assert data["values"] == [{"a": [1, 2]}, [3], "text", None]
+    assert data["where"]["line"] == 7
+
+
+def test_json_is_strict_and_keeps_what_is_not_finite_as_words():
+    report = Sample(values=(math.nan, math.inf, -math.inf, 1.5, ({"x": math.nan},)))
+    data = json.loads(report.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert data["values"] == ["nan", "inf", "-inf", 1.5, [{"x": "nan"}]]
+
+
+def test_json_keeps_letters_of_every_language():
+    assert "größe" in Sample(values=("größe",)).to_json()
+
+
+def test_a_report_is_frozen_and_pickles():
+    report = Sample(values=(1,), where=CELL)
+    assert pickle.loads(pickle.dumps(report)) == report
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        report.problems = ()

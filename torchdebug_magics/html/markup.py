@@ -1,0 +1,91 @@
+"""A page as HTML that is still whole in an untrusted notebook: semantic elements, inline literal styles, every user string escaped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.html import style
+from torchdebug_magics.html.chart import chart
+from torchdebug_magics.html.elements import Markup, el, prose
+from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Note, Page, Table
+from torchdebug_magics.html.table import table
+
+if TYPE_CHECKING:
+    from torchdebug_magics.html.page import Block
+
+__all__ = ["render"]
+
+_ROOM = 60_000
+"""Bytes that the tables of one page may take, so that an output with a chart stays below 100 KB."""
+
+
+def render(page: Page) -> str:
+    """The verdict as a card, then the blocks."""
+    return str(el("div", _verdict(page), *_Writer().blocks(page.blocks), style=style.PAGE))
+
+
+def _verdict(page: Page) -> Markup:
+    look = style.STATUS[page.status]
+    return el(
+        "div",
+        el("span", f"{look.symbol} {look.word}", style=style.BADGE.format(solid=look.solid)),
+        el("span", page.instrument, style=style.NAME),
+        el("div", _prose(page.verdict), style=style.VERDICT),
+        style=style.CARD.format(solid=look.solid, tint=look.tint),
+    )
+
+
+class _Writer:
+    """Writes the blocks of one page; its tables share the room there is."""
+
+    def __init__(self) -> None:
+        self._room = _ROOM
+
+    def blocks(self, blocks: tuple[Block, ...]) -> list[Markup]:
+        return [self._block(block) for block in blocks]
+
+    def _block(self, block: Block) -> Markup:
+        match block:
+            case Table():
+                written = table(block, self._room) if block.rows else Markup()
+                self._room -= len(written.encode())
+                return written
+            case Fold():
+                return el("details", el("summary", block.title, style=style.SUMMARY), *self.blocks(block.blocks), style=style.FOLD)
+            case Facts():
+                return _facts(block)
+            case Code():
+                return _code(block)
+            case Chart():
+                return chart(block)
+            case Note():
+                return _note(block)
+
+
+def _facts(block: Facts) -> Markup:
+    rows = [
+        el("tr", el("th", name, scope="row", style=style.FACT_NAME), el("td", _prose(value), style=style.FACT))
+        for name, value in block.rows
+    ]
+    return el("div", el("table", el("tbody", *rows), style=style.FACTS), style=style.BLOCK)
+
+
+def _code(block: Code) -> Markup:
+    width = max((len(str(number)) for number, _ in block.lines), default=1)
+    lines = [
+        el("span", f"→ {number:>{width}} │ {text}", style=style.CODE_LINE) if number == block.marked else f"  {number:>{width}} │ {text}"
+        for number, text in block.lines
+    ]
+    listing = [part for line in lines for part in (line, "\n")][:-1]
+    title = el("div", el("b", block.title)) if block.title else ""
+    return el("div", title, el("pre", *listing, style=style.CODE), style=style.BLOCK)
+
+
+def _note(block: Note) -> Markup:
+    look = style.STATUS[block.status]
+    said = el("b", f"{look.symbol} {look.word}: ")
+    return el("p", said, _prose(block.text), style=style.NOTE.format(solid=look.solid))
+
+
+def _prose(text: str) -> Markup:
+    return prose(text, code_style=style.INLINE_CODE)

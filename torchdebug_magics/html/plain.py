@@ -1,0 +1,96 @@
+"""A page as text, for terminals and ``text/plain``: the verdict first, aligned tables, at most 100 columns of prose."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.format import one_line, sparkline
+from torchdebug_magics.html.chart import describe
+from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Note, Page, Table
+from torchdebug_magics.html.style import STATUS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torchdebug_magics.html.page import Block
+
+__all__ = ["render"]
+
+_WIDTH = 100
+_ROWS = 12
+
+
+def render(page: Page) -> str:
+    """The verdict, then the blocks, an empty line between them."""
+    look = STATUS[page.status]
+    verdict = _wrapped(page.verdict, first=f"[{look.symbol} {look.word}] ", indent="  ")
+    return "\n\n".join(text for text in (verdict, *map(_block, page.blocks)) if text)
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Facts():
+            return _facts(block) if block.rows else ""
+        case Code():
+            return _code(block)
+        case Table():
+            return _table(block) if block.rows else ""
+        case Chart():
+            return f"{_wrapped(describe(block))}\n  {sparkline(block.values)}"
+        case Note():
+            look = STATUS[block.status]
+            return _wrapped(block.text, first=f"{look.symbol} {look.word}: ", indent="  ")
+        case Fold():
+            return "\n\n".join((f"{one_line(block.title)}:", *map(_block, block.blocks)))
+
+
+def _facts(block: Facts) -> str:
+    names = max(len(name) for name, _ in block.rows) + 2
+    return "\n".join(_wrapped(value, first=f"{name:<{names}}", indent=" " * names) for name, value in block.rows)
+
+
+def _code(block: Code) -> str:
+    width = max((len(str(number)) for number, _ in block.lines), default=1)
+    lines = [f"{'->' if number == block.marked else '  '} {number:>{width}} | {one_line(text)}" for number, text in block.lines]
+    return "\n".join([one_line(block.title), *lines] if block.title else lines)
+
+
+def _table(block: Table) -> str:
+    shown = block.order(_ROWS)[:_ROWS]
+    texts = [tuple(map(one_line, block.columns)), *(block.text(position) for position in shown)]
+    marks = ["  ", *("->" if position in block.marked else "  " for position in shown)]
+    aligned = [_column(block, name, [row[column] for row in texts]) for column, name in enumerate(block.columns)]
+    bands = ["\n".join(map(_line, marks, *band)) for band in _bands(aligned)]
+    left_out = len(block.rows) - len(shown)
+    return "\n".join([one_line(block.caption), "\n\n".join(bands), *([f"   {left_out:,} more, see the report"] if left_out else [])])
+
+
+def _column(block: Table, name: str, texts: Sequence[str]) -> list[str]:
+    width = max(map(len, texts))
+    return [text.ljust(width) if block.format(name) == "text" else text.rjust(width) for text in texts]
+
+
+def _bands(columns: Sequence[list[str]]) -> list[list[list[str]]]:
+    """Columns side by side as far as the width goes; each further band begins with the first column again."""
+    bands = [[columns[0]]]
+    for column in columns[1:]:
+        if len(bands[-1]) > 1 and sum(len(other[0]) + 2 for other in [*bands[-1], column]) > _WIDTH:
+            bands.append([columns[0]])
+        bands[-1].append(column)
+    return bands
+
+
+def _line(*cells: str) -> str:
+    return "  ".join(cells).rstrip()
+
+
+def _wrapped(text: str, *, first: str = "", indent: str = "") -> str:
+    return textwrap.fill(
+        one_line(text),
+        _WIDTH,
+        initial_indent=one_line(first),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

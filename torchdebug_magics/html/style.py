@@ -1,0 +1,62 @@
+"""Inline literal styles that read on light and on dark, and survive the sanitizer of an untrusted notebook.
+
+Text keeps the theme's own colour; what is tinted is half transparent. Only the badge sets a text colour, on a background of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchdebug_magics.html.page import Status
+
+
+__all__ = ["STATUS", "Look"]
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a status shows: in a symbol and a word, then in colour."""
+
+    symbol: str
+    word: str
+    solid: str
+    """Behind white text."""
+    tint: str
+    """Behind the theme's text."""
+
+
+STATUS: Mapping[Status, Look] = {
+    "good": Look("✔", "fine", "#1a7f37", "rgba(46,160,67,.14)"),
+    "bad": Look("✖", "problem", "#b3261e", "rgba(218,54,51,.14)"),
+    "warn": Look("▲", "caution", "#8a5300", "rgba(210,153,34,.16)"),
+    "info": Look("●", "note", "#2457a6", "rgba(84,134,214,.14)"),
+}
+
+_LINE = "1px solid rgba(128,128,128,.35)"
+
+PAGE = "max-width:1100px;margin:4px 0;line-height:1.45;overflow-wrap:break-word"
+CARD = "padding:10px 14px;border-left:5px solid {solid};border-radius:4px;background:{tint}"
+PILL = "display:inline-block;padding:1px 8px;margin-right:8px;border-radius:10px;font-weight:bold;font-size:85%"
+BADGE = f"{PILL};color:#ffffff;background:{{solid}}"
+NAME = "font-size:85%;opacity:.75"
+VERDICT = "margin:6px 0 0 0;font-size:110%;font-weight:bold"
+NOTE = "margin:8px 0;padding:4px 14px;border-left:3px solid {solid}"
+BLOCK = "margin:10px 0;overflow:auto"
+TABLE = "border-collapse:collapse;margin:0;width:max-content"
+CAPTION = "caption-side:top;text-align:left;font-weight:bold;padding:4px 0"
+HEAD = f"text-align:{{side}};border-bottom:{_LINE};white-space:nowrap;vertical-align:bottom"
+ROW_NAME = "text-align:left;font-weight:normal;font-family:monospace;white-space:nowrap"
+TEXT = "text-align:left"
+MARKED = "background:rgba(218,54,51,.2)"
+FACTS = "border-collapse:collapse;margin:0"
+FACT_NAME = "text-align:left;vertical-align:top;white-space:nowrap;font-weight:bold;padding:3px 16px 3px 0"
+FACT = "text-align:left;vertical-align:top;padding:3px 0"
+CODE = f"margin:0;padding:8px 10px;border:{_LINE};border-radius:4px;overflow:auto;white-space:pre;font-family:monospace;line-height:1.5"
+CODE_LINE = f"background:{STATUS['bad'].tint};font-weight:bold;display:inline-block;min-width:100%"
+INLINE_CODE = "font-family:monospace;background:rgba(128,128,128,.16);padding:1px 4px;border-radius:3px"
+IMAGE = "max-width:100%;height:auto;border-radius:4px"
+FOLD = "margin:10px 0"
+SUMMARY = "cursor:pointer;padding:4px 0"

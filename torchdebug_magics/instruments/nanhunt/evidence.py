@@ -1,0 +1,129 @@
+"""A birth with everything that is known around it: what a diagnosis is drawn from, and what a finding is written from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchdebug_magics.instruments.nanhunt.knowledge import is_pointwise
+from torchdebug_magics.instruments.nanhunt.step import Entry
+from torchdebug_magics.instruments.nanhunt.trace import Op, Trace
+from torchdebug_magics.instruments.nanhunt.walk import Birth
+from torchdebug_magics.probing.tensors import bad_mask, dense, describe
+
+__all__ = ["Context", "Evidence"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What the probe knows of the step and the run."""
+
+    step: int
+    backward: int
+    roots: tuple[torch.nn.Module, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    history: tuple[float, ...] = ()
+    losses: tuple[float, ...] = ()
+    bad_from_start: frozenset[int] = frozenset()
+    """Ids of parameters that were bad when their module was first called."""
+    sink: str = ""
+    sink_kind: str = "nan"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One birth, looked at from all sides."""
+
+    birth: Birth
+    trace: Trace
+    context: Context
+
+    @property
+    def op(self) -> Op | None:
+        """The op of the birth itself; a backward op in a backward."""
+        return self.birth.op
+
+    @property
+    def forward(self) -> Op | None:
+        """The forward op: the birth's own, or the one that its backward op is the derivative of."""
+        op = self.birth.op
+        if op is None or not op.backward:
+            return op
+        return None if op.line is not None else self.trace.forward_of(op)
+
+    @property
+    def name(self) -> str:
+        """The op that a user knows."""
+        op = self.forward or self.birth.op
+        return "" if op is None else op.name
+
+    @property
+    def index(self) -> tuple[int, ...]:
+        """The first bad element."""
+        mask = self._mask()
+        if mask is None or not mask.dim() or not bool(mask.any()):
+            return ()
+        return tuple(mask.nonzero()[0].tolist())
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Bad indices along dimension 0."""
+        mask = self._mask()
+        if mask is None or not mask.dim():
+            return ()
+        return tuple(mask.reshape(mask.shape[0], -1).any(1).nonzero().flatten().tolist())
+
+    def _mask(self) -> torch.Tensor | None:
+        """Bad elements of the tensor at the birth, of the kind of the birth."""
+        return self.birth.mask if self.birth.mask is not None else bad_mask(self.birth.tensor)
+
+    def operands(self) -> tuple[Any, ...]:
+        """Values of the forward op's inputs at the index; for what cannot be indexed so, a few words."""
+        op = self.forward or self.birth.op
+        return () if op is None else tuple(self._value(op, tensor) for tensor in _numeric(op))
+
+    def own_operands(self) -> tuple[Any, ...]:
+        """The same of the op that was run, a backward op in a backward."""
+        op = self.birth.op
+        return () if op is None else tuple(self._value(op, tensor) for tensor in _numeric(op))
+
+    def _value(self, op: Op, tensor: torch.Tensor) -> Any:
+        numbers = dense(tensor) if tensor.is_floating_point() or tensor.is_complex() else tensor
+        if numbers is None or tensor.layout is not torch.strided:
+            return describe(tensor)
+        if numbers.numel() == 1:
+            return numbers.reshape(()).item()
+        aligned = is_pointwise(op.func) or tuple(numbers.shape) == tuple(self.birth.tensor.shape)
+        try:
+            return numbers.expand(self.birth.tensor.shape)[self.index].item() if aligned and self.index else describe(tensor)
+        except RuntimeError:
+            return describe(tensor)
+
+    def inputs_at(self, place: int) -> torch.Tensor | None:
+        """An input of the forward op, as it was."""
+        op = self.forward or self.birth.op
+        inputs = [] if op is None else op.inputs()
+        return inputs[place] if place < len(inputs) else None
+
+    def consumers(self, op: Op, hops: int = 4) -> Iterator[Op]:
+        """Forward ops that use what `op` made, directly or a few ops later."""
+        reached = {op.index}
+        for one in self.trace.ops[op.index + 1 :]:
+            if one.backward:
+                break
+            if reached.intersection(one.parents):
+                yield one
+                if len(reached) < 1 + hops * 4:
+                    reached.add(one.index)
+
+    def maker(self, tensor: torch.Tensor) -> Op | None:
+        """The forward op that made an input; through ops that only move or bound numbers."""
+        return self.trace.source(tensor).op
+
+
+def _numeric(op: Op) -> list[torch.Tensor]:
+    return [tensor for tensor in op.inputs() if tensor.dtype is not torch.bool][:6]

@@ -1,0 +1,154 @@
+"""A birth, written down as a `Finding`."""
+
+from __future__ import annotations
+
+import torch
+
+from torchdebug_magics.instruments.nanhunt.diagnose import Diagnosis, diagnose
+from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
+from torchdebug_magics.instruments.nanhunt.naming import owner_of, variable_name
+from torchdebug_magics.instruments.nanhunt.report import Finding, Kind, PathStep, Phase
+from torchdebug_magics.instruments.nanhunt.trace import Op, Trace
+from torchdebug_magics.probing.modules import Call, unwrapped
+from torchdebug_magics.probing.tensors import NAN, dense
+from torchdebug_magics.probing.where import excerpt, location
+from torchdebug_magics.report import Location
+
+__all__ = ["bad_tensors", "write"]
+
+_MOST_ROWS = 20
+_MOST_PATH = 60
+
+
+def write(evidence: Evidence) -> Finding:
+    """The finding that a person reads."""
+    birth, context = evidence.birth, evidence.context
+    phase, tensor = _phase(evidence)
+    cause = _explain(evidence, phase, tensor)
+    place = _location(evidence, phase)
+    call = None if phase in {"data", "parameter", "optimizer"} else _call(evidence)
+    return Finding(
+        kind="nan" if birth.kind & NAN else "inf",
+        phase=phase,
+        op=evidence.name if birth.op is not None else None,
+        module=None if call is None else call.path,
+        call=None if call is None else call.number,
+        location=place,
+        step=context.step,
+        backward=context.backward,
+        rows=evidence.rows[:_MOST_ROWS],
+        index=evidence.index,
+        operands=_operands(evidence),
+        tensor=tensor,
+        diagnosis=cause.slug,
+        fix=cause.fix,
+        explanation=cause.explanation,
+        path=_path(evidence),
+        model="" if call is None else _model_name(call.root, context),
+        bad_count=0 if birth.mask is None else int(birth.mask.sum()),
+        element_count=birth.tensor.numel(),
+        shape=tuple(birth.tensor.shape),
+        dtype=str(birth.tensor.dtype).removeprefix("torch."),
+        sink=context.sink,
+        sink_kind="nan" if context.sink_kind == "nan" else "inf",
+        weights="weights poisoned" if phase == "optimizer" else "" if phase == "parameter" else "weights untouched",
+        excerpt=excerpt(place) if place is not None else (),
+    )
+
+
+def bad_tensors(evidence: Evidence) -> dict[str, torch.Tensor]:
+    """The op's inputs and output at the birth, detached."""
+    inputs = evidence.birth.op.inputs() if evidence.birth.op is not None else []
+    return {**{f"input {place}": one.detach() for place, one in enumerate(inputs)}, "output": evidence.birth.tensor.detach()}
+
+
+def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
+    op, context = evidence.op, evidence.context
+    if op is None:
+        owner = owner_of(evidence.birth.tensor, context.roots)
+        if owner is not None:
+            held = evidence.birth.tensor
+            changed = owner[0] == "parameter" and context.step > 0 and not _was_bad(held, context)
+            return "optimizer" if changed else "parameter", owner[1]
+        return "data", variable_name(evidence.birth.tensor, context.variables, context.entries)
+    if op.backward:
+        return "backward", None
+    return ("loss" if _call(evidence) is None else "forward"), None
+
+
+def _was_bad(held: torch.Tensor, context: Context) -> bool:
+    return any(id(parameter) in context.bad_from_start for root in context.roots for parameter in root.parameters() if parameter is held or parameter.data_ptr() == held.data_ptr())
+
+
+def _call(evidence: Evidence) -> Call | None:
+    """The module call it belongs to. A criterion such as ``nn.CrossEntropyLoss`` is not a part of the model."""
+    op = evidence.forward or evidence.op
+    call = None if op is None else op.call
+    if call is None and evidence.op is not None:
+        call = evidence.op.call
+    if call is not None and isinstance(call.root, torch.nn.modules.loss._Loss):
+        return None
+    return call
+
+
+def _location(evidence: Evidence, phase: Phase) -> Location | None:
+    op = evidence.op if evidence.op is not None else next(iter(evidence.birth.via), None)
+    forward = None if evidence.op is None else evidence.forward
+    line = None if op is None else op.line
+    if line is None and forward is not None:
+        line = forward.line
+    if line is None or phase in {"parameter", "optimizer"}:
+        return None
+    return location(*line)
+
+
+def _operands(evidence: Evidence) -> tuple[int | float | complex | bool | str, ...]:
+    return tuple(evidence.operands())
+
+
+def _explain(evidence: Evidence, phase: Phase, tensor: str | None) -> Diagnosis:
+    if phase == "parameter" and diagnose(evidence).slug != "bad_embedding_row":
+        return Diagnosis(
+            "bad_parameter", f"{tensor} was bad before this cell's first step",
+            "make the model anew or load good weights: an earlier run poisoned it; put %%nanhunt above the cell that did",
+        )  # fmt: skip
+    if phase == "optimizer":
+        return Diagnosis(
+            "exploding_parameter", f"{tensor} was finite when the cell began and is not after an update",
+            "lower the learning rate or clip the gradients; then make the model anew, as its weights are lost",
+        )  # fmt: skip
+    return diagnose(evidence)
+
+
+def _path(evidence: Evidence) -> tuple[PathStep, ...]:
+    ops = [op for op in (evidence.op, *evidence.birth.via) if op is not None]
+    steps: list[PathStep] = []
+    for op in ops:
+        step = _path_step(op, evidence.trace)
+        if not steps or steps[-1] != step:
+            steps.append(step)
+    if len(steps) > _MOST_PATH:
+        steps = [*steps[: _MOST_PATH // 2], *steps[-_MOST_PATH // 2 :]]
+    return tuple(steps)
+
+
+def _path_step(op: Op, trace: Trace) -> PathStep:
+    forward = trace.forward_of(op) if op.backward else op
+    known = forward or op
+    line = op.line or known.line
+    call = known.call
+    phase: Phase = "backward" if op.backward else "loss" if call is None else "forward"
+    return PathStep(op=known.name, phase=phase, module=None if call is None else call.path, location=None if line is None else location(*line))
+
+
+def _model_name(root: torch.nn.Module, context: Context) -> str:
+    for name, value in context.variables.items():
+        if not name.startswith("_") and isinstance(value, torch.nn.Module) and unwrapped(value) is root:
+            return name
+    return ""
+
+
+def kind_word(tensor: torch.Tensor) -> Kind:
+    """``"nan"`` where there is one, else ``"inf"``."""
+    numbers = dense(tensor)
+    return "nan" if numbers is not None and bool(torch.isnan(numbers).any()) else "inf"

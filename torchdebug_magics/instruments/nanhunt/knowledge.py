@@ -1,0 +1,51 @@
+"""What ops are, by their ATen names: which only move numbers, which put an infinity on purpose, which hide what they write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["HIDDEN_WRITES", "ON_PURPOSE", "is_movement", "is_pointwise", "is_uninitialised", "op_name"]
+
+HIDDEN_WRITES = {
+    "native_batch_norm": ("running_mean", "running_var"),
+    "cudnn_batch_norm": ("running_mean", "running_var"),
+    "miopen_batch_norm": ("running_mean", "running_var"),
+}
+"""Arguments that an op writes although its schema says no such thing."""
+
+ON_PURPOSE = frozenset(
+    "fill fill_ full full_like new_full masked_fill masked_fill_ index_fill index_fill_ scalar_tensor where constant_pad_nd "
+    "lift_fresh lift_fresh_copy _to_copy add add_ sub sub_ maximum minimum clamp clamp_min clamp_max scatter scatter_ "
+    "index_put index_put_ _index_put_impl_ masked_scatter masked_scatter_ copy_".split()
+)
+"""Ops by which an infinity that the user wrote down enters: a mask, a start value, padding."""
+
+_MOVES = frozenset(
+    "clone contiguous _to_copy to copy_ detach cat stack index index_select gather expand repeat flip roll permute transpose t "
+    "constant_pad_nd tril triu take take_along_dim masked_select unfold as_strided _unsafe_view _reshape_copy embedding "
+    "slice_backward select_backward lift_fresh lift_fresh_copy split split_with_sizes unbind chunk slice_scatter select_scatter "
+    "index_put index_put_ _index_put_impl_ masked_scatter scatter scatter_ rot90 pixel_shuffle".split()
+)
+
+
+def op_name(func: Any) -> str:
+    """``aten.log.default`` -> ``log``; an op of another library keeps its namespace: ``torchvision::nms``."""
+    schema: str = func._schema.name
+    return schema.removeprefix("aten::")
+
+
+def is_pointwise(func: Any) -> bool:
+    """Whether each output element depends on the input elements at the same (broadcast) index alone."""
+    return torch.Tag.pointwise in func.tags
+
+
+def is_movement(func: Any) -> bool:
+    """Whether the op only moves numbers, so that a bad output element is a bad input element."""
+    return bool(getattr(func, "is_view", False)) or op_name(func) in _MOVES
+
+
+def is_uninitialised(name: str) -> bool:
+    """Whether the output is memory that nobody has written yet: never a birth."""
+    return name in {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", "_efficientzerotensor", "resize_"}

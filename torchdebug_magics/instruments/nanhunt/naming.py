@@ -1,0 +1,72 @@
+"""What the user calls a tensor: a variable, an argument of the model, a parameter."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from torchdebug_magics.instruments.nanhunt.step import Entry
+from torchdebug_magics.probing.modules import unwrapped
+
+__all__ = ["owner_of", "variable_name"]
+
+
+def owner_of(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -> tuple[str, str] | None:
+    """("parameter" or "buffer", name as in `state_dict`) of what holds these very numbers; a view of it counts."""
+    for root in roots:
+        for kind, members in (("parameter", root.named_parameters()), ("buffer", root.named_buffers())):
+            for name, member in members:
+                if member is tensor or _shares(member, tensor):
+                    return kind, name
+    return None
+
+
+def variable_name(tensor: torch.Tensor, variables: Mapping[str, Any], entries: Iterable[Entry]) -> str:
+    """The variable that is the tensor, or the model's argument, or one that holds it in its memory."""
+    for same in (_is, _shares):
+        for name, value in variables.items():
+            if not name.startswith("_") and isinstance(value, torch.Tensor) and same(value, tensor):
+                return name
+        for name, value in variables.items():
+            if not name.startswith("_") and (inner := _inside(value, tensor, same)):
+                return f"{name}{inner}"
+        for entry in entries:
+            for name, value in _arguments(entry).items():
+                if isinstance(value, torch.Tensor) and same(value, tensor):
+                    return name
+                if inner := _inside(value, tensor, same):
+                    return f"{name}{inner}"
+    return "a tensor from before the step"
+
+
+def _is(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one is other
+
+
+def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.layout is not torch.strided or other.layout is not torch.strided or one.is_meta or one.dtype is not other.dtype:
+        return False
+    try:
+        return one.numel() > 0 and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
+def _inside(value: Any, tensor: torch.Tensor, same: Any) -> str:
+    """``["x"]`` or ``[0]`` where a small container holds it."""
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping) and len(value) <= 64:  # noqa: PLR2004 - a batch, not a data set
+        items = value.items()
+    elif isinstance(value, (list, tuple)) and len(value) <= 64:  # noqa: PLR2004
+        items = enumerate(value)
+    return next((f"[{key!r}]" for key, held in items if isinstance(held, torch.Tensor) and same(held, tensor)), "")
+
+
+def _arguments(entry: Entry) -> Mapping[str, Any]:
+    try:
+        return inspect.signature(unwrapped(entry.module).forward).bind(*entry.args, **entry.kwargs).arguments
+    except (TypeError, ValueError):
+        return {f"argument {place}": value for place, value in enumerate(entry.args)} | entry.kwargs

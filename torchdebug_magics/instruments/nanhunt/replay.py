@@ -1,0 +1,207 @@
+"""The bad step, once more: everything put back as it was at its start, run op by op, and everything put back again afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torchdebug_magics.instruments.nanhunt.layers import LayerWatch
+from torchdebug_magics.instruments.nanhunt.slicing import CannotReplay, Slice, cut
+from torchdebug_magics.instruments.nanhunt.step import Entries, Position, Step
+from torchdebug_magics.instruments.nanhunt.trace import Trace
+from torchdebug_magics.probing.buffers import BufferKeeper
+from torchdebug_magics.probing.modules import ModuleCalls
+from torchdebug_magics.probing.python_state import PythonState, slots_in
+from torchdebug_magics.probing.rng import RandomState
+
+__all__ = ["Attempt", "Replayed", "Replayer"]
+
+
+class _Enough(BaseException):
+    """Ends a replay right after the backward() that is looked into. No `except Exception` of the user's stops it."""
+
+
+@dataclass
+class Attempt:
+    """What a replay is to reach: a sink call, known by its place in the step."""
+
+    original: tuple[torch.Tensor, ...]
+    """The loss (or what was differentiated) of the bad step."""
+    number: int
+    """Which backward call since the step began, 1-based."""
+    leaves: dict[int, torch.Tensor]
+    """Leaf tensors whose gradients are put aside."""
+
+
+@dataclass
+class Replayed:
+    """What a replay saw."""
+
+    trace: Trace
+    losses: tuple[torch.Tensor, ...] = ()
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    """By the id of the leaf, written as text, or the place in a result of ``autograd.grad``."""
+    reproduced: bool | None = None
+    problem: str = ""
+    outputs: tuple[torch.Tensor, ...] = ()
+    names: dict[str, Any] = field(default_factory=dict)
+    """The variables of the replayed statements, to name tensors by."""
+    layers: LayerWatch | None = None
+    finished: bool = False
+
+
+class Replayer:
+    """Runs one step again. While it runs, `active` is set and the probe hands it every sink call."""
+
+    def __init__(self, entries: Entries) -> None:
+        self._entries = entries
+        self._attempt: Attempt | None = None
+        self._replayed: Replayed | None = None
+        self._seen = 0
+        self._fed = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether a replay is running now."""
+        return self._attempt is not None
+
+    def statements(self, step: Step, sink: tuple[Position, ...], attempt: Attempt) -> Replayed:
+        """Re-execute the step's own statements; `CannotReplay` says why not."""
+        part = cut(step, sink)
+        return self._run(step, attempt, part, lambda: exec(part.code, part.names))  # noqa: S102 - the user's own statements, once more
+
+    def modules(self, step: Step, attempt: Attempt) -> Replayed:
+        """Call only the recorded outermost modules again, where the statements cannot be."""
+        recorded = [entry for entry in step.entries if entry.recorded]
+        if not recorded:
+            msg = "no model call was recorded in this step"
+            raise CannotReplay(msg)
+        outputs: list[Any] = []
+
+        def run() -> None:
+            outputs.extend(entry.module(*entry.args, **entry.kwargs) for entry in recorded)
+
+        replayed = self._run(step, attempt, None, run)
+        from torchdebug_magics.probing.tensors import tensors_in  # noqa: PLC0415
+
+        replayed.outputs = tuple(tensors_in(outputs))
+        return replayed
+
+    def sink_call(self, original: Any, tensors: tuple[torch.Tensor, ...], *args: Any, **kwargs: Any) -> Any:
+        """A backward (or grad) call inside the replay: let it run, and stop when it was the one."""
+        attempt, replayed = self._attempt, self._replayed
+        if attempt is None or replayed is None:
+            return original(*args, **kwargs)
+        self._seen += 1
+        last = self._seen >= attempt.number
+        if last:
+            replayed.losses = tensors
+            with _disable_current_modes():  # what we ask must not stand in the trace
+                replayed.reproduced = _same(tensors, attempt.original)
+        replayed.trace.backward_frame = sys._getframe(0)
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            replayed.trace.backward_frame = None
+        if last:
+            results = result if isinstance(result, (tuple, list)) else ()
+            replayed.gradients = {
+                **{str(key): leaf.grad for key, leaf in attempt.leaves.items() if leaf.grad is not None},
+                **{f"result {place}": one for place, one in enumerate(results) if isinstance(one, torch.Tensor)},
+            }
+            replayed.finished = True
+            raise _Enough
+        return result
+
+    def _run(self, step: Step, attempt: Attempt, part: Slice | None, run: Any) -> Replayed:
+        roots = self._entries.roots()
+        calls = ModuleCalls(roots)
+        replayed = self._replayed = Replayed(Trace(calls), names=part.names if part is not None else {})
+        replayed.layers = LayerWatch(calls)
+        self._attempt, self._seen, self._fed = attempt, 0, 0
+        try:
+            with _put_aside(step, attempt.leaves.values(), self._entries.entered(), part), _quiet(), contextlib.ExitStack() as stack:
+                self._entries.replaying = self._feed
+                stack.callback(setattr, self._entries, "replaying", None)
+                replayed.layers.attach(stack)
+                replayed.trace.attach(stack)
+                try:
+                    run()
+                except _Enough:
+                    pass
+                except CannotReplay:
+                    raise
+                except Exception as error:  # noqa: BLE001 - the replayed code is the user's: its failure means the replay went another way
+                    replayed.problem = f"the replay raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            return replayed
+        finally:
+            self._attempt = self._replayed = None
+
+    def _feed(self, _module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        """Give the k-th outermost call what it was given in the bad step, and the random state it began with."""
+        entries = self._entries.step.entries
+        if self._fed >= len(entries):
+            return None
+        entry = entries[self._fed]
+        self._fed += 1
+        if entry.module is not _module:
+            return None
+        entry.random.put_back()
+        return (entry.args, entry.kwargs) if entry.recorded else None
+
+
+@contextlib.contextmanager
+def _put_aside(step: Step, leaves: Iterable[torch.Tensor], modules: list[torch.nn.Module], part: Slice | None) -> Iterator[None]:
+    """The state at the step's start inside, the present one again outside, whatever happens."""
+    leaves = list(leaves)
+    gradients = [leaf.grad for leaf in leaves]
+    random, parts = RandomState.take(), [inner for module in modules for inner in module.modules()]
+    buffers = BufferKeeper(parts).take()
+    python = PythonState(slot for state in step.python for slot in state.slots)
+    containers = PythonState(slots_in(part.names, part.statements)) if part is not None else PythonState(())
+    try:
+        for leaf in leaves:
+            leaf.grad = None
+        for kept in step.buffers:
+            kept.put_back()
+        for state in step.python:
+            state.put_back()
+        if step.entries:
+            step.entries[0].random.put_back()
+        yield
+    finally:
+        buffers.put_back()
+        python.put_back()
+        containers.put_back()
+        for leaf, gradient in zip(leaves, gradients):
+            leaf.grad = gradient
+        random.put_back()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _same(left: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> bool:
+    """Bit for bit, one NaN being as good as another."""
+    return len(left) == len(right) and all(
+        one.shape == other.shape and one.dtype is other.dtype and bool(torch.equal(_bits(one), _bits(other))) for one, other in zip(left, right)
+    )
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.detach()
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
+    return torch.stack([plain.nan_to_num(0.0, posinf=0.0, neginf=0.0), *(test(plain).to(plain.dtype) for test in (torch.isnan, torch.isposinf, torch.isneginf))])

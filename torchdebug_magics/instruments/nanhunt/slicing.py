@@ -1,0 +1,246 @@
+"""The statements of a step, from the model call to `backward()`, as code that can run once more without side effects of its own."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+from torchdebug_magics.instruments.nanhunt.livein import lists_around, local_values, parse, read_before_written, written
+from torchdebug_magics.instruments.nanhunt.step import Position, Step
+from torchdebug_magics.probing.where import span
+
+__all__ = ["CannotReplay", "Slice", "cut"]
+
+_REPORTING = frozenset(
+    "append appendleft extend add update insert log log_dict info debug warning error write writelines add_scalar add_scalars "
+    "set_postfix set_description put display zero_grad step tick record observe push".split()
+)
+"""Methods that a statement calls to tell somebody something; the step's numbers do not come from them."""
+_NEXT, _ITERATE, _ONCE = "_torchdebug_next", "_torchdebug_iterate", "_torchdebug_once"
+
+
+class CannotReplay(Exception):  # noqa: N818 - not an error: a reason
+    """Why a step's statements cannot be run again, in words for the report."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Code to execute, and the names it runs with."""
+
+    code: CodeType
+    names: dict[str, Any]
+    statements: tuple[ast.stmt, ...]
+
+
+def cut(step: Step, sink: tuple[Position, ...]) -> Slice:
+    """The slice of the deepest frame that stands both in the step's first model call and in its `backward()`.
+
+    Without a model call: the statements before `backward()` that the loss depends on.
+    """
+    if step.entries:
+        start, end = _common(step, sink)
+        body, first, last = _statements(start, end)
+        statements = body[first : last + 1]
+        early = dict(step.live_in.of(start.frame)) if step.live_in is not None else {}
+    else:
+        end = next((position for position in sink if parse(position.frame.f_code.co_filename) is not None), None) or _no_source()
+        statements = _dependencies(end)
+        early = {}
+    return _compiled(end.frame, statements, early)
+
+
+def _no_source() -> Position:
+    msg = "the source of the step is not at hand"
+    raise CannotReplay(msg)
+
+
+def _common(step: Step, sink: tuple[Position, ...]) -> tuple[Position, Position]:
+    ends = {id(position.frame): position for position in sink}
+    for start in step.chain:
+        end = ends.get(id(start.frame))
+        if end is not None:
+            return start, end
+    msg = "the model call and backward() share no running function"
+    raise CannotReplay(msg)
+
+
+def _where(position: Position) -> tuple[int, int, int, int]:
+    return span(position.frame.f_code, position.instruction) or (position.line, -1, position.line, -1)
+
+
+def _lists(position: Position) -> list[tuple[list[ast.stmt], int]]:
+    tree = parse(position.frame.f_code.co_filename)
+    if tree is None:
+        _no_source()
+    return lists_around(tree, _where(position)) if tree is not None else []
+
+
+def _statements(start: Position, end: Position) -> tuple[list[ast.stmt], int, int]:
+    ends = {id(body): place for body, place in _lists(end)}
+    for body, first in _lists(start):
+        last = ends.get(id(body))
+        if last is not None:
+            if last < first:
+                msg = "backward() stands before the model call"
+                raise CannotReplay(msg)
+            return body, first, last
+    msg = "no statements hold both the model call and backward()"
+    raise CannotReplay(msg)
+
+
+def _dependencies(end: Position) -> list[ast.stmt]:
+    """The statements that `backward()` needs, back to the start of the innermost list, without those nothing depends on."""
+    lists = _lists(end)
+    if not lists:
+        _no_source()
+    body, last = lists[0]
+    kept = [body[last]]
+    needed = read_before_written(kept)
+    for statement in reversed(body[:last]):
+        if written([statement]) & needed or _writes_into(statement, needed):
+            if _draws(statement):
+                break
+            kept.insert(0, statement)
+            needed = read_before_written(kept)
+    lost = needed & written(kept)
+    if lost:
+        msg = f"the earlier value of {', '.join(sorted(lost))} is gone"
+        raise CannotReplay(msg)
+    return kept
+
+
+def _writes_into(statement: ast.stmt, names: set[str]) -> bool:
+    """``h[mask] = 0`` and ``h.clamp_(0)`` change `h` without binding it."""
+    for node in ast.walk(statement):
+        if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store) and _root(node) in names:
+            return True
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_") and _root(node.func) in names:
+            return True
+    return False
+
+
+def _draws(statement: ast.stmt) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == "next" for node in ast.walk(statement))
+
+
+def _root(node: ast.AST) -> str:
+    while isinstance(node, (ast.Subscript, ast.Attribute, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _compiled(frame: FrameType, statements: list[ast.stmt], early: dict[str, Any]) -> Slice:
+    for node in (node for statement in statements for node in ast.walk(statement)):
+        if isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncFor, ast.AsyncWith)):
+            msg = "the step awaits or yields"
+            raise CannotReplay(msg)
+    names = {**frame.f_globals, **local_values(frame), **early}
+    names.update({_NEXT: _blank_next, _ITERATE: _iterate})
+    edited = _Edit(frame, edges={id(statements[0]), id(statements[-1])})
+    copies = [copied for statement in statements for copied in edited.statement(statement)]
+    once = ast.For(
+        target=ast.Name(_ONCE, ast.Store()), iter=ast.Tuple([ast.Constant(0)], ast.Load()), body=copies, orelse=[], type_comment=None
+    )
+    module = ast.fix_missing_locations(ast.Module([ast.copy_location(once, statements[0])], []))
+    return Slice(compile(module, frame.f_code.co_filename, "exec", dont_inherit=True), names, tuple(statements))
+
+
+class _Edit(ast.NodeTransformer):
+    """Makes a statement of a function one that runs on its own, and takes out what only reports."""
+
+    def __init__(self, frame: FrameType, edges: set[int]) -> None:
+        self._edges = edges
+        self._first = frame.f_code.co_varnames[0] if frame.f_code.co_argcount else ""
+        parts = getattr(frame.f_code, "co_qualname", frame.f_code.co_name).split(".")
+        self._class = parts[-2] if len(parts) > 1 and parts[-2].isidentifier() else ""
+
+    def statement(self, statement: ast.stmt) -> Iterator[ast.stmt]:
+        if id(statement) not in self._edges and _only_reports(statement):
+            return
+        edited = self.visit(copy.deepcopy(statement))
+        yield from edited if isinstance(edited, list) else [edited]
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        inside = self.generic_visit(node)
+        return ast.copy_location(ast.Pass(), node) if _only_reports(node) and not _calls_backward(node) else inside
+
+    def visit_Return(self, node: ast.Return) -> ast.AST:
+        value = self.visit(node.value) if node.value is not None else ast.Constant(None)
+        return ast.copy_location(ast.Expr(value), node)
+
+    def visit_Global(self, node: ast.Global) -> ast.AST:
+        return ast.copy_location(ast.Pass(), node)
+
+    def visit_Nonlocal(self, node: ast.Nonlocal) -> ast.AST:
+        return ast.copy_location(ast.Pass(), node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return node
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return node
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        self.generic_visit(node)
+        node.iter = ast.copy_location(ast.Call(ast.Name(_ITERATE, ast.Load()), [node.iter], []), node.iter)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "next":
+            return ast.copy_location(ast.Call(ast.Name(_NEXT, ast.Load()), [], []), node)
+        if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args and self._first:
+            node.args = [ast.Name("__class__", ast.Load()), ast.Name(self._first, ast.Load())]
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        if self._class and node.attr.startswith("__") and not node.attr.endswith("__"):
+            node.attr = f"_{self._class.lstrip('_')}{node.attr}"
+        return node
+
+
+def _only_reports(statement: ast.stmt) -> bool:
+    """``print(loss)``, ``losses.append(loss.item())``: what is said about the step, not what the step does."""
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return False
+    called = statement.value.func
+    if isinstance(called, ast.Name):
+        return called.id in {"print", "display"}
+    return isinstance(called, ast.Attribute) and called.attr in _REPORTING
+
+
+def _calls_backward(node: ast.AST) -> bool:
+    return any(isinstance(inner, ast.Attribute) and inner.attr == "backward" for inner in ast.walk(node))
+
+
+class _Blank:
+    """What stands for a value that must not be taken from the user's iterator again; the model gets its recorded arguments anyway."""
+
+    def __getattr__(self, _name: str) -> _Blank:
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> _Blank:
+        return self
+
+    def __getitem__(self, _key: Any) -> _Blank:
+        return self
+
+    def __iter__(self) -> Iterator[_Blank]:
+        return iter([self, self])
+
+
+def _blank_next(*_: Any) -> _Blank:
+    return _Blank()
+
+
+def _iterate(values: Any) -> Any:
+    """The values of a ``for``; an iterator that is already running would lose elements."""
+    if iter(values) is values:
+        msg = "the step loops over an iterator that cannot be rewound"
+        raise CannotReplay(msg)
+    return values

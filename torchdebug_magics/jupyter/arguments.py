@@ -1,0 +1,167 @@
+"""What is written after a magic's name: flags, and the expressions to examine."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import keyword
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from IPython.core.error import UsageError
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instrument import Instrument
+
+__all__ = ["Arguments", "MagicParser", "without_comment"]
+
+_QUOTED_OR_COMMENT = re.compile(r"""'[^']*'|"[^"]*"|(?:^|(?<=\s))\#.*""")
+# What cannot begin an expression of its own, but goes on with the one before the blank: `loss - 1`, `x if y else z`.
+_GOES_ON = re.compile(r"[-+*/%@&|^<>=!,.:)\]}]|(?:if|else|and|or|in|is|not|for)\b")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """One magic line, read."""
+
+    options: dict[str, Any]
+    """The instrument's own, as keywords."""
+    subjects: tuple[str, ...] = ()
+    """Source text of the expressions to examine."""
+    output: str | None = None
+    quiet: bool = False
+    widget: bool = False
+    json: Path | None = None
+    help: bool = False
+
+
+class MagicParser:
+    """Made from an instrument's row; a wrong line is a `UsageError` of one line."""
+
+    def __init__(self, row: Instrument) -> None:
+        self._row = row
+        self._parser = parser = _Parser(
+            prog=f"%%{row.name}", description=row.description, add_help=False, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        parser.allow_abbrev = False
+        for option in row.options:
+            parser.add_argument(option.flag, dest=option.name, help=option.help.replace("%", "%%"), **option.argparse)
+        parser.add_argument("-o", "--output", metavar="NAME", type=_name, help="keep the report in the variable NAME, also after an error")
+        parser.add_argument("-q", "--quiet", action="store_true", help="show nothing")
+        parser.add_argument("-w", "--widget", action="store_true", help="leave an interactive view: filter, sort, expand")
+        parser.add_argument("--json", metavar="PATH", type=_path, help="write the report to a file")
+        parser.add_argument("-h", "--help", action="store_true", help="show this, and run nothing")
+
+    @property
+    def help(self) -> str:
+        """The instrument's description and every flag."""
+        return self._parser.format_help()
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Every flag, for Tab."""
+        return tuple(flag for action in self._parser._actions for flag in action.option_strings)  # noqa: SLF001 - argparse has no other way
+
+    def parse(self, line: str, *, subjects: bool = False) -> Arguments:
+        """Read `line`; expressions are allowed where `subjects` says so."""
+        words, expressions = self._split(without_comment(line)) if subjects and self._row.examine else (_words(without_comment(line)), [])
+        found, unknown = self._parser.parse_known_args(words)
+        if unknown:
+            self._parser.error(_unknown(self._row, unknown[0]))
+        values = vars(found)
+        common = {name: values.pop(name) for name in ("output", "quiet", "widget", "json", "help")}
+        return Arguments(options=values, subjects=tuple(expressions), **common)
+
+    def _split(self, line: str) -> tuple[list[str], list[str]]:
+        words: list[str] = []
+        expressions: list[str] = []
+        rest = line.strip()
+        while rest:
+            word, _, after = rest.partition(" ")
+            flag = word.partition("=")[0]
+            if flag in self.flags or flag.startswith("--"):
+                words.append(word)
+                rest = after.lstrip()
+                if self._takes_value(flag) and "=" not in word:
+                    value, _, after = rest.partition(" ")
+                    words, rest = [*words, value] if value else words, after.lstrip()
+            else:
+                expression, rest = self._expression(rest)
+                expressions.append(expression)
+        return words, expressions
+
+    def _takes_value(self, flag: str) -> bool:
+        return any(flag in action.option_strings and action.nargs != 0 for action in self._parser._actions)  # noqa: SLF001
+
+    def _expression(self, text: str) -> tuple[str, str]:
+        """The first expression of `text`, and the rest: split at a blank where both sides can stand alone."""
+        for end, rest in _blanks(text):
+            follows_flag = rest.split(" ", 1)[0].partition("=")[0] in self.flags
+            if (follows_flag or not _GOES_ON.match(rest)) and _parses(text[:end]):
+                return text[:end], rest
+        msg = f"cannot read {text!r} as an expression: put parentheses around each"
+        raise UsageError(msg)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        said = f"{self.prog}: {message}; {self.prog}? lists what it takes"
+        raise UsageError(said)
+
+
+def without_comment(line: str) -> str:
+    """`line` up to a ``#`` that follows a blank and stands outside quotes."""
+    for match in _QUOTED_OR_COMMENT.finditer(line):
+        if match[0].startswith("#"):
+            return line[: match.start()].rstrip()
+    return line.strip()
+
+
+def _words(line: str) -> list[str]:
+    lexer = shlex.shlex(line, posix=True)
+    lexer.whitespace_split, lexer.commenters, lexer.escape = True, "", ""  # a backslash is a part of a path
+    try:
+        return list(lexer)
+    except ValueError as error:
+        msg = f"{error}: {line}"
+        raise UsageError(msg) from None
+
+
+def _blanks(text: str) -> Iterator[tuple[int, str]]:
+    for match in re.finditer(r"\s+", text):
+        yield match.start(), text[match.end() :]
+    yield len(text), ""
+
+
+def _parses(text: str) -> bool:
+    try:
+        ast.parse(text, mode="eval")
+    except SyntaxError:
+        return False
+    return True
+
+
+def _unknown(row: Instrument, word: str) -> str:
+    if not word.startswith("-"):
+        alone = f"; without a body, %{row.name} {row.subjects} does" if row.examine and row.subjects else ""
+        return f"takes no value such as {word!r}{alone}"
+    return f"there is no option {word!r}"
+
+
+def _name(text: str) -> str:
+    if not text.isidentifier() or keyword.iskeyword(text):
+        msg = f"{text!r} is not a name for a variable"
+        raise argparse.ArgumentTypeError(msg)
+    return text
+
+
+def _path(text: str) -> Path:
+    path = Path(text).expanduser()
+    if path.is_dir() or not path.parent.is_dir():
+        msg = f"{text!r} cannot be written: {'it' if path.is_dir() else 'its folder'} is {'a folder' if path.is_dir() else 'not there'}"
+        raise argparse.ArgumentTypeError(msg)
+    return path

@@ -1,0 +1,124 @@
+"""Sessions that belong to the running cell: they close when that very cell ends, however it ends."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import ExecutionResult
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+__all__ = ["CellSessions", "running_cells"]
+
+# IPython's runner and ours; each holds, in a local called `result`, what its cell will result in.
+_RUNNERS = ("run_cell_async", "run_as_cell")
+
+
+def running_cells() -> Iterator[ExecutionResult]:
+    """What the cells that now run in this thread will result in, innermost first.
+
+    Read from the frames: ``displayhook.exec_result`` is lost as soon as a nested ``run_cell`` ends.
+    """
+    frame = sys._getframe()  # noqa: SLF001 - the only door to the callers
+    while frame is not None:
+        if frame.f_code.co_name in _RUNNERS and isinstance(result := frame.f_locals.get("result"), ExecutionResult):
+            yield result
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False)
+class _Opened:
+    name: str
+    cell: ExecutionResult
+    thread: int
+    session: AbstractContextManager[object]
+
+
+class CellSessions:
+    """The sessions that are open in the cells of one shell. A session may be left twice."""
+
+    EVENTS = ("pre_execute", "post_execute", "post_run_cell")
+    """Each is a chance to close what has ended: after an interrupt, or a silent run, only some of them come."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+        self._opened: list[_Opened] = []
+        self._ender = self._close_ended  # kept, as %autoreload would make another one, which could not be unregistered
+
+    def install(self) -> None:
+        """Listen to the ends of cells."""
+        for event in self.EVENTS:
+            self._shell.events.register(event, self._ender)
+
+    def uninstall(self) -> None:
+        """Close everything and listen no more."""
+        self._close(self._opened)
+        for event in self.EVENTS:
+            self._shell.events.unregister(event, self._ender)
+
+    def open(self, name: str, session: AbstractContextManager[object]) -> None:
+        """Enter `session` until the end of the running cell."""
+        __tracebackhide__ = True
+        cell = next(running_cells(), None)
+        if cell is None:
+            msg = f"%{name} works in a cell"
+            raise UsageError(msg)
+        if any(one.name == name and one.cell is cell for one in self._opened):
+            msg = f"%{name} is open in this cell already"
+            raise UsageError(msg)
+        self._opened.append(_Opened(name, cell, get_ident(), session))  # first, so that an interrupt cannot lose it
+        session.__enter__()
+
+    def run_as_cell(self, source: str) -> object:
+        """Run `source`, magic lines and all, where no cell of its own runs it, and return its last value."""
+        __tracebackhide__ = True
+        result = ExecutionResult(None)
+        code = self._shell.transform_cell(source)
+        value = None
+        try:
+            value = self._evaluate(code)
+        except BaseException as error:
+            result.error_in_exec = error
+            raise
+        finally:
+            self._close([one for one in self._opened if one.cell is result], show=False)
+        result.raise_error()
+        return value
+
+    def _evaluate(self, code: str) -> object:
+        __tracebackhide__ = True
+        compiler: Any = self._shell.compile
+        file, space = compiler.cache(code), self._shell.user_ns
+        body = compiler.ast_parse(code, filename=file).body
+        last = compiler(ast.Expression(body.pop().value), file, "eval") if isinstance(body[-1], ast.Expr) else "None"
+        exec(compiler(ast.Module(body, []), file, "exec"), space)  # noqa: S102 - the user's own cell
+        return eval(last, space)  # noqa: S307
+
+    def _close_ended(self, *_: object) -> None:
+        running = {id(cell) for cell in running_cells()}
+        self._close([one for one in self._opened if one.thread == get_ident() and id(one.cell) not in running])
+
+    def _close(self, opened: Sequence[_Opened], *, show: bool = True) -> None:
+        for one in reversed(tuple(opened)):
+            error = one.cell.error_before_exec if one.cell.error_before_exec is not None else one.cell.error_in_exec
+            try:
+                one.session.__exit__(None if error is None else type(error), error, getattr(error, "__traceback__", None))
+            except BaseException as failure:  # noqa: BLE001 - an interrupt too; it fails the cell below
+                if error is not None:
+                    sys.stderr.write(f"%%{one.name}: {type(failure).__name__}: {failure}\n")  # the user's own error stays the cell's
+                else:
+                    one.cell.error_in_exec = failure
+                    if show:
+                        self._shell.showtraceback()
+                if isinstance(failure, KeyboardInterrupt):
+                    continue  # what it cut short is finished at the next event
+            self._opened.remove(one)

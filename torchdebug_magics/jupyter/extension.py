@@ -1,0 +1,100 @@
+"""All that one shell holds of ours, put there by ``%load_ext`` and taken away by ``%unload_ext``."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.getipython import get_ipython
+
+from torchdebug_magics import catalog
+from torchdebug_magics.jupyter.cell import CellSessions
+from torchdebug_magics.jupyter.completion import FlagCompleter
+from torchdebug_magics.jupyter.display import ReportFormatters, Screen
+from torchdebug_magics.jupyter.front_door import FrontDoor
+from torchdebug_magics.jupyter.magics import InstrumentMagic
+from torchdebug_magics.jupyter.reading import MagicLines
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from torchdebug_magics.report import Report
+    from torchdebug_magics.session import Session
+
+__all__ = ["Extension", "last_session", "load", "loaded", "unload"]
+
+_KEY = "TorchDebug"
+
+
+class Extension:
+    """The magics, the transformer, the events, the formatters and the completer of one shell, and its latest session."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+        self.screen = Screen(shell)
+        self.last_session: Session[Any] | None = None
+        """The latest only: it pins the tensors that its probe kept for inspection."""
+        self.reports: deque[tuple[str, Report]] = deque(maxlen=5)
+        """The latest, with the names of their magics."""
+        self._cells = CellSessions(shell)
+        self._magics = {row.name: InstrumentMagic(row, self._cells, self.screen, self._keep) for row in catalog.instruments()}
+        self._front_door = FrontDoor([magic.row for magic in self._magics.values()], self.screen, self.reports)
+        self._formatters = ReportFormatters(self.screen)
+        self._lines = MagicLines(self._magics)
+        flags = {name: magic.parser.flags for name, magic in self._magics.items()}
+        self._completer = FlagCompleter(shell, {**flags, self._front_door.NAME: self._front_door.WORDS})
+
+    def install(self) -> None:
+        """Add everything to the shell."""
+        register: Any = self.shell.register_magic_function
+        for name, magic in self._magics.items():
+            for kind, function in zip(("line", "cell"), magic.functions(), strict=True):
+                register(function, kind, name)
+        register(self._front_door.function(), "line", self._front_door.NAME)
+        self.shell.input_transformers_cleanup.append(self._lines)
+        self._cells.install()
+        self._formatters.install()
+        self._completer.install()
+        self.shell.magics_manager.registry[_KEY] = self
+
+    def uninstall(self) -> None:
+        """Take everything away; open sessions are closed, and show their reports."""
+        self._cells.uninstall()
+        self.shell.input_transformers_cleanup.remove(self._lines)
+        self._formatters.uninstall()
+        self._completer.uninstall()
+        for magics in self.shell.magics_manager.magics.values():
+            for name in (*self._magics, self._front_door.NAME):
+                magics.pop(name, None)
+        del self.shell.magics_manager.registry[_KEY]
+
+    def _keep(self, name: str, report: Report, session: Session[Any] | None) -> None:
+        self.reports.append((name, report))
+        if session is not None:
+            self.last_session = session
+
+
+def load(shell: InteractiveShell) -> None:
+    """Begin, in a shell that has not loaded it yet."""
+    if loaded(shell) is None:
+        Extension(shell).install()
+
+
+def unload(shell: InteractiveShell) -> None:
+    """End, and leave nothing behind."""
+    extension = loaded(shell)
+    if extension is not None:
+        extension.uninstall()
+
+
+def last_session() -> Session[Any] | None:
+    """The latest session of the shell that runs here, or None."""
+    shell = get_ipython()
+    extension = None if shell is None else loaded(shell)
+    return None if extension is None else extension.last_session
+
+
+def loaded(shell: InteractiveShell) -> Extension | None:
+    """The extension of that shell; IPython keeps it beside its own magics, so that we hold no global."""
+    found = shell.magics_manager.registry.get(_KEY)
+    return found if isinstance(found, Extension) else None

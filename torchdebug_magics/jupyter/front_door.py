@@ -1,0 +1,122 @@
+"""``%torchdebug``: what there is, what this machine offers, and how reports are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from IPython.core.error import UsageError
+from IPython.core.magic import no_var_expand
+
+from torchdebug_magics import __version__
+from torchdebug_magics.html.page import Facts, Note, Page, Table
+from torchdebug_magics.jupyter import machine
+from torchdebug_magics.jupyter.arguments import without_comment
+from torchdebug_magics.jupyter.display import MODES, Screen, row_of
+
+if TYPE_CHECKING:
+    from torchdebug_magics.html.page import Block
+    from torchdebug_magics.instrument import Instrument
+    from torchdebug_magics.report import Report
+
+__all__ = ["FrontDoor"]
+
+_HELP = """The magics of torchdebug_magics, and this machine.
+
+    %torchdebug                 every magic with one line, and what this machine offers
+    %torchdebug doctor          versions, device, memory limit, display, the last verdicts
+    %torchdebug last            the last report again; torchdebug_magics.last_session().bad holds its tensors
+    %torchdebug display MODE    how reports are shown from now on:
+                                auto     live while the cell runs, frozen at its end (as at first)
+                                widget   an interactive view is left (as -w does)
+                                frozen   no live view
+                                text     text alone"""
+# By mode where it decides alone, else by the kind of the live view.
+_SHOWN = {
+    "text": "text at the cell's end",
+    "frozen": "frozen HTML at the cell's end",
+    "widget": "interactive widgets",
+    "widgets": "live in widgets, then frozen as HTML",
+    "html": "live as HTML, then frozen",
+}
+
+
+class FrontDoor:
+    """The line magic ``%torchdebug``."""
+
+    NAME = "torchdebug"
+    WORDS = ("doctor", "last", "display", *MODES, "--help")
+
+    def __init__(self, rows: Iterable[Instrument], screen: Screen, reports: Sequence[tuple[str, Report]]) -> None:
+        self._rows = tuple(rows)
+        self._screen = screen
+        self._reports = reports
+
+    def function(self) -> Callable[[str], None]:
+        """What IPython calls."""
+
+        @no_var_expand
+        def torchdebug(text: str) -> None:
+            __tracebackhide__ = True
+            self(text)
+
+        torchdebug.__doc__ = _HELP
+        return torchdebug
+
+    def __call__(self, text: str) -> None:
+        """Do what the words of the line say."""
+        match without_comment(text).split():
+            case []:
+                self._screen.show_page(self.welcome())
+            case ["doctor"]:
+                self._screen.show_page(self.doctor())
+            case ["last"]:
+                self._last()
+            case ["display"]:
+                self._screen.say(self._display())
+            case ["display", mode] if mode in MODES:
+                self._screen.mode = mode
+                self._screen.say(self._display())
+            case ["-h" | "--help"]:
+                self._screen.say(_HELP)
+            case _:
+                msg = f"%torchdebug has doctor, last and display {'|'.join(MODES)}: what is {without_comment(text)!r}?"
+                raise UsageError(msg)
+
+    def welcome(self) -> Page:
+        """Every magic, then the machine in short."""
+        rows = tuple((f"%%{row.name}", row.summary) for row in self._rows)
+        magics = Table("Magics", ("write this above a cell", "to see"), rows, {})
+        more = Note("%%NAME? says how each is used; %torchdebug? what else this one does.")
+        first = self._rows[0].name if self._rows else "NAME"
+        verdict = f"torchdebug_magics {__version__} is ready: write %%{first} as the first line of a cell"
+        return Page("torchdebug", "info", verdict, (magics, more, *self._state()))
+
+    def doctor(self) -> Page:
+        """What a person who helps would ask for first."""
+        return Page("torchdebug", "info", f"torchdebug_magics {__version__}: {self._display()}", self._state())
+
+    def _state(self) -> tuple[Block, ...]:
+        facts = (
+            ("versions", machine.versions()),
+            ("device", machine.device()),
+            ("memory", machine.memory_limit()),
+            ("display", self._display()),
+        )
+        if not self._reports:
+            return (Facts(facts),)
+        latest = tuple((f"%%{name}", report.verdict) for name, report in reversed(self._reports))
+        return (Facts(facts), Table("Last reports", ("magic", "verdict"), latest, {}))
+
+    def _display(self) -> str:
+        how = _SHOWN["text"] if self._screen.kind == "text" else _SHOWN.get(self._screen.mode) or _SHOWN[self._screen.kind]
+        return f"reports are shown as {how} (%torchdebug display {self._screen.mode})"
+
+    def _last(self) -> None:
+        if not self._reports:
+            self._screen.say("there is no report yet")
+            return
+        report = self._reports[-1][1]
+        row = next((row for row in self._rows if row.name == self._reports[-1][0]), None) or row_of(report)
+        if row is not None:
+            self._screen.show(report, row)

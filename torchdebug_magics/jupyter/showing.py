@@ -1,0 +1,85 @@
+"""A session that shows itself: live while its cell runs, as a report at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torchdebug_magics.errors import SessionError
+from torchdebug_magics.jupyter.live import LiveView
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from torchdebug_magics.instrument import Instrument
+    from torchdebug_magics.jupyter.arguments import Arguments
+    from torchdebug_magics.jupyter.display import Screen
+    from torchdebug_magics.report import Report
+    from torchdebug_magics.session import Session
+
+__all__ = ["Delivery", "ShownSession"]
+
+
+class Delivery:
+    """What becomes of a report: kept under a name, written to a file, shown."""
+
+    def __init__(self, row: Instrument, asked: Arguments, screen: Screen, keep: Callable[[str, Report], None]) -> None:
+        self.row = row
+        self.asked = asked
+        self.screen = screen
+        self._keep = keep
+
+    def __call__(self, report: Report) -> None:
+        """Keep first, show last, so that a failure to show loses nothing."""
+        if self.asked.output:
+            self.screen.shell.user_ns[self.asked.output] = report
+        self._keep(self.row.name, report)
+        if self.asked.json:
+            self._write(self.asked.json, report)
+        if not self.asked.quiet:
+            self.screen.show(report, self.row, widget=self.asked.widget)
+
+    def _write(self, path: Path, report: Report) -> None:
+        try:
+            path.write_text(report.to_json() + "\n", encoding="utf-8")
+        except OSError as error:
+            self.screen.say(f"the report could not be written to {path}: {error}")
+
+
+class ShownSession:
+    """Owned by a cell; may be left twice, as the second time finishes what an interrupt cut short."""
+
+    def __init__(self, session: Session[Any], deliver: Delivery) -> None:
+        self._session = session
+        self._deliver = deliver
+        self._live = LiveView(self._draw, deliver.screen)
+        self._delivered = False
+
+    def __enter__(self) -> Self:
+        self._session.__enter__()
+        if not self._deliver.asked.quiet and self._deliver.row.live_view:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self._session.__exit__(kind, error, trace)
+        finally:
+            self._live.stop()
+            if not self._delivered and (report := self._report()) is not None:
+                self._deliver(report)
+                self._delivered = True
+
+    def _report(self) -> Report | None:
+        try:
+            report: Report = self._session.report
+        except SessionError:  # it could not be opened
+            return None
+        return report
+
+    def _draw(self) -> tuple[str, str] | None:
+        snapshot = self._session.live()
+        return None if snapshot is None else self._deliver.screen.draw(self._deliver.row.live_page(snapshot))

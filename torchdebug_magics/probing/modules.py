@@ -1,0 +1,97 @@
+"""Module paths, the tree's roots, and which module runs now."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchdebug_magics.probing import hooks
+
+__all__ = ["Call", "ModuleCalls", "is_compiled", "live_modules", "parts_of", "paths"]
+
+
+def live_modules() -> Iterator[torch.nn.Module]:
+    """Every module alive in the process. Asks the type, never the object, so that no lazy proxy is woken."""
+    for one in gc.get_objects():
+        if issubclass(type(one), torch.nn.Module) and "_modules" in getattr(one, "__dict__", ()):
+            yield one
+
+
+def parts_of(modules: Iterable[torch.nn.Module]) -> set[int]:
+    """The ids of all that are a part of another one."""
+    return {id(child) for module in modules for child in module._modules.values() if child is not None}
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether its calls go through a compiler: hooks inside it would be traced."""
+    return module._compiled_call_impl is not None if hasattr(module, "_compiled_call_impl") else False
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The module behind ``torch.compile(module)``; any other one itself."""
+    inner = module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
+    return module if inner is None else inner
+
+
+def paths(roots: Iterable[torch.nn.Module]) -> dict[int, str]:
+    """``id(module)`` -> module path as in `state_dict`, ``""`` for a root; a shared module has the first of its names."""
+    found: dict[int, str] = {}
+    for root in map(unwrapped, roots):
+        for path, module in root.named_modules():
+            # A name given as a root yields to the name that the whole gives the part.
+            if path and found.get(id(module)) == "":
+                found[id(module)] = path
+            found.setdefault(id(module), path)
+    return found
+
+
+@dataclass(frozen=True)
+class Call:
+    """One running forward of one module."""
+
+    path: str
+    number: int
+    """1-based, of this module since the watch began."""
+    type: str
+    module: torch.nn.Module = field(repr=False, compare=False)
+    root: torch.nn.Module = field(repr=False, compare=False)
+
+
+class ModuleCalls:
+    """The stack of running module calls, kept by torch's own global hooks."""
+
+    def __init__(self, roots: Iterable[torch.nn.Module]) -> None:
+        self._roots = [unwrapped(root) for root in roots]
+        self._paths = paths(self._roots)
+        self._root_of = {id(module): root for root in reversed(self._roots) for module in root.modules()}
+        self._counts: dict[int, int] = {}
+        self._running: list[Call | None] = []
+
+    def attach(self, stack: ExitStack) -> None:
+        """Follow module calls until the stack closes."""
+        hooks.module_calls(stack, self._enter, self._leave)
+
+    @property
+    def current(self) -> Call | None:
+        """The innermost running call."""
+        return next((call for call in reversed(self._running) if call is not None), None)
+
+    def _enter(self, module: torch.nn.Module, _args: Any) -> None:
+        if unwrapped(module) is not module:
+            self._running.append(None)
+            return
+        number = self._counts[id(module)] = self._counts.get(id(module), 0) + 1
+        path = self._paths.get(id(module))
+        if path is None:  # made after the watch began: named by the call it runs in
+            outer = self.current
+            path = f"{outer.path}.{type(module).__name__}".lstrip(".") if outer is not None else ""
+        self._running.append(Call(path, number, type(module).__name__, module, self._root_of.get(id(module), module)))
+
+    def _leave(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
+        if self._running:
+            self._running.pop()

@@ -1,0 +1,138 @@
+"""Tensors inside nested values, and cheap questions about their numbers. Every weird kind of tensor is answered, none is touched."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["INF", "NAN", "bad_mask", "dense", "extremes", "kind_of", "largest", "peak_of", "tensors_in"]
+
+NAN, INF = 1, 2
+"""Bits of `kind_of`."""
+
+_FLOAT8 = frozenset(value for name, value in vars(torch).items() if name.startswith("float8") and isinstance(value, torch.dtype))
+_SMALL_COUNT = 1 << 15
+"""Tensors up to this size are checked together: one kernel instead of one each."""
+_DEEPEST = 4
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """Every tensor in a nested value: tuples, dicts, named tuples, dataclasses and model outputs."""
+    return _leaves(value, 0)
+
+
+def _leaves(value: object, depth: int) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth >= _DEEPEST or value is None or isinstance(value, (str, bytes, int, float, torch.nn.Module)):
+        return
+    elif isinstance(value, Mapping):
+        for item in list(value.values()):
+            yield from _leaves(item, depth + 1)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in list(value):
+            yield from _leaves(item, depth + 1)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _leaves(getattr(value, field.name, None), depth + 1)
+    else:
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, torch.Tensor):
+                yield leaf
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Its floating or complex numbers as a plain strided tensor, or None where there are none to look at.
+
+    A ZeroTensor must not reach `isfinite` (it kills the process), nor a meta, fake or functorch tensor `bool()`.
+    """
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta or tensor._is_zerotensor() or tensor.is_quantized:
+        return None
+    if isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return None
+    tensor = tensor.detach()
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor._values()
+    elif tensor.layout is not torch.strided:
+        tensor = tensor.values()
+    if tensor.numel() == 0:
+        return None
+    return tensor.float() if tensor.dtype in _FLOAT8 else tensor
+
+
+def kind_of(tensor: torch.Tensor) -> int:
+    """`NAN` and `INF` bits of what it holds; 0 where all is finite or there is nothing to look at. One synchronisation, two where bad."""
+    numbers = dense(tensor)
+    if numbers is None or bool(torch.isfinite(numbers).all()):
+        return 0
+    return (NAN if bool(torch.isnan(numbers).any()) else 0) | (INF if bool(torch.isinf(numbers).any()) else 0)
+
+
+def bad_mask(tensor: torch.Tensor, kinds: int = NAN | INF) -> torch.Tensor | None:
+    """Where it holds a value of `kinds`; None where it cannot be looked at or its own indices are not those of its numbers."""
+    if tensor.layout is not torch.strided or type(tensor).__name__ == "NestedTensor":
+        return None
+    numbers = dense(tensor)
+    if numbers is None:
+        return None
+    if kinds == NAN | INF:
+        return ~torch.isfinite(numbers)
+    return torch.isnan(numbers) if kinds == NAN else torch.isinf(numbers)
+
+
+def largest(tensors: Iterable[torch.Tensor]) -> float:
+    """The largest magnitude in all of them: NaN or inf if any holds one, 0.0 for none. One synchronisation a device.
+
+    Max-abs and not an L2 norm or a sum, as those overflow on numbers that are finite.
+    """
+    return peak_of(extremes(tensors))
+
+
+def extremes(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """0-dimensional tensors among which the largest magnitude is; nothing is synchronised yet."""
+    groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        numbers = dense(tensor)
+        if numbers is not None:
+            if numbers.is_complex():
+                numbers = torch.view_as_real(numbers.resolve_conj())
+            groups.setdefault((numbers.device, numbers.dtype), []).append(numbers)
+    return [extreme for (device, _), members in groups.items() for extreme in _extremes(device, members)]
+
+
+def peak_of(candidates: Sequence[torch.Tensor]) -> float:
+    """The largest magnitude among 0-dimensional tensors; one transfer a device."""
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for candidate in candidates:
+        by_device.setdefault(candidate.device, []).append(candidate.double())
+    peak = 0.0
+    for members in by_device.values():
+        for value in torch.stack(members).tolist():
+            if math.isnan(value):
+                return math.nan
+            peak = max(peak, abs(value))
+    return peak
+
+
+def _extremes(device: torch.device, members: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """0-dimensional tensors among which the largest magnitude is; one dtype, so that they may be joined."""
+    if device.type != "cpu":
+        return list(torch._foreach_norm(list(members), math.inf))
+    # On a CPU `aminmax` reads several times faster than an inf-norm; many small tensors cost less joined than one by one.
+    small = [member.reshape(-1) for member in members if member.numel() <= _SMALL_COUNT]
+    large = [member for member in members if member.numel() > _SMALL_COUNT]
+    joined = [torch.cat(small)] if len(small) > 1 else small
+    return [extreme for member in (*joined, *large) for extreme in torch.aminmax(member)]
+
+
+def describe(value: Any) -> str:
+    """A tensor in a few words, for a place where its elements cannot be shown."""
+    numbers = dense(value)
+    sizes = "x".join(map(str, value.shape)) or "scalar"
+    return sizes if numbers is None else f"{sizes} {str(value.dtype).removeprefix('torch.')}"

@@ -1,0 +1,118 @@
+"""The user's line behind a call: which frame, in which cell or file, and its text."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import linecache
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Literal, TypeAlias
+
+import torch
+
+from torchdebug_magics.report import Location
+
+__all__ = ["excerpt", "frames_above", "is_user_code", "locate", "span", "user_frame"]
+
+Owner: TypeAlias = Literal["user", "library", "torch", "own", "python"]
+
+_TORCH = str(Path(torch.__file__).parent)
+_OWN = str(Path(__file__).parent.parent)
+_PYTHON = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+_PACKAGES = ("/site-packages/", "/dist-packages/")
+_MODULE_CALL = ("_call_impl", "_wrapped_call_impl")
+
+
+@functools.lru_cache(maxsize=4096)
+def owner(filename: str) -> Owner:
+    """Whose code a file is."""
+    path = filename.replace("\\", "/")
+    if path.startswith(_TORCH):
+        return "torch"
+    if path.startswith(_OWN):
+        return "own"
+    if any(mark in path for mark in _PACKAGES):
+        return "library"
+    if path.startswith(_PYTHON) or path.startswith("<frozen"):
+        return "python"
+    return "user"
+
+
+def is_user_code(code: CodeType) -> bool:
+    """Whether the code was written by the user and not installed."""
+    return owner(code.co_filename) == "user"
+
+
+def frames_above(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frame and its callers, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def user_frame(frame: FrameType | None, *, below: FrameType | None = None) -> FrameType | None:
+    """The innermost frame that a person would look at: their own code, or else the library that holds the module.
+
+    A library's line counts only inside its own module (a transformer's ``forward``); a helper that the user called does not.
+    Stops before `below`.
+    """
+    library: FrameType | None = None
+    for one in frames_above(frame):
+        if one is below:
+            break
+        match owner(one.f_code.co_filename):
+            case "user":
+                return one
+            case "library":
+                library = library or one
+            case "torch" if library is not None and one.f_code.co_name in _MODULE_CALL:
+                return library
+            case _:
+                pass
+    return library
+
+
+def locate(frame: FrameType) -> Location:
+    """Where a frame stands now."""
+    line = frame.f_lineno or frame.f_code.co_firstlineno
+    return location(frame.f_code.co_filename, line, frame.f_code.co_name)
+
+
+def location(filename: str, line: int, function: str) -> Location:
+    """A line of a file or cell as a `Location`."""
+    source = linecache.getline(filename, line).strip()
+    return Location(cell=_cell_number(filename), file=filename, line=line, function=function, source=source)
+
+
+def excerpt(where: Location, *, around: int = 2) -> tuple[tuple[int, str], ...]:
+    """The line with its neighbours, numbered."""
+    lines = linecache.getlines(where.file)
+    first, last = max(1, where.line - around), min(len(lines), where.line + around)
+    return tuple((number, lines[number - 1].rstrip("\n")) for number in range(first, last + 1))
+
+
+def span(code: CodeType, instruction: int) -> tuple[int, int, int, int] | None:
+    """(line, column, end line, end column) of the instruction at a byte offset; None before Python 3.11 or where unknown."""
+    positions = getattr(code, "co_positions", None)
+    if positions is None or instruction < 0:
+        return None
+    for index, (line, end_line, column, end_column) in enumerate(positions()):
+        if index == instruction // 2:
+            if None in (line, end_line, column, end_column):
+                return None
+            return line, column, end_line, end_column
+    return None
+
+
+def _cell_number(filename: str) -> int | None:
+    """Asked of the shell that runs, without importing IPython: it puts `get_ipython` among the builtins of a cell."""
+    shell = getattr(builtins, "get_ipython", None)
+    if shell is None and "IPython" in sys.modules:
+        shell = getattr(sys.modules["IPython"], "get_ipython", None)
+    compiler = getattr(shell() if shell is not None else None, "compile", None)
+    number = getattr(compiler, "_filename_map", {}).get(filename)
+    return number if isinstance(number, int) else None
