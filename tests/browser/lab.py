@@ -173,7 +173,7 @@ class Lab:
         """Open the notebook `name`, written from `cells` where these are given, and wait for its kernel."""
         self.name = name
         if cells is not None:
-            document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+            document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip("\n")) for cell in cells])
             document.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
             nbformat.write(document, self.file)
         self.page.goto(f"{self.server.url}/lab/tree/{name}?reset&token={self.server.token}", wait_until="domcontentloaded")
@@ -182,6 +182,8 @@ class Lab:
     def _wait_until_ready(self) -> None:
         self.page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=90_000)
         self.page.wait_for_function(READY, timeout=90_000)
+        if self.page.evaluate("() => !window.jupyterapp.shell.leftCollapsed"):
+            self.command("application:toggle-left-area")
 
     def command(self, name: str, **arguments: object) -> None:
         """Run a command of JupyterLab and wait until it is done."""
@@ -190,6 +192,7 @@ class Lab:
     def theme(self, name: str) -> None:
         self.command("apputils:change-theme", theme=name)
         self.page.wait_for_selector(f"body[data-jp-theme-name='{name}']", state="attached")
+        self.page.wait_for_selector("#jupyterlab-splash", state="detached")
 
     def start_all(self) -> None:
         """Begin to run all cells; what the outputs show meanwhile is noted."""
@@ -237,10 +240,11 @@ class Lab:
         self.page.reload(wait_until="domcontentloaded")
         self._wait_until_ready()
 
-    def shots(self, name: str) -> None:
-        """Pictures of the page in both themes."""
+    def shots(self, name: str, cell: int = 1) -> None:
+        """Pictures of the page in both themes, with the last output of a cell in sight."""
         for theme, word in ((DARK, "dark"), (LIGHT, "light")):
             self.theme(theme)
+            self.cell(cell).locator(".jp-OutputArea-output").last.scroll_into_view_if_needed()
             self.picture(f"{name}_{word}")
 
     def picture(self, name: str) -> None:
@@ -252,7 +256,7 @@ class Lab:
 @contextlib.contextmanager
 def page_in(browser: Browser, server: Server, screens: Path) -> Iterator[Lab]:
     """A fresh page, and the end of its kernels."""
-    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    page = browser.new_page(viewport={"width": 1200, "height": 1000})
     try:
         yield Lab(server, page, screens)
         page.evaluate("() => window.jupyterapp?.serviceManager.sessions.shutdownAll()")

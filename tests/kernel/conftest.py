@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).parent
-LOAD = "from tests.kernel import fakes\nfrom tests.kernel.fakes import log, open_now\nfakes.register()\n%load_ext torchdebug_magics"
+LOAD = "from tests.kernel import fakes\nfrom tests.kernel.fakes import log, open_now\nfakes.register()\n%load_ext torchdebug_magics\nimport warnings\nwarnings.simplefilter('always')"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

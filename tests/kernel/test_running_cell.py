@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # A cell is `FIRST` and a body. Plain, its first line is a comment, so that every line has the same number.
 PLAIN = "# nothing"
 
-# ------------------------------------------------------------------------------------------- the same as in a plain cell
+# --- the same as in a plain cell
 
 SAME = {
     "value": "1 + 1",
@@ -54,9 +54,9 @@ SAME = {
     "async with": "import contextlib\n@contextlib.asynccontextmanager\nasync def c():\n    yield 9\nasync with c() as v:\n    print(v)\nv",
     "await in a comprehension": "async def f(i): return i\n[await f(i) for i in range(3)]",
     "task": "import asyncio\nasync def f(): return 'task'\nt = asyncio.ensure_future(f())\nawait t",
-    "magic on a line": "%time y = 1 + 1\ny" if False else "%pwd\n1",  # noqa: SIM210, RUF034
+    "magic on a line": "%pwd\n1",
     "magic assigned": "here = %pwd\nlen(here) > 0",
-    "magic in a loop": "for i in range(2):\n    %matplotlib --list" if False else "for i in range(2):\n    %alias_magic -l p pwd",  # noqa: SIM210, RUF034
+    "magic in a loop": "for i in range(2):\n    %alias_magic -l p pwd",
     "shell command": "!echo hi",
     "shell command assigned": "v = !echo hi\nlist(v)",
     "shell expansion": "word = 'hello'\n!echo {word} $word",
@@ -100,20 +100,26 @@ SAME = {
     "empty": "",
     "blank lines": "\n\n\n",
     "blank lines first": "\n\n1 / 0",
-    "%%time": "%%time\n6 * 7\n" if False else "%%capture c\nprint('x')\n7",  # noqa: SIM210, RUF034
-    "%%bash": "%%bash\necho from bash",
-    "%%writefile": "%%writefile written.txt\ntext\n%%one\n",
-    "%%capture then use": "%%capture held\nprint('inside')\n1 / 0",
-    "%%python": "%%python\nprint('another python')",
-    "unknown magic below": "%%nosuchmagic\n1",
     "unknown line magic": "%nosuchmagic\n1",
     "set_trace is untouched": "import sys\nsys.gettrace() is None",
     "excepthook": "import sys\nsys.excepthook.__name__",
 }
 
+# Another's cell magic: it must stand first, so that the plain cell is the body alone.
+BELOW = {
+    "%%capture": "%%capture captured\nprint('x')\n7",
+    "%%capture, error": "%%capture captured\nprint('inside')\n1 / 0",
+    "%%bash": "%%bash\necho from bash",
+    "%%writefile": "%%writefile written.txt\ntext\n%%one\n",
+    "%%python": "%%python\nprint('another python')",
+    "unknown": "%%nosuchmagic\n1",
+    "help": "%%time?\n",
+}
+
 # What differs from run to run in a plain cell too.
 NOISE = (
     (re.compile(r"ipykernel_\d+/\d+\.py|<ipython-input-\S+>"), "CELL"),
+    (re.compile(r"\(\d+\.py, line|/\S+/ipykernel_\S+"), "(CELL, line"),
     (re.compile(r"Cell In\[\d+\]|In \[\d+\]|<cell line: \d+>"), "CELL"),
     (re.compile(r"0x[0-9a-f]+"), "0x"),
     (re.compile(r"^(\S*\s*1 |\S*\s*1: ).*(# nothing|run_cell_magic).*$", re.MULTILINE), r"\1FIRST"),
@@ -121,13 +127,33 @@ NOISE = (
 )
 
 
-@pytest.mark.parametrize("first", ["%%one -q", "%%one -q\n%%two -q"], ids=["one", "stacked"])
 @pytest.mark.parametrize("body", SAME.values(), ids=SAME)
-def test_as_if_the_magic_line_were_not_there(kernel: Kernel, body: str, first: str) -> None:
+def test_as_if_the_magic_line_were_not_there(kernel: Kernel, body: str) -> None:
+    same(kernel, "%%one -q", PLAIN, body)
+
+
+STACKED = ("value", "error", "syntax error", "await", "await, error", "KeyboardInterrupt raised", "multi-line string", "future import")
+
+
+@pytest.mark.parametrize("first", ["%%one -q\n%%two -q", "# why\n%%two -q", "%%one -q\n\n%%two -q"], ids=["two", "comment", "blank line"])
+@pytest.mark.parametrize("name", STACKED)
+def test_as_if_several_lines_were_not_there(kernel: Kernel, name: str, first: str) -> None:
+    same(kernel, first, re.sub(r"%%.*", PLAIN, first), SAME[name])
+
+
+@pytest.mark.parametrize("body", BELOW.values(), ids=BELOW)
+def test_as_if_alone_above_another_cell_magic(kernel: Kernel, body: str) -> None:
+    kernel.run(body)  # so that both find the file that one of them writes
+    expected, found = kernel.run(body), kernel.run(f"%%one -q\n{body}")
+    assert seen(found) == seen(expected)
+    assert kernel.value("open_now") == "[]"
+
+
+def same(kernel: Kernel, first: str, plain: str, body: str) -> None:
     if "earlier" in body:
         kernel.run("def earlier():\n    raise LookupError('there')")
     names = "sorted(n for n in globals() if not n.startswith('_'))"
-    expected = kernel.run("\n".join([PLAIN] * (first.count("\n") + 1)) + "\n" + body)
+    expected = kernel.run(f"{plain}\n{body}")
     known = kernel.value(names)
     found = kernel.run(f"{first}\n{body}")
     assert seen(found) == seen(expected)

@@ -68,7 +68,8 @@ def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
         owner = owner_of(evidence.birth.tensor, context.roots)
         if owner is not None:
             held = evidence.birth.tensor
-            changed = owner[0] == "parameter" and context.step > 0 and not _was_bad(held, context)
+            # On a CPU a bad update is seen as it happens: what is found bad only now was written by something else.
+            changed = owner[0] == "parameter" and context.step > 0 and held.device.type != "cpu" and not _was_bad(held, context)
             return "optimizer" if changed else "parameter", owner[1]
         return "data", variable_name(evidence.birth.tensor, context.variables, context.entries)
     if op.backward:

@@ -7,11 +7,11 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from torchdebug_magics.instruments.nanhunt.livein import lists_around, local_values, parse, read_before_written, written
 from torchdebug_magics.instruments.nanhunt.step import Position, Step
-from torchdebug_magics.probing.where import span
+from torchdebug_magics.probing.where import owner, span
 
 __all__ = ["CannotReplay", "Slice", "cut"]
 
@@ -47,13 +47,17 @@ def cut(step: Step, sink: tuple[Position, ...]) -> Slice:
         statements = body[first : last + 1]
         early = dict(step.live_in.of(start.frame)) if step.live_in is not None else {}
     else:
-        end = next((position for position in sink if parse(position.frame.f_code.co_filename) is not None), None) or _no_source()
+        end = next((position for position in sink if _replayable(position.frame)), None) or _no_source()
         statements = _dependencies(end)
         early = {}
     return _compiled(end.frame, statements, early)
 
 
-def _no_source() -> Position:
+def _replayable(frame: FrameType) -> bool:
+    return owner(frame.f_code.co_filename) in {"user", "library"} and parse(frame.f_code.co_filename) is not None
+
+
+def _no_source() -> NoReturn:
     msg = "the source of the step is not at hand"
     raise CannotReplay(msg)
 
@@ -74,9 +78,7 @@ def _where(position: Position) -> tuple[int, int, int, int]:
 
 def _lists(position: Position) -> list[tuple[list[ast.stmt], int]]:
     tree = parse(position.frame.f_code.co_filename)
-    if tree is None:
-        _no_source()
-    return lists_around(tree, _where(position)) if tree is not None else []
+    return _no_source() if tree is None else lists_around(tree, _where(position))
 
 
 def _statements(start: Position, end: Position) -> tuple[list[ast.stmt], int, int]:

@@ -114,6 +114,7 @@ class Entries:
         self._watched: dict[int, torch.nn.Module] = {}
         self.bad_from_start: set[int] = set()
         self._adopted: set[int] = set()
+        self._roots: tuple[object, list[torch.nn.Module]] | None = None
         self._stack = ExitStack()
 
     def attach(self, stack: ExitStack) -> None:
@@ -128,6 +129,12 @@ class Entries:
 
     def roots(self) -> list[torch.nn.Module]:
         """Modules that were called outermost, then those that hold them, without what is a part of another."""
+        key = frozenset(self._known), len(self._adopted), len(self._watched)
+        if self._roots is None or self._roots[0] != key:
+            self._roots = key, self._find_roots()
+        return self._roots[1]
+
+    def _find_roots(self) -> list[torch.nn.Module]:
         entered = [unwrapped(known.module) for known in self._known.values()]
         inside = {id(module) for root in entered for module in root.modules()}
         alive = list(live_modules())
@@ -176,6 +183,7 @@ class Entries:
         self._watched.clear()
         self._stacks.clear()
         self._known.clear()
+        self._roots = None
         self.step.clear()
 
     def modules(self) -> list[torch.nn.Module]:
