@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.errors import NonFiniteError, SessionError, TorchDebugError
     from torchdebug_magics.instrument import Instrument
+    from torchdebug_magics.report import Report
     from torchdebug_magics.session import Session
 
     nanhunt: Instrument
 
 __version__ = "0.1.0"
-__all__ = ["NonFiniteError", "SessionError", "TorchDebugError", "__version__", "last_session", "nanhunt"]  # noqa: PLE0604 - lazy
+__all__ = ["NonFiniteError", "SessionError", "TorchDebugError", "__version__", "last_session", "nanhunt", "show"]
 
 
 def __getattr__(name: str) -> Any:
@@ -50,6 +51,13 @@ def last_session() -> Session[Any] | None:
     from torchdebug_magics.jupyter import extension  # noqa: PLC0415
 
     return extension.last_session()
+
+
+def show(report: Report, *, widget: bool = False) -> None:
+    """Show a report again; with `widget`, as an interactive view: filter, sort, expand."""
+    from torchdebug_magics.jupyter import extension  # noqa: PLC0415
+
+    extension.show(report, widget=widget)
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

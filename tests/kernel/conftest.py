@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).parent
-LOAD = "from tests.kernel import fakes\nfrom tests.kernel.fakes import log, open_now\nfakes.register()\n%load_ext torchdebug_magics\nimport warnings\nwarnings.simplefilter('always')"
+LOAD = """
+import warnings
+from tests.kernel import fakes
+from tests.kernel.fakes import log, open_now
+fakes.register()
+warnings.simplefilter("always", UserWarning)
+%load_ext torchdebug_magics
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -65,7 +65,8 @@ class FakeProbe:
             self._slow = ""
             time.sleep(20)
         if self._fail == when:
-            raise TorchDebugError(f"{self._name} failed at {when}")
+            msg = f"{self._name} failed at {when}"
+            raise TorchDebugError(msg)
 
 
 def view(report: FakeReport) -> Page:
@@ -74,7 +75,8 @@ def view(report: FakeReport) -> Page:
 
 
 def broken_view(report: FakeReport) -> Page:
-    raise RuntimeError("no view today")
+    msg = "no view today"
+    raise RuntimeError(msg)
 
 
 def live_view(snapshot: object) -> Page:

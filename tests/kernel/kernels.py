@@ -70,7 +70,8 @@ class Kernel:
         }
         self.manager = KernelManager()
         self.manager._kernel_spec = KernelSpec(
-            argv=[python, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--HistoryManager.enabled=False", "--log-level=ERROR"], language="python"
+            argv=[python, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--HistoryManager.enabled=False", "--log-level=ERROR"],
+            language="python",
         )
         self.manager.start_kernel(env=env, cwd=str(folder))
         self.client = self.manager.client()
@@ -137,7 +138,8 @@ class Kernel:
             if message["parent_header"].get("msg_id") == sent:
                 return dict(message["content"])
         self.manager.interrupt_kernel()
-        raise TimeoutError("the kernel did not answer")
+        msg = f"the kernel did not answer in {timeout_s} s"
+        raise TimeoutError(msg)
 
 
 def _take(ran: Ran, kind: str, content: dict[str, Any], shown: dict[str, dict[str, Any]]) -> None:

@@ -69,7 +69,7 @@ NEVER_OPENED = {
     "a value that it does not take": ("%%two value\nprint('ran')", "UsageError"),
     "a value above a cell": ("%%one value\nprint('ran')", "UsageError"),
     "json in no folder": ("%%one --json no/where.json\nprint('ran')", "UsageError"),
-    "open quote": ('%%one --label "x\nprint(\'ran\')', "UsageError"),
+    "open quote": ("%%one --label \"x\nprint('ran')", "UsageError"),
     "programmatic, unknown flag": ("get_ipython().run_cell_magic('one', '--bad', 'print(1)')", "UsageError"),
     "programmatic, syntax error": ("get_ipython().run_cell_magic('one', '', '(')", "SyntaxError"),
 }
@@ -129,11 +129,18 @@ def test_an_error_while_the_report_is_frozen_fails_the_cell(kernel: Kernel) -> N
     assert kernel.value("open_now") == "[]"
 
 
+SLOW_FOR_EVER = """
+import tests.kernel.fakes as f
+kept = f.FakeProbe._trouble
+f.FakeProbe._trouble = lambda self, when: f.time.sleep(20) if when == self._slow else None
+"""
+
+
 @pytest.mark.parametrize("when", ["open", "close"])
 def test_an_interrupt_while_it_opens_or_closes(kernel: Kernel, when: str) -> None:
     if when == "open":
         code = "%%one -q --slow open\nprint('ran')"
-        kernel.run("import tests.kernel.fakes as f\nf.FakeProbe._trouble, kept = (lambda self, w: f.time.sleep(20) if w == self._slow else None), f.FakeProbe._trouble")
+        kernel.run(SLOW_FOR_EVER)
     else:
         code = "%%one -q --slow close\n1"
     ran = kernel.run(code, interrupt_s=0.7)
@@ -164,7 +171,10 @@ PROGRAMMATIC = {
     "value": ("get_ipython().run_cell_magic('one', '-q', 'x = 3\\nx + 1')", "4"),
     "no value": ("get_ipython().run_cell_magic('one', '-q', 'x = 3')", None),
     "%%time in the body": ("get_ipython().run_cell_magic('one', '-q', '%%time\\n6 * 7')", "42"),
-    "outside a cell": ("import threading\nt = threading.Thread(target=get_ipython().run_cell_magic, args=('one', '-q', '1'))\nt.start(); t.join()", None),
+    "outside a cell": (
+        "import threading\nt = threading.Thread(target=get_ipython().run_cell_magic, args=('one', '-q', '1'))\nt.start(); t.join()",
+        None,
+    ),
 }
 
 
@@ -177,7 +187,9 @@ def test_called_by_code(kernel: Kernel, cell: str) -> None:
 
 
 def test_called_by_code_an_error_reaches_the_caller_once(kernel: Kernel) -> None:
-    ran = kernel.run("try:\n    get_ipython().run_cell_magic('one', '-q', 'x = 1\\n1 / 0')\nexcept ZeroDivisionError as e:\n    print('caught')")
+    ran = kernel.run(
+        "try:\n    get_ipython().run_cell_magic('one', '-q', 'x = 1\\n1 / 0')\nexcept ZeroDivisionError as e:\n    print('caught')"
+    )
     assert (ran.stdout, ran.kinds) == ("caught\n", ["stream"])
     ran = kernel.run("try:\n    get_ipython().run_cell_magic('two', '-q --fail close', '1')\nexcept Exception as e:\n    print(e)")
     assert (ran.stdout, ran.kinds) == ("two failed at close\n", ["stream"])

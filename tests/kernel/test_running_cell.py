@@ -1,4 +1,4 @@
-"""The body under a magic behaves exactly as if the magic line were not there: each cell is measured against the plain one, on both stacks."""
+"""The body behaves exactly as if the magic line were not there: each cell is measured against the plain one, on both stacks."""
 
 from __future__ import annotations
 

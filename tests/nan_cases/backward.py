@@ -32,7 +32,7 @@ CASES = (
     Case(
         name="backward_half_power_of_zero",
         setup="""
-            model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+            model = nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU())
             with torch.no_grad():
                 model[0].weight.fill_(1.0); model[0].bias.zero_()
             opt = torch.optim.SGD(model.parameters(), lr=1e-3)

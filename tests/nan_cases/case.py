@@ -79,8 +79,9 @@ class Nothing:
 
     raises: str | None = None
     """The name of the user's own exception, which must pass unchanged."""
-    overflow_steps: int | None = None
+    overflow_steps: Any = None
     steps: int | None = None
+    """Optimizer steps completed, where it is checked."""
     backwards: int | None = None
     problems: bool = False
     """Whether a line in `problems` is in place: there was something that could not be looked at."""
@@ -88,12 +89,15 @@ class Nothing:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Found, the exact place out of reach: phase and kind must be right, and the report must say what it could not do."""
+    """Found, the exact place hard to reach: what is said must be true, and the report must say what it could not do.
 
-    kind: str
-    phase: str
+    A replay that is faithful all the same (`reproduced`, and the marked line) needs no excuse.
+    """
+
+    kind: Any
+    phase: Any
     op: Any = ANY
-    module: Any = ANY
+    """Checked where the step was reproduced."""
     step: Any = ANY
     line: bool | _Any = ANY
 

@@ -576,6 +576,6 @@ CASES = (
                         a.mul_(d).add_(b, alpha=1 - d)
         """,
         # Poisoned after step 2, met by the teacher's forward of step 3.
-        truth=Expect(kind="nan", phase=frozenset({"parameter", "optimizer"}), line=ANY, step=3, rows=(0, 1), tensor=frozenset({"weight", "teacher.weight"})),
+        truth=Expect(kind="nan", phase=frozenset({"parameter", "optimizer"}), line=ANY, step=3, rows=(0, 1), tensor=frozenset({"weight", "bias", "teacher.weight", "teacher.bias"})),
     ),
 )

@@ -29,7 +29,7 @@ CASES = (
     Case(
         name="trap_where_log_of_zero",
         setup="""
-            model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU())
+            model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Identity())
             with torch.no_grad():
                 model[0].weight.fill_(1.0)
             opt = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -72,11 +72,11 @@ CASES = (
                 def forward(self, x):
                     inverse = 1.0 / x  # <- here
                     return inverse.masked_fill(x == 0, 0.0)
-            model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), Inverse())
+            model = nn.Sequential(nn.Linear(2, 2), nn.Identity(), Inverse())
             with torch.no_grad():
                 model[0].weight.copy_(torch.eye(2)); model[0].bias.zero_()
             opt = torch.optim.SGD(model.parameters(), lr=1e-3)
-            x = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 0.7]])
+            x = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.5, 0.7]])
         """,
         cell="""
             loss = model(x).sum()
@@ -91,14 +91,14 @@ CASES = (
             class Share(nn.Module):
                 def __init__(self):
                     super().__init__()
-                    self.lin = nn.Linear(3, 3)
+                    self.lin = nn.Linear(3, 3, bias=False)
                 def forward(self, x):
-                    h = torch.relu(self.lin(x))
+                    h = self.lin(x)
                     share = h / h.sum(-1, keepdim=True)  # <- here
                     return torch.nan_to_num(share, nan=0.0)
             model = Share()
             with torch.no_grad():
-                model.lin.weight.abs_(); model.lin.bias.fill_(-0.01)
+                model.lin.weight.abs_()
             opt = torch.optim.SGD(model.parameters(), lr=1e-3)
             batches = [torch.rand(3, 3) + 1 for _ in range(4)]
             batches[1][2] = 0.0
@@ -226,6 +226,6 @@ CASES = (
             loss.backward()
             opt.step()
         """,
-        truth=Expect(kind="nan", phase=frozenset({"forward", "backward"}), op="sqrt", module=None, call=None, rows=(2,), diagnosis=slugs.WHERE_TRAP),
+        truth=Expect(kind="nan", phase=frozenset({"loss", "backward"}), op="sqrt", module=None, call=None, rows=(2,), diagnosis=slugs.WHERE_TRAP),
     ),
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,3 +124,15 @@ def test_the_stacks_are_what_they_are_called(kernels: None, tmp_path: Path) -> N
     said = {stack: executed(path, stack).cells[0].outputs[0].text.split() for stack in stacks.STACKS}
     assert said["colab"] == ["7.34.0", "6.17.1", "7.7.1"]
     assert [int(version.partition(".")[0]) for version in said["modern"]] >= [9, 7, 8]
+
+
+def test_the_page_of_a_tour_shows_every_output_and_a_failure_is_one(root: Path, tmp_path: Path) -> None:
+    cells = [nbformat.v4.new_code_cell("print(6 * 7)"), nbformat.v4.new_code_cell("raise LookupError('planted')")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "short.ipynb")
+    command = [sys.executable, str(root / "tools/execute_notebook.py"), str(tmp_path / "short.ipynb"), str(tmp_path / "made/short.html")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert ran.returncode == 1
+    assert "planted" in ran.stderr
+    page = (tmp_path / "made/short.html").read_text(encoding="utf-8")
+    assert "42" in page
+    assert "LookupError" in page

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Arguments", "MagicParser", "without_comment"]
 
 _QUOTED_OR_COMMENT = re.compile(r"""'[^']*'|"[^"]*"|(?:^|(?<=\s))\#.*""")
+_WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 # What cannot begin an expression of its own, but goes on with the one before the blank: `loss - 1`, `x if y else z`.
 _GOES_ON = re.compile(r"[-+*/%@&|^<>=!,.:)\]}]|(?:if|else|and|or|in|is|not|for)\b")
 
@@ -81,14 +82,12 @@ class MagicParser:
         expressions: list[str] = []
         rest = line.strip()
         while rest:
-            word, _, after = rest.partition(" ")
-            flag = word.partition("=")[0]
+            flag = rest.split(None, 1)[0].partition("=")[0]
             if flag in self.flags or flag.startswith("--"):
-                words.append(word)
-                rest = after.lstrip()
-                if self._takes_value(flag) and "=" not in word:
-                    value, _, after = rest.partition(" ")
-                    words, rest = [*words, value] if value else words, after.lstrip()
+                for _ in range(2 if self._takes_value(flag) and not rest.startswith(f"{flag}=") else 1):
+                    word = match[0] if (match := _WORD.match(rest)) else rest
+                    words += _words(word)
+                    rest = rest[len(word) :].lstrip()
             else:
                 expression, rest = self._expression(rest)
                 expressions.append(expression)

@@ -14,12 +14,11 @@ from torchdebug_magics.report import Report
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
-    from IPython.lib.pretty import RepresentationPrinter
 
     from torchdebug_magics.html.page import Page
     from torchdebug_magics.instrument import Instrument
 
-__all__ = ["MODES", "Channel", "Mode", "Screen", "row_of"]
+__all__ = ["MODES", "Channel", "Mode", "ReportFormatter", "Screen", "row_of"]
 
 Mode = Literal["auto", "widget", "frozen", "text"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -171,36 +170,29 @@ def row_of(report: Report) -> Instrument | None:
     return None
 
 
-class ReportFormatters:
+class ReportFormatter:
     """Let a report that is a cell's value show its page."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
-        self._formatters: Any = screen.shell.display_formatter.formatters  # type: ignore[union-attr]
+        # Whole bundles: among the formatters of single types, that of text would prefer a dataclass's own repr.
+        self._bundles: Any = screen.shell.display_formatter.mimebundle_formatter  # type: ignore[union-attr]
 
     def install(self) -> None:
         """For every report, as all have one base."""
-        self._formatters["text/html"].for_type(Report, self._html)
-        self._formatters["text/plain"].for_type(Report, self._text)
+        self._bundles.for_type(Report, self._bundle)
 
     def uninstall(self) -> None:
         """Reports are shown as any object again."""
-        for mime in ("text/html", "text/plain"):
-            self._formatters[mime].pop(Report, None)
+        self._bundles.pop(Report, None)
 
-    def _html(self, report: Report) -> str | None:
-        return self._drawn(report)[1] or None
-
-    def _text(self, report: Report, printer: RepresentationPrinter, cycle: bool) -> None:  # noqa: ARG002 - IPython's signature
-        # In a list or a dict a report is one sentence.
-        printer.text(self._drawn(report)[0] if len(printer.stack) <= 1 else str(report))
-
-    def _drawn(self, report: Report) -> tuple[str, str]:
+    def _bundle(self, report: Report, include: object = None, exclude: object = None) -> dict[str, str]:  # noqa: ARG002 - IPython's signature
         row = row_of(report)
         try:
-            return (str(report), "") if row is None else self._screen.draw(row.page(report))
+            text, html = (str(report), "") if row is None else self._screen.draw(row.page(report))
         except Exception as failure:  # noqa: BLE001 - as in Screen.show()
-            return f"{report.verdict}\n(the report could not be shown: {type(failure).__name__}: {failure})", ""
+            return {"text/plain": f"{report.verdict}\n(the report could not be shown: {type(failure).__name__}: {failure})"}
+        return {"text/plain": text, "text/html": html} if html else {"text/plain": text}
 
 
 def _has_widgets() -> bool:

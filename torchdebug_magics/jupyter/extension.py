@@ -10,7 +10,7 @@ from IPython.core.getipython import get_ipython
 from torchdebug_magics import catalog
 from torchdebug_magics.jupyter.cell import CellSessions
 from torchdebug_magics.jupyter.completion import FlagCompleter
-from torchdebug_magics.jupyter.display import ReportFormatters, Screen
+from torchdebug_magics.jupyter.display import ReportFormatter, Screen, row_of
 from torchdebug_magics.jupyter.front_door import FrontDoor
 from torchdebug_magics.jupyter.magics import InstrumentMagic
 from torchdebug_magics.jupyter.reading import MagicLines
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.report import Report
     from torchdebug_magics.session import Session
 
-__all__ = ["Extension", "last_session", "load", "loaded", "unload"]
+__all__ = ["Extension", "last_session", "load", "loaded", "show", "unload"]
 
 _KEY = "TorchDebug"
 
@@ -39,7 +39,7 @@ class Extension:
         self._cells = CellSessions(shell)
         self._magics = {row.name: InstrumentMagic(row, self._cells, self.screen, self._keep) for row in catalog.instruments()}
         self._front_door = FrontDoor([magic.row for magic in self._magics.values()], self.screen, self.reports)
-        self._formatters = ReportFormatters(self.screen)
+        self._formatter = ReportFormatter(self.screen)
         self._lines = MagicLines(self._magics)
         flags = {name: magic.parser.flags for name, magic in self._magics.items()}
         self._completer = FlagCompleter(shell, {**flags, self._front_door.NAME: self._front_door.WORDS})
@@ -53,7 +53,7 @@ class Extension:
         register(self._front_door.function(), "line", self._front_door.NAME)
         self.shell.input_transformers_cleanup.append(self._lines)
         self._cells.install()
-        self._formatters.install()
+        self._formatter.install()
         self._completer.install()
         self.shell.magics_manager.registry[_KEY] = self
 
@@ -61,7 +61,7 @@ class Extension:
         """Take everything away; open sessions are closed, and show their reports."""
         self._cells.uninstall()
         self.shell.input_transformers_cleanup.remove(self._lines)
-        self._formatters.uninstall()
+        self._formatter.uninstall()
         self._completer.uninstall()
         for magics in self.shell.magics_manager.magics.values():
             for name in (*self._magics, self._front_door.NAME):
@@ -92,6 +92,21 @@ def last_session() -> Session[Any] | None:
     shell = get_ipython()
     extension = None if shell is None else loaded(shell)
     return None if extension is None else extension.last_session
+
+
+def show(report: Report, *, widget: bool = False) -> None:
+    """Show a report as its magic does; where no IPython with the extension runs, print it."""
+    shell = get_ipython()
+    extension = None if shell is None else loaded(shell)
+    row = row_of(report)
+    if row is None:
+        print(report)  # noqa: T201
+    elif extension is not None:
+        extension.screen.show(report, row, widget=widget)
+    else:
+        from torchdebug_magics.html import plain  # noqa: PLC0415 - nothing is shown when the extension is loaded
+
+        print(plain.render(row.page(report)))  # noqa: T201
 
 
 def loaded(shell: InteractiveShell) -> Extension | None:

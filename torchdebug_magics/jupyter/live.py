@@ -29,16 +29,17 @@ class LiveView:
         self._channel: Channel | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
 
     def start(self) -> None:
-        """Begin, where the screen can show it and the session has something to see."""
+        """Begin, where the screen can show it."""
         try:
             self._channel = self._screen.live_channel()
-            # Drawn once here and thrown away: whatever it imports is then imported by this thread, never beside an import of the user's.
-            if self._channel is None or self._draw() is None:
+            if self._channel is None:
                 return
-        except Exception:  # noqa: BLE001 - the view is a courtesy: the session goes on, and its report says what is wrong
-            self._channel = None
+            self._draw()  # whatever this imports is then imported by this thread, never beside an import of the user's
+        except Exception as failure:  # noqa: BLE001 - the view is a courtesy: the session goes on
+            self._failure = failure
             return
         # The context ties what the thread sends to the cell that started it.
         context = contextvars.copy_context()
@@ -54,6 +55,9 @@ class LiveView:
         if self._channel is not None:
             channel, self._channel = self._channel, None
             channel.close()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            self._screen.say(f"(the live view failed: {type(failure).__name__}: {failure})")
 
     def _sample(self) -> None:
         channel, sent = self._channel, ("", "")
@@ -65,5 +69,6 @@ class LiveView:
                 if drawn is not None and drawn != sent and not self._stop.is_set():
                     channel.send(*drawn)
                     sent = drawn
-            except Exception:  # noqa: BLE001 - as in start()
+            except Exception as failure:  # noqa: BLE001 - as in start(); said by stop(), as a thread never prints
+                self._failure = failure
                 return

@@ -11,6 +11,8 @@ import torch
 
 from torchdebug_magics.format import number
 from torchdebug_magics.instruments.nanhunt.evidence import Evidence
+from torchdebug_magics.instruments.nanhunt.knowledge import argument_of
+from torchdebug_magics.instruments.nanhunt.naming import owner_of
 from torchdebug_magics.instruments.nanhunt.trace import Op
 from torchdebug_magics.probing.tensors import dense
 
@@ -28,7 +30,7 @@ class Diagnosis:
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """The first rule that fits; without one, what the op did."""
-    rules = _LEAF if evidence.op is None else _BACKWARD if evidence.op.backward else _FORWARD
+    rules = _LEAF if evidence.op is None else _BACKWARD if evidence.op.backward or evidence.in_gradient else _FORWARD
     for rule in rules:
         found = rule(evidence)
         if found is not None:
@@ -81,7 +83,8 @@ def _all_ignored(evidence: Evidence) -> Diagnosis | None:
         return None
     target = evidence.inputs_at(1)
     op = evidence.op
-    ignored = next((value for value in (op.args if op is not None else ()) if isinstance(value, int) and not isinstance(value, bool) and value < 0), -100)
+    ignored = argument_of(op.func, op.args, op.kwargs, "ignore_index") if op is not None else None
+    ignored = -100 if ignored is None else ignored
     if target is None or not (target.numel() == 0 or bool((target == ignored).all())):
         return None
     return Diagnosis(
@@ -183,6 +186,24 @@ def _exploded(evidence: Evidence) -> Diagnosis | None:
     )  # fmt: skip
 
 
+def _own_parameter(evidence: Evidence) -> Diagnosis | None:
+    """An op applied to a parameter itself that has grown out of range."""
+    op = evidence.forward
+    if evidence.birth.kind != 2 or op is None or evidence.context.step == 0 or op.name not in _GROWING:
+        return None
+    for tensor in op.inputs():
+        owner = owner_of(tensor, evidence.context.roots)
+        if owner is not None and owner[0] == "parameter" and (numbers := dense(tensor)) is not None:
+            return Diagnosis(
+                "exploding_parameter", f"the parameter {owner[1]} has grown to {number(float(numbers.abs().max()))}, too large for {op.name}",
+                "lower the learning rate for it, give it weight decay, or bound it (clamp, softplus, a parametrization)",
+            )  # fmt: skip
+    return None
+
+
+_GROWING = {"exp", "exp_", "expm1", "sinh", "cosh", "pow", "square", "mul", "mul_", "addmm", "mm"}
+
+
 def _grew(history: tuple[float, ...]) -> bool:
     finite = [value for value in history if math.isfinite(value) and value > 0][-30:]
     return len(finite) >= 2 and finite[-1] > 1e3 * max(min(finite), 1e-30) and finite[-1] > 1e4 and finite[-1] == max(finite)  # noqa: PLR2004
@@ -244,7 +265,7 @@ def _where_trap(evidence: Evidence) -> Diagnosis | None:
     if forward is None:
         return None
     gradient = [value for value in evidence.own_operands() if isinstance(value, (int, float))]
-    if not any(value == 0 for value in gradient):
+    if evidence.op is not None and evidence.op.backward and not any(value == 0 for value in gradient):
         return None
     selector = next((one for one in evidence.consumers(forward) if one.name in _SELECTORS), None)
     if selector is None:
@@ -268,7 +289,7 @@ def _plain(evidence: Evidence) -> Diagnosis:
 Rule = Callable[[Evidence], "Diagnosis | None"]
 _LEAF: tuple[Rule, ...] = (_bad_embedding, _bad_row)
 _ARITHMETIC: tuple[Rule, ...] = (
-    _all_ignored, _CTC, _masked_row, _mask_sum, _eps_zero, _zero_variance, _EMPTY_MEAN, _overflow, _exploded, _LOG_ZERO, _LOG_NEGATIVE,
+    _all_ignored, _CTC, _masked_row, _mask_sum, _eps_zero, _zero_variance, _EMPTY_MEAN, _overflow, _exploded, _own_parameter, _LOG_ZERO, _LOG_NEGATIVE,
     _ROOT_NEGATIVE, _ROOT_ZERO, _POW_NEGATIVE, _POW_ZERO, _DIV_ZERO, _EXP, _POLE, _DECOMPOSITION,
 )  # fmt: skip
 _FORWARD: tuple[Rule, ...] = _ARITHMETIC

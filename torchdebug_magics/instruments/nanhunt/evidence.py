@@ -51,9 +51,18 @@ class Evidence:
     def forward(self) -> Op | None:
         """The forward op: the birth's own, or the one that its backward op is the derivative of."""
         op = self.birth.op
-        if op is None or not op.backward:
-            return op
-        return None if op.line is not None else self.trace.forward_of(op)
+        return None if op is not None and op.backward and op.line is not None else self.origin
+
+    @property
+    def origin(self) -> Op | None:
+        """As `forward`, also for a backward that the user wrote: an op inside their forward."""
+        op = self.birth.op
+        return self.trace.forward_of(op) if op is not None and op.backward else op
+
+    @property
+    def in_gradient(self) -> bool:
+        """Whether only gradients are bad: what the forward made bad it also threw away."""
+        return self.context.sink.startswith("gradient")
 
     @property
     def name(self) -> str:

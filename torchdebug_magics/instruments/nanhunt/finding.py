@@ -10,7 +10,7 @@ from torchdebug_magics.instruments.nanhunt.naming import owner_of, variable_name
 from torchdebug_magics.instruments.nanhunt.report import Finding, Kind, PathStep, Phase
 from torchdebug_magics.instruments.nanhunt.trace import Op, Trace
 from torchdebug_magics.probing.modules import Call, unwrapped
-from torchdebug_magics.probing.tensors import NAN, dense
+from torchdebug_magics.probing.tensors import NAN, dense, tensors_in
 from torchdebug_magics.probing.where import excerpt, location
 from torchdebug_magics.report import Location
 
@@ -51,7 +51,7 @@ def write(evidence: Evidence) -> Finding:
         dtype=str(birth.tensor.dtype).removeprefix("torch."),
         sink=context.sink,
         sink_kind="nan" if context.sink_kind == "nan" else "inf",
-        weights="weights poisoned" if phase == "optimizer" else "" if phase == "parameter" else "weights untouched",
+        weights="weights poisoned" if phase == "optimizer" and birth.op is None else "" if phase == "parameter" else "weights untouched",
         excerpt=excerpt(place) if place is not None else (),
     )
 
@@ -65,14 +65,19 @@ def bad_tensors(evidence: Evidence) -> dict[str, torch.Tensor]:
 def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
     op, context = evidence.op, evidence.context
     if op is None:
-        owner = owner_of(evidence.birth.tensor, context.roots)
+        tensor = evidence.birth.tensor
+        owner = owner_of(tensor, context.roots)
         if owner is not None:
             held = evidence.birth.tensor
             # On a CPU a bad update is seen as it happens: what is found bad only now was written by something else.
             changed = owner[0] == "parameter" and context.step > 0 and held.device.type != "cpu" and not _was_bad(held, context)
             return "optimizer" if changed else "parameter", owner[1]
-        return "data", variable_name(evidence.birth.tensor, context.variables, context.entries)
-    if op.backward:
+        given = any(tensor is one for entry in context.entries for one in tensors_in((entry.args, entry.kwargs)))
+        phase: Phase = "parameter" if tensor.is_leaf and tensor.requires_grad and not given else "data"
+        return phase, variable_name(tensor, context.variables, context.entries)
+    if op.late:
+        return "optimizer", context.sink.removeprefix("gradient of ")
+    if op.backward or evidence.in_gradient:
         return "backward", None
     return ("loss" if _call(evidence) is None else "forward"), None
 
@@ -83,10 +88,8 @@ def _was_bad(held: torch.Tensor, context: Context) -> bool:
 
 def _call(evidence: Evidence) -> Call | None:
     """The module call it belongs to. A criterion such as ``nn.CrossEntropyLoss`` is not a part of the model."""
-    op = evidence.forward or evidence.op
+    op = evidence.origin
     call = None if op is None else op.call
-    if call is None and evidence.op is not None:
-        call = evidence.op.call
     if call is not None and isinstance(call.root, torch.nn.modules.loss._Loss):
         return None
     return call
@@ -98,7 +101,7 @@ def _location(evidence: Evidence, phase: Phase) -> Location | None:
     line = None if op is None else op.line
     if line is None and forward is not None:
         line = forward.line
-    if line is None or phase in {"parameter", "optimizer"}:
+    if line is None or phase == "parameter":
         return None
     return location(*line)
 
@@ -112,6 +115,11 @@ def _explain(evidence: Evidence, phase: Phase, tensor: str | None) -> Diagnosis:
         return Diagnosis(
             "bad_parameter", f"{tensor} was bad before this cell's first step",
             "make the model anew or load good weights: an earlier run poisoned it; put %%nanhunt above the cell that did",
+        )  # fmt: skip
+    if phase == "optimizer" and evidence.op is not None:
+        return Diagnosis(
+            "clip_inf", f"the gradient of {tensor} was finite after backward(); {evidence.name} changed it before the update",
+            "look at what scales or clips the gradients here: a norm that is infinite or 0, a division by a count of 0",
         )  # fmt: skip
     if phase == "optimizer":
         return Diagnosis(

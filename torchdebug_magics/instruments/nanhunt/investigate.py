@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow
 from torchdebug_magics.instruments.nanhunt.scaler import at_scale_one, live_scalers
 from torchdebug_magics.instruments.nanhunt.slicing import CannotReplay
 from torchdebug_magics.instruments.nanhunt.step import Entry, Position, Step
-from torchdebug_magics.instruments.nanhunt.walk import walk
+from torchdebug_magics.instruments.nanhunt.walk import Birth, walk
 from torchdebug_magics.probing.tensors import kind_of
 from torchdebug_magics.probing.where import frames_above, locate, user_frame
 
@@ -123,7 +123,7 @@ class Investigator:
             births = walk(replayed.trace, [tensor for tensor, _ in wanted])
             if births:
                 context = replace(inquiry.context, variables=_visible(replayed, inquiry), sink=wanted[0][1], sink_kind=kind_word(wanted[0][0]))
-                evidence = Evidence(births[0], replayed.trace, context)
+                evidence = Evidence(_first(births, context), replayed.trace, context)
                 return Outcome(write(evidence), bad_tensors(evidence), rows, replayed.reproduced, way)
         if sinks:
             self._note("the way from the bad value back to its birth was lost")
@@ -164,6 +164,14 @@ def _by_priority(sinks: list[tuple[torch.Tensor, str]]) -> list[list[tuple[torch
     losses = [sink for sink in sinks if sink[1] in {"loss", "output"}]
     others = [sink for sink in sinks if sink[1] not in {"loss", "output"}]
     return [group for group in (losses, others) if group]
+
+
+def _first(births: list[Birth], context: Context) -> Birth:
+    """The earliest; of tensors that were all there before the step, the first in the order of the model's parameters."""
+    if births[0].op is not None:
+        return births[0]
+    order = {parameter.data_ptr(): place for root in context.roots for place, parameter in enumerate(root.parameters())}
+    return min((birth for birth in births if birth.op is None), key=lambda birth: order.get(birth.tensor.data_ptr(), len(order)))
 
 
 def _visible(replayed: Replayed, inquiry: Inquiry) -> dict[str, Any]:

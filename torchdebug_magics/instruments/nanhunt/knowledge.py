@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["HIDDEN_WRITES", "ON_PURPOSE", "is_movement", "is_pointwise", "is_uninitialised", "op_name"]
+__all__ = ["HIDDEN_WRITES", "ON_PURPOSE", "argument_of", "is_movement", "is_pointwise", "is_uninitialised", "op_name"]
 
 HIDDEN_WRITES = {
     "native_batch_norm": ("running_mean", "running_var"),
@@ -34,6 +34,14 @@ def op_name(func: Any) -> str:
     """``aten.log.default`` -> ``log``; an op of another library keeps its namespace: ``torchvision::nms``."""
     schema: str = func._schema.name
     return schema.removeprefix("aten::")
+
+
+def argument_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+    """An argument of an op's call by its name in the schema, its default where it was left out; None where there is none."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name == name:
+            return args[place] if place < len(args) else kwargs.get(name, argument.default_value)
+    return None
 
 
 def is_pointwise(func: Any) -> bool:

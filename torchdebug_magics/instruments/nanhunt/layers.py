@@ -102,7 +102,9 @@ class LayerWatch:
             return  # the first tensor stands for the call
 
     @staticmethod
-    def _gradient(row: _Row, gradient: torch.Tensor) -> None:
+    def _gradient(row: _Row, gradient: torch.Tensor | None) -> None:
+        if gradient is None:
+            return
         with _disable_current_modes(), torch.no_grad():
             row.gradient = _Numbers.of(gradient)
 

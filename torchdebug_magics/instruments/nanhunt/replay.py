@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchdebug_magics.instruments.nanhunt.layers import LayerWatch
+from torchdebug_magics.instruments.nanhunt.livein import read_before_written
 from torchdebug_magics.instruments.nanhunt.slicing import CannotReplay, Slice, cut
 from torchdebug_magics.instruments.nanhunt.step import Entries, Position, Step
 from torchdebug_magics.instruments.nanhunt.trace import Trace
@@ -109,6 +111,12 @@ class Replayer:
         replayed.trace.backward_frame = sys._getframe(0)
         try:
             result = original(*args, **kwargs)
+        except RuntimeError as error:
+            if not last:
+                raise
+            # A graph from before the step is gone; the forward was seen all the same.
+            replayed.problem, replayed.finished = f"the replay of backward() raised: {str(error).splitlines()[0]}", True
+            raise _Enough from error
         finally:
             replayed.trace.backward_frame = None
         if last:
@@ -128,6 +136,8 @@ class Replayer:
         replayed.layers = LayerWatch(calls)
         self._attempt, self._seen, self._fed = attempt, 0, 0
         try:
+            cut = _cut_graphs(part) if part is not None else {}
+            attempt.leaves.update(cut)
             with _put_aside(step, attempt.leaves.values(), self._entries.entered(), part), _quiet(), contextlib.ExitStack() as stack:
                 self._entries.replaying = self._feed
                 stack.callback(setattr, self._entries, "replaying", None)
@@ -155,7 +165,32 @@ class Replayer:
         if entry.module is not _module:
             return None
         entry.random.put_back()
-        return (entry.args, entry.kwargs) if entry.recorded else None
+        return _merged((args, kwargs), (entry.args, entry.kwargs)) if entry.recorded else None
+
+
+def _merged(evaluated: tuple[Any, Any], recorded: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The recorded arguments, but for tensors inside the graph: those must belong to the graph of the replay."""
+    new, shape = tree_flatten(evaluated)
+    old, old_shape = tree_flatten(recorded)
+    if shape != old_shape:
+        return recorded
+    merged = [
+        now if isinstance(then, torch.Tensor) and then.grad_fn is not None and isinstance(now, torch.Tensor) else then
+        for now, then in zip(new, old)
+    ]
+    together: tuple[Any, Any] = tree_unflatten(merged, shape)
+    return together
+
+
+def _cut_graphs(part: Slice) -> dict[int, torch.Tensor]:
+    """Variables whose graph was made before the statements, and is gone since the backward(): leaves in their place."""
+    cut: dict[int, torch.Tensor] = {}
+    for name in read_before_written(list(part.statements)):
+        value = part.names.get(name)
+        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+            leaf = part.names[name] = value.detach().requires_grad_()
+            cut[id(leaf)] = leaf
+    return cut
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from torchdebug_magics.instruments.nanhunt.knowledge import HIDDEN_WRITES, is_uninitialised, op_name
+from torchdebug_magics.instruments.nanhunt.knowledge import HIDDEN_WRITES, argument_of, is_uninitialised, op_name
 from torchdebug_magics.probing.dispatch import OpListener, Run
 from torchdebug_magics.probing.modules import Call, ModuleCalls
 from torchdebug_magics.probing.tensors import kind_of
@@ -44,6 +44,8 @@ class Op:
     """Of the autograd node that runs this op, in a backward."""
     node_name: str | None
     backward: bool
+    late: bool = False
+    """Whether it ran after the backward()."""
     parents: tuple[int, ...] = ()
     """Indices of the ops that made its inputs."""
     kind: int = 0
@@ -81,6 +83,7 @@ class Trace:
         self.ops: list[Op] = []
         self.backward_frame: FrameType | None = None
         """Our frame below which a running backward stands; frames above it are the user's own backward code."""
+        self.late = False
         self._calls = calls
         self._known: dict[int, _Known] = {}
         self._by_place: dict[tuple[Any, ...], Op] = {}
@@ -89,6 +92,8 @@ class Trace:
         self._kept: list[torch.Tensor] = []
         self._room_bytes = _MOST_REMEMBERED_BYTES
         self._users: dict[int, list[Op]] = {}
+        self._originals: dict[int, torch.Tensor] = {}
+        """What a copy, made before it was overwritten, is the copy of; for tensors from before the step."""
 
     def attach(self, stack: ExitStack) -> None:
         """Record until the stack closes."""
@@ -109,6 +114,8 @@ class Trace:
         known = self._known.get(id(tensor))
         if known is not None and known.reference() is tensor and known.op is not None:
             return Source(known.op, tensor)
+        if id(tensor) in self._originals:
+            return Source(None, self._originals[id(tensor)])
         place = _place(tensor)
         op = self._by_place.get(place) if place else None
         return Source(op, tensor)
@@ -128,7 +135,7 @@ class Trace:
             index=len(self.ops), name=op_name(func), func=func, call=self._calls.current,
             line=(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name) if frame is not None else None,
             sequence=sequence, node_sequence=_sequence(node), node_name=node.name() if node is not None else None,
-            backward=in_backward and not recomputes,
+            backward=in_backward and not recomputes, late=self.late,
         )
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         kinds = [self._kind(tensor) for tensor in inputs]
@@ -182,6 +189,8 @@ class Trace:
                 # The copy stands for what the tensor was: it has the tensor's earlier maker, not this op.
                 self._known[id(copy)] = _Known(weakref.ref(copy), kind_of(copy), prior[id(tensor)], op.index)
                 self._kept.append(copy)
+                if prior[id(tensor)] is None:
+                    self._originals[id(copy)] = tensor
 
     def _remember(self, op: Op, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
         """What a clean forward op was given, in case its derivative is the birth; as long as there is room."""
@@ -229,9 +238,10 @@ def _copyable(tensor: torch.Tensor) -> bool:
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors an op writes in place, also those its schema does not admit."""
     found: list[torch.Tensor] = []
+    hidden_names = HIDDEN_WRITES.get(op_name(func), ()) if argument_of(func, args, kwargs, "training") is not False else ()
     for place, argument in enumerate(func._schema.arguments):
         value = args[place] if place < len(args) else kwargs.get(argument.name)
-        hidden = argument.name in HIDDEN_WRITES.get(op_name(func), ())
+        hidden = argument.name in hidden_names
         if hidden or (argument.alias_info is not None and argument.alias_info.is_write):
             found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,13 +109,12 @@ class _Walk:
         if not inputs:
             yield self._birth(op, wanted)
             return
-        if is_movement(op.func) or (is_pointwise(op.func) and nans):
-            still = None
-        else:
-            still = _still_bad(op, wanted, inputs)
+        still = None if is_movement(op.func) or (is_pointwise(op.func) and nans) else _still_bad(op, wanted, _HEALED)
         if still is not None and bool(still.any()):
             yield self._birth(op, _Wanted(wanted.tensor, still, wanted.kind, wanted.via))
-            if bool((still == wanted.mask).all() if wanted.mask is not None else True):
+            # Bad without them: they may still be a second cause, if they alone are enough.
+            alone = _still_bad(op, wanted, _TAMED)
+            if alone is not None and not bool(alone.any()):
                 return
         if wanted.kind & NAN and not nans:
             # An infinity became NaN here. One that was put there on purpose explains the op, any other is the earlier birth.
@@ -152,7 +151,7 @@ class _Walk:
                     yield writer, target, on_target
                     left = left & ~hit
         if left is None or bool(left.any()):
-            yield made, _output_of(made, tensor), left
+            yield made, source.tensor if made is None else _output_of(made, tensor), left
 
 
 def _output_of(op: Op | None, tensor: torch.Tensor) -> torch.Tensor:
@@ -224,10 +223,10 @@ def _reach(op: Op, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return everything
     outputs = moved if isinstance(moved, (tuple, list)) else (moved,)
     reached = torch.zeros(tensor.numel() + 1, dtype=torch.bool, device=tensor.device)
-    for output in outputs:
-        if isinstance(output, torch.Tensor) and output.shape == mask.shape and output.dtype is torch.float64:
-            reached[output[mask].long()] = True
-    return reached[1:].reshape(tensor.shape)
+    known = [one for one in outputs if isinstance(one, torch.Tensor) and one.shape == mask.shape and one.dtype is torch.float64]
+    for output in known:
+        reached[output[mask].long()] = True
+    return reached[1:].reshape(tensor.shape) if known else everything
 
 
 def _shrink(mask: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -240,16 +239,31 @@ def _shrink(mask: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return mask.expand(shape) if mask.shape != shape else mask
 
 
-def _still_bad(op: Op, wanted: _Wanted, inputs: list[tuple[torch.Tensor, torch.Tensor | None]]) -> torch.Tensor | None:
-    """The wanted elements that are bad also without the bad inputs; None where the op cannot be asked."""
-    if wanted.mask is None or any(mask is None for _, mask in inputs):
+def _healed(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    """Every bad element replaced by a finite value."""
+    bad = bad_mask(tensor)
+    return tensor if bad is None else tensor.masked_fill(bad, value)
+
+
+def _tamed(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    """Every finite element replaced by a harmless value, the bad ones left."""
+    bad = bad_mask(tensor)
+    return tensor if bad is None else tensor.masked_fill(~bad, value)
+
+
+_HEALED, _TAMED = _healed, _tamed
+
+
+def _still_bad(op: Op, wanted: _Wanted, changed: Callable[[torch.Tensor, float], torch.Tensor]) -> torch.Tensor | None:
+    """The wanted elements that are bad also with `changed` inputs; None where the op cannot be asked."""
+    if wanted.mask is None:
         return None
     place = next((place for place, output in enumerate(op.outputs) if output is wanted.tensor), None)
     if place is None:
         return None
     still = wanted.mask
     for value in _STAND_INS:
-        output = _rerun(op, {id(tensor): mask for tensor, mask in inputs if mask is not None}, value, place)
+        output = _rerun(op, changed, value, place)
         if output is None or output.shape != still.shape:
             return None
         bad = bad_mask(output)
@@ -259,18 +273,15 @@ def _still_bad(op: Op, wanted: _Wanted, inputs: list[tuple[torch.Tensor, torch.T
     return still
 
 
-def _rerun(op: Op, masks: dict[int, torch.Tensor], value: float, place: int) -> torch.Tensor | None:
-    copies: list[torch.Tensor] = []
+def _rerun(op: Op, changed: Callable[[torch.Tensor, float], torch.Tensor], value: float, place: int) -> torch.Tensor | None:
     cleaned: dict[int, torch.Tensor] = {}
 
     def healed(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if id(leaf) not in cleaned:
-            mask = masks.get(id(leaf))
-            copy = leaf.detach().clone() if mask is None else leaf.detach().masked_fill(mask, value)
-            copies.append(copy)
-            cleaned[id(leaf)] = copy
+            copy = changed(leaf.detach(), value)
+            cleaned[id(leaf)] = copy.clone() if copy.data_ptr() == leaf.data_ptr() else copy
         return cleaned[id(leaf)]
 
     state = torch.get_rng_state()

@@ -1,0 +1,89 @@
+"""Every planted case through the script door: the finding is the true one, and nothing was touched."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+import torchdebug_magics
+from tests.nan_cases import ANY, Case, Expect, Nothing, all_cases
+from tests.nan_cases.door import compare, compare_location, plain, purity, raised, watch
+
+CASES = all_cases()
+BY_NAME = [pytest.param(case, id=case.name) for case in CASES]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _available(case: Case) -> None:
+    if case.needs and importlib.util.find_spec(case.needs) is None:
+        pytest.skip(f"{case.needs} is not installed in this stack")
+
+
+@pytest.mark.parametrize("case", BY_NAME)
+def test_the_finding_is_the_true_one_and_nothing_was_touched(case: Case) -> None:
+    _available(case)
+    outcome = watch(case)
+    assert outcome.report is not None
+    differs = {
+        **raised(case, outcome),
+        **compare(case, outcome.report),
+        **compare_location(case, outcome.report),
+        **purity(case, outcome, plain(case)),
+    }
+    said = [outcome.report["verdict"], *outcome.report["problems"]]
+    assert not differs, "\n".join([*(f"{name}: {text}" for name, text in differs.items()), *said])
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES if case.pure and not case.options.get("keep_going")])
+def test_keep_going_leaves_the_bits_of_a_plain_run(case: Case) -> None:
+    _available(case)
+    outcome, measure = watch(case, keep_going=True), plain(case)
+    assert outcome.report is not None
+    assert type(outcome.error) is type(measure.error)
+    assert not purity(case, outcome, measure)
+    assert outcome.report["found"] is not isinstance(case.truth, Nothing)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES if isinstance(case.truth, Expect)][::9])
+def test_the_error_carries_the_verdict_and_the_finding(case: Case) -> None:
+    _available(case)
+    outcome = watch(case)
+    if case.options.get("keep_going"):
+        assert outcome.error is None
+        return
+    assert outcome.report is not None
+    assert isinstance(outcome.error, torchdebug_magics.NonFiniteError)
+    assert str(outcome.error) == outcome.report["verdict"]
+    assert outcome.error.finding.op == outcome.report["finding"]["op"]
+    assert outcome.error.finding.kind == outcome.report["finding"]["kind"]
+
+
+def test_names_are_unique_and_every_line_that_is_checked_is_marked() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
+    for case in CASES:
+        place = case.place()
+        if isinstance(case.truth, Expect) and case.truth.line is not ANY and case.truth.phase in {"forward", "loss", "backward"}:
+            assert place is not None or case.name in UNMARKED, case.name
+
+
+UNMARKED = {
+    "loss_all_labels_ignored_own_index_in_2d",  # a call over several lines
+    "backward_bad_custom_function",  # the line of apply, or the user's own backward
+}
+
+
+def test_there_are_enough_of_each() -> None:
+    truths = [case.truth for case in CASES]
+    assert len(CASES) >= 90
+    assert sum(isinstance(truth, Nothing) for truth in truths) >= 25
+    for phase in ("data", "parameter", "forward", "loss", "backward", "optimizer"):
+        assert sum(isinstance(truth, Expect) and truth.phase == phase for truth in truths) >= 5, phase

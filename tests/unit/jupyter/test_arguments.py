@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from IPython.core.error import UsageError
+
+from torchdebug_magics.instrument import Instrument, Option
+from torchdebug_magics.jupyter.arguments import MagicParser, without_comment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROW = Instrument(
+    name="look",
+    summary="s",
+    description="Looks.",
+    options=(Option("--count", "how many", {"type": int, "default": 3}), Option("--keep-going", "100% of them", {"action": "store_true"})),
+    probe="",
+    view="",
+    examine="somewhere:examine",
+    subjects="VALUE",
+)
+PARSER = MagicParser(ROW)
+
+
+@pytest.mark.parametrize(
+    ("line", "subjects", "options"),
+    [
+        ("", (), {}),
+        ("loss", ("loss",), {}),
+        ("model torch.randn(1, 3, 224, 224)", ("model", "torch.randn(1, 3, 224, 224)"), {}),
+        ("loss - 1", ("loss - 1",), {}),
+        ("model x if y else z", ("model", "x if y else z"), {}),
+        ("model (x if y else z)", ("model", "(x if y else z)"), {}),
+        ("a not in b", ("a not in b",), {}),
+        ("f ('a b') c", ("f", "('a b')", "c"), {}),
+        ("'a -q b'", ("'a -q b'",), {}),
+        ("x[1:, 2] lambda v: v", ("x[1:, 2]", "lambda v: v"), {}),
+        ("--count 5 loss", ("loss",), {"count": 5}),
+        ("loss --count=5", ("loss",), {"count": 5}),
+        ("loss --keep-going out  # both", ("loss", "out"), {"keep_going": True}),
+        ("x == '#'  # not a comment", ("x == '#'",), {}),
+        ("d['a # b']", ("d['a # b']",), {}),
+    ],
+)
+def test_a_line_with_values(line: str, subjects: tuple[str, ...], options: dict[str, object]) -> None:
+    asked = PARSER.parse(line, subjects=True)
+    assert asked.subjects == subjects
+    assert asked.options == {"count": 3, "keep_going": False, **options}
+
+
+def test_common_flags(tmp_path: Path) -> None:
+    asked = PARSER.parse(f"-q -w -o kept --json '{tmp_path}/a b.json'")
+    assert (asked.quiet, asked.widget, asked.output, asked.json, asked.help) == (True, True, "kept", tmp_path / "a b.json", False)
+    assert PARSER.parse("-h").help
+
+
+@pytest.mark.parametrize("subjects", [True, False])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--bad", "there is no option '--bad'"),
+        ("--keep", "there is no option '--keep'"),
+        ("--count many", "invalid int value: 'many'"),
+        ("--count", "expected one argument"),
+        ("-o 1x", "not a name"),
+        ("-o for", "not a name"),
+        ("--json nowhere/at/all.json", "cannot be written"),
+        ("--json .", "cannot be written"),
+        ("--count '3", "No closing quotation"),
+    ],
+)
+def test_what_is_wrong_is_one_line(line: str, said: str, subjects: bool) -> None:
+    with pytest.raises(UsageError, match=said) as error:
+        PARSER.parse(line, subjects=subjects)
+    assert "\n" not in str(error.value)
+
+
+def test_a_value_where_none_is_taken_says_what_to_write() -> None:
+    with pytest.raises(UsageError, match="%look VALUE"):
+        PARSER.parse("loss")
+
+
+def test_half_an_expression() -> None:
+    with pytest.raises(UsageError, match="parentheses"):
+        PARSER.parse("f(", subjects=True)
+
+
+def test_help_holds_the_description_and_every_flag() -> None:
+    assert "usage: %%look" in PARSER.help
+    assert "Looks." in PARSER.help
+    assert "100% of them" in PARSER.help
+    assert all(flag in PARSER.help for flag in PARSER.flags)
+    assert {"--count", "--keep-going", "-o", "--output", "--json", "-h"} <= set(PARSER.flags)
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [("a # b", "a"), ("# b", ""), ("a#b", "a#b"), ("'# a' # b", "'# a'"), ("a # don't", "a"), (" a ", "a")],
+)
+def test_comments(line: str, left: str) -> None:
+    assert without_comment(line) == left
