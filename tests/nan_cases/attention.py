@@ -160,7 +160,7 @@ CASES = (
             opt.step()
         """,
         # Weights behind the mask are exactly 0.
-        truth=Expect(kind=frozenset({"nan", "inf"}), phase=frozenset({"forward", "loss", "backward"}), op=frozenset({"log", "mul"}), module=None, call=None, rows=(0, 1)),
+        truth=Expect(kind=frozenset({"nan", "inf"}), phase=frozenset({"forward", "loss", "backward"}), op=frozenset({"log", "mul"}), module=None, rows=(0, 1)),
     ),
     Case(
         name="attention_unused_nan_branch_and_a_real_bug",
@@ -207,7 +207,7 @@ CASES = (
                 loss.backward()
                 opt.step()
         """,
-        truth=Expect(kind="nan", phase="loss", op="_log_softmax", module=None, call=None, step=2, rows=(0,), diagnosis=slugs.MASKED_ROW),
+        truth=Expect(kind="nan", phase="loss", op="_log_softmax", module=None, step=2, rows=(0,), diagnosis=slugs.MASKED_ROW),
     ),
     Case(
         name="attention_score_overflows_before_the_mask",

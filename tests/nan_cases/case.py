@@ -31,6 +31,16 @@ class _Any:
 ANY: Final = _Any()
 
 
+class _Default:
+    """Follows from the other fields."""
+
+    def __repr__(self) -> str:
+        return "DEFAULT"
+
+
+DEFAULT: Final = _Default()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Expect:
     """The one true finding. A field that is `ANY` is not checked; a frozenset lists the names that are equally true."""
@@ -39,38 +49,43 @@ class Expect:
     phase: Any
     op: Any = ANY
     module: Any = ANY
-    call: Any = ANY
-    """1, unless said otherwise, where `module` is checked."""
+    call: Any = DEFAULT
+    """1, unless said otherwise, where `module` is checked; None outside every module."""
     line: bool | _Any = True
     """Whether the line of the marker is checked; never for data and parameter, which have no line of their own."""
     step: Any = 0
-    backward: Any = ANY
+    backward: Any = DEFAULT
     """As `step`, unless said otherwise."""
     rows: Any = ANY
     diagnosis: Any = None
     """None where it is not checked."""
     tensor: Any = ANY
-    reproduced: Any = ANY
+    reproduced: Any = DEFAULT
     """True, unless said otherwise, for forward, loss and backward findings."""
 
     def fields(self) -> Mapping[str, Any]:
         """What is checked, by name, the line left aside."""
-        phases = self.phase if isinstance(self.phase, frozenset) else {self.phase}
-        replayed = phases <= {"forward", "loss", "backward"}
+        replayed = self.phases <= {"forward", "loss", "backward"}
+        in_module = 1 if isinstance(self.module, (str, frozenset)) and replayed else None if self.module is None else ANY
         wanted = {
             "kind": self.kind,
             "phase": self.phase,
             "op": self.op,
             "module": self.module,
-            "call": self.call if self.call is not ANY or self.module in {ANY, None} or not replayed else 1,
+            "call": in_module if self.call is DEFAULT else self.call,
             "step": self.step,
-            "backward": self.step if self.backward is ANY else self.backward,
+            "backward": self.step if self.backward is DEFAULT else self.backward,
             "rows": self.rows,
             "diagnosis": ANY if self.diagnosis is None else self.diagnosis,
             "tensor": self.tensor,
-            "reproduced": True if self.reproduced is ANY and replayed else self.reproduced,
+            "reproduced": (True if replayed else ANY) if self.reproduced is DEFAULT else self.reproduced,
         }
         return {name: value for name, value in wanted.items() if value is not ANY}
+
+    @property
+    def phases(self) -> frozenset[Any]:
+        """Those that are true."""
+        return self.phase if isinstance(self.phase, frozenset) else frozenset({self.phase})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +115,8 @@ class Problem:
     """Checked where the step was reproduced."""
     step: Any = ANY
     line: bool | _Any = ANY
+    may_miss: bool = False
+    """Whether nothing found will do, if the report says what it could not look at."""
 
 
 Truth: TypeAlias = Expect | Nothing | Problem

@@ -85,7 +85,7 @@ CASES = (
                 opt.step()
         """,
         # The loss is -inf in both runs, whatever the noise: the operands are not the same bits, the birth is.
-        truth=Expect(kind="inf", phase="loss", op="log", module=None, call=None, step=2, rows=(0, 1, 2), reproduced=ANY),
+        truth=Expect(kind="inf", phase="loss", op="log", module=None, step=2, rows=(0, 1, 2), reproduced=ANY),
         pure=False,
     ),
     Case(
@@ -145,7 +145,8 @@ CASES = (
                 loss.backward()
                 opt.step()
         """,
-        truth=Expect(kind="inf", phase="loss", op="log", module=None, call=None, step=1, rows=(0, 1, 2), diagnosis=slugs.LOG_ZERO),
+        # The last statement of the step deletes what an earlier one needs: a replay has to bring it back.
+        truth=Problem(kind="inf", phase="loss", op="log", step=1),
     ),
     Case(
         name="hard_names_rebound_inside_the_step",
@@ -166,7 +167,7 @@ CASES = (
                 opt.step()
         """,
         # `scale` is read and written in the step: 0.5, 0.25, 0. A replay that starts from its last value still divides by 0.
-        truth=Expect(kind="inf", phase="loss", op="div", module=None, call=None, step=2, rows=(0, 1, 2), diagnosis=slugs.DIV_ZERO),
+        truth=Expect(kind="inf", phase="loss", op="div", module=None, step=2, rows=(0, 1, 2), diagnosis=slugs.DIV_ZERO),
     ),
     Case(
         name="hard_state_of_the_step_is_advanced_once_more",
@@ -311,7 +312,7 @@ CASES = (
         """,
         options={"keep_going": True},
         # Nothing is promised about threads but the truth, or a line that says why not.
-        truth=Problem(kind="nan", phase="data", step=2),
+        truth=Problem(kind="nan", phase="data", step=2, may_miss=True),
         pure=False,
     ),
     Case(
@@ -371,7 +372,7 @@ CASES = (
                 loss.backward()
                 opt.step()
         """,
-        truth=Expect(kind="nan", phase="loss", op="log", module=None, call=None, step=3, rows=(0, 1, 2)),
+        truth=Expect(kind="nan", phase="loss", op="log", module=None, step=3, rows=(0, 1, 2)),
     ),
     Case(
         name="hard_comprehension_calls_the_model",
@@ -390,7 +391,7 @@ CASES = (
                 loss.backward()
                 opt.step()
         """,
-        truth=Expect(kind="inf", phase="backward", op="sqrt", module=None, call=None, step=1, rows=(1,), diagnosis=slugs.SQRT_ZERO),
+        truth=Expect(kind="inf", phase="backward", op="sqrt", module=None, step=1, rows=(1,), diagnosis=slugs.SQRT_ZERO),
     ),
     Case(
         name="hard_one_liner_with_everything",
@@ -403,6 +404,6 @@ CASES = (
         cell="""
             for _ in range(5): opt.zero_grad(); model(next(data)).abs().log().mean().backward(); opt.step()  # <- here
         """,
-        truth=Expect(kind="inf", phase="loss", op="log", module=None, call=None, step=3, rows=(0, 1, 2), diagnosis=slugs.LOG_ZERO),
+        truth=Expect(kind="inf", phase="loss", op="log", module=None, step=3, rows=(0, 1, 2), diagnosis=slugs.LOG_ZERO),
     ),
 )

@@ -217,7 +217,7 @@ CASES = (
             trainer().fit(model, loader)
         """,
         # Row 9 is the first of the fourth batch. training_step is a method that nobody calls as a module.
-        truth=Expect(kind="inf", phase="loss", op="log", module=None, call=None, step=3, rows=(0,), diagnosis=slugs.LOG_ZERO),
+        truth=Expect(kind="inf", phase="loss", op="log", module=None, step=3, rows=(0,), diagnosis=slugs.LOG_ZERO),
     ),
     Case(
         name="lightning_bad_layer",
@@ -290,7 +290,7 @@ CASES = (
         cell="""
             trainer().fit(model, loader)
         """,
-        truth=Expect(kind="inf", phase="backward", op="sqrt", module=None, call=None, step=1, rows=(0,), diagnosis=slugs.SQRT_ZERO),
+        truth=Expect(kind="inf", phase="backward", op="sqrt", module=None, step=1, rows=(0,), diagnosis=slugs.SQRT_ZERO),
     ),
     Case(
         name="hf_trainer_style_loop",

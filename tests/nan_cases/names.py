@@ -208,7 +208,7 @@ CASES = (
             opt.step()
         """,
         # Called by itself, the method is outside every module.
-        truth=Expect(kind="inf", phase="loss", op="log", module=None, call=None, rows=(0, 1, 2), diagnosis=slugs.LOG_ZERO),
+        truth=Expect(kind="inf", phase="loss", op="log", module=None, rows=(0, 1, 2), diagnosis=slugs.LOG_ZERO),
     ),
     Case(
         name="names_functional_call",

@@ -113,7 +113,7 @@ CASES = (
                 total = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 opt.step()
         """,
-        truth=Expect(kind="inf", phase="backward", op="sqrt", module=None, call=None, step=3, rows=(1,)),
+        truth=Expect(kind="inf", phase="backward", op="sqrt", module=None, step=3, rows=(1,)),
     ),
     Case(
         name="optimizer_learning_rate_far_too_high",
@@ -130,7 +130,7 @@ CASES = (
                 loss.backward()
                 opt.step()
         """,
-        truth=Expect(kind="inf", phase="loss", op="pow", module=None, call=None, step=9, diagnosis=slugs.LR_TOO_HIGH),
+        truth=Expect(kind="inf", phase="loss", op="pow", module=None, step=9, diagnosis=slugs.LR_TOO_HIGH),
     ),
     Case(
         name="optimizer_learning_rate_too_high_in_a_network",
@@ -147,7 +147,7 @@ CASES = (
                 opt.step()
         """,
         # From step 3 on the second linear overflows, to -inf only: the relu heals it. The loss is the first that stays bad.
-        truth=Expect(kind="inf", phase="loss", op="mse_loss", module=None, call=None, step=8, rows=(), diagnosis=slugs.LR_TOO_HIGH),
+        truth=Expect(kind="inf", phase="loss", op="mse_loss", module=None, step=8, rows=(), diagnosis=slugs.LR_TOO_HIGH),
     ),
     Case(
         name="optimizer_one_parameter_explodes",

@@ -111,7 +111,7 @@ CASES = (
                 loss.backward()
                 opt.step()
         """,
-        truth=Expect(kind="inf", phase="loss", op="mul", module=None, call=None, step=1, rows=(1,), diagnosis=slugs.BF16_OVERFLOW),
+        truth=Expect(kind="inf", phase="loss", op="mul", module=None, step=1, rows=(1,), diagnosis=slugs.BF16_OVERFLOW),
     ),
     Case(
         name="precision_half_sum_overflows_in_the_loss",
@@ -128,7 +128,7 @@ CASES = (
             loss.backward()
             opt.step()
         """,
-        truth=Expect(kind="inf", phase="loss", op="sum", module=None, call=None, rows=(), diagnosis=slugs.FP16_OVERFLOW),
+        truth=Expect(kind="inf", phase="loss", op="sum", module=None, rows=(), diagnosis=slugs.FP16_OVERFLOW),
     ),
     Case(
         name="precision_half_gradient_overflows_without_a_scaler",

@@ -132,7 +132,7 @@ CASES = (
                 scaler.step(opt)
                 scaler.update()
         """,
-        truth=Expect(kind="nan", phase="loss", op="log", module=None, call=None, step=3, rows=(0, 1, 2, 3, 4, 5, 6, 7)),
+        truth=Expect(kind="nan", phase="loss", op="log", module=None, step=3, rows=(0, 1, 2, 3, 4, 5, 6, 7)),
     ),
     Case(
         name="scaler_bad_derivative",
@@ -151,7 +151,7 @@ CASES = (
                 scaler.step(opt)
                 scaler.update()
         """,
-        truth=Expect(kind="inf", phase="backward", op="sqrt", module=None, call=None, step=2, rows=(1,), diagnosis=slugs.SQRT_ZERO),
+        truth=Expect(kind="inf", phase="backward", op="sqrt", module=None, step=2, rows=(1,), diagnosis=slugs.SQRT_ZERO),
     ),
     Case(
         name="scaler_overflow_first_then_a_real_nan",

@@ -32,6 +32,7 @@ class Hook:
         self.original = original
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         return self.call(*args, **kwargs)
 
     def __deepcopy__(self, _memo: object) -> Hook:
@@ -85,6 +86,7 @@ def autograd_calls(stack: ExitStack, name: str, around: Callable[..., Any]) -> N
     original = getattr(torch.autograd, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         return around(original, *args, **kwargs)
 
     hook = Hook(call, original)

@@ -70,6 +70,7 @@ class ModuleCalls:
         self._paths = paths(self._roots)
         self._root_of = {id(module): root for root in reversed(self._roots) for module in root.modules()}
         self._counts: dict[int, int] = {}
+        self._again: dict[int, int] = {}
         self._running: list[Call | None] = []
 
     def attach(self, stack: ExitStack) -> None:
@@ -85,7 +86,9 @@ class ModuleCalls:
         if unwrapped(module) is not module:
             self._running.append(None)
             return
-        number = self._counts[id(module)] = self._counts.get(id(module), 0) + 1
+        # What checkpointing runs again inside a backward is not one more call of the step.
+        counts = self._again if torch._C._current_autograd_node() is not None else self._counts
+        number = counts[id(module)] = counts.get(id(module), 0) + 1
         path = self._paths.get(id(module))
         if path is None:  # made after the watch began: named by the call it runs in
             outer = self.current

@@ -16,7 +16,7 @@ import torch
 
 from torchdebug_magics.report import Location
 
-__all__ = ["excerpt", "frames_above", "is_user_code", "locate", "span", "user_frame"]
+__all__ = ["excerpt", "frames_above", "is_user_code", "library_frame", "locate", "span", "user_frame"]
 
 Owner: TypeAlias = Literal["user", "library", "torch", "own", "python"]
 
@@ -24,7 +24,6 @@ _TORCH = str(Path(torch.__file__).parent)
 _OWN = str(Path(__file__).parent.parent)
 _PYTHON = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _PACKAGES = ("/site-packages/", "/dist-packages/")
-_MODULE_CALL = ("_call_impl", "_wrapped_call_impl")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -55,25 +54,27 @@ def frames_above(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def user_frame(frame: FrameType | None, *, below: FrameType | None = None) -> FrameType | None:
-    """The innermost frame that a person would look at: their own code, or else the library that holds the module.
+    """The innermost frame of the user's own code, stopping before `below`."""
+    return _innermost(frame, below, "user")
 
-    A library's line counts only inside its own module (a transformer's ``forward``); a helper that the user called does not.
-    Stops before `below`.
-    """
-    library: FrameType | None = None
+
+def library_frame(frame: FrameType | None, *, below: FrameType | None = None) -> FrameType | None:
+    """The innermost frame of installed code that stands above the user's: where inside a library it happened."""
+    for one in frames_above(frame):
+        if one is below or owner(one.f_code.co_filename) == "user":
+            return None
+        if owner(one.f_code.co_filename) == "library":
+            return one
+    return None
+
+
+def _innermost(frame: FrameType | None, below: FrameType | None, whose: Owner) -> FrameType | None:
     for one in frames_above(frame):
         if one is below:
-            break
-        match owner(one.f_code.co_filename):
-            case "user":
-                return one
-            case "library":
-                library = library or one
-            case "torch" if library is not None and one.f_code.co_name in _MODULE_CALL:
-                return library
-            case _:
-                pass
-    return library
+            return None
+        if owner(one.f_code.co_filename) == whose:
+            return one
+    return None
 
 
 def locate(frame: FrameType) -> Location:

@@ -75,6 +75,17 @@ class Investigator:
             )
         return self._conclude(inquiry, replayed, _sinks(replayed, inquiry), way)
 
+    def update(self, step: Step, inquiry: Inquiry) -> Outcome | None:
+        """Gradients that went bad between backward() and the optimizer's step; None where that cannot be run again."""
+        attempt = Attempt(inquiry.tensors, max(1, step.backwards), inquiry.leaves, until_update=True)
+        try:
+            replayed = self._replayer.statements(step, inquiry.chain, attempt)
+        except CannotReplay:
+            return None
+        sinks = _sinks(replayed, inquiry)
+        outcome = self._conclude(inquiry, replayed, sinks, "statements") if replayed.finished and sinks else None
+        return outcome if outcome is not None and outcome.finding is not None and outcome.finding.op is not None else None
+
     def output(self, step: Step, entry: Entry, tensors: list[torch.Tensor], context: Context) -> Outcome:
         """An outermost module call, without gradients, whose output is bad."""
         alone = Step(entries=[entry], buffers=step.buffers, python=step.python)

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import replace
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -49,7 +48,6 @@ class NanProbe:
         self._replayer = Replayer(self._entries)
         self._investigator = Investigator(self._replayer, self._guard.note)
         self._leaves = Leaves()
-        self._thread = get_ident()
         self._depth = 0
         self._steps = self._backwards = self._forwards = self._overflows = self._overflow_run = 0
         self._history: deque[float] = deque(maxlen=_MOST_HISTORY)
@@ -61,6 +59,8 @@ class NanProbe:
         self._reproduced: bool | None = None
         self._way = ""
         self._versions: dict[int, int] = {}
+        self._last_tensors: tuple[torch.Tensor, ...] = ()
+        self._was_bad = False
         self._harmless: dict[int, int] = {}
         self._started_s = self._phase_s = time.perf_counter()
         self._phase = "watching"
@@ -120,17 +120,21 @@ class NanProbe:
     # --- what torch calls
 
     def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         return self._around(original, args, kwargs, keeps=kwargs.get("retain_graph") or kwargs.get("create_graph") or any(args[2:4]))
 
     def _around_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         if kwargs.get("create_graph") or (len(args) > 4 and args[4]):  # noqa: PLR2004 - autograd.grad's fifth argument
             return original(*args, **kwargs)  # a part of a loss that is still to come
-        return self._around(original, args, kwargs, keeps=True)
+        return self._around(original, args, kwargs, keeps=kwargs.get("retain_graph") or any(args[3:4]))
 
     def _around(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps: bool) -> Any:
-        if self._depth or get_ident() != self._thread:
+        __tracebackhide__ = True
+        if self._depth or not self._entries.is_ours():
             return original(*args, **kwargs)  # one that runs inside another, as reentrant checkpointing does
         tensors = tuple(tensors_in(args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))))
+        self._was_bad = bool(self._overflow_run) and not self._replayer.active and self._gradients_are_bad()
         self._depth += 1
         try:
             if self._replayer.active:
@@ -143,19 +147,30 @@ class NanProbe:
         return result
 
     def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._replayer.active or get_ident() != self._thread or _closure(args, kwargs):
+        __tracebackhide__ = True
+        if self._replayer.active:
+            self._replayer.update_call()
+        if not self._entries.is_ours() or _closure(args, kwargs):
             return
         self._raise_if_asked(self._guard.run("the check before an update", self._check_gradients, optimizer))
 
     def _after_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self._replayer.active or get_ident() != self._thread:
+        __tracebackhide__ = True
+        if self._replayer.active or not self._entries.is_ours():
             return
         outcome = self._guard.run("the check after an update", self._check_parameters, optimizer)
         self._steps += 1
+        self._entries.step.clear()
         self._raise_if_asked(outcome)
 
     def _left(self, entry: Entry, output: Any) -> None:
+        __tracebackhide__ = True
         self._raise_if_asked(self._guard.run("the check of a model's output", self._check_output, entry, output))
+
+    def _gradients_are_bad(self) -> bool:
+        """Before a backward(): whether gradients of an overflow are still there, as in accumulation."""
+        gradients = [parameter.grad for module in self._entries.entered() for parameter in module.parameters() if parameter.grad is not None]
+        return not math.isfinite(survey((), gradients)[1])
 
     # --- the checks
 
@@ -171,6 +186,7 @@ class NanProbe:
         self._history.append(peak)
         self._losses.append(loss)
         self._versions = {id(gradient): gradient._version for gradient in gradients}
+        self._last_tensors = tensors if len(tensors) == 1 and tensors[0].numel() == 1 else ()
         outcome = None
         if not math.isfinite(peak):
             outcome = self._investigate(tensors, leaves)
@@ -179,7 +195,8 @@ class NanProbe:
             self._look(tensors, leaves)
         self._backwards += 1
         self._entries.settle(self._backwards)
-        if not keeps or outcome is not None:
+        step.closed = step.closed or not keeps
+        if outcome is not None:
             step.clear()
         return outcome
 
@@ -193,11 +210,14 @@ class NanProbe:
         finally:
             self._phase = "watching"
         if outcome.overflow:
-            return self._overflowed()
+            return self._overflowed(leaves)
         return self._found(outcome)
 
-    def _overflowed(self) -> Outcome | None:
+    def _overflowed(self, leaves: dict[int, torch.Tensor]) -> Outcome | None:
         """A step that a scaler skips; too many of them are a finding of their own."""
+        bad = {id(leaf.grad) for leaf in leaves.values() if leaf.grad is not None and kind_of(leaf.grad)}
+        if not bad or self._was_bad:
+            return None  # a scaled loss out of range alone skips nothing; gradients that were bad before it are the same skip
         self._overflows += 1
         self._overflow_run += 1
         scale = min((scaler.get_scale() for scaler in live_scalers()), default=math.inf)
@@ -229,9 +249,14 @@ class NanProbe:
         if self._depth:
             return None
         held = [(parameter, parameter.grad) for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None]
-        changed = [gradient for _, gradient in held if self._versions.get(id(gradient)) != gradient._version]
+        changed = [gradient for _, gradient in held if self._overflow_run or self._versions.get(id(gradient)) != gradient._version]
         if not changed or math.isfinite(survey((), changed)[1]) or skips(optimizer) or len(self._findings) >= self._most:
             return None
+        leaves: dict[int, torch.Tensor] = {id(one): one for one, _ in held}
+        inquiry = Inquiry(self._last_tensors, leaves, frame_chain(sys._getframe(1)), self._context())
+        outcome = self._guard.run("the replay up to the update", self._investigator.update, self._entries.step, inquiry)
+        if outcome is not None:
+            return self._found(outcome)
         parameter, gradient = next((pair for pair in held if kind_of(pair[1])), held[0])
         kind = "nan" if bool(torch.isnan(gradient.detach().to_dense() if gradient.is_sparse else gradient).any()) else "inf"
         name = self._name(parameter)
@@ -310,6 +335,7 @@ class NanProbe:
         return any((one.phase, one.op, one.module, one.location, one.tensor) == (finding.phase, finding.op, finding.module, finding.location, finding.tensor) for one in self._findings)
 
     def _raise_if_asked(self, outcome: Outcome | None) -> None:
+        __tracebackhide__ = True
         if outcome is not None and outcome.finding is not None and not self._keep_going:
             _stop(outcome.finding, outcome.bad)
 
@@ -325,7 +351,7 @@ class NanProbe:
 
 
 def _stop(finding: Finding, bad: dict[str, torch.Tensor]) -> None:
-    """Raise the finding. `%debug` lands here, with `finding` and `bad` at hand."""
+    __tracebackhide__ = True
     raise NonFiniteError(finding.sentence(), finding, bad)
 
 

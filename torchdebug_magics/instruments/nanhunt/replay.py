@@ -41,6 +41,8 @@ class Attempt:
     """Which backward call since the step began, 1-based."""
     leaves: dict[int, torch.Tensor]
     """Leaf tensors whose gradients are put aside."""
+    until_update: bool = False
+    """Whether to go on to the optimizer's step, for what happens to gradients after backward()."""
 
 
 @dataclass
@@ -120,14 +122,26 @@ class Replayer:
         finally:
             replayed.trace.backward_frame = None
         if last:
-            results = result if isinstance(result, (tuple, list)) else ()
-            replayed.gradients = {
-                **{str(key): leaf.grad for key, leaf in attempt.leaves.items() if leaf.grad is not None},
-                **{f"result {place}": one for place, one in enumerate(results) if isinstance(one, torch.Tensor)},
-            }
-            replayed.finished = True
-            raise _Enough
+            replayed.trace.late = True
+            if not attempt.until_update:
+                self._finish(attempt, replayed, result)
         return result
+
+    def update_call(self) -> None:
+        """An optimizer's step inside the replay: it must never happen."""
+        if self._attempt is not None and self._replayed is not None and self._attempt.until_update:
+            self._finish(self._attempt, self._replayed, None)
+        raise _Enough
+
+    @staticmethod
+    def _finish(attempt: Attempt, replayed: Replayed, result: Any) -> None:
+        results = result if isinstance(result, (tuple, list)) else ()
+        replayed.gradients = {
+            **{str(key): leaf.grad for key, leaf in attempt.leaves.items() if leaf.grad is not None},
+            **{f"result {place}": one for place, one in enumerate(results) if isinstance(one, torch.Tensor)},
+        }
+        replayed.finished = True
+        raise _Enough
 
     def _run(self, step: Step, attempt: Attempt, part: Slice | None, run: Any) -> Replayed:
         roots = self._entries.roots()

@@ -180,6 +180,9 @@ class _Edit(ast.NodeTransformer):
     def visit_Nonlocal(self, node: ast.Nonlocal) -> ast.AST:
         return ast.copy_location(ast.Pass(), node)
 
+    def visit_Delete(self, node: ast.Delete) -> ast.AST:
+        return ast.copy_location(ast.Pass(), node)
+
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return node
 

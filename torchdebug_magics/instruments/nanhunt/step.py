@@ -79,6 +79,8 @@ class Step:
     live_in: LiveIn | None = None
     backwards: int = 0
     """Backward calls since the first entry."""
+    closed: bool = False
+    """Whether its backward() is over: the next model call begins a new step."""
     started: set[int] = field(default_factory=set)
 
     def clear(self) -> None:
@@ -87,7 +89,7 @@ class Step:
         self.buffers.clear()
         self.python.clear()
         self.started.clear()
-        self.chain, self.live_in, self.backwards = (), None, 0
+        self.chain, self.live_in, self.backwards, self.closed = (), None, 0, False
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class Entries:
         self.replaying: Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any] | None = None
         self._done = done
         self._depth = 0
-        self._thread = get_ident()
+        self._thread: int | None = None
         self._known: dict[int, _Known] = {}
         self._stacks: dict[int, ExitStack] = {}
         self._watched: dict[int, torch.nn.Module] = {}
@@ -126,6 +128,12 @@ class Entries:
         for module in modules:
             self._watch(module)
         hooks.module_birth(self._stack, self._watch, lambda child: self._adopted.add(id(child)))
+
+    def is_ours(self) -> bool:
+        """Whether this is the thread that trains: the first one in which anything was called."""
+        if self._thread is None:
+            self._thread = get_ident()
+        return self._thread == get_ident()
 
     def roots(self) -> list[torch.nn.Module]:
         """Modules that were called outermost, then those that hold them, without what is a part of another."""
@@ -191,7 +199,7 @@ class Entries:
         return list(self._watched.values())
 
     def _before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.compiler.is_compiling() or get_ident() != self._thread:
+        if torch.compiler.is_compiling() or not self.is_ours():
             return None
         self._depth += 1
         if self._depth > 1:
@@ -203,14 +211,17 @@ class Entries:
         return None
 
     def _after(self, module: torch.nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or get_ident() != self._thread:
+        if torch.compiler.is_compiling() or not self.is_ours():
             return
         self._depth = max(0, self._depth - 1)
         if self._depth == 0 and self.replaying is None and self.step.entries and self.step.entries[-1].module is module:
             self._done(self.step.entries[-1], output)
 
     def _record(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        step, known = self.step, self._know(module)
+        step = self.step
+        if step.closed or (step.backwards and _same_place(step.chain, sys._getframe(2))):
+            step.clear()
+        known = self._know(module)
         if not step.entries:
             # Below this stand our hook and torch's call of it: the caller is the first frame that is neither.
             step.chain = frame_chain(sys._getframe(2))
@@ -237,6 +248,14 @@ class Entries:
             if not math.isfinite(largest(known.parameters)):
                 self.bad_from_start.update(id(parameter) for parameter in known.parameters if kind_of(parameter))
         return known
+
+
+def _same_place(chain: tuple[Position, ...], frame: FrameType) -> bool:
+    """Whether a call comes from where the step's first one came from: the loop went round, although its graph was retained."""
+    again = frame_chain(frame)
+    return any(
+        one.frame is other.frame and one.instruction == other.instruction and is_user_code(one.frame.f_code) for one, other in zip(chain, again)
+    )
 
 
 def _versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:

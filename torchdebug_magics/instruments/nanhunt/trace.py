@@ -152,7 +152,7 @@ class Trace:
         self._learn(op, outputs, any(kinds))
         if op.kind:
             self._keep(op, args, kwargs, before, written, prior)
-        elif not in_backward:
+        elif not op.backward:
             self._remember(op, args, kwargs, inputs)
         return result
 
