@@ -56,7 +56,7 @@ class Investigator:
 
     def sink(self, step: Step, inquiry: Inquiry) -> Outcome:
         """A backward (or grad) call whose loss or gradients are bad."""
-        attempt = Attempt(inquiry.tensors, max(1, step.backwards), inquiry.leaves)
+        attempt = Attempt(inquiry.tensors, _number(step), inquiry.leaves)
         if self._overflows(step, inquiry, attempt):
             return Outcome(None, {}, overflow=True)
         try:
@@ -77,7 +77,7 @@ class Investigator:
 
     def update(self, step: Step, inquiry: Inquiry) -> Outcome | None:
         """Gradients that went bad between backward() and the optimizer's step; None where that cannot be run again."""
-        attempt = Attempt(inquiry.tensors, max(1, step.backwards), inquiry.leaves, until_update=True)
+        attempt = Attempt(inquiry.tensors, _number(step), inquiry.leaves, until_update=True)
         try:
             replayed = self._replayer.statements(step, inquiry.chain, attempt)
         except CannotReplay:
@@ -98,7 +98,7 @@ class Investigator:
 
     def look(self, step: Step, inquiry: Inquiry) -> tuple[LayerRow, ...]:
         """The layer table of a step with nothing wrong."""
-        replayed = self._replayer.statements(step, inquiry.chain, Attempt(inquiry.tensors, max(1, step.backwards), inquiry.leaves))
+        replayed = self._replayer.statements(step, inquiry.chain, Attempt(inquiry.tensors, _number(step), inquiry.leaves))
         return replayed.layers.rows() if replayed.layers is not None else ()
 
     def _overflows(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> bool:
@@ -156,6 +156,11 @@ class Investigator:
             fix="the report's problems say why the step could not be run again; move it into a function of its own and hunt once more",
         )  # fmt: skip
         return Outcome(finding, {"loss" if losses else "gradient": sink.detach()})
+
+
+def _number(step: Step) -> int:
+    """Which backward() of the step this is, 1-based; without a model call the step begins right before it."""
+    return max(1, step.backwards) if step.entries else 1
 
 
 def _sinks(replayed: Replayed, inquiry: Inquiry) -> list[tuple[torch.Tensor, str]]:

@@ -134,7 +134,8 @@ class NanProbe:
         if self._depth or not self._entries.is_ours():
             return original(*args, **kwargs)  # one that runs inside another, as reentrant checkpointing does
         tensors = tuple(tensors_in(args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))))
-        self._was_bad = bool(self._overflow_run) and not self._replayer.active and self._gradients_are_bad()
+        if not self._replayer.active:
+            self._was_bad = bool(self._overflow_run) and self._gradients_are_bad()
         self._depth += 1
         try:
             if self._replayer.active:
@@ -258,7 +259,7 @@ class NanProbe:
         if outcome is not None:
             return self._found(outcome)
         parameter, gradient = next((pair for pair in held if kind_of(pair[1])), held[0])
-        kind = "nan" if bool(torch.isnan(gradient.detach().to_dense() if gradient.is_sparse else gradient).any()) else "inf"
+        kind = "nan" if not self._overflow_run and bool(torch.isnan(gradient.detach().to_dense() if gradient.is_sparse else gradient).any()) else "inf"
         name = self._name(parameter)
         finding = Finding(
             kind=kind, phase="optimizer", op=None, module=None, call=None, location=_caller(), step=self._steps, backward=self._backwards,

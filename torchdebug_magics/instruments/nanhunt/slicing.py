@@ -50,7 +50,7 @@ def cut(step: Step, sink: tuple[Position, ...]) -> Slice:
         end = next((position for position in sink if _replayable(position.frame)), None) or _no_source()
         statements = _dependencies(end)
         early = {}
-    return _compiled(end.frame, statements, early)
+    return _compiled(end, statements, early)
 
 
 def _replayable(frame: FrameType) -> bool:
@@ -135,14 +135,15 @@ def _root(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _compiled(frame: FrameType, statements: list[ast.stmt], early: dict[str, Any]) -> Slice:
+def _compiled(end: Position, statements: list[ast.stmt], early: dict[str, Any]) -> Slice:
+    frame = end.frame
     for node in (node for statement in statements for node in ast.walk(statement)):
         if isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncFor, ast.AsyncWith)):
             msg = "the step awaits or yields"
             raise CannotReplay(msg)
     names = {**frame.f_globals, **local_values(frame), **early}
     names.update({_NEXT: _blank_next, _ITERATE: _iterate})
-    edited = _Edit(frame, edges={id(statements[0]), id(statements[-1])})
+    edited = _Edit(frame, end.line)
     copies = [copied for statement in statements for copied in edited.statement(statement)]
     once = ast.For(
         target=ast.Name(_ONCE, ast.Store()), iter=ast.Tuple([ast.Constant(0)], ast.Load()), body=copies, orelse=[], type_comment=None
@@ -154,21 +155,20 @@ def _compiled(frame: FrameType, statements: list[ast.stmt], early: dict[str, Any
 class _Edit(ast.NodeTransformer):
     """Makes a statement of a function one that runs on its own, and takes out what only reports."""
 
-    def __init__(self, frame: FrameType, edges: set[int]) -> None:
-        self._edges = edges
+    def __init__(self, frame: FrameType, last_line: int) -> None:
+        self._last_line = last_line
         self._first = frame.f_code.co_varnames[0] if frame.f_code.co_argcount else ""
         parts = getattr(frame.f_code, "co_qualname", frame.f_code.co_name).split(".")
         self._class = parts[-2] if len(parts) > 1 and parts[-2].isidentifier() else ""
 
     def statement(self, statement: ast.stmt) -> Iterator[ast.stmt]:
-        if id(statement) not in self._edges and _only_reports(statement):
-            return
         edited = self.visit(copy.deepcopy(statement))
         yield from edited if isinstance(edited, list) else [edited]
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         inside = self.generic_visit(node)
-        return ast.copy_location(ast.Pass(), node) if _only_reports(node) and not _calls_backward(node) else inside
+        is_sink = node.lineno <= self._last_line <= (node.end_lineno or node.lineno)
+        return ast.copy_location(ast.Pass(), node) if _only_reports(node) and not is_sink else inside
 
     def visit_Return(self, node: ast.Return) -> ast.AST:
         value = self.visit(node.value) if node.value is not None else ast.Constant(None)
@@ -191,7 +191,7 @@ class _Edit(ast.NodeTransformer):
 
     def visit_For(self, node: ast.For) -> ast.AST:
         self.generic_visit(node)
-        node.iter = ast.copy_location(ast.Call(ast.Name(_ITERATE, ast.Load()), [node.iter], []), node.iter)
+        node.iter = _Checked().visit(node.iter)
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -209,6 +209,16 @@ class _Edit(ast.NodeTransformer):
         return node
 
 
+class _Checked(ast.NodeTransformer):
+    """Asks every variable that a ``for`` runs over whether it can be run over once more."""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.copy_location(ast.Call(ast.Name(_ITERATE, ast.Load()), [node], []), node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        return ast.copy_location(ast.Call(ast.Name(_ITERATE, ast.Load()), [node], []), node)
+
+
 def _only_reports(statement: ast.stmt) -> bool:
     """``print(loss)``, ``losses.append(loss.item())``: what is said about the step, not what the step does."""
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
@@ -217,10 +227,6 @@ def _only_reports(statement: ast.stmt) -> bool:
     if isinstance(called, ast.Name):
         return called.id in {"print", "display"}
     return isinstance(called, ast.Attribute) and called.attr in _REPORTING
-
-
-def _calls_backward(node: ast.AST) -> bool:
-    return any(isinstance(inner, ast.Attribute) and inner.attr == "backward" for inner in ast.walk(node))
 
 
 class _Blank:
@@ -244,8 +250,8 @@ def _blank_next(*_: Any) -> _Blank:
 
 
 def _iterate(values: Any) -> Any:
-    """The values of a ``for``; an iterator that is already running would lose elements."""
-    if iter(values) is values:
+    """A variable in the head of a ``for``; an iterator that is already running would lose elements."""
+    if hasattr(type(values), "__next__"):
         msg = "the step loops over an iterator that cannot be rewound"
         raise CannotReplay(msg)
     return values
