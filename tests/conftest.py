@@ -24,6 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
+    # One thread each: models are small, and a second thread costs more than it gives.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # The interpreters and kernels that tests start look at this checkout, wherever they run.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 

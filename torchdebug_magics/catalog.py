@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from torchdebug_magics.instrument import Instrument
+if TYPE_CHECKING:
+    from torchdebug_magics.instrument import Instrument
 
 __all__ = ["INSTRUMENTS", "instrument", "instruments"]
 

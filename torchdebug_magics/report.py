@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +62,7 @@ def _plain(value: object) -> Any:
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (Sequence, Set)) and not isinstance(value, (str, bytes)):
+    if isinstance(value, (Sequence, AbstractSet)) and not isinstance(value, (str, bytes)):
         return [_plain(item) for item in value]
     return value
 

@@ -81,7 +81,7 @@ def plain(case: Case) -> Outcome:
 def _world(case: Case) -> Iterator[dict[str, Any]]:
     """A namespace after the setup, as a module that classes and dataclasses can find themselves in."""
     module = types.ModuleType(f"nan_case_{case.name}")
-    known, threads = set(sys.modules), torch.get_num_threads()
+    known, threads, formatwarning = set(sys.modules), torch.get_num_threads(), warnings.formatwarning
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, text in case.files.items():
@@ -99,6 +99,7 @@ def _world(case: Case) -> Iterator[dict[str, Any]]:
                 sys.modules.pop(name, None)
             del sys.modules[module.__name__]
             torch.set_num_threads(threads)
+            warnings.formatwarning = formatwarning  # lightning has one of its own
             if "torch._dynamo" in sys.modules:
                 sys.modules["torch._dynamo"].reset()  # what one case compiled is no business of the next
             for name in [name for name in linecache.cache if name.startswith((folder, f"<cell:{case.name}", f"<setup:{case.name}"))]:

@@ -57,9 +57,9 @@ class BufferKeeper:
         held = []
         with torch.no_grad():
             for names in self._always:
-                held += [_Held(names, name, buffer, buffer.clone()) for name, buffer in names.items() if _plain(buffer)]
+                held += [_Held(names, name, buffer, buffer.clone()) for name, buffer in _present(names)]
             for names in self._rarely:
-                held += [self._rare(names, name, buffer) for name, buffer in names.items() if _plain(buffer)]
+                held += [self._rare(names, name, buffer) for name, buffer in _present(names)]
         return Buffers(tuple(held))
 
     def _rare(self, names: dict[str, torch.Tensor | None], name: str, buffer: torch.Tensor) -> _Held:
@@ -71,5 +71,5 @@ class BufferKeeper:
         return _Held(names, name, buffer, known[2])
 
 
-def _plain(buffer: torch.Tensor | None) -> bool:
-    return buffer is not None and not buffer.is_meta
+def _present(names: dict[str, torch.Tensor | None]) -> list[tuple[str, torch.Tensor]]:
+    return [(name, buffer) for name, buffer in names.items() if buffer is not None and not buffer.is_meta]

@@ -29,6 +29,7 @@ class OpListener(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
+        """Asked by the compiler."""
         # False: what is compiled runs eagerly under this mode, op by op, which is what a replay is for.
         return False
 

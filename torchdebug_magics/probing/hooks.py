@@ -32,6 +32,7 @@ class Hook:
         self.original = original
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What torch calls."""
         __tracebackhide__ = True
         return self.call(*args, **kwargs)
 

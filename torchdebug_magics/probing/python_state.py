@@ -123,7 +123,7 @@ def _add_function(found: dict[tuple[int, object], Slot], function: FunctionType)
     writes, names = _writes(function.__code__), function.__globals__
     for name in writes.stored_globals:
         found.setdefault((id(names), name), _item_slot(names, name))
-    for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars):
+    for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=False):
         found.setdefault((id(cell), name), _cell_slot(cell))
     called = []
     for name in writes.loaded & names.keys():
@@ -197,9 +197,7 @@ def _container_slot(container: Any) -> Slot:
         if any(item is _ABSENT or (isinstance(item, tuple) and any(part is _ABSENT for part in item)) for item in awake):
             return
         container.clear()
-        if isinstance(container, dict):
-            container.update(awake)
-        elif isinstance(container, set):
+        if isinstance(container, (dict, set)):
             container.update(awake)
         else:
             container.extend(awake)

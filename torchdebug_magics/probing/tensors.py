@@ -32,15 +32,11 @@ def _leaves(value: object, depth: int) -> Iterator[torch.Tensor]:
         yield value
     elif depth >= _DEEPEST or value is None or isinstance(value, (str, bytes, int, float, torch.nn.Module)):
         return
-    elif isinstance(value, Mapping):
-        for item in list(value.values()):
-            yield from _leaves(item, depth + 1)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for item in list(value):
+    elif isinstance(value, (Mapping, list, tuple, set, frozenset)):
+        for item in list(value.values() if isinstance(value, Mapping) else value):
             yield from _leaves(item, depth + 1)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _leaves(getattr(value, field.name, None), depth + 1)
+        yield from _leaves([getattr(value, field.name, None) for field in dataclasses.fields(value)], depth)
     else:
         for leaf in tree_leaves(value):
             if isinstance(leaf, torch.Tensor):

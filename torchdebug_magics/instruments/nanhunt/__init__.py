@@ -21,7 +21,11 @@ parameters are still as they were before the bad step.
     %nanhunt loss               look into a tensor you already have, before backward()""",
     options=(
         Option("--keep-going", "record findings, never stop the cell", {"action": "store_true"}),
-        Option("--max-findings", "stop looking after N findings (default 10; only with --keep-going)", {"type": int, "default": 10, "metavar": "N"}),
+        Option(
+            "--max-findings",
+            "stop looking after N findings (default 10; only with --keep-going)",
+            {"type": int, "default": 10, "metavar": "N"},
+        ),
         Option("--layers", "a table of every module call's outputs and gradients, also when nothing is wrong", {"action": "store_true"}),
     ),
     probe=f"{_HERE}.probe:NanProbe",

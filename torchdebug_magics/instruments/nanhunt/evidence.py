@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchdebug_magics.instruments.nanhunt.knowledge import is_pointwise
-from torchdebug_magics.instruments.nanhunt.step import Entry
-from torchdebug_magics.instruments.nanhunt.trace import Op, Trace
-from torchdebug_magics.instruments.nanhunt.walk import Birth
 from torchdebug_magics.probing.tensors import bad_mask, dense, describe
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.nanhunt.step import Entry
+    from torchdebug_magics.instruments.nanhunt.trace import Op, Trace
+    from torchdebug_magics.instruments.nanhunt.walk import Birth
 
 __all__ = ["Context", "Evidence"]
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from torchdebug_magics.instruments.nanhunt.diagnose import Diagnosis, diagnose
-from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.naming import owner_of, variable_name
 from torchdebug_magics.instruments.nanhunt.report import Finding, Kind, PathStep, Phase
-from torchdebug_magics.instruments.nanhunt.trace import Op, Trace
 from torchdebug_magics.probing.modules import Call, unwrapped
 from torchdebug_magics.probing.tensors import NAN, dense, tensors_in
 from torchdebug_magics.probing.where import excerpt, location
-from torchdebug_magics.report import Location
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
+    from torchdebug_magics.instruments.nanhunt.trace import Op, Trace
+    from torchdebug_magics.report import Location
 
 __all__ = ["bad_tensors", "write"]
 
@@ -83,7 +87,12 @@ def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
 
 
 def _was_bad(held: torch.Tensor, context: Context) -> bool:
-    return any(id(parameter) in context.bad_from_start for root in context.roots for parameter in root.parameters() if parameter is held or parameter.data_ptr() == held.data_ptr())
+    return any(
+        id(parameter) in context.bad_from_start
+        for root in context.roots
+        for parameter in root.parameters()
+        if parameter is held or parameter.data_ptr() == held.data_ptr()
+    )
 
 
 def _call(evidence: Evidence) -> Call | None:
@@ -113,19 +122,22 @@ def _operands(evidence: Evidence) -> tuple[int | float | complex | bool | str, .
 def _explain(evidence: Evidence, phase: Phase, tensor: str | None) -> Diagnosis:
     if phase == "parameter" and diagnose(evidence).slug != "bad_embedding_row":
         return Diagnosis(
-            "bad_parameter", f"{tensor} was bad before this cell's first step",
+            "bad_parameter",
+            f"{tensor} was bad before this cell's first step",
             "make the model anew or load good weights: an earlier run poisoned it; put %%nanhunt above the cell that did",
-        )  # fmt: skip
+        )
     if phase == "optimizer" and evidence.op is not None:
         return Diagnosis(
-            "clip_inf", f"the gradient of {tensor} was finite after backward(); {evidence.name} changed it before the update",
+            "clip_inf",
+            f"the gradient of {tensor} was finite after backward(); {evidence.name} changed it before the update",
             "look at what scales or clips the gradients here: a norm that is infinite or 0, a division by a count of 0",
-        )  # fmt: skip
+        )
     if phase == "optimizer":
         return Diagnosis(
-            "exploding_parameter", f"{tensor} was finite when the cell began and is not after an update",
+            "exploding_parameter",
+            f"{tensor} was finite when the cell began and is not after an update",
             "lower the learning rate or clip the gradients; then make the model anew, as its weights are lost",
-        )  # fmt: skip
+        )
     return diagnose(evidence)
 
 
@@ -147,7 +159,9 @@ def _path_step(op: Op, trace: Trace) -> PathStep:
     line = op.line or known.line
     call = known.call
     phase: Phase = "backward" if op.backward else "loss" if call is None else "forward"
-    return PathStep(op=known.name, phase=phase, module=None if call is None else call.path, location=None if line is None else location(*line))
+    return PathStep(
+        op=known.name, phase=phase, module=None if call is None else call.path, location=None if line is None else location(*line)
+    )
 
 
 def _model_name(root: torch.nn.Module, context: Context) -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.finding import bad_tensors, kind_word, write
@@ -19,6 +17,9 @@ from torchdebug_magics.instruments.nanhunt.step import Entry, Position, Step
 from torchdebug_magics.instruments.nanhunt.walk import Birth, walk
 from torchdebug_magics.probing.tensors import kind_of
 from torchdebug_magics.probing.where import frames_above, locate, user_frame
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Inquiry", "Investigator", "Outcome"]
 
@@ -133,7 +134,9 @@ class Investigator:
         for wanted in _by_priority(sinks):
             births = walk(replayed.trace, [tensor for tensor, _ in wanted])
             if births:
-                context = replace(inquiry.context, variables=_visible(replayed, inquiry), sink=wanted[0][1], sink_kind=kind_word(wanted[0][0]))
+                context = replace(
+                    inquiry.context, variables=_visible(replayed, inquiry), sink=wanted[0][1], sink_kind=kind_word(wanted[0][0])
+                )
                 evidence = Evidence(_first(births, context), replayed.trace, context)
                 return Outcome(write(evidence), bad_tensors(evidence), rows, replayed.reproduced, way)
         if sinks:
@@ -149,12 +152,20 @@ class Investigator:
         frame = user_frame(inquiry.chain[0].frame) if inquiry.chain else None
         context, sink = inquiry.context, (losses or gradients)[0]
         finding = Finding(
-            kind=kind_word(sink), phase="loss" if losses else "backward", op=None, module=None, call=None,
-            location=locate(frame) if frame is not None else None, step=context.step, backward=context.backward,
-            sink="loss" if losses else "gradient", sink_kind=kind_word(sink), weights="weights untouched",
+            kind=kind_word(sink),
+            phase="loss" if losses else "backward",
+            op=None,
+            module=None,
+            call=None,
+            location=locate(frame) if frame is not None else None,
+            step=context.step,
+            backward=context.backward,
+            sink="loss" if losses else "gradient",
+            sink_kind=kind_word(sink),
+            weights="weights untouched",
             explanation="the loss is bad" if losses else "a gradient is bad while the loss is finite",
             fix="the report's problems say why the step could not be run again; move it into a function of its own and hunt once more",
-        )  # fmt: skip
+        )
         return Outcome(finding, {"loss" if losses else "gradient": sink.detach()})
 
 

@@ -16,17 +16,93 @@ HIDDEN_WRITES = {
 """Arguments that an op writes although its schema says no such thing."""
 
 ON_PURPOSE = frozenset(
-    "fill fill_ full full_like new_full masked_fill masked_fill_ index_fill index_fill_ scalar_tensor where constant_pad_nd "
-    "lift_fresh lift_fresh_copy _to_copy add add_ sub sub_ maximum minimum clamp clamp_min clamp_max scatter scatter_ "
-    "index_put index_put_ _index_put_impl_ masked_scatter masked_scatter_ copy_".split()
+    [
+        "fill",
+        "fill_",
+        "full",
+        "full_like",
+        "new_full",
+        "masked_fill",
+        "masked_fill_",
+        "index_fill",
+        "index_fill_",
+        "scalar_tensor",
+        "where",
+        "constant_pad_nd",
+        "lift_fresh",
+        "lift_fresh_copy",
+        "_to_copy",
+        "add",
+        "add_",
+        "sub",
+        "sub_",
+        "maximum",
+        "minimum",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+        "scatter",
+        "scatter_",
+        "index_put",
+        "index_put_",
+        "_index_put_impl_",
+        "masked_scatter",
+        "masked_scatter_",
+        "copy_",
+    ]
 )
 """Ops by which an infinity that the user wrote down enters: a mask, a start value, padding."""
 
 _MOVES = frozenset(
-    "clone contiguous _to_copy to copy_ detach cat stack index index_select gather expand repeat flip roll permute transpose t "
-    "constant_pad_nd tril triu take take_along_dim masked_select unfold as_strided _unsafe_view _reshape_copy embedding "
-    "slice_backward select_backward lift_fresh lift_fresh_copy split split_with_sizes unbind chunk slice_scatter select_scatter "
-    "index_put index_put_ _index_put_impl_ masked_scatter scatter scatter_ rot90 pixel_shuffle".split()
+    [
+        "clone",
+        "contiguous",
+        "_to_copy",
+        "to",
+        "copy_",
+        "detach",
+        "cat",
+        "stack",
+        "index",
+        "index_select",
+        "gather",
+        "expand",
+        "repeat",
+        "flip",
+        "roll",
+        "permute",
+        "transpose",
+        "t",
+        "constant_pad_nd",
+        "tril",
+        "triu",
+        "take",
+        "take_along_dim",
+        "masked_select",
+        "unfold",
+        "as_strided",
+        "_unsafe_view",
+        "_reshape_copy",
+        "embedding",
+        "slice_backward",
+        "select_backward",
+        "lift_fresh",
+        "lift_fresh_copy",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "chunk",
+        "slice_scatter",
+        "select_scatter",
+        "index_put",
+        "index_put_",
+        "_index_put_impl_",
+        "masked_scatter",
+        "scatter",
+        "scatter_",
+        "rot90",
+        "pixel_shuffle",
+    ]
 )
 
 
@@ -56,4 +132,13 @@ def is_movement(func: Any) -> bool:
 
 def is_uninitialised(name: str) -> bool:
     """Whether the output is memory that nobody has written yet: never a birth."""
-    return name in {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", "_efficientzerotensor", "resize_"}
+    return name in {
+        "empty",
+        "empty_like",
+        "new_empty",
+        "empty_strided",
+        "new_empty_strided",
+        "empty_permuted",
+        "_efficientzerotensor",
+        "resize_",
+    }

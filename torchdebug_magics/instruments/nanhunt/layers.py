@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.nanhunt.report import LayerRow
 from torchdebug_magics.probing import hooks
-from torchdebug_magics.probing.modules import Call, ModuleCalls
 from torchdebug_magics.probing.tensors import dense, tensors_in
+
+if TYPE_CHECKING:
+    from torchdebug_magics.probing.modules import Call, ModuleCalls
 
 __all__ = ["LayerWatch"]
 
@@ -62,14 +64,23 @@ class _Row:
         out, grad = self.output, self.gradient
         extreme = None if out.min is None or out.max is None else max(abs(out.min), abs(out.max))
         return LayerRow(
-            module=self.call.path, type=self.call.type, call=self.call.number, shape=out.shape, dtype=out.dtype,
-            nan_count=out.nan_count, posinf_count=out.posinf_count, neginf_count=out.neginf_count,
-            min=out.min, max=out.max, mean_abs=out.mean_abs, fp16_share=None if extreme is None else extreme / _FP16_MAX,
+            module=self.call.path,
+            type=self.call.type,
+            call=self.call.number,
+            shape=out.shape,
+            dtype=out.dtype,
+            nan_count=out.nan_count,
+            posinf_count=out.posinf_count,
+            neginf_count=out.neginf_count,
+            min=out.min,
+            max=out.max,
+            mean_abs=out.mean_abs,
+            fp16_share=None if extreme is None else extreme / _FP16_MAX,
             grad_nan_count=None if grad is None else grad.nan_count,
             grad_inf_count=None if grad is None else grad.posinf_count + grad.neginf_count,
             grad_max_abs=None if grad is None or grad.min is None or grad.max is None else max(abs(grad.min), abs(grad.max)),
             grad_mean_abs=None if grad is None else grad.mean_abs,
-        )  # fmt: skip
+        )
 
 
 class LayerWatch:

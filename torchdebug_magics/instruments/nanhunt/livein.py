@@ -17,7 +17,7 @@ from torchdebug_magics.probing.where import owner, span
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.step import Position
 
-__all__ = ["LiveIn", "local_values", "lists_around", "parse", "read_before_written", "written"]
+__all__ = ["LiveIn", "lists_around", "local_values", "parse", "read_before_written", "written"]
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _holds(statement: ast.stmt, where: tuple[int, int, int, int]) -> bool:
     if column < 0:
         return first <= line <= last
     start, end = (first, statement.col_offset if first == statement.lineno else 0), (last, statement.end_col_offset or 0)
-    return start <= (line, column) and (end_line, end_column) <= end
+    return bool(start <= (line, column) and (end_line, end_column) <= end)
 
 
 def _in_header(statement: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, where: tuple[int, int, int, int]) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.step import Entry
 from torchdebug_magics.probing.modules import unwrapped
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.nanhunt.step import Entry
 
 __all__ = ["owner_of", "variable_name"]
 

@@ -42,9 +42,13 @@ def examine(*tensors: object, keep_going: bool = False, max_findings: int = 10, 
     problems = tuple(dict.fromkeys(problem for report in reports for problem in report.problems))
     sentence = " | ".join(report.sentence for report in reports)
     return NanReport(
-        found=bool(findings), finding=findings[0] if findings else None, findings=findings, problems=problems, sentence=sentence,
+        found=bool(findings),
+        finding=findings[0] if findings else None,
+        findings=findings,
+        problems=problems,
+        sentence=sentence,
         replay="graph" if findings else "",
-    )  # fmt: skip
+    )
 
 
 def _one(tensor: torch.Tensor) -> NanReport:
@@ -63,7 +67,8 @@ def _one(tensor: torch.Tensor) -> NanReport:
 
 
 def _nodes(tensor: torch.Tensor) -> Iterator[Any]:
-    todo, seen = [tensor.grad_fn] if tensor.grad_fn is not None else [], set()
+    todo: list[Any] = [tensor.grad_fn]
+    seen: set[Any] = set()
     while todo:
         node = todo.pop()
         if node is None or node in seen:
@@ -128,14 +133,25 @@ def _finding(suspect: _Suspect, sink: torch.Tensor) -> Finding:
     return Finding(
         kind=_kind(tensor),
         phase="parameter" if suspect.leaf is not None else "data" if suspect.outside else "forward",
-        op=name, module=None, call=None, location=None, step=0, backward=0, rows=rows, index=index,
+        op=name,
+        module=None,
+        call=None,
+        location=None,
+        step=0,
+        backward=0,
+        rows=rows,
+        index=index,
         operands=tuple(_value(one, index, tensor) for one in suspect.operands if one.dtype is not torch.bool),
         tensor=f"of shape {tuple(tensor.shape)}" if suspect.outside else None,
         fix=f"look at what enters {name}" if name else "look at where this tensor comes from",
         explanation=f"{name} is the first op of the graph whose result is bad" if name else "it was bad before the graph began",
-        bad_count=int(mask.sum()) if mask is not None else 0, element_count=tensor.numel(), shape=tuple(tensor.shape),
-        dtype=str(tensor.dtype).removeprefix("torch."), sink="loss", sink_kind=_kind(sink),
-    )  # fmt: skip
+        bad_count=int(mask.sum()) if mask is not None else 0,
+        element_count=tensor.numel(),
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        sink="loss",
+        sink_kind=_kind(sink),
+    )
 
 
 def _bare(sink: torch.Tensor) -> Finding:

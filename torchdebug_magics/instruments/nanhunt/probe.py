@@ -170,7 +170,9 @@ class NanProbe:
 
     def _gradients_are_bad(self) -> bool:
         """Before a backward(): whether gradients of an overflow are still there, as in accumulation."""
-        gradients = [parameter.grad for module in self._entries.entered() for parameter in module.parameters() if parameter.grad is not None]
+        gradients = [
+            parameter.grad for module in self._entries.entered() for parameter in module.parameters() if parameter.grad is not None
+        ]
         return not math.isfinite(survey((), gradients)[1])
 
     # --- the checks
@@ -197,9 +199,17 @@ class NanProbe:
         self._backwards += 1
         self._entries.settle(self._backwards)
         step.closed = step.closed or not keeps
-        if outcome is not None:
-            step.clear()
+        if outcome is not None and not self._keep_going:
+            self._undo(leaves)
         return outcome
+
+    def _undo(self, leaves: dict[int, torch.Tensor]) -> None:
+        """The cell stops here: buffers as they were before the bad step, and no bad gradient left to be applied."""
+        for buffers in self._entries.step.buffers:
+            buffers.put_back()
+        for leaf in leaves.values():
+            leaf.grad = None
+        self._entries.step.clear()
 
     def _investigate(self, tensors: tuple[torch.Tensor, ...], leaves: dict[int, torch.Tensor]) -> Outcome | None:
         if len(self._findings) >= self._most:
@@ -227,14 +237,24 @@ class NanProbe:
         return self._found(
             Outcome(
                 Finding(
-                    kind="inf", phase="backward", op=None, module=None, call=None, location=_caller(), step=self._steps,
-                    backward=self._backwards, diagnosis="scale_collapse", sink="gradient", sink_kind="inf", weights="weights untouched",
-                    explanation=f"the GradScaler has skipped {self._overflow_run} steps in a row and its scale fell to {scale:g}: no step is taken any more",
+                    kind="inf",
+                    phase="backward",
+                    op=None,
+                    module=None,
+                    call=None,
+                    location=_caller(),
+                    step=self._steps,
+                    backward=self._backwards,
+                    diagnosis="scale_collapse",
+                    sink="gradient",
+                    sink_kind="inf",
+                    weights="weights untouched",
+                    explanation=f"the GradScaler skipped {self._overflow_run} steps in a row, its scale fell to {scale:g}: no step is taken any more",
                     fix="find the op that overflows fp16 (run the cell with autocast disabled, or with bfloat16, which needs no scaler)",
                 ),
                 {},
             )
-        )  # fmt: skip
+        )
 
     def _look(self, tensors: tuple[torch.Tensor, ...], leaves: dict[int, torch.Tensor]) -> None:
         """With ``--layers``: the table of a healthy step, taken at steps 0, 1, 3, 7, ... as each costs a replay."""
@@ -249,7 +269,9 @@ class NanProbe:
         """Gradients that were written since the last backward(), or by other means."""
         if self._depth:
             return None
-        held = [(parameter, parameter.grad) for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None]
+        held = [
+            (parameter, parameter.grad) for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
+        ]
         changed = [gradient for _, gradient in held if self._overflow_run or self._versions.get(id(gradient)) != gradient._version]
         if not changed or math.isfinite(survey((), changed)[1]) or skips(optimizer) or len(self._findings) >= self._most:
             return None
@@ -259,14 +281,29 @@ class NanProbe:
         if outcome is not None:
             return self._found(outcome)
         parameter, gradient = next((pair for pair in held if kind_of(pair[1])), held[0])
-        kind = "nan" if not self._overflow_run and bool(torch.isnan(gradient.detach().to_dense() if gradient.is_sparse else gradient).any()) else "inf"
+        kind = (
+            "nan"
+            if not self._overflow_run and bool(torch.isnan(gradient.detach().to_dense() if gradient.is_sparse else gradient).any())
+            else "inf"
+        )
         name = self._name(parameter)
         finding = Finding(
-            kind=kind, phase="optimizer", op=None, module=None, call=None, location=_caller(), step=self._steps, backward=self._backwards,
-            tensor=name, diagnosis="clip_inf", sink=f"gradient of {name}", sink_kind=kind, weights="weights untouched",
+            kind=kind,
+            phase="optimizer",
+            op=None,
+            module=None,
+            call=None,
+            location=_caller(),
+            step=self._steps,
+            backward=self._backwards,
+            tensor=name,
+            diagnosis="clip_inf",
+            sink=f"gradient of {name}",
+            sink_kind=kind,
+            weights="weights untouched",
             explanation=f"the gradient of {name} was finite after backward() and is not any more: something between the two changed it",
             fix="look at what scales or clips the gradients before step(): a norm that is infinite or 0, a division by a count of 0",
-        )  # fmt: skip
+        )
         return self._found(Outcome(finding, {"gradient": gradient.detach()}))
 
     def _check_parameters(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
@@ -284,12 +321,27 @@ class NanProbe:
         slug, explanation, fix = update.cause(optimizer, parameter, name)
         mask = ~torch.isfinite(parameter.detach())
         finding = Finding(
-            kind="nan" if bool(torch.isnan(parameter.detach()).any()) else "inf", phase="optimizer", op=None if op is None else op.name,
-            module=None, call=None, location=_caller(), step=self._steps, backward=self._backwards, tensor=name, diagnosis=slug,
+            kind="nan" if bool(torch.isnan(parameter.detach()).any()) else "inf",
+            phase="optimizer",
+            op=None if op is None else op.name,
+            module=None,
+            call=None,
+            location=_caller(),
+            step=self._steps,
+            backward=self._backwards,
+            tensor=name,
+            diagnosis=slug,
             rows=tuple(mask.reshape(mask.shape[0], -1).any(1).nonzero().flatten().tolist()[:20]) if mask.dim() else (),
-            index=tuple(mask.nonzero()[0].tolist()), bad_count=int(mask.sum()), element_count=mask.numel(), shape=tuple(mask.shape),
-            dtype=str(parameter.dtype).removeprefix("torch."), sink=name, weights="weights poisoned", explanation=explanation, fix=fix,
-        )  # fmt: skip
+            index=tuple(mask.nonzero()[0].tolist()),
+            bad_count=int(mask.sum()),
+            element_count=mask.numel(),
+            shape=tuple(mask.shape),
+            dtype=str(parameter.dtype).removeprefix("torch."),
+            sink=name,
+            weights="weights poisoned",
+            explanation=explanation,
+            fix=fix,
+        )
         return self._found(Outcome(finding, {"output": parameter.detach().clone()}))
 
     def _check_output(self, entry: Entry, output: Any) -> Outcome | None:
@@ -333,7 +385,11 @@ class NanProbe:
             return False
         if finding.phase in {"parameter", "optimizer"}:
             return True
-        return any((one.phase, one.op, one.module, one.location, one.tensor) == (finding.phase, finding.op, finding.module, finding.location, finding.tensor) for one in self._findings)
+        return any(
+            (one.phase, one.op, one.module, one.location, one.tensor)
+            == (finding.phase, finding.op, finding.module, finding.location, finding.tensor)
+            for one in self._findings
+        )
 
     def _raise_if_asked(self, outcome: Outcome | None) -> None:
         __tracebackhide__ = True
@@ -342,9 +398,14 @@ class NanProbe:
 
     def _context(self) -> Context:
         return Context(
-            step=self._steps, backward=self._backwards, roots=tuple(self._entries.roots()), entries=tuple(self._entries.step.entries),
-            history=tuple(self._history)[-100:], losses=tuple(self._losses)[-100:], bad_from_start=frozenset(self._entries.bad_from_start),
-        )  # fmt: skip
+            step=self._steps,
+            backward=self._backwards,
+            roots=tuple(self._entries.roots()),
+            entries=tuple(self._entries.step.entries),
+            history=tuple(self._history)[-100:],
+            losses=tuple(self._losses)[-100:],
+            bad_from_start=frozenset(self._entries.bad_from_start),
+        )
 
     def _name(self, parameter: torch.Tensor) -> str:
         names = (name for root in self._entries.roots() for name, one in root.named_parameters() if one is parameter)

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -17,12 +17,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchdebug_magics.instruments.nanhunt.layers import LayerWatch
 from torchdebug_magics.instruments.nanhunt.livein import read_before_written
 from torchdebug_magics.instruments.nanhunt.slicing import CannotReplay, Slice, cut
-from torchdebug_magics.instruments.nanhunt.step import Entries, Position, Step
 from torchdebug_magics.instruments.nanhunt.trace import Trace
 from torchdebug_magics.probing.buffers import BufferKeeper
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.python_state import PythonState, slots_in
 from torchdebug_magics.probing.rng import RandomState
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.nanhunt.step import Entries, Position, Step
 
 __all__ = ["Attempt", "Replayed", "Replayer"]
 
@@ -190,7 +192,7 @@ def _merged(evaluated: tuple[Any, Any], recorded: tuple[Any, Any]) -> tuple[Any,
         return recorded
     merged = [
         now if isinstance(then, torch.Tensor) and then.grad_fn is not None and isinstance(now, torch.Tensor) else then
-        for now, then in zip(new, old)
+        for now, then in zip(new, old, strict=False)
     ]
     together: tuple[Any, Any] = tree_unflatten(merged, shape)
     return together
@@ -230,7 +232,7 @@ def _put_aside(step: Step, leaves: Iterable[torch.Tensor], modules: list[torch.n
         buffers.put_back()
         python.put_back()
         containers.put_back()
-        for leaf, gradient in zip(leaves, gradients):
+        for leaf, gradient in zip(leaves, gradients, strict=False):
             leaf.grad = gradient
         random.put_back()
 
@@ -245,7 +247,8 @@ def _quiet() -> Iterator[None]:
 def _same(left: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> bool:
     """Bit for bit, one NaN being as good as another."""
     return len(left) == len(right) and all(
-        one.shape == other.shape and one.dtype is other.dtype and bool(torch.equal(_bits(one), _bits(other))) for one, other in zip(left, right)
+        one.shape == other.shape and one.dtype is other.dtype and bool(torch.equal(_bits(one), _bits(other)))
+        for one, other in zip(left, right, strict=False)
     )
 
 
@@ -253,4 +256,9 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     plain = tensor.detach()
     if plain.is_complex():
         plain = torch.view_as_real(plain)
-    return torch.stack([plain.nan_to_num(0.0, posinf=0.0, neginf=0.0), *(test(plain).to(plain.dtype) for test in (torch.isnan, torch.isposinf, torch.isneginf))])
+    return torch.stack(
+        [
+            plain.nan_to_num(0.0, posinf=0.0, neginf=0.0),
+            *(test(plain).to(plain.dtype) for test in (torch.isnan, torch.isposinf, torch.isneginf)),
+        ]
+    )

@@ -33,7 +33,10 @@ class Finding:
     phase: Phase
     """``"loss"`` is any forward op outside every module."""
     op: str | None
-    """ATen name without overload (``"log"``, ``"_softmax"``); of a backward, the forward op it is the derivative of. None for data and parameter."""
+    """ATen name without overload (``"log"``, ``"_softmax"``); of a backward, the forward op it is the derivative of.
+
+    None for data and parameter.
+    """
     module: str | None
     """Module path as in ``state_dict``, ``""`` for the root, None outside every module."""
     call: int | None

@@ -27,11 +27,11 @@ def at_scale_one(scalers: list[Any]) -> Iterator[None]:
     """The scalers multiply by 1 inside, by what they did outside."""
     before = [scaler._scale for scaler in scalers]
     try:
-        for scaler, scale in zip(scalers, before):
+        for scaler, scale in zip(scalers, before, strict=False):
             scaler._scale = torch.ones_like(scale)
         yield
     finally:
-        for scaler, scale in zip(scalers, before):
+        for scaler, scale in zip(scalers, before, strict=False):
             scaler._scale = scale
 
 

@@ -7,17 +7,45 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchdebug_magics.instruments.nanhunt.livein import lists_around, local_values, parse, read_before_written, written
-from torchdebug_magics.instruments.nanhunt.step import Position, Step
 from torchdebug_magics.probing.where import owner, span
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.nanhunt.step import Position, Step
 
 __all__ = ["CannotReplay", "Slice", "cut"]
 
 _REPORTING = frozenset(
-    "append appendleft extend add update insert log log_dict info debug warning error write writelines add_scalar add_scalars "
-    "set_postfix set_description put display zero_grad step tick record observe push".split()
+    [
+        "append",
+        "appendleft",
+        "extend",
+        "add",
+        "update",
+        "insert",
+        "log",
+        "log_dict",
+        "info",
+        "debug",
+        "warning",
+        "error",
+        "write",
+        "writelines",
+        "add_scalar",
+        "add_scalars",
+        "set_postfix",
+        "set_description",
+        "put",
+        "display",
+        "zero_grad",
+        "step",
+        "tick",
+        "record",
+        "observe",
+        "push",
+    ]
 )
 """Methods that a statement calls to tell somebody something; the step's numbers do not come from them."""
 _NEXT, _ITERATE, _ONCE = "_torchdebug_next", "_torchdebug_iterate", "_torchdebug_once"
@@ -120,7 +148,12 @@ def _writes_into(statement: ast.stmt, names: set[str]) -> bool:
     for node in ast.walk(statement):
         if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store) and _root(node) in names:
             return True
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_") and _root(node.func) in names:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr.endswith("_")
+            and _root(node.func) in names
+        ):
             return True
     return False
 

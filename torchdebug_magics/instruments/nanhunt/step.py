@@ -158,12 +158,7 @@ class Entries:
 
     def parameters(self) -> dict[int, torch.nn.Parameter]:
         """The parameters of all modules entered in this step."""
-        return {
-            id(parameter): parameter
-            for key in self.step.started
-            if key in self._known
-            for parameter in self._known[key].parameters
-        }
+        return {id(parameter): parameter for key in self.step.started if key in self._known for parameter in self._known[key].parameters}
 
     def settle(self, backward_count: int) -> None:
         """After a few steps, take the hooks off whatever was never called outermost."""
@@ -254,7 +249,8 @@ def _same_place(chain: tuple[Position, ...], frame: FrameType) -> bool:
     """Whether a call comes from where the step's first one came from: the loop went round, although its graph was retained."""
     again = frame_chain(frame)
     return any(
-        one.frame is other.frame and one.instruction == other.instruction and is_user_code(one.frame.f_code) for one, other in zip(chain, again)
+        one.frame is other.frame and one.instruction == other.instruction and is_user_code(one.frame.f_code)
+        for one, other in zip(chain, again, strict=False)
     )
 
 

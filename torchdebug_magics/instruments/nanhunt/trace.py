@@ -10,16 +10,18 @@ import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torchdebug_magics.instruments.nanhunt.knowledge import HIDDEN_WRITES, argument_of, is_uninitialised, op_name
 from torchdebug_magics.probing.dispatch import OpListener, Run
-from torchdebug_magics.probing.modules import Call, ModuleCalls
 from torchdebug_magics.probing.tensors import kind_of
 from torchdebug_magics.probing.where import user_frame
+
+if TYPE_CHECKING:
+    from torchdebug_magics.probing.modules import Call, ModuleCalls
 
 __all__ = ["Op", "Source", "Trace"]
 
@@ -132,10 +134,16 @@ class Trace:
         # Checkpointing runs forward code inside a backward: with gradients on, in the user's own frames.
         recomputes = in_backward and frame is not None and torch.is_grad_enabled() and self._calls.current is not None
         op = Op(
-            index=len(self.ops), name=op_name(func), func=func, call=self._calls.current,
+            index=len(self.ops),
+            name=op_name(func),
+            func=func,
+            call=self._calls.current,
             line=(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name) if frame is not None else None,
-            sequence=sequence, node_sequence=_sequence(node), node_name=node.name() if node is not None else None,
-            backward=in_backward and not recomputes, late=self.late,
+            sequence=sequence,
+            node_sequence=_sequence(node),
+            node_name=node.name() if node is not None else None,
+            backward=in_backward and not recomputes,
+            late=self.late,
         )
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         kinds = [self._kind(tensor) for tensor in inputs]
@@ -171,7 +179,9 @@ class Trace:
                 self._by_place.pop(place, None)
         op.outputs = tuple(outputs) if op.kind else ()
 
-    def _keep(self, op: Op, args: Any, kwargs: Any, before: dict[int, torch.Tensor], written: list[torch.Tensor], prior: dict[int, Op | None]) -> None:
+    def _keep(
+        self, op: Op, args: Any, kwargs: Any, before: dict[int, torch.Tensor], written: list[torch.Tensor], prior: dict[int, Op | None]
+    ) -> None:
         def as_before(leaf: Any) -> Any:
             return before.get(id(leaf), leaf) if isinstance(leaf, torch.Tensor) else leaf
 

@@ -31,7 +31,8 @@ def birth_op(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Op | 
     try:
         with ExitStack() as stack:
             trace.attach(stack)
-            type(optimizer).step.__wrapped__(double) if hasattr(type(optimizer).step, "__wrapped__") else type(optimizer).step(double)
+            # Past the wrapper that calls the hooks of `step`, ours among them.
+            getattr(type(optimizer).step, "__wrapped__", type(optimizer).step)(double)
     finally:
         random.put_back()
     births = walk(trace, [twin.detach()])
@@ -39,7 +40,9 @@ def birth_op(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Op | 
 
 
 def _finite(value: Any) -> Any:
-    return torch.nan_to_num(value.detach().clone(), nan=0.0, posinf=0.0, neginf=0.0) if isinstance(value, torch.Tensor) else copy.copy(value)
+    return (
+        torch.nan_to_num(value.detach().clone(), nan=0.0, posinf=0.0, neginf=0.0) if isinstance(value, torch.Tensor) else copy.copy(value)
+    )
 
 
 def cause(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> tuple[str, str, str]:
@@ -48,10 +51,12 @@ def cause(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) 
     kind, rate = type(optimizer).__name__, group.get("lr", 0.0)
     if group.get("eps", 1.0) == 0.0:
         return (
-            "adam_eps_zero", f"{kind} with eps=0 divides 0 by 0 where a gradient of {name} has always been 0",
+            "adam_eps_zero",
+            f"{kind} with eps=0 divides 0 by 0 where a gradient of {name} has always been 0",
             "give the optimizer its eps back (1e-8 is the default)",
-        )  # fmt: skip
+        )
     return (
-        "lr_too_high", f"the update of {name} by {kind} with lr={float(rate):g} leaves the range of its type",
+        "lr_too_high",
+        f"the update of {name} by {kind} with lr={float(rate):g} leaves the range of its type",
         "lower the learning rate, warm it up, or clip the gradients",
-    )  # fmt: skip
+    )

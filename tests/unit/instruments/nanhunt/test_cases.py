@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -13,24 +12,16 @@ from tests.nan_cases import ANY, Case, Expect, Nothing, all_cases
 from tests.nan_cases.door import compare, compare_location, plain, purity, raised, watch
 
 CASES = all_cases()
-BY_NAME = [pytest.param(case, id=case.name) for case in CASES]
+# Recording only: a third of the easy ones, and all that are about loops and side effects.
+RECORDED = [*CASES[::3], *(case for case in CASES[1:] if case.name.startswith(("flow_", "hard_", "optimizer_")))]
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def _named(cases: Iterable[Case]) -> list[Any]:
+    return [pytest.param(case, id=name) for name, case in {case.name: case for case in cases}.items()]
 
 
-def _available(case: Case) -> None:
-    if case.needs and importlib.util.find_spec(case.needs) is None:
-        pytest.skip(f"{case.needs} is not installed in this stack")
-
-
-@pytest.mark.parametrize("case", BY_NAME)
+@pytest.mark.parametrize("case", _named(CASES))
 def test_the_finding_is_the_true_one_and_nothing_was_touched(case: Case) -> None:
-    _available(case)
     outcome = watch(case)
     assert outcome.report is not None
     differs = {
@@ -43,9 +34,8 @@ def test_the_finding_is_the_true_one_and_nothing_was_touched(case: Case) -> None
     assert not differs, "\n".join([*(f"{name}: {text}" for name, text in differs.items()), *said])
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES if case.pure and not case.options.get("keep_going")])
+@pytest.mark.parametrize("case", _named(case for case in RECORDED if case.pure and not case.options.get("keep_going")))
 def test_keep_going_leaves_the_bits_of_a_plain_run(case: Case) -> None:
-    _available(case)
     outcome, measure = watch(case, keep_going=True), plain(case)
     assert outcome.report is not None
     assert type(outcome.error) is type(measure.error)
@@ -53,9 +43,8 @@ def test_keep_going_leaves_the_bits_of_a_plain_run(case: Case) -> None:
     assert outcome.report["found"] is not isinstance(case.truth, Nothing)
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES if isinstance(case.truth, Expect)][::9])
+@pytest.mark.parametrize("case", _named(case for case in CASES[::9] if isinstance(case.truth, Expect)))
 def test_the_error_carries_the_verdict_and_the_finding(case: Case) -> None:
-    _available(case)
     outcome = watch(case)
     if case.options.get("keep_going"):
         assert outcome.error is None
@@ -71,7 +60,7 @@ def test_names_are_unique_and_every_line_that_is_checked_is_marked() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
     for case in CASES:
         place = case.place()
-        if isinstance(case.truth, Expect) and case.truth.line is not ANY and case.truth.phase in {"forward", "loss", "backward"}:
+        if isinstance(case.truth, Expect) and case.truth.line is not ANY and case.truth.phases <= {"forward", "loss", "backward"}:
             assert place is not None or case.name in UNMARKED, case.name
 
 

@@ -1,0 +1,59 @@
+"""Infinities that somebody wrote down: a mask, a start value, padding. They explain a NaN, they are not its birth."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from torchdebug_magics.instruments.nanhunt.knowledge import ON_PURPOSE, is_movement
+from torchdebug_magics.probing.tensors import INF, dense
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.nanhunt.trace import Op
+
+__all__ = ["is_mask", "on_purpose"]
+
+
+def on_purpose(op: Op, kind: int) -> bool:
+    """Whether the op put an infinity that somebody wrote down."""
+    if kind != INF or op.name not in ON_PURPOSE or op.backward:
+        return False
+    scalars = [value for value in (*op.args, *op.kwargs.values()) if isinstance(value, float)]
+    if any(math.isinf(value) for value in scalars):
+        return True
+    # A clean copy, a cast or a constant: `torch.tensor(-inf)` and `float("-inf")` held in a tensor.
+    return op.name in {"lift_fresh", "lift_fresh_copy"}
+
+
+_ADDITIVE = frozenset(
+    [
+        "add",
+        "add_",
+        "sub",
+        "sub_",
+        "where",
+        "masked_fill",
+        "masked_fill_",
+        "_softmax",
+        "_log_softmax",
+        "logsumexp",
+        "logaddexp",
+        "amax",
+        "max",
+        "maximum",
+    ]
+)
+
+
+def is_mask(tensor: torch.Tensor, kind: int, via: tuple[Op, ...]) -> bool:
+    """Whether a tensor from before the step is a mask: minus infinity and at most two other values, used as masks are."""
+    numbers = dense(tensor)
+    if kind != INF or numbers is None or numbers.is_complex() or bool((numbers == math.inf).any()) or bool(torch.isnan(numbers).any()):
+        return False
+    finite = numbers[torch.isfinite(numbers)]
+    if finite.numel() and torch.unique(finite).numel() > 2:  # noqa: PLR2004 - kept and blocked
+        used = next((op for op in via if not is_movement(op.func)), None)
+        return used is not None and (used.name in _ADDITIVE or "attention" in used.name) and finite.numel() * 4 < numbers.numel() * 3
+    return True
