@@ -64,7 +64,7 @@ class Session(Generic[ReportT]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             if self._stack is not None:
-                self._stack.close()
+                self._stack.__exit__(kind, error, trace)
         finally:
             if self._entered:
                 self._probe.sweep()

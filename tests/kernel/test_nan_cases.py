@@ -17,8 +17,10 @@ CASES = all_cases()
 ON_COLAB = [case for case in CASES if not case.needs][::3]
 RUNS = [pytest.param(stack, case, id=f"{stack}-{case.name}") for stack, cases in (("modern", CASES), ("colab", ON_COLAB)) for case in cases]
 
+# %reset -f does the same in 0.3 s.
 CLEAR = """
-%reset -f
+for _name in [name for name in globals() if not name.startswith("_") and name not in {"In", "Out", "get_ipython", "exit", "quit", "open"}]:
+    del globals()[_name]
 import sys, warnings
 warnings.simplefilter("ignore")
 if "torch._dynamo" in sys.modules:
@@ -45,8 +47,8 @@ def on(request: pytest.FixtureRequest, kernels: dict[str, Kernel], start_kernel:
 def test_the_cell_stops_with_the_true_finding(on: Kernel, case: Case) -> None:
     for name, text in case.files.items():
         (on.folder / name).write_text(text)
-    _run(on, CLEAR, *(f"sys.modules.pop({name.removesuffix('.py')!r}, None)" for name in case.files))
-    _run(on, case.prelude)
+    forgotten = (f"sys.modules.pop({name.removesuffix('.py')!r}, None)" for name in case.files)
+    _run(on, CLEAR, *forgotten, case.prelude)
     setup = _run(on, case.setup) if case.setup else Ran()
     ran = on.run(f"%%nanhunt -o hunt{_flags(case)}\n{case.cell}", timeout_s=120)
     report = json.loads(_run(on, "print(hunt.to_json(indent=None))").stdout)

@@ -21,7 +21,7 @@ class OpListener(TorchDispatchMode):
     Fake tensors and tensor subclasses are passed through untouched.
     """
 
-    _torchdebug_hook = True
+    _torchdebug_owner = None
 
     def __init__(self, listener: Callable[[Any, tuple[Any, ...], dict[str, Any], Run], Any]) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing import hooks
+from torchdebug_magics.probing.hooks import Hooks
 
 __all__ = ["Call", "ModuleCalls", "is_compiled", "live_modules", "parts_of", "paths"]
 
@@ -68,6 +68,7 @@ class ModuleCalls:
     def __init__(self, roots: Iterable[torch.nn.Module]) -> None:
         self._roots = [unwrapped(root) for root in roots]
         self._paths = paths(self._roots)
+        self._hooks = Hooks()
         self._root_of = {id(module): root for root in reversed(self._roots) for module in root.modules()}
         self._counts: dict[int, int] = {}
         self._again: dict[int, int] = {}
@@ -75,7 +76,7 @@ class ModuleCalls:
 
     def attach(self, stack: ExitStack) -> None:
         """Follow module calls until the stack closes."""
-        hooks.module_calls(stack, self._enter, self._leave)
+        self._hooks.module_calls(stack, self._enter, self._leave)
 
     @property
     def current(self) -> Call | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,15 +12,15 @@ from torchdebug_magics.instruments.nanhunt.diagnose import Diagnosis, diagnose
 from torchdebug_magics.instruments.nanhunt.naming import owner_of, variable_name
 from torchdebug_magics.instruments.nanhunt.report import Finding, Kind, PathStep, Phase
 from torchdebug_magics.probing.modules import Call, unwrapped
-from torchdebug_magics.probing.tensors import NAN, dense, tensors_in
-from torchdebug_magics.probing.where import excerpt, location
+from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, tensors_in
+from torchdebug_magics.probing.where import excerpt, locate, location, user_frame
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
     from torchdebug_magics.instruments.nanhunt.trace import Op, Trace
     from torchdebug_magics.report import Location
 
-__all__ = ["bad_tensors", "write"]
+__all__ = ["bad_tensors", "here", "kind_word", "marked", "write"]
 
 _MOST_ROWS = 20
 _MOST_PATH = 60
@@ -31,7 +33,7 @@ def write(evidence: Evidence) -> Finding:
     cause = _explain(evidence, phase, tensor)
     place = _location(evidence, phase)
     call = None if phase in {"data", "parameter", "optimizer"} else _call(evidence)
-    return Finding(
+    finding = Finding(
         kind="nan" if birth.kind & NAN else "inf",
         phase=phase,
         op=evidence.name if birth.op is not None else None,
@@ -40,8 +42,6 @@ def write(evidence: Evidence) -> Finding:
         location=place,
         step=context.step,
         backward=context.backward,
-        rows=evidence.rows[:_MOST_ROWS],
-        index=evidence.index,
         operands=_operands(evidence),
         tensor=tensor,
         diagnosis=cause.slug,
@@ -49,15 +49,12 @@ def write(evidence: Evidence) -> Finding:
         explanation=cause.explanation,
         path=_path(evidence),
         model="" if call is None else _model_name(call.root, context),
-        bad_count=0 if birth.mask is None else int(birth.mask.sum()),
-        element_count=birth.tensor.numel(),
-        shape=tuple(birth.tensor.shape),
-        dtype=str(birth.tensor.dtype).removeprefix("torch."),
         sink=context.sink,
         sink_kind="nan" if context.sink_kind == "nan" else "inf",
         weights="weights poisoned" if phase == "optimizer" and birth.op is None else "" if phase == "parameter" else "weights untouched",
         excerpt=excerpt(place) if place is not None else (),
     )
+    return marked(finding, birth.tensor, birth.mask)
 
 
 def bad_tensors(evidence: Evidence) -> dict[str, torch.Tensor]:
@@ -173,5 +170,27 @@ def _model_name(root: torch.nn.Module, context: Context) -> str:
 
 def kind_word(tensor: torch.Tensor) -> Kind:
     """``"nan"`` where there is one, else ``"inf"``."""
-    numbers = dense(tensor)
-    return "nan" if numbers is not None and bool(torch.isnan(numbers).any()) else "inf"
+    return "nan" if kind_of(tensor) & NAN else "inf"
+
+
+def marked(finding: Finding, tensor: torch.Tensor, mask: torch.Tensor | None = None) -> Finding:
+    """The finding with where in a tensor it is bad: rows, first index, counts, shape and dtype."""
+    mask = bad_mask(tensor) if mask is None else mask
+    has_rows = mask is not None and mask.dim() > 0 and bool(mask.any())
+    return replace(
+        finding,
+        rows=tuple(mask.reshape(mask.shape[0], -1).any(1).nonzero().flatten().tolist()[:_MOST_ROWS])
+        if mask is not None and has_rows
+        else (),
+        index=tuple(mask.nonzero()[0].tolist()) if mask is not None and has_rows else (),
+        bad_count=0 if mask is None else int(mask.sum()),
+        element_count=tensor.numel(),
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+    )
+
+
+def here() -> Location | None:
+    """The user's line that is running now."""
+    frame = user_frame(sys._getframe(1))
+    return None if frame is None else locate(frame)

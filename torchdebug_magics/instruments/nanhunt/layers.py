@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.nanhunt.report import LayerRow
-from torchdebug_magics.probing import hooks
+from torchdebug_magics.probing.hooks import Hook, Hooks
 from torchdebug_magics.probing.tensors import dense, tensors_in
 
 if TYPE_CHECKING:
@@ -88,11 +88,12 @@ class LayerWatch:
 
     def __init__(self, calls: ModuleCalls) -> None:
         self._calls = calls
+        self._hooks = Hooks()
         self._rows: list[_Row] = []
 
     def attach(self, stack: ExitStack) -> None:
         """Collect until the stack closes."""
-        hooks.module_calls(stack, _nothing, self._leave)
+        self._hooks.module_calls(stack, _nothing, self._leave)
 
     def rows(self) -> tuple[LayerRow, ...]:
         """What was collected, in the order the calls ended."""
@@ -109,7 +110,7 @@ class LayerWatch:
                 row = _Row(call, numbers)
                 self._rows.append(row)
                 if tensor.requires_grad and torch.is_grad_enabled():
-                    tensor.register_hook(hooks.Hook(lambda gradient, row=row: self._gradient(row, gradient)))
+                    tensor.register_hook(Hook(self._hooks, lambda gradient, row=row: self._gradient(row, gradient)))
             return  # the first tensor stands for the call
 
     @staticmethod

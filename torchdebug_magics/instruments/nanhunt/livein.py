@@ -105,7 +105,8 @@ def _holds(statement: ast.stmt, where: tuple[int, int, int, int]) -> bool:
     if column < 0:
         return first <= line <= last
     start, end = (first, statement.col_offset if first == statement.lineno else 0), (last, statement.end_col_offset or 0)
-    return bool(start <= (line, column) and (end_line, end_column) <= end)
+    inside: bool = start <= (line, column) and (end_line, end_column) <= end
+    return inside
 
 
 def _in_header(statement: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, where: tuple[int, int, int, int]) -> bool:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.format import number, plural
-from torchdebug_magics.instruments.nanhunt.report import Finding, Kind, NanReport
-from torchdebug_magics.probing.tensors import NAN, bad_mask, dense, kind_of
+from torchdebug_magics.format import number, plural, shape
+from torchdebug_magics.instruments.nanhunt.finding import kind_word, marked
+from torchdebug_magics.instruments.nanhunt.report import Finding, NanReport
+from torchdebug_magics.probing.tensors import INF, NAN, dense, kind_of
 
 __all__ = ["examine"]
 
@@ -61,7 +62,7 @@ def _one(tensor: torch.Tensor) -> NanReport:
     problems = [_UNKNOWN]
     if freed:
         problems.insert(0, "backward() has freed this graph, so what the ops saved is gone: run %nanhunt before backward()")
-    suspect = _first(nodes, NAN) or _first(nodes, 3) if not freed else None
+    suspect = _first(nodes, NAN) or _first(nodes, NAN | INF) if not freed else None
     finding = _finding(suspect, tensor) if suspect is not None else _bare(tensor)
     return NanReport(found=True, findings=(finding,), problems=tuple(problems), sentence=_sentence(finding))
 
@@ -126,12 +127,9 @@ def _maker(user: Any, tensor: torch.Tensor) -> _Suspect:
 
 def _finding(suspect: _Suspect, sink: torch.Tensor) -> Finding:
     tensor = suspect.tensor.detach()
-    mask = bad_mask(tensor)
-    index = tuple(mask.nonzero()[0].tolist()) if mask is not None and mask.dim() else ()
-    rows = tuple(mask.reshape(mask.shape[0], -1).any(1).nonzero().flatten().tolist()[:20]) if mask is not None and mask.dim() else ()
     name = None if suspect.outside else _op(suspect.node.name())
-    return Finding(
-        kind=_kind(tensor),
+    finding = Finding(
+        kind=kind_word(tensor),
         phase="parameter" if suspect.leaf is not None else "data" if suspect.outside else "forward",
         op=name,
         module=None,
@@ -139,28 +137,20 @@ def _finding(suspect: _Suspect, sink: torch.Tensor) -> Finding:
         location=None,
         step=0,
         backward=0,
-        rows=rows,
-        index=index,
-        operands=tuple(_value(one, index, tensor) for one in suspect.operands if one.dtype is not torch.bool),
-        tensor=f"of shape {tuple(tensor.shape)}" if suspect.outside else None,
+        tensor=f"of shape {shape(tuple(tensor.shape))}" if suspect.outside else None,
         fix=f"look at what enters {name}" if name else "look at where this tensor comes from",
         explanation=f"{name} is the first op of the graph whose result is bad" if name else "it was bad before the graph began",
-        bad_count=int(mask.sum()) if mask is not None else 0,
-        element_count=tensor.numel(),
-        shape=tuple(tensor.shape),
-        dtype=str(tensor.dtype).removeprefix("torch."),
         sink="loss",
-        sink_kind=_kind(sink),
+        sink_kind=kind_word(sink),
     )
+    finding = marked(finding, tensor)
+    values = tuple(_value(one, finding.index, tensor) for one in suspect.operands if one.dtype is not torch.bool)
+    return replace(finding, operands=values)
 
 
 def _bare(sink: torch.Tensor) -> Finding:
     """A bad tensor without a graph to look into."""
     return _finding(_Suspect(None, sink.detach(), (), outside=True), sink)
-
-
-def _kind(tensor: torch.Tensor) -> Kind:
-    return "nan" if kind_of(tensor) & NAN else "inf"
 
 
 def _value(operand: torch.Tensor, index: tuple[int, ...], like: torch.Tensor) -> Any:

@@ -6,6 +6,7 @@ import ast
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -96,8 +97,19 @@ def _common(step: Step, sink: tuple[Position, ...]) -> tuple[Position, Position]
         end = ends.get(id(start.frame))
         if end is not None:
             return start, end
+    for start, end in ((start, end) for start in step.chain[-1:] for end in sink if _one_cell(start.frame, end.frame)):
+        return start, end
     msg = "the model call and backward() share no running function"
     raise CannotReplay(msg)
+
+
+def _one_cell(one: FrameType, other: FrameType) -> bool:
+    """Whether two frames run top-level statements of the same cell: IPython compiles each of those by itself."""
+    return (
+        one.f_globals is other.f_globals
+        and one.f_code.co_filename == other.f_code.co_filename
+        and not (one.f_code.co_flags | other.f_code.co_flags) & CO_OPTIMIZED
+    )
 
 
 def _where(position: Position) -> tuple[int, int, int, int]:

@@ -10,18 +10,20 @@ from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
 from threading import get_ident
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchdebug_magics.instruments.nanhunt.livein import LiveIn
-from torchdebug_magics.probing import hooks
 from torchdebug_magics.probing.buffers import BufferKeeper, Buffers
 from torchdebug_magics.probing.modules import is_compiled, live_modules, parts_of, unwrapped
 from torchdebug_magics.probing.python_state import PythonState, Slot, slots_of
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
 from torchdebug_magics.probing.where import frames_above, is_user_code
+
+if TYPE_CHECKING:
+    from torchdebug_magics.probing.hooks import Hooks
 
 __all__ = ["Entries", "Entry", "Position", "Step", "frame_chain"]
 
@@ -105,9 +107,10 @@ class _Known:
 class Entries:
     """Watches for outermost module calls, with hooks on the modules that are called so and on no others."""
 
-    def __init__(self, done: Callable[[Entry, Any], None]) -> None:
+    def __init__(self, hooks: Hooks, done: Callable[[Entry, Any], None]) -> None:
         self.step = Step()
         self.replaying: Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any] | None = None
+        self._hooks = hooks
         self._done = done
         self._depth = 0
         self._thread: int | None = None
@@ -127,7 +130,7 @@ class Entries:
         self._adopted = parts_of(modules)
         for module in modules:
             self._watch(module)
-        hooks.module_birth(self._stack, self._watch, lambda child: self._adopted.add(id(child)))
+        self._hooks.module_birth(self._stack, self._watch, lambda child: self._adopted.add(id(child)))
 
     def is_ours(self) -> bool:
         """Whether this is the thread that trains: the first one in which anything was called."""
@@ -175,7 +178,7 @@ class Entries:
             return
         mine = ExitStack()
         try:
-            hooks.own_calls(mine, module, self._before, self._after)
+            self._hooks.own_calls(mine, module, self._before, self._after)
         except Exception:
             mine.close()
             raise

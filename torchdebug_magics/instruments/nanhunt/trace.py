@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._autograd import _get_sequence_nr
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torchdebug_magics.instruments.nanhunt.knowledge import HIDDEN_WRITES, argument_of, is_uninitialised, op_name
@@ -128,7 +129,7 @@ class Trace:
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> Any:
         node = torch._C._current_autograd_node()
-        sequence = torch.autograd._get_sequence_nr() - 1
+        sequence = _get_sequence_nr() - 1
         in_backward = node is not None or self.backward_frame is not None
         frame = user_frame(sys._getframe(3), below=self.backward_frame)
         # Checkpointing runs forward code inside a backward: with gradients on, in the user's own frames.

@@ -1,0 +1,175 @@
+"""What is looked at, and when: at each backward(), around each update, at the output of each model that runs without gradients."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.instruments.nanhunt import updates
+from torchdebug_magics.instruments.nanhunt.evidence import Context
+from torchdebug_magics.instruments.nanhunt.investigate import Inquiry, Investigator, Outcome
+from torchdebug_magics.instruments.nanhunt.scaler import Overflows, skips
+from torchdebug_magics.instruments.nanhunt.sentinel import Leaves, survey
+from torchdebug_magics.instruments.nanhunt.step import Entries, Entry, frame_chain
+from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.nanhunt.tally import Tally
+    from torchdebug_magics.probing.guard import Guard
+
+__all__ = ["Checks"]
+
+_HARMLESS_ENOUGH = 3
+_CONTEXT_HISTORY = 100
+
+
+class Checks:
+    """Each check returns an outcome that is new, or None."""
+
+    def __init__(self, tally: Tally, entries: Entries, investigator: Investigator, guard: Guard, *, stops: bool, layers: bool) -> None:
+        self._tally = tally
+        self._entries = entries
+        self._investigator = investigator
+        self._guard = guard
+        self._stops = stops
+        self._want_layers = layers
+        self._leaves = Leaves()
+        self._overflows = Overflows()
+        self._versions: dict[int, int] = {}
+        self._last_loss: tuple[torch.Tensor, ...] = ()
+        self._harmless: dict[int, int] = {}
+
+    def before_backward(self) -> None:
+        """Only after an overflow: are its gradients still there? Then what follows is the same skipped step."""
+        if self._overflows.run:
+            gradients = [one.grad for module in self._entries.entered() for one in module.parameters() if one.grad is not None]
+            self._overflows.still_there = not math.isfinite(survey((), gradients)[1])
+
+    def backward(self, tensors: tuple[torch.Tensor, ...], result: Any, *, keeps: bool) -> Outcome | None:
+        """One reduction over the loss and all gradients, right after they were computed."""
+        if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
+            return None
+        step = self._entries.step
+        step.backwards += 1
+        leaves = self._leaves.of(_site(), tensors, self._entries.parameters())
+        results = [one for one in result if isinstance(one, torch.Tensor)] if isinstance(result, (tuple, list)) else []
+        gradients = [leaf.grad for leaf in leaves.values() if leaf.grad is not None]
+        loss, peak = survey(tensors, [*gradients, *results])
+        self._tally.checked(loss, peak)
+        self._versions = {id(gradient): gradient._version for gradient in gradients}
+        self._last_loss = tensors if len(tensors) == 1 and tensors[0].numel() == 1 else ()
+        outcome = None
+        if not math.isfinite(peak):
+            outcome = self._investigate(tensors, leaves)
+        else:
+            self._overflows.run = 0
+            self._look(tensors, leaves)
+        self._tally.backwards += 1
+        self._entries.settle(self._tally.backwards)
+        step.closed = step.closed or not keeps
+        if outcome is not None and self._stops:
+            self._undo(leaves)
+        return outcome
+
+    def gradients(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
+        """Gradients that were written since the last backward(), before an update applies them."""
+        held = updates.gradients_of(optimizer)
+        overflowed = bool(self._overflows.run)
+        changed = [gradient for _, gradient in held if overflowed or self._versions.get(id(gradient)) != gradient._version]
+        if not changed or self._tally.is_full or math.isfinite(survey((), changed)[1]) or skips(optimizer):
+            return None
+        inquiry = Inquiry(self._last_loss, {id(one): one for one, _ in held}, frame_chain(sys._getframe(1)), self._context())
+        outcome = self._guard.run("the replay up to the update", self._investigator.update, self._entries.step, inquiry)
+        if outcome is None:
+            parameter, gradient = next((pair for pair in held if kind_of(pair[1])), held[0])
+            finding = updates.bad_gradient(self._name(parameter), gradient, self._context(), overflowed=overflowed)
+            outcome = Outcome(finding, {"gradient": gradient.detach()})
+        return self._tally.add(outcome)
+
+    def parameters(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
+        """Parameters after an update. On an accelerator this waits for the next backward(), to save a synchronisation."""
+        held = updates.parameters_of(optimizer)
+        if not held or self._tally.is_full or self._tally.has_findings or any(one.device.type != "cpu" for one in held):
+            return None
+        parameter = updates.first_bad([one for one in held if id(one) not in self._entries.bad_from_start])
+        if parameter is None:
+            return None
+        finding = updates.bad_parameter(optimizer, parameter, self._name(parameter), self._context())
+        return self._tally.add(Outcome(finding, {"output": parameter.detach().clone()}))
+
+    def output(self, entry: Entry, output: Any, *, inside: bool) -> Outcome | None:
+        """What an outermost module call returned, where no gradient will flow from it."""
+        step, tensors = self._entries.step, list(tensors_in(output))
+        if inside or any(tensor.requires_grad for tensor in tensors):
+            entry.grows_graph = True
+            return None
+        self._tally.forwards += 1
+        outcome = None
+        if not self._tally.is_full and not math.isfinite(largest(tensors)) and not self._is_harmless(entry):
+            outcome = self._tally.add(self._investigator.output(step, entry, tensors, self._context()))
+        if not any(one.grows_graph for one in step.entries):
+            step.clear()
+        return outcome
+
+    def _investigate(self, tensors: tuple[torch.Tensor, ...], leaves: dict[int, torch.Tensor]) -> Outcome | None:
+        if self._tally.is_full:
+            return None
+        context = self._context()
+        self._tally.phase = f"replaying step {context.step}"
+        try:
+            outcome = self._investigator.sink(self._entries.step, Inquiry(tensors, leaves, frame_chain(sys._getframe(1)), context))
+        finally:
+            self._tally.phase = "watching"
+        if not outcome.overflow:
+            return self._tally.add(outcome)
+        collapse = self._overflows.count(leaves, context)
+        self._tally.overflows = self._overflows.total
+        return None if collapse is None else self._tally.add(Outcome(collapse, {}))
+
+    def _look(self, tensors: tuple[torch.Tensor, ...], leaves: dict[int, torch.Tensor]) -> None:
+        """With ``--layers``: the table of a healthy step, taken at steps 0, 1, 3, 7, ... as each costs a replay."""
+        if self._want_layers and not self._tally.backwards & (self._tally.backwards + 1):
+            inquiry = Inquiry(tensors, leaves, frame_chain(sys._getframe(1)), self._context())
+            self._tally.show_layers(self._guard.run("the layer table", self._investigator.look, self._entries.step, inquiry) or ())
+
+    def _undo(self, leaves: dict[int, torch.Tensor]) -> None:
+        """The cell stops here: buffers as they were before the bad step, and no bad gradient left to be applied."""
+        for buffers in self._entries.step.buffers:
+            buffers.put_back()
+        for leaf in leaves.values():
+            leaf.grad = None
+        self._entries.step.clear()
+
+    def _is_harmless(self, entry: Entry) -> bool:
+        """Whether this module's bad outputs were looked into and found to be meant, three times over."""
+        count = self._harmless.get(id(entry.module), 0)
+        self._harmless[id(entry.module)] = count + 1
+        if count == _HARMLESS_ENOUGH:
+            self._guard.note("a model returns infinities on purpose (a mask, say): its outputs are not looked into any more")
+        return count >= _HARMLESS_ENOUGH
+
+    def _context(self) -> Context:
+        return Context(
+            step=self._tally.steps,
+            backward=self._tally.backwards,
+            roots=tuple(self._entries.roots()),
+            entries=tuple(self._entries.step.entries),
+            history=tuple(self._tally.history)[-_CONTEXT_HISTORY:],
+            losses=tuple(self._tally.losses)[-_CONTEXT_HISTORY:],
+            bad_from_start=frozenset(self._entries.bad_from_start),
+        )
+
+    def _name(self, parameter: torch.Tensor) -> str:
+        names = (name for root in self._entries.roots() for name, one in root.named_parameters() if one is parameter)
+        return next(names, "a parameter")
+
+
+def _site() -> tuple[object, int]:
+    """Which place in the user's program called backward()."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (frame.f_globals.get("__name__") or "").startswith(("torchdebug_magics", "torch.")):
+        frame = frame.f_back
+    return frame.f_code, frame.f_lasti
