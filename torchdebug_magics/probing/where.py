@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import linecache
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ Owner: TypeAlias = Literal["user", "library", "torch", "own", "python"]
 _TORCH = str(Path(torch.__file__).parent)
 _OWN = str(Path(__file__).parent.parent)
 _PYTHON = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+_MAGIC_LINE = re.compile(r"^get_ipython\(\)\.run_cell_magic\('(?P<name>\w+)', '(?P<arguments>[^']*)', None\)")
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 
 
@@ -91,9 +93,14 @@ def location(filename: str, line: int, function: str) -> Location:
 
 def excerpt(where: Location, *, around: int = 2) -> tuple[tuple[int, str], ...]:
     """The line with its neighbours, numbered."""
-    lines = linecache.getlines(where.file)
+    lines = [_MAGIC_LINE.sub(_as_typed, line) for line in linecache.getlines(where.file)]
     first, last = max(1, where.line - around), min(len(lines), where.line + around)
     return tuple((number, lines[number - 1].rstrip("\n")) for number in range(first, last + 1))
+
+
+def _as_typed(line: re.Match[str]) -> str:
+    """A magic line reads as it was typed, not as the call that IPython makes of it."""
+    return f"%%{line['name']} {line['arguments']}".rstrip()
 
 
 def span(code: CodeType, instruction: int) -> tuple[int, int, int, int] | None:

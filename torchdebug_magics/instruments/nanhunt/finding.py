@@ -143,7 +143,8 @@ def _path(evidence: Evidence) -> tuple[PathStep, ...]:
     steps: list[PathStep] = []
     for op in ops:
         step = _path_step(op, evidence.trace)
-        if not steps or steps[-1] != step:
+        # What adds a gradient to `.grad` belongs to no line and no module.
+        if (step.location is not None or step.module is not None) and (not steps or steps[-1] != step):
             steps.append(step)
     if len(steps) > _MOST_PATH:
         steps = [*steps[: _MOST_PATH // 2], *steps[-_MOST_PATH // 2 :]]

@@ -89,7 +89,8 @@ def _saved(node: Any) -> dict[str, torch.Tensor]:
             except RuntimeError:
                 continue
             for tensor in value if isinstance(value, (tuple, list)) else (value,):
-                if isinstance(tensor, torch.Tensor):
+                # A plain number of the formula, such as the inf of `x * inf`, was made by no op.
+                if isinstance(tensor, torch.Tensor) and not (tensor.dim() == 0 and tensor.grad_fn is None and not tensor.requires_grad):
                     found.setdefault(name.removeprefix("_saved_"), tensor)
     return found
 
