@@ -50,7 +50,9 @@ class Cost:
     cpu_ratio: Spread
     """Of process CPU time, which a busy neighbour disturbs less; meaningless on an accelerator."""
     entering_s: Spread
-    """To open the session and take its first steps, beyond what as many plain steps take; and to close it."""
+    """To open the session and to close it."""
+    settling_s: Spread
+    """What its first steps take beyond as many plain ones."""
 
 
 def _wait(device: torch.device) -> None:
@@ -78,7 +80,8 @@ def _fresh(workload: Workload, device: torch.device) -> Training:
 class _Block:
     wall_s: float
     cpu_s: float
-    around_s: float
+    entering_s: float
+    settling_s: float
 
 
 def _block(contender: Contender, training: Training, steps_count: int, device: torch.device) -> _Block:
@@ -86,12 +89,13 @@ def _block(contender: Contender, training: Training, steps_count: int, device: t
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # detect_anomaly warns that it is slow
         with contender.watch(training):
+            entered = time.perf_counter()
             train(training, SETTLING_STEPS)
             _wait(device)
             settled = time.perf_counter()
             wall, cpu = _timed(device, lambda: train(training, steps_count))
             timed = time.perf_counter()
-    return _Block(wall / steps_count, cpu / steps_count, (settled - began) + (time.perf_counter() - timed))
+    return _Block(wall / steps_count, cpu / steps_count, (entered - began) + (time.perf_counter() - timed), settled - entered)
 
 
 def costs(workload: Workload, device: torch.device, rounds: int) -> list[Cost]:
@@ -113,7 +117,8 @@ def costs(workload: Workload, device: torch.device, rounds: int) -> list[Cost]:
             Spread.of([one.wall_s for one in own]),
             Spread.of([one.wall_s / other.wall_s for one, other in zip(own, plain)]),
             Spread.of([one.cpu_s / max(other.cpu_s, 1e-9) for one, other in zip(own, plain)]),
-            Spread.of([one.around_s - SETTLING_STEPS * other.wall_s for one, other in zip(own, plain)]),
+            Spread.of([one.entering_s for one in own]),
+            Spread.of([one.settling_s - other.settling_s for one, other in zip(own, plain)]),
         )
         for name, own in blocks.items()
     ]

@@ -61,7 +61,7 @@ def train_badly(training: Training, steps_count: int, plant: str, began: dict[in
         output = model(inputs)
         loss = loss_of(output, target)
         if training.plant == "log in the loss":
-            loss = loss + (loss.detach() * 0).log()
+            loss = loss + (loss.detach() * 0 - 1).log()
         if training.plant == "slope of sqrt in the loss":
             loss = loss + (loss * 0).sqrt()
         began.setdefault(number, time.perf_counter())  # a replay comes by here again, and changes nothing
@@ -77,7 +77,7 @@ def plant_in_first_layer(training: Training) -> None:
     first = next(module for module in training.model.modules() if not list(module.children()))
 
     def bug(_module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor | None:
-        return output + (output.detach() * 0).log() if training.plant == "log in the first layer" else None
+        return output + (output.detach() * 0 - 1).log() if training.plant == "log in the first layer" else None
 
     first.register_forward_hook(bug)
 

@@ -87,10 +87,11 @@ def _print_costs(workload: Workload, costs: Iterable[measure.Cost]) -> None:
         rows.append(
             (
                 cost.contender, duration(cost.step_s.median), f"{cost.wall_ratio.median:.3f}", f"{cost.wall_ratio.low:.3f}-{cost.wall_ratio.high:.3f}",
-                f"{cost.cpu_ratio.median:.3f}", f"{cost.cpu_ratio.low:.3f}-{cost.cpu_ratio.high:.3f}", *asked, f"{cost.entering_s.median * 1e3:+.1f} ms",
+                f"{cost.cpu_ratio.median:.3f}", f"{cost.cpu_ratio.low:.3f}-{cost.cpu_ratio.high:.3f}", *asked,
+                duration(cost.entering_s.median), f"{cost.settling_s.median * 1e3:+.1f} ms",
             )
         )  # fmt: skip
-    _print_table(("ratio to plain", "step", "wall", "p25-p75", "CPU", "p25-p75", "asked", "", "enter+leave"), rows)
+    _print_table(("ratio to plain", "step", "wall", "p25-p75", "CPU", "p25-p75", "asked", "", "enter+leave", f"first {measure.SETTLING_STEPS} steps"), rows)
 
 
 def _print_hunts(hunts: Iterable[measure.Hunt]) -> None:

@@ -1,4 +1,4 @@
-"""Every planted case as a person meets it: cells in a real kernel, `%%nanhunt` above the last; a third of them on the Colab-like stack too."""
+"""Every planted case as a person meets it, in a real kernel with `%%nanhunt` above the cell; a third on the Colab-like stack too."""
 
 from __future__ import annotations
 

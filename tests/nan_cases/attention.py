@@ -76,7 +76,9 @@ CASES = (
         """,
         cell=_LOOP,
         # Heads are folded into the batch: rows 2 and 3 of four are the second sequence.
-        truth=Expect(kind="nan", phase="forward", op="_softmax", module="attn", step=1, rows=frozenset({(1,), (2, 3)}), diagnosis=slugs.MASKED_ROW),
+        truth=Expect(
+            kind="nan", phase="forward", op="_softmax", module="attn", step=1, rows=frozenset({(1,), (2, 3)}), diagnosis=slugs.MASKED_ROW
+        ),
     ),
     Case(
         name="attention_two_full_mask_planes",
@@ -160,7 +162,13 @@ CASES = (
             opt.step()
         """,
         # Weights behind the mask are exactly 0.
-        truth=Expect(kind=frozenset({"nan", "inf"}), phase=frozenset({"forward", "loss", "backward"}), op=frozenset({"log", "mul"}), module=None, rows=(0, 1)),
+        truth=Expect(
+            kind=frozenset({"nan", "inf"}),
+            phase=frozenset({"forward", "loss", "backward"}),
+            op=frozenset({"log", "mul"}),
+            module=None,
+            rows=(0, 1),
+        ),
     ),
     Case(
         name="attention_unused_nan_branch_and_a_real_bug",

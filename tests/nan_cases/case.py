@@ -62,6 +62,8 @@ class Expect:
     tensor: Any = ANY
     reproduced: Any = DEFAULT
     """True, unless said otherwise, for forward, loss and backward findings."""
+    count: Any = ANY
+    """How many findings there are in all."""
 
     def fields(self) -> Mapping[str, Any]:
         """What is checked, by name, the line left aside."""
@@ -78,6 +80,7 @@ class Expect:
             "rows": self.rows,
             "diagnosis": ANY if self.diagnosis is None else self.diagnosis,
             "tensor": self.tensor,
+            "count": self.count,
             "reproduced": (True if replayed else ANY) if self.reproduced is DEFAULT else self.reproduced,
         }
         return {name: value for name, value in wanted.items() if value is not ANY}

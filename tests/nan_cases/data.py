@@ -43,7 +43,9 @@ CASES = (
                 opt.step()
                 opt.zero_grad()
         """,
-        truth=Expect(kind="inf", phase="data", op=None, step=2, rows=(0,), tensor=frozenset({"values", "batch['values']"}), diagnosis=slugs.BAD_ROW),
+        truth=Expect(
+            kind="inf", phase="data", op=None, step=2, rows=(0,), tensor=frozenset({"values", "batch['values']"}), diagnosis=slugs.BAD_ROW
+        ),
     ),
     Case(
         name="data_target_is_bad",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import io
 import linecache
 import random
 import sys
@@ -11,7 +12,7 @@ import tempfile
 import types
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,22 @@ from tests.nan_cases.case import ANY, Case, Expect, Nothing, Problem
 
 __all__ = ["Outcome", "compare", "compare_location", "plain", "purity", "raised", "same", "watch"]
 
+LONG = 200
+"""A container with more than that is not compared."""
+
+
+@dataclass
+class State:
+    """What the namespace held at one time."""
+
+    backwards: int
+    """How many backward calls were over; -1 after the cell."""
+    tensors: dict[str, Any]
+    """Parameters, buffers, optimizer states."""
+    values: dict[str, Any]
+    """Plain numbers, strings and containers of them, and those that modules keep as attributes."""
+    at_backward: bool = False
+
 
 @dataclass
 class Outcome:
@@ -33,10 +50,11 @@ class Outcome:
     error: BaseException | None = None
     report: dict[str, Any] | None = None
     """None for a plain run."""
-    states: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    """Before each outermost module call, and after the cell: the backward calls so far, and the state."""
+    states: list[State] = field(default_factory=list)
+    """Before each outermost module call and each backward, and after the cell."""
     rng: tuple[Any, ...] = ()
     leftovers: list[str] = field(default_factory=list)
+    printed: str = ""
 
 
 def file_name(part: str, case: Case) -> str:
@@ -46,19 +64,16 @@ def file_name(part: str, case: Case) -> str:
 
 def watch(case: Case, **more: Any) -> Outcome:
     """Under nanhunt."""
-    with _world(case) as namespace:
+    with _world(case) as namespace, redirect_stdout(io.StringIO()) as printed:
         session = torchdebug_magics.nanhunt(**{**case.options, **more})
         outcome, hooks = Outcome(namespace), hooks_of(namespace)
         before = leaks.snapshot()
         try:
             with session:
                 _execute(case, "cell", case.cell, namespace)
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
+        except Exception as error:
             outcome.error = error
-        outcome.rng = _rng()
-        outcome.states = [(-1, state(namespace))]
+        _finish(outcome, printed.getvalue())
         outcome.leftovers = [*leaks.differences(before, leaks.snapshot()), *sorted(hooks_of(namespace) - hooks)]
         outcome.report = session.report.to_dict()
         return outcome
@@ -66,15 +81,21 @@ def watch(case: Case, **more: Any) -> Outcome:
 
 def plain(case: Case) -> Outcome:
     """As if nanhunt did not exist; keeps the states that a finding must have put back."""
-    with _world(case) as namespace, _recorded(namespace) as states:
+    with _world(case) as namespace, _recorded(namespace) as states, redirect_stdout(io.StringIO()) as printed:
         outcome = Outcome(namespace, states=states)
         try:
             _execute(case, "cell", case.cell, namespace)
         except Exception as error:
             outcome.error = error
-        outcome.rng = _rng()
-        states.append((-1, state(namespace)))
+        _finish(outcome, printed.getvalue())
         return outcome
+
+
+def _finish(outcome: Outcome, printed: str) -> None:
+    numpy = sys.modules.get("numpy")
+    outcome.rng = (torch.get_rng_state(), random.getstate(), () if numpy is None else numpy.random.get_state())
+    outcome.states.append(_state(-1, outcome.namespace))
+    outcome.printed = printed
 
 
 @contextmanager
@@ -109,26 +130,40 @@ def _world(case: Case) -> Iterator[dict[str, Any]]:
 def _execute(case: Case, part: str, text: str, namespace: dict[str, Any]) -> None:
     name = file_name(part, case)
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    exec(compile(text, name, "exec", dont_inherit=True), namespace)  # noqa: S102
+    exec(compile(text, name, "exec", dont_inherit=True), namespace)
 
 
-def _rng() -> tuple[Any, ...]:
-    numpy = sys.modules.get("numpy")
-    return (torch.get_rng_state(), random.getstate(), () if numpy is None else numpy.random.get_state())
-
-
-def state(namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Every parameter, buffer and optimizer state reachable from the namespace, copied."""
-    found: dict[str, Any] = {}
+def _state(backwards: int, namespace: Mapping[str, Any], *, at_backward: bool = False) -> State:
+    tensors: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in list(namespace.items()):
-        if isinstance(value, torch.nn.Module):
-            tensors = {**dict(value.named_parameters(remove_duplicate=False)), **dict(value.named_buffers(remove_duplicate=False))}
-            found.update({f"{name}.{path}": _copy(tensor) for path, tensor in tensors.items()})
-        elif isinstance(value, torch.optim.Optimizer):
-            found[f"{name}.state"] = copy.deepcopy(value.state_dict()["state"])
-        elif isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf:
-            found[name] = _copy(value)
-    return found
+        kind = type(value)  # never isinstance: a case may hold objects that answer it with an exception
+        if name.startswith("__"):
+            continue
+        if issubclass(kind, torch.nn.Module):
+            owned = {**dict(value.named_parameters(remove_duplicate=False)), **dict(value.named_buffers(remove_duplicate=False))}
+            tensors.update({f"{name}.{path}": _copy(tensor) for path, tensor in owned.items()})
+            for path, module in value.named_modules():
+                values.update(
+                    {f"{name}.{path}.{key}": item for key, item in vars(module).items() if _simple(item) and not key.startswith("_")}
+                )
+        elif issubclass(kind, torch.optim.Optimizer):
+            tensors[f"{name}.state"] = copy.deepcopy(value.state_dict()["state"])
+        elif issubclass(kind, torch.Tensor):
+            if value.requires_grad and value.is_leaf:
+                tensors[name] = _copy(value)
+        elif _simple(value):
+            values[name] = copy.deepcopy(value)
+    return State(backwards, tensors, values, at_backward)
+
+
+def _simple(value: Any) -> bool:
+    kind = type(value)
+    if kind in {list, tuple, set}:
+        return len(value) < LONG and all(map(_simple, value))
+    if kind is dict:
+        return len(value) < LONG and all(map(_simple, value.values()))
+    return kind in {int, float, str, bool, type(None)}
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -136,8 +171,8 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _recorded(namespace: dict[str, Any]) -> Iterator[list[tuple[int, dict[str, Any]]]]:
-    states: list[tuple[int, dict[str, Any]]] = []
+def _recorded(namespace: dict[str, Any]) -> Iterator[list[State]]:
+    states: list[State] = []
     count = depth = 0
     inside = False
     ordinary = torch.autograd.backward
@@ -147,7 +182,7 @@ def _recorded(namespace: dict[str, Any]) -> Iterator[list[tuple[int, dict[str, A
         if inside:  # of a reentrant checkpoint
             ordinary(*args, **kwargs)
             return
-        states.append((count, state(namespace)))
+        states.append(_state(count, namespace, at_backward=True))
         inside = True
         try:
             ordinary(*args, **kwargs)
@@ -158,7 +193,7 @@ def _recorded(namespace: dict[str, Any]) -> Iterator[list[tuple[int, dict[str, A
     def enter(_module: Any, _args: Any) -> None:
         nonlocal depth
         if depth == 0:
-            states.append((count, state(namespace)))
+            states.append(_state(count, namespace))
         depth += 1
 
     def leave(_module: Any, _args: Any, _output: Any) -> None:
@@ -196,7 +231,7 @@ def hooks_of(namespace: Mapping[str, Any]) -> set[str]:
     return {
         f"{table} of {name}.{path}: {len(hooks)}"
         for name, value in namespace.items()
-        if isinstance(value, torch.nn.Module)
+        if issubclass(type(value), torch.nn.Module)
         for path, owner in [*value.named_modules(), *value.named_parameters()]
         for table in tables
         if (hooks := getattr(owner, table, None))
@@ -205,33 +240,32 @@ def hooks_of(namespace: Mapping[str, Any]) -> set[str]:
 
 def compare(case: Case, report: Mapping[str, Any]) -> dict[str, str]:
     """What differs from the truth, by field; empty where nothing does. The line is left to `compare_location`."""
-    finding = report["finding"]
-    match case.truth:
-        case Nothing() as truth:
-            differs = {} if finding is None else {"found": f"nothing is wrong; reported: {report['verdict']}"}
-            counts = {"overflow_steps_count": truth.overflow_steps, "steps_count": truth.steps, "backward_count": truth.backwards}
-            for name, wanted in counts.items():
-                if wanted is not None and not _fits(report[name], wanted):
-                    differs[name] = f"{report[name]}, not {wanted}"
-            if finding is None and report["problems"] and not truth.problems:
-                differs["problems"] = "; ".join(report["problems"])
-            return differs
-        case Problem(may_miss=True) if finding is None and report["problems"]:
-            return {}
-        case _ if finding is None:
-            return {"found": f"nothing found: {'; '.join(report['problems']) or report['verdict']}"}
-        case Expect() as truth:
-            got = {**finding, "reproduced": report["reproduced"]}
-            return {name: f"{got[name]!r}, not {_shown(wanted)}" for name, wanted in truth.fields().items() if not _fits(got[name], wanted)}
-        case Problem() as truth:
-            wanted_fields = {"kind": truth.kind, "phase": truth.phase, "step": truth.step}
-            if report["reproduced"]:
-                wanted_fields["op"] = truth.op
-            elif not report["problems"] and report["reproduced"] is None:
-                return {"problems": "the report does not say what it could not do"}
-            return {name: f"{finding[name]!r}, not {_shown(wanted)}" for name, wanted in wanted_fields.items() if not _fits(finding[name], wanted)}
-    msg = f"{case.name}: no such truth"
-    raise TypeError(msg)
+    truth, finding = case.truth, report["finding"]
+    if isinstance(truth, Nothing):
+        return _compare_nothing(truth, report)
+    if finding is None:
+        excused = isinstance(truth, Problem) and truth.may_miss and report["problems"]
+        return {} if excused else {"found": f"nothing found: {'; '.join(report['problems']) or report['verdict']}"}
+    if isinstance(truth, Expect):
+        return _unlike({**finding, "reproduced": report["reproduced"], "count": len(report["findings"])}, truth.fields())
+    if report["reproduced"] is None and not report["problems"]:
+        return {"problems": "the report does not say what it could not do"}
+    wanted = {"kind": truth.kind, "phase": truth.phase, "step": truth.step}
+    return _unlike(finding, {**wanted, "op": truth.op} if report["reproduced"] else wanted)
+
+
+def _compare_nothing(truth: Nothing, report: Mapping[str, Any]) -> dict[str, str]:
+    counts = {"overflow_steps_count": truth.overflow_steps, "steps_count": truth.steps, "backward_count": truth.backwards}
+    differs = _unlike(report, {name: wanted for name, wanted in counts.items() if wanted is not None})
+    if report["finding"] is not None:
+        differs["found"] = f"nothing is wrong; reported: {report['verdict']}"
+    elif report["problems"] and not truth.problems:
+        differs["problems"] = "; ".join(report["problems"])
+    return differs
+
+
+def _unlike(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, str]:
+    return {name: f"{got[name]!r}, not {_shown(value)}" for name, value in wanted.items() if not _fits(got[name], value)}
 
 
 def compare_location(case: Case, report: Mapping[str, Any], *, cells: Mapping[str, tuple[int, int]] | None = None) -> dict[str, str]:
@@ -248,7 +282,8 @@ def compare_location(case: Case, report: Mapping[str, Any], *, cells: Mapping[st
     else:
         right = Path(got["file"]).name == file_name(place.part, case) and got["line"] == place.line
     if not right:
-        return {"line": f"{got['file']}:{got['line']} `{got['source']}`, not {place.part} line {place.line}: `{place.source}`"}
+        cell = "" if cells is None else f" (In[{got['cell']}], not {cells.get(place.part)})"
+        return {"line": f"{got['file']}:{got['line']}{cell} `{got['source']}`, not {place.part} line {place.line}: `{place.source}`"}
     return {} if got["source"] == place.source else {"source": f"`{got['source']}`, not `{place.source}`"}
 
 
@@ -266,29 +301,43 @@ def _shown(wanted: Any) -> str:
 
 def purity(case: Case, outcome: Outcome, measure: Outcome) -> dict[str, str]:
     """What the session changed that it must not, against a plain run from the same seed."""
-    differs = {}
-    if outcome.leftovers:
-        differs["leftovers"] = "; ".join(outcome.leftovers)
-    if not case.pure or outcome.report is None:
-        return differs
-    finding = outcome.report["finding"]
-    ended = outcome.states[-1][1]
-    stopped = isinstance(outcome.error, torchdebug_magics.NonFiniteError)
-    if not stopped:
-        differs |= _differing("state after the cell", ended, measure.states[-1][1])
-        if not same(outcome.rng, measure.rng):
-            differs["rng"] = "the random state after the cell differs from a plain run's"
-    elif finding is not None and (finding["phase"] != "optimizer" or "untouched" in finding["weights"]):
-        wanted = finding["backward"] - (finding["phase"] == "optimizer")
-        before = next((state for count, state in measure.states if count == wanted), None)
-        if before is not None:
-            differs |= _differing(f"state before backward {wanted}", ended, before)
+    differs = {"leftovers": "; ".join(outcome.leftovers)} if outcome.leftovers else {}
+    if case.pure and isinstance(outcome.error, torchdebug_magics.NonFiniteError):
+        differs |= _stopped(outcome, measure)
+    elif case.pure:
+        differs |= _ran_on(outcome, measure)
     return differs
 
 
-def _differing(what: str, got: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, str]:
+def _ran_on(outcome: Outcome, measure: Outcome) -> dict[str, str]:
+    ended, last = outcome.states[-1], measure.states[-1]
+    differs = _differing("state", "after the cell", ended.tensors, last.tensors)
+    differs |= _differing("values", "after the cell", ended.values, last.values)
+    if not same(outcome.rng, measure.rng):
+        differs["rng"] = "the random state after the cell differs from a plain run's"
+    if outcome.printed != measure.printed:
+        differs["printed"] = f"{outcome.printed!r}, not {measure.printed!r}"
+    return differs
+
+
+def _stopped(outcome: Outcome, measure: Outcome) -> dict[str, str]:
+    assert outcome.report is not None
+    finding, ended = outcome.report["finding"], outcome.states[-1]
+    differs = {}
+    if not measure.printed.startswith(outcome.printed):
+        differs["printed"] = f"{outcome.printed!r} is no beginning of {measure.printed!r}"
+    at = finding["backward"] - (finding["phase"] == "optimizer")
+    here = [one for one in measure.states if one.backwards == at]
+    if here and (finding["phase"] != "optimizer" or "untouched" in finding["weights"]):
+        differs |= _differing("state", f"before backward {at}", ended.tensors, here[0].tensors)
+    if here and here[-1].at_backward and finding["phase"] in {"forward", "loss", "backward"}:
+        differs |= _differing("values", f"at backward {at}", ended.values, here[-1].values)
+    return differs
+
+
+def _differing(field_: str, when: str, got: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, str]:
     names = [name for name in wanted if name in got and not same(got[name], wanted[name])]
-    return {"state": f"{what} differs: {', '.join(names[:5])}"} if names else {}
+    return {field_: f"{when} differ: {', '.join(names[:5])}"} if names else {}
 
 
 def raised(case: Case, outcome: Outcome) -> dict[str, str]:

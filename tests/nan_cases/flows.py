@@ -109,7 +109,9 @@ CASES = (
                 opt.step(closure)
         """,
         # 0 ** 0.5: the derivative of pow is infinite; the first closure calls belong to the first step.
-        truth=Expect(kind="inf", phase="backward", op="pow", module=None, step=1, backward=6, rows=(0, 1, 2, 3, 4, 5), diagnosis=slugs.POW_ZERO),
+        truth=Expect(
+            kind="inf", phase="backward", op="pow", module=None, step=1, backward=6, rows=(0, 1, 2, 3, 4, 5), diagnosis=slugs.POW_ZERO
+        ),
         pure=False,  # a step of many closures: where it began is not where the bad one did
     ),
     Case(
@@ -167,7 +169,9 @@ CASES = (
                     p.grad = g
                 opt.step()
         """,
-        truth=Expect(kind="inf", phase="backward", op="sqrt", module=None, step=2, backward=frozenset({0, 2}), rows=(1,), diagnosis=slugs.SQRT_ZERO),
+        truth=Expect(
+            kind="inf", phase="backward", op="sqrt", module=None, step=2, backward=frozenset({0, 2}), rows=(1,), diagnosis=slugs.SQRT_ZERO
+        ),
     ),
     Case(
         name="flow_autograd_grad_with_a_bad_loss",
@@ -187,7 +191,9 @@ CASES = (
                 opt.step()
         """,
         # Before the model call of the step: a replay from that call finds the data bad, one of the whole step finds sqrt.
-        truth=Expect(kind="nan", phase=frozenset({"data", "loss"}), line=ANY, step=1, backward=frozenset({0, 1}), rows=(2,), reproduced=ANY),
+        truth=Expect(
+            kind="nan", phase=frozenset({"data", "loss"}), line=ANY, step=1, backward=frozenset({0, 1}), rows=(2,), reproduced=ANY
+        ),
     ),
     Case(
         name="flow_custom_function_with_a_bad_forward",
@@ -435,7 +441,9 @@ CASES = (
                 if torch.isfinite(loss):
                     opt.step()
         """,
-        truth=Expect(kind="nan", phase="data", op=None, step=1, rows=(0,), tensor=frozenset({"x", "input"}), diagnosis=slugs.BAD_ROW),
+        truth=Expect(
+            kind="nan", phase="data", op=None, step=1, rows=(0,), tensor=frozenset({"x", "input"}), diagnosis=slugs.BAD_ROW, count=2
+        ),
     ),
     Case(
         name="flow_two_models_called_in_one_step",
@@ -576,6 +584,13 @@ CASES = (
                         a.mul_(d).add_(b, alpha=1 - d)
         """,
         # Poisoned after step 2, met by the teacher's forward of step 3.
-        truth=Expect(kind="nan", phase=frozenset({"parameter", "optimizer"}), line=ANY, step=3, rows=(0, 1), tensor=frozenset({"weight", "bias", "teacher.weight", "teacher.bias"})),
+        truth=Expect(
+            kind="nan",
+            phase=frozenset({"parameter", "optimizer"}),
+            line=ANY,
+            step=3,
+            rows=(0, 1),
+            tensor=frozenset({"weight", "bias", "teacher.weight", "teacher.bias"}),
+        ),
     ),
 )

@@ -319,7 +319,14 @@ CASES = (
                 loss.backward()
                 opt.step()
         """,
-        truth=Expect(kind="inf", phase="forward", op="rsqrt", module="norm", rows=(1,), diagnosis=frozenset({slugs.EPS_ZERO, slugs.SQRT_ZERO, slugs.DIV_ZERO})),
+        truth=Expect(
+            kind="inf",
+            phase="forward",
+            op="rsqrt",
+            module="norm",
+            rows=(1,),
+            diagnosis=frozenset({slugs.EPS_ZERO, slugs.SQRT_ZERO, slugs.DIV_ZERO}),
+        ),
     ),
     Case(
         name="forward_batch_norm_eval_with_negative_variance",
@@ -465,7 +472,9 @@ CASES = (
                 for _ in range(3):
                     entropy = model(x)
         """,
-        truth=Expect(kind="inf", phase="forward", op="log", module="", step=0, backward=0, rows=(4,), reproduced=ANY, diagnosis=slugs.LOG_ZERO),
+        truth=Expect(
+            kind="inf", phase="forward", op="log", module="", step=0, backward=0, rows=(4,), reproduced=ANY, diagnosis=slugs.LOG_ZERO
+        ),
     ),
     Case(
         name="forward_temperature_annealed_to_zero",

@@ -5,7 +5,9 @@ from tests.nan_cases.case import Case, Expect, Nothing
 
 _GPT2 = """
     from transformers import GPT2Config, GPT2LMHeadModel
-    config = GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0, attn_implementation="eager")
+    config = GPT2Config(
+        vocab_size=20, n_positions=8, n_embd=8, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0, attn_implementation="eager"
+    )
     model = GPT2LMHeadModel(config)
     opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
     ids = torch.randint(0, 20, (2, 6))
@@ -30,7 +32,8 @@ _LIGHTNING = """
     features = torch.rand(12, 3) + 0.5
     def trainer(**more):
         return pl.Trainer(
-            max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu", **more
+            max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+            accelerator="cpu", **more
         )
 """
 
@@ -112,7 +115,8 @@ CASES = (
         setup="""
             from transformers import GPT2Config, GPT2LMHeadModel
             config = GPT2Config(
-                vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0, layer_norm_epsilon=0.0, embd_pdrop=0.0, attn_implementation="eager"
+                vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0,
+                layer_norm_epsilon=0.0, embd_pdrop=0.0, attn_implementation="eager",
             )
             model = GPT2LMHeadModel(config)
             with torch.no_grad():
@@ -128,7 +132,9 @@ CASES = (
                 loss.backward()
                 opt.step()
         """,
-        truth=Expect(kind="nan", phase="forward", op="native_layer_norm", module="transformer.h.0.ln_1", step=1, rows=(1,), diagnosis=slugs.EPS_ZERO),
+        truth=Expect(
+            kind="nan", phase="forward", op="native_layer_norm", module="transformer.h.0.ln_1", step=1, rows=(1,), diagnosis=slugs.EPS_ZERO
+        ),
     ),
     Case(
         name="hf_bert_bad_weight",
@@ -143,9 +149,7 @@ CASES = (
             loss.backward()
             opt.step()
         """,
-        truth=Expect(
-            kind="nan", phase="parameter", op=None, step=0, rows=(3,), tensor="bert.encoder.layer.1.attention.self.query.weight"
-        ),
+        truth=Expect(kind="nan", phase="parameter", op=None, step=0, rows=(3,), tensor="bert.encoder.layer.1.attention.self.query.weight"),
     ),
     Case(
         name="hf_bert_fully_masked_row",
@@ -168,7 +172,9 @@ CASES = (
         needs="transformers",
         setup="""
             from transformers import BertConfig, BertModel
-            config = BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, max_position_embeddings=8)
+            config = BertConfig(
+                vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, max_position_embeddings=8
+            )
             class Encoder(nn.Module):
                 def __init__(self):
                     super().__init__()

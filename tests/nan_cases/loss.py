@@ -32,7 +32,7 @@ CASES = (
         cell="""
             for target in masks:
                 logits = model(x)
-                loss = F.cross_entropy(
+                loss = F.cross_entropy(  # <- here
                     logits,
                     target,
                     ignore_index=255,
@@ -41,7 +41,6 @@ CASES = (
                 loss.backward()
                 opt.step()
         """,
-        # Of a call over several lines the first or any other line of it would do, so that no line is checked.
         truth=Expect(kind="nan", phase="loss", op="nll_loss2d_forward", module=None, step=1, rows=(), diagnosis=slugs.ALL_IGNORED),
     ),
     Case(
@@ -331,7 +330,9 @@ CASES = (
                 loss.backward()
                 opt.step()
         """,
-        truth=Expect(kind="nan", phase="loss", op="div", module=None, step=3, rows=(1,), diagnosis=frozenset({slugs.ZERO_VARIANCE, slugs.DIV_ZERO})),
+        truth=Expect(
+            kind="nan", phase="loss", op="div", module=None, step=3, rows=(1,), diagnosis=frozenset({slugs.ZERO_VARIANCE, slugs.DIV_ZERO})
+        ),
     ),
     Case(
         name="loss_in_a_criterion_module",

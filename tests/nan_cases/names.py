@@ -79,7 +79,9 @@ CASES = (
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
 """,
         cell=_STEP,
-        truth=Expect(kind="inf", phase="forward", op="div", module=frozenset({"first", "second"}), rows=(0, 1, 2), diagnosis=slugs.DIV_ZERO),
+        truth=Expect(
+            kind="inf", phase="forward", op="div", module=frozenset({"first", "second"}), rows=(0, 1, 2), diagnosis=slugs.DIV_ZERO
+        ),
     ),
     Case(
         name="names_deep_sequential",

@@ -20,7 +20,11 @@ CASES = (
         truth=Nothing(steps=10, backwards=10),
     ),
     Case(name="nothing_empty_cell", cell="pass", truth=Nothing(steps=0, backwards=0, problems=True)),
-    Case(name="nothing_only_arithmetic", cell="total = torch.ones(3).log().sum().item()\nbad = torch.zeros(2).log()", truth=Nothing(steps=0, backwards=0, problems=True)),
+    Case(
+        name="nothing_only_arithmetic",
+        cell="total = torch.ones(3).log().sum().item()\nbad = torch.zeros(2).log()",
+        truth=Nothing(steps=0, backwards=0, problems=True),
+    ),
     Case(
         name="nothing_causal_mask_of_infinities",
         setup="""

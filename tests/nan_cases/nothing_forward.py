@@ -30,7 +30,8 @@ CASES = (
                     super().__init__()
                     self.q, self.k, self.v = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
                 def forward(self, x, mask):
-                    return F.scaled_dot_product_attention(self.q(x)[:, None], self.k(x)[:, None], self.v(x)[:, None], attn_mask=mask[:, None])
+                    q, k, v = (layer(x)[:, None] for layer in (self.q, self.k, self.v))
+                    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None])
             model = Attend()
             opt = torch.optim.SGD(model.parameters(), lr=0.1)
             x = torch.randn(2, 3, 4)

@@ -169,6 +169,12 @@ CASES = (
             opt.step()
         """,
         # 1e-8 is 0 in half precision, and so are the squares of 1e-6.
-        truth=Expect(kind="inf", phase="forward", op="rsqrt", module="1", rows=(1,), ),
+        truth=Expect(
+            kind="inf",
+            phase="forward",
+            op="rsqrt",
+            module="1",
+            rows=(1,),
+        ),
     ),
 )

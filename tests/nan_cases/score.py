@@ -38,7 +38,10 @@ def main() -> int:
         if options.v and outcome is not None and outcome.report is not None:
             lines += [f"    > {outcome.report['verdict']}", *(f"    ! {problem}" for problem in outcome.report["problems"])]
         print(f"{'FAIL' if differs else 'ok  '} {case.name} ({time.perf_counter() - started:.2f} s)", *lines, sep="\n", flush=True)
-    print(f"\n{len(cases) - bad} of {len(cases)} right;", ", ".join(f"{name} wrong in {count}" for name, count in wrong.most_common()) or "nothing wrong")
+    print(
+        f"\n{len(cases) - bad} of {len(cases)} right;",
+        ", ".join(f"{name} wrong in {count}" for name, count in wrong.most_common()) or "nothing wrong",
+    )
     return min(bad, 100)
 
 

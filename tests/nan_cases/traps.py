@@ -83,7 +83,14 @@ CASES = (
             loss.backward()
             opt.step()
         """,
-        truth=Expect(kind=frozenset({"nan", "inf"}), phase=frozenset({"forward", "backward"}), op="reciprocal", module="2", rows=(1,), diagnosis=slugs.WHERE_TRAP),
+        truth=Expect(
+            kind=frozenset({"nan", "inf"}),
+            phase=frozenset({"forward", "backward"}),
+            op="reciprocal",
+            module="2",
+            rows=(1,),
+            diagnosis=slugs.WHERE_TRAP,
+        ),
     ),
     Case(
         name="trap_nan_to_num_hides_the_forward",
@@ -146,7 +153,9 @@ CASES = (
             opt.step()
         """,
         # 0 / 0: the mask made the incoming gradient zero, so that the root gives NaN at once.
-        truth=Expect(kind="nan", phase="backward", op="sqrt", module=None, rows=(0,), diagnosis=frozenset({slugs.WHERE_TRAP, slugs.SQRT_ZERO})),
+        truth=Expect(
+            kind="nan", phase="backward", op="sqrt", module=None, rows=(0,), diagnosis=frozenset({slugs.WHERE_TRAP, slugs.SQRT_ZERO})
+        ),
     ),
     Case(
         name="trap_x_log_x",
@@ -184,7 +193,9 @@ CASES = (
             loss.backward()
             opt.step()
         """,
-        truth=Expect(kind="nan", phase="backward", op="div", module=None, rows=(2,), diagnosis=frozenset({slugs.WHERE_TRAP, slugs.DIV_ZERO})),
+        truth=Expect(
+            kind="nan", phase="backward", op="div", module=None, rows=(2,), diagnosis=frozenset({slugs.WHERE_TRAP, slugs.DIV_ZERO})
+        ),
     ),
     Case(
         name="trap_minimum_with_an_overflowing_branch",
@@ -207,7 +218,14 @@ CASES = (
             loss.backward()
             opt.step()
         """,
-        truth=Expect(kind=frozenset({"nan", "inf"}), phase=frozenset({"forward", "backward"}), op="exp", module="", rows=(1,), diagnosis=slugs.WHERE_TRAP),
+        truth=Expect(
+            kind=frozenset({"nan", "inf"}),
+            phase=frozenset({"forward", "backward"}),
+            op="exp",
+            module="",
+            rows=(1,),
+            diagnosis=slugs.WHERE_TRAP,
+        ),
     ),
     Case(
         name="trap_loss_kept_only_where_finite",

@@ -130,7 +130,7 @@ def _add_function(found: dict[tuple[int, object], Slot], function: FunctionType)
         value = names[name]
         if isinstance(value, FunctionType):
             called.append(value)
-        elif isinstance(value, _CONTAINERS):
+        elif type(value) in _CONTAINERS:
             if len(value) <= _MOST_ITEMS:
                 found.setdefault((id(value), "items"), _container_slot(value))
         elif isinstance(value, type):
@@ -150,7 +150,7 @@ def _add_attributes(found: dict[tuple[int, object], Slot], owner: Any, stored: f
             found.setdefault((id(owner), name), _item_slot(held, name))
     for name in loaded & held.keys():
         value = held[name]
-        if isinstance(value, _CONTAINERS) and len(value) <= _MOST_ITEMS and name not in torch.nn.Module().__dict__:
+        if type(value) in _CONTAINERS and len(value) <= _MOST_ITEMS and name not in torch.nn.Module().__dict__:
             found.setdefault((id(value), "items"), _container_slot(value))
 
 
@@ -193,6 +193,9 @@ def _cell_slot(cell: Any) -> Slot:
 
 def _container_slot(container: Any) -> Slot:
     def write(items: list[Any]) -> None:
+        now = read()
+        if len(now) == len(items) and all(_same(one, other) for one, other in zip(now, items, strict=True)):
+            return
         awake = [_awake(item) for item in items]
         if any(item is _ABSENT or (isinstance(item, tuple) and any(part is _ABSENT for part in item)) for item in awake):
             return
@@ -206,6 +209,12 @@ def _container_slot(container: Any) -> Slot:
         return [_asleep(item) for item in (container.items() if isinstance(container, dict) else container)]
 
     return Slot(read, write)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        return all(left is right for left, right in zip(one, other, strict=True))
+    return one is other
 
 
 def _asleep(value: Any) -> Any:
@@ -233,7 +242,7 @@ def slots_in(names: Mapping[str, Any], statements: Iterable[ast.stmt]) -> list[S
         if not isinstance(node, (ast.Name, ast.Attribute)):
             continue
         value = _value_of(node, names)
-        if isinstance(value, _CONTAINERS) and value is not names:
+        if type(value) in _CONTAINERS and value is not names:
             found.setdefault((id(value), "items"), _container_slot(value))
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             held = getattr(_value_of(node.value, names), "__dict__", None)

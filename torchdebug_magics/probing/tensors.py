@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["INF", "NAN", "bad_mask", "dense", "extremes", "kind_of", "largest", "peak_of", "tensors_in"]
+__all__ = ["INF", "NAN", "bad_mask", "dense", "extremes", "is_bad", "kind_of", "largest", "peak_of", "tensors_in"]
 
 NAN, INF = 1, 2
 """Bits of `kind_of`."""
@@ -65,9 +65,22 @@ def dense(tensor: torch.Tensor) -> torch.Tensor | None:
 def kind_of(tensor: torch.Tensor) -> int:
     """`NAN` and `INF` bits of what it holds; 0 where all is finite or there is nothing to look at. One synchronisation, two where bad."""
     numbers = dense(tensor)
-    if numbers is None or bool(torch.isfinite(numbers).all()):
+    if numbers is None or _all_finite(numbers):
         return 0
     return (NAN if bool(torch.isnan(numbers).any()) else 0) | (INF if bool(torch.isinf(numbers).any()) else 0)
+
+
+def is_bad(tensor: torch.Tensor) -> bool:
+    """Whether it holds anything non-finite."""
+    numbers = dense(tensor)
+    return numbers is not None and not _all_finite(numbers)
+
+
+def _all_finite(numbers: torch.Tensor) -> bool:
+    """By its extremes, which costs one reading and no memory; `isfinite` makes several tensors of the same size."""
+    if numbers.is_complex():
+        numbers = torch.view_as_real(numbers.resolve_conj())
+    return all(math.isfinite(extreme) for extreme in torch.stack(torch.aminmax(numbers)).tolist())
 
 
 def bad_mask(tensor: torch.Tensor, kinds: int = NAN | INF) -> torch.Tensor | None:

@@ -8,36 +8,21 @@ import torch
 from torch.utils._pytree import tree_map
 
 from torchdebug_magics.instruments.nanhunt.knowledge import is_movement, is_pointwise
-from torchdebug_magics.probing.tensors import INF, NAN, bad_mask, dense
+from torchdebug_magics.probing.tensors import bad_mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torchdebug_magics.instruments.nanhunt.masks import Masks
     from torchdebug_magics.instruments.nanhunt.trace import Op
 
-__all__ = ["choose", "healed", "overlap", "relevant", "still_bad", "tamed"]
+__all__ = ["healed", "overlap", "relevant", "still_bad", "tamed"]
 
 _STAND_INS = (0.5, 1.5)
 """Finite values put in place of bad inputs; two, as one alone may lie at a pole of some op."""
 
 
-def choose(tensor: torch.Tensor, mask: torch.Tensor | None, kinds: int) -> tuple[int, torch.Tensor | None]:
-    """The kind to follow, NaN before infinity, and the elements that are of it."""
-    for kind in (NAN, INF):
-        if kinds & kind:
-            bad = bad_mask(tensor, kind)
-            if bad is None:
-                numbers = dense(tensor)
-                if numbers is not None and bool((torch.isnan if kind == NAN else torch.isinf)(numbers).any()):
-                    return kind, None
-                continue
-            bad = bad if mask is None or mask.shape != bad.shape else bad & mask
-            if bool(bad.any()):
-                return kind, bad
-    return 0, None
-
-
-def relevant(op: Op, wanted: torch.Tensor | None, kind: int) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+def relevant(masks: Masks, op: Op, wanted: torch.Tensor | None, kind: int) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
     """Inputs with elements of `kind` that can have led to the wanted ones."""
     found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
     seen: set[int] = set()
@@ -45,11 +30,13 @@ def relevant(op: Op, wanted: torch.Tensor | None, kind: int) -> list[tuple[torch
         if id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        chosen, bad = choose(tensor, None, kind)
-        if not chosen:
+        where = masks.of(tensor, kind)
+        if not where.some:
             continue
-        if bad is not None and wanted is not None:
-            bad = bad & _reach(op, tensor, wanted) if is_pointwise(op.func) or is_movement(op.func) else bad
+        bad = where.mask
+        if bad is not None and wanted is not None and (is_pointwise(op.func) or is_movement(op.func)):
+            reached = _reach(op, tensor, wanted)
+            bad = reached if where.everywhere else bad & reached
             if not bool(bad.any()):
                 continue
         found.append((tensor, bad))
@@ -58,7 +45,9 @@ def relevant(op: Op, wanted: torch.Tensor | None, kind: int) -> list[tuple[torch
 
 def _reach(op: Op, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The elements of an input that the wanted outputs depend on."""
-    everything = torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
+    everything = torch.ones((), dtype=torch.bool, device=tensor.device).expand(tensor.shape)
+    if bool(mask.all()):
+        return everything
     if is_pointwise(op.func):
         return _shrink(mask, tensor.shape)
     numbers = torch.arange(1, tensor.numel() + 1, dtype=torch.float64, device=tensor.device).reshape(tensor.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.nanhunt.report import LayerRow
 from torchdebug_magics.probing.hooks import Hook, Hooks
-from torchdebug_magics.probing.tensors import dense, tensors_in
+from torchdebug_magics.probing.tensors import dense, kind_of, tensors_in
 
 if TYPE_CHECKING:
     from torchdebug_magics.probing.modules import Call, ModuleCalls
@@ -40,18 +41,28 @@ class _Numbers:
         if numbers is None:
             return None
         values = numbers.abs() if numbers.is_complex() else numbers
-        finite = values[torch.isfinite(values)].double()
-        some = bool(finite.numel())
+        is_bad = bool(kind_of(values))
+        finite = values[torch.isfinite(values)] if is_bad else values
+        low, high, mean_abs = _extremes(finite)
         return cls(
             shape=tuple(tensor.shape),
             dtype=str(tensor.dtype).removeprefix("torch."),
-            nan_count=int(torch.isnan(values).sum()),
-            posinf_count=int(torch.isposinf(values).sum()),
-            neginf_count=int(torch.isneginf(values).sum()),
-            min=float(finite.min()) if some else None,
-            max=float(finite.max()) if some else None,
-            mean_abs=float(finite.abs().mean()) if some else None,
+            nan_count=int(torch.isnan(values).sum()) if is_bad else 0,
+            posinf_count=int((values == math.inf).sum()) if is_bad else 0,
+            neginf_count=int((values == -math.inf).sum()) if is_bad else 0,
+            min=low,
+            max=high,
+            mean_abs=mean_abs,
         )
+
+
+def _extremes(finite: torch.Tensor) -> tuple[float | None, float | None, float | None]:
+    """(min, max, mean magnitude); Nones for nothing."""
+    if not finite.numel():
+        return None, None, None
+    low, high = torch.aminmax(finite)
+    total = torch.linalg.vector_norm(finite, 1, dtype=torch.float64 if finite.dtype is torch.float64 else torch.float32)
+    return float(low), float(high), float(total) / finite.numel()
 
 
 @dataclass

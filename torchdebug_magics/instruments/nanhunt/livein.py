@@ -100,13 +100,12 @@ def lists_around(tree: ast.Module, where: tuple[int, int, int, int]) -> list[tup
 
 def _holds(statement: ast.stmt, where: tuple[int, int, int, int]) -> bool:
     line, column, end_line, end_column = where
-    first = min([statement.lineno, *(one.lineno for one in getattr(statement, "decorator_list", ()))])
-    last = statement.end_lineno or statement.lineno
+    first: int = min([statement.lineno, *(one.lineno for one in getattr(statement, "decorator_list", ()))])
+    last: int = statement.end_lineno or statement.lineno
     if column < 0:
         return first <= line <= last
     start, end = (first, statement.col_offset if first == statement.lineno else 0), (last, statement.end_col_offset or 0)
-    inside: bool = start <= (line, column) and (end_line, end_column) <= end
-    return inside
+    return bool(start <= (line, column) <= (end_line, end_column) <= end)
 
 
 def _in_header(statement: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, where: tuple[int, int, int, int]) -> bool:

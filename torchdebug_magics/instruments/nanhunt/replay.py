@@ -22,6 +22,7 @@ from torchdebug_magics.probing.buffers import BufferKeeper
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.python_state import PythonState, slots_in
 from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.tensors import kind_of, tensors_in
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.step import Entries, Position, Step
@@ -96,8 +97,6 @@ class Replayer:
             outputs.extend(entry.module(*entry.args, **entry.kwargs) for entry in recorded)
 
         replayed = self._run(step, attempt, None, run)
-        from torchdebug_magics.probing.tensors import tensors_in  # noqa: PLC0415
-
         replayed.outputs = tuple(tensors_in(outputs))
         return replayed
 
@@ -112,6 +111,8 @@ class Replayer:
             replayed.losses = tensors
             with _disable_current_modes():  # what we ask must not stand in the trace
                 replayed.reproduced = _same(tensors, attempt.original)
+                # A bad loss has its birth before the backward.
+                replayed.trace.paused = not attempt.until_update and any(kind_of(tensor) for tensor in tensors)
         replayed.trace.backward_frame = sys._getframe(0)
         try:
             result = original(*args, **kwargs)

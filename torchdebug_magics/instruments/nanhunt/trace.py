@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from torchdebug_magics.instruments.nanhunt.knowledge import HIDDEN_WRITES, argument_of, is_uninitialised, op_name
 from torchdebug_magics.probing.dispatch import OpListener, Run
-from torchdebug_magics.probing.tensors import kind_of
+from torchdebug_magics.probing.tensors import is_bad
 from torchdebug_magics.probing.where import user_frame
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class Op:
     """Whether it ran after the backward()."""
     parents: tuple[int, ...] = ()
     """Indices of the ops that made its inputs."""
-    kind: int = 0
+    is_bad: bool = False
+    """Whether an output is non-finite."""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     """What it was called with, before it ran; only where its output is non-finite."""
@@ -74,7 +75,7 @@ class Source:
 @dataclass
 class _Known:
     reference: weakref.ref[torch.Tensor]
-    kind: int
+    is_bad: bool
     op: Op | None
     stamp: int
 
@@ -87,6 +88,8 @@ class Trace:
         self.backward_frame: FrameType | None = None
         """Our frame below which a running backward stands; frames above it are the user's own backward code."""
         self.late = False
+        self.paused = False
+        """Whether ops only run: a backward that nothing is asked about."""
         self._calls = calls
         self._known: dict[int, _Known] = {}
         self._by_place: dict[tuple[Any, ...], Op] = {}
@@ -128,6 +131,8 @@ class Trace:
         return self._writers.get(_memory(tensor), [])[::-1]
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> Any:
+        if self.paused:
+            return run()
         node = torch._C._current_autograd_node()
         sequence = _get_sequence_nr() - 1
         in_backward = node is not None or self.backward_frame is not None
@@ -147,7 +152,7 @@ class Trace:
             late=self.late,
         )
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        kinds = [self._kind(tensor) for tensor in inputs]
+        bad_inputs = [self._is_bad(tensor) for tensor in inputs]
         op.parents = tuple(source.index for source in (self.source(tensor).op for tensor in inputs) if source is not None)
         written = _written(func, args, kwargs)
         before = {id(tensor): tensor.detach().clone() for tensor in written if _copyable(tensor)}
@@ -158,8 +163,8 @@ class Trace:
         self.ops.append(op)
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         outputs += [tensor for tensor in written if not any(tensor is one for one in outputs)]
-        self._learn(op, outputs, any(kinds))
-        if op.kind:
+        self._learn(op, outputs, any(bad_inputs))
+        if op.is_bad:
             self._keep(op, args, kwargs, before, written, prior)
         elif not op.backward:
             self._remember(op, args, kwargs, inputs)
@@ -170,15 +175,15 @@ class Trace:
         views = not bad_input and getattr(op.func, "is_view", False)
         ignored = views or is_uninitialised(op.name)
         for tensor in outputs:
-            kind = 0 if ignored else kind_of(tensor)
-            op.kind |= kind
-            self._known[id(tensor)] = _Known(weakref.ref(tensor), kind, op, op.index)
+            bad = not ignored and is_bad(tensor)
+            op.is_bad |= bad
+            self._known[id(tensor)] = _Known(weakref.ref(tensor), bad, op, op.index)
             place = _place(tensor)
-            if place and kind:
+            if place and bad:
                 self._by_place[place] = op
             elif place:
                 self._by_place.pop(place, None)
-        op.outputs = tuple(outputs) if op.kind else ()
+        op.outputs = tuple(outputs) if op.is_bad else ()
 
     def _keep(
         self, op: Op, args: Any, kwargs: Any, before: dict[int, torch.Tensor], written: list[torch.Tensor], prior: dict[int, Op | None]
@@ -198,7 +203,7 @@ class Trace:
             copy = before.get(id(tensor))
             if copy is not None:
                 # The copy stands for what the tensor was: it has the tensor's earlier maker, not this op.
-                self._known[id(copy)] = _Known(weakref.ref(copy), kind_of(copy), prior[id(tensor)], op.index)
+                self._known[id(copy)] = _Known(weakref.ref(copy), is_bad(copy), prior[id(tensor)], op.index)
                 self._kept.append(copy)
                 if prior[id(tensor)] is None:
                     self._originals[id(copy)] = tensor
@@ -219,20 +224,20 @@ class Trace:
 
                 user.args, user.kwargs = tree_map(older, user.args), tree_map(older, user.kwargs)
 
-    def _kind(self, tensor: torch.Tensor) -> int:
+    def _is_bad(self, tensor: torch.Tensor) -> bool:
         known = self._known.get(id(tensor))
         if known is not None and known.reference() is tensor:
             writers = self._writers.get(_memory(tensor))
             if not writers or writers[-1].index <= known.stamp:
-                return known.kind
-            known.kind, known.stamp = kind_of(tensor), len(self.ops)
-            return known.kind
+                return known.is_bad
+            known.is_bad, known.stamp = is_bad(tensor), len(self.ops)
+            return known.is_bad
         op = self._by_place.get(_place(tensor) or ())
-        kind = kind_of(tensor)
-        self._known[id(tensor)] = _Known(weakref.ref(tensor), kind, op, len(self.ops))
-        if kind:
+        bad = is_bad(tensor)
+        self._known[id(tensor)] = _Known(weakref.ref(tensor), bad, op, len(self.ops))
+        if bad:
             self._kept.append(tensor)
-        return kind
+        return bad
 
 
 def _sequence(node: Any) -> int | None:

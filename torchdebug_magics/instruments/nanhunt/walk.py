@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchdebug_magics.instruments.nanhunt.blame import choose, healed, overlap, relevant, still_bad, tamed
+from torchdebug_magics.instruments.nanhunt.blame import healed, overlap, relevant, still_bad, tamed
 from torchdebug_magics.instruments.nanhunt.knowledge import is_movement, is_pointwise
+from torchdebug_magics.instruments.nanhunt.masks import Masks
 from torchdebug_magics.instruments.nanhunt.purpose import is_mask, on_purpose
 from torchdebug_magics.probing.tensors import INF, NAN
 
@@ -59,15 +60,16 @@ class _Wanted:
 def walk(trace: Trace, sinks: list[torch.Tensor]) -> list[Birth]:
     """The births that reach any of `sinks`, the earliest first. Births on purpose are left out unless there is no other."""
     with _disable_current_modes(), torch.no_grad(), _without_autocast():
-        births = list(_Walk(trace).run([(sink, None, ()) for sink in sinks]))
+        births = list(_Walk(trace, Masks()).run([(sink, None, ()) for sink in sinks]))
     births.sort(key=lambda birth: (birth.on_purpose, birth.index))
     meant = [birth for birth in births if not birth.on_purpose]
     return meant or births
 
 
 class _Walk:
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, masks: Masks) -> None:
         self._trace = trace
+        self._masks = masks
         self._visits = 0
 
     def run(self, starts: list[tuple[torch.Tensor, torch.Tensor | None, tuple[Op, ...]]], kinds: int = NAN | INF) -> Iterator[Birth]:
@@ -76,7 +78,7 @@ class _Walk:
         heap: list[int] = []
 
         def want(tensor: torch.Tensor, mask: torch.Tensor | None, via: tuple[Op, ...], before: int) -> Iterator[Birth]:
-            kind, elements = choose(tensor, mask, kinds)
+            kind, elements = self._masks.choose(tensor, mask, kinds)
             if not kind:
                 return
             for op, output, part in self._makers(tensor, elements, before):
@@ -103,13 +105,14 @@ class _Walk:
     def _through(self, op: Op, wanted: _Wanted, want: Any) -> Iterator[Birth]:
         """One op: it is a birth, or some of its inputs lead on, or both."""
         via = (op, *wanted.via)
-        nans = relevant(op, wanted.mask, NAN) if wanted.kind & NAN else []
-        infs = relevant(op, wanted.mask, INF) if not nans else []
+        nans = relevant(self._masks, op, wanted.mask, NAN) if wanted.kind & NAN else []
+        infs = relevant(self._masks, op, wanted.mask, INF) if not nans else []
         inputs = nans or infs
         if not inputs:
             yield self._birth(op, wanted)
             return
-        still = None if is_movement(op.func) or (is_pointwise(op.func) and nans) else still_bad(op, wanted.tensor, wanted.mask, healed)
+        explained = is_movement(op.func) or (is_pointwise(op.func) and nans) or self._is_full(nans)
+        still = None if explained else still_bad(op, wanted.tensor, wanted.mask, healed)
         if still is not None and bool(still.any()):
             yield self._birth(op, _Wanted(wanted.tensor, still, wanted.kind, wanted.via))
             # Bad without them: they may still be a second cause, if they alone are enough.
@@ -125,8 +128,12 @@ class _Walk:
         for tensor, mask in inputs:
             yield from want(tensor, mask, via, op.index)
 
+    def _is_full(self, nans: list[tuple[torch.Tensor, torch.Tensor | None]]) -> bool:
+        """Whether an input is nothing but NaN: whatever the op does with it, it need not be asked."""
+        return any(self._masks.of(tensor, NAN).everywhere and tensor.dim() for tensor, _ in nans)
+
     def _nested(self, infs: list[tuple[torch.Tensor, torch.Tensor | None]], via: tuple[Op, ...], before: int) -> Iterator[Birth]:
-        inner = _Walk(self._trace)
+        inner = _Walk(self._trace, self._masks)
         inner._visits = self._visits
         del before
         yield from inner.run([(tensor, mask, via) for tensor, mask in infs], kinds=INF)

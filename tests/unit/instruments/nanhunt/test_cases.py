@@ -61,13 +61,7 @@ def test_names_are_unique_and_every_line_that_is_checked_is_marked() -> None:
     for case in CASES:
         place = case.place()
         if isinstance(case.truth, Expect) and case.truth.line is not ANY and case.truth.phases <= {"forward", "loss", "backward"}:
-            assert place is not None or case.name in UNMARKED, case.name
-
-
-UNMARKED = {
-    "loss_all_labels_ignored_own_index_in_2d",  # a call over several lines
-    "backward_bad_custom_function",  # the line of apply, or the user's own backward
-}
+            assert place is not None, case.name
 
 
 def test_there_are_enough_of_each() -> None:

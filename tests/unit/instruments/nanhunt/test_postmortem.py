@@ -1,0 +1,158 @@
+"""``nanhunt(loss)``: what a graph that already exists tells."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchdebug_magics import TorchDebugError, nanhunt
+
+nan, inf = math.nan, math.inf
+
+
+def leaf(*values: float) -> torch.Tensor:
+    return torch.tensor(values, requires_grad=True)
+
+
+GRAPHS: dict[str, Any] = {
+    "log": (lambda: (leaf(1.0, 0.0) * 1).log().sum(), "log", "inf"),
+    "log of a negative": (lambda: (leaf(1.0, -1.0) * 1).log().sum(), "log", "nan"),
+    "sqrt": (lambda: (leaf(1.0, -1.0) * 2).sqrt().mean(), "sqrt", "nan"),
+    "div": (lambda: (leaf(1.0, 2.0) / (leaf(1.0, 1.0) - 1)).sum(), "div", "inf"),
+    "0 / 0": (lambda: ((leaf(1.0, 2.0) - 1) / (leaf(1.0, 3.0) - 1)).sum(), "div", "nan"),
+    "softmax": (lambda: (leaf(1.0, 2.0) * 1).masked_fill(torch.tensor([True, True]), -inf).softmax(0).square().sum(), "_softmax", "nan"),
+    "exp": (lambda: (leaf(1.0, 1000.0) * 1).exp().square().sum(), "exp", "inf"),
+    "log_softmax": (
+        lambda: nn.functional.cross_entropy((leaf(1.0, 2.0) * 1).masked_fill(torch.tensor([True, True]), -inf)[None], torch.tensor([0])),
+        "_log_softmax",
+        "nan",
+    ),
+    "inf - inf": (lambda: ((h := (leaf(1000.0) * 1).exp()) - h).sum().exp(), "exp", "inf"),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_first_op_of_the_graph_whose_result_is_bad(name: str) -> None:
+    make, op, kind = GRAPHS[name]
+    report = nanhunt(make())
+    assert report.found
+    assert (report.finding.op, report.finding.kind, report.finding.phase) == (op, kind, "forward")
+    assert report.verdict.startswith(("NaN in this tensor", "Inf in this tensor"))
+    assert len(report.problems) == 1
+    assert report.reproduced is None
+
+
+def test_rows_index_and_operands() -> None:
+    finding = nanhunt((leaf(1.0, 0.0, 3.0) * 2).log().sum()).finding
+    assert finding.rows == (1,)
+    assert finding.index == (1,)
+    assert finding.operands == (0.0,)
+
+
+def test_looking_changes_nothing() -> None:
+    x = leaf(1.0, 0.0)
+    loss = x.log().sum()
+    nanhunt(loss)
+    assert x.grad is None
+    loss.backward()
+    assert x.grad.tolist() == [1.0, inf]
+
+
+@pytest.mark.parametrize(("make", "said"), [(lambda: leaf(1.0).log().sum(), "finite"), (lambda: torch.tensor([1, 2]), "finite")])
+def test_a_finite_tensor(make: Any, said: str) -> None:
+    report = nanhunt(make())
+    assert not report.found
+    assert report.finding is None
+    assert said in report.verdict
+    assert report.problems == ()
+
+
+def test_a_freed_graph_says_so() -> None:
+    loss = (leaf(1.0, 0.0) * 1).log().sum()
+    loss.backward()
+    report = nanhunt(loss)
+    assert report.found
+    assert any("freed" in problem for problem in report.problems)
+    assert report.finding.op is None
+
+
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+def test_no_graph(value: float) -> None:
+    report = nanhunt(torch.tensor([1.0, value]))
+    assert report.found
+    assert (report.finding.phase, report.finding.op, report.finding.rows) == ("data", None, (1,))
+    assert report.finding.kind == ("nan" if math.isnan(value) else "inf")
+
+
+def test_a_bad_parameter_is_a_parameter() -> None:
+    weight = nn.Parameter(torch.tensor([1.0, nan]))
+    report = nanhunt((weight * torch.ones(2)).exp().sum())
+    assert (report.finding.phase, report.finding.op, report.finding.kind) == ("parameter", None, "nan")
+
+
+def test_a_bad_weight_of_a_layer_is_a_parameter() -> None:
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight[0, 0] = inf
+    x = torch.ones(1, 2, requires_grad=True)
+    report = nanhunt(model(x).square().sum())
+    assert (report.finding.phase, report.finding.kind) == ("parameter", "inf")
+
+
+def test_bad_data_is_data() -> None:
+    report = nanhunt((torch.tensor([1.0, nan]) * leaf(1.0, 1.0)).sum())
+    assert (report.finding.phase, report.finding.op) == ("data", None)
+
+
+@pytest.mark.parametrize("thing", [1.5, "loss", None, [torch.ones(1)], nn.Linear(1, 1), torch.ones])
+def test_what_is_no_tensor_is_an_error_with_the_repair(thing: object) -> None:
+    with pytest.raises(TorchDebugError, match="write `%nanhunt loss`"):
+        nanhunt(thing)
+
+
+def test_several_tensors_at_once() -> None:
+    report = nanhunt(leaf(1.0).sum(), (leaf(0.0) * 1).log().sum())
+    assert [one.op for one in report.findings] == ["log"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.empty(2, device="meta"),
+        lambda: torch.eye(2).to_sparse(),
+        lambda: torch.tensor([[nan, 0.0], [0.0, 1.0]]).to_sparse(),
+        lambda: torch.tensor([complex(nan, 0)]),
+        lambda: torch.tensor([1.0, nan]).to(torch.float8_e4m3fn),
+        lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+        lambda: torch._efficientzerotensor((2,)),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        lambda: torch.nested.nested_tensor([torch.tensor([nan]), torch.ones(3)], layout=torch.jagged),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        lambda: torch.empty(0),
+        lambda: torch.tensor(True),
+        lambda: torch.empty((), device="meta"),
+        lambda: torch.eye(1).to_sparse().sum(),
+        lambda: torch.tensor(1.0).to(torch.float8_e4m3fn),
+    ],
+    ids=["meta", "sparse", "bad sparse", "complex", "float8", "quantised", "zero", "nested", "bad nested", "strided nested", "empty", "bool",
+         "meta scalar", "sparse sum", "float8 scalar"],
+)  # fmt: skip
+def test_no_kind_of_tensor_is_an_error(make: Any) -> None:
+    tensor = make()
+    report = nanhunt(tensor)
+    assert report.verdict
+    assert isinstance(report.to_json(), str)
+
+
+def test_a_graph_that_was_only_in_part_freed() -> None:
+    x = leaf(1.0, 0.0)
+    h = (x * 1).exp()
+    h.sum().backward(retain_graph=False)
+    report = nanhunt((h - h).log().sum())
+    assert report.found
+    assert report.finding.kind in {"nan", "inf"}

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from torchdebug_magics.probing.buffers import BufferKeeper
+
+
+class Masked(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(1000, 1000))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+        self.register_buffer("absent", None)
+
+
+def state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return copy.deepcopy(dict(module.named_buffers()))
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    "module", [torch.nn.BatchNorm1d(3), torch.nn.SyncBatchNorm(3).eval(), torch.nn.InstanceNorm1d(3, track_running_stats=True)]
+)
+def test_running_statistics_come_back_although_no_version_moves(module: torch.nn.Module) -> None:
+    keeper, before = BufferKeeper(module.modules()), state(module)
+    keeper.take()
+    held = keeper.take()
+    module(torch.randn(4, 3, 5))
+    if module.training:
+        assert not same(state(module), before)
+    held.put_back()
+    assert same(state(module), before)
+
+
+def test_writes_in_place_rebound_names_and_data_come_back() -> None:
+    module = Masked()
+    keeper, before = BufferKeeper([module]), state(module)
+    held, mask, count = keeper.take(), module.mask, module.count
+    module.mask[0] = 5.0
+    module.count = module.count + 1
+    held.put_back()
+    assert same(state(module), before)
+    assert module.mask is mask
+    assert module.count is count
+
+
+def test_each_moment_keeps_its_own_values() -> None:
+    module = Masked()
+    keeper = BufferKeeper([module])
+    first = keeper.take()
+    module.count += 1
+    second = keeper.take()
+    module.count += 1
+    first.put_back()
+    assert module.count == 0
+    second.put_back()
+    assert module.count == 1
+
+
+def test_a_large_constant_is_copied_once() -> None:
+    module = Masked()
+    keeper = BufferKeeper([module])
+    copies = [{one.name: one.copy for one in keeper.take().held} for _ in range(3)]
+    assert all(one["mask"] is copies[0]["mask"] for one in copies)
+    module.mask[0] = 2.0
+    assert {one.name: one.copy for one in keeper.take().held}["mask"] is not copies[0]["mask"]
+
+
+def test_a_change_after_a_return_is_seen() -> None:
+    module = Masked()
+    keeper = BufferKeeper([module])
+    held = keeper.take()
+    module.count += 3
+    held.put_back()
+    module.count += 5
+    again = keeper.take()
+    module.count += 1
+    again.put_back()
+    assert module.count == 5
+
+
+def test_writes_past_the_version_counter_come_back() -> None:
+    module = Masked()
+    keeper = BufferKeeper([module])
+    keeper.take()
+    module.count.data.fill_(7)  # no version bump is seen on `count`
+    held = keeper.take()
+    module.count.data.fill_(9)
+    held.put_back()
+    assert module.count == 7
+
+
+def test_a_graph_does_not_grow_into_buffers() -> None:
+    module = Masked()
+    held = BufferKeeper([module]).take()
+    held.put_back()
+    assert not module.mask.requires_grad
+    assert module.mask.grad_fn is None
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: torch.empty(3, device="meta"),
+        lambda: torch.eye(2).to_sparse(),
+        lambda: torch.eye(2).to_sparse_csr(),
+        lambda: torch.tensor([1.0]).to(torch.float8_e4m3fn),
+        lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+        lambda: torch.tensor([True, False]),
+        lambda: torch.tensor([1 + 2j]),
+        lambda: torch.ones(1).expand(4),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    ],
+    ids=["meta", "sparse", "csr", "float8", "quantised", "bool", "complex", "expanded", "nested"],
+)
+def test_no_kind_of_buffer_is_an_error(made: object) -> None:
+    module = torch.nn.Module()
+    module.register_buffer("odd", made())  # type: ignore[operator]
+    keeper = BufferKeeper([module])
+    keeper.take().put_back()
+    keeper.take().put_back()
+
+
+def test_a_buffer_made_under_inference_mode_is_left_alone() -> None:
+    module = torch.nn.Module()
+    with torch.inference_mode():
+        module.register_buffer("fixed", torch.ones(2))
+    BufferKeeper([module]).take().put_back()
+    assert module.fixed.tolist() == [1.0, 1.0]

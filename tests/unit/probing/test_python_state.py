@@ -1,0 +1,295 @@
+"""Counters, globals, closures and small containers that a step writes come back; what it does not write is left alone."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import sys
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
+from typing import Any
+
+import pytest
+import torch
+
+from torchdebug_magics.probing.python_state import PythonState, slots_in, slots_of
+
+CODE = """\
+import torch
+
+total = 0
+table = {"n": 0}
+seen = []
+
+
+class Config:
+    count = 0
+
+    def __init__(self):
+        self.temperature = 1.0
+
+
+config = Config()
+
+
+def cool():
+    config.temperature *= 0.5
+
+
+def by_class():
+    Config.count += 1
+
+
+def closure():
+    count = 0
+
+    def inner():
+        nonlocal count
+        count += 1
+        return count
+
+    return inner
+
+
+ticking = closure()
+
+
+def helper():
+    global total
+    total += 1
+    deeper()
+
+
+def deeper():
+    table["n"] += 1
+    seen.append(table["n"])
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+        self.log = []
+        self.names = {}
+        self.lin = torch.nn.Linear(1, 1)
+
+    def forward(self, x):
+        self.steps += 1
+        self.last = x
+        self.log.append(self.steps)
+        self.names[self.steps] = "step"
+        helper()
+        cool()
+        by_class()
+        ticking()
+        return self.own(x)
+
+    def own(self, x):
+        self.inner = getattr(self, "inner", 0) + 1
+        return x
+
+
+def caller():
+    helper()
+    return sys._getframe(0)
+"""
+
+
+@pytest.fixture
+def world() -> dict[str, Any]:
+    names: dict[str, Any] = {"sys": sys, "__name__": "users_code"}
+    exec(compile(CODE, "/home/me/users_code.py", "exec"), names)
+    return names
+
+
+READS = {
+    "attribute": lambda w, net: net.steps,
+    "attribute of an own method": lambda w, net: getattr(net, "inner", "absent"),
+    "attribute that was not there": lambda w, net: hasattr(net, "last"),
+    "list of the module": lambda w, net: list(net.log),
+    "dict of the module": lambda w, net: dict(net.names),
+    "global": lambda w, net: w["total"],
+    "global dict, two calls deep": lambda w, net: dict(w["table"]),
+    "global list, two calls deep": lambda w, net: list(w["seen"]),
+    "attribute of a global object": lambda w, net: w["config"].temperature,
+    "attribute of a class": lambda w, net: w["Config"].count,
+    "closure": lambda w, net: w["ticking"].__closure__[0].cell_contents,
+}
+
+
+@pytest.mark.parametrize("what", READS)
+def test_what_a_forward_writes_comes_back(world: dict[str, Any], what: str) -> None:
+    net = world["Net"]()
+    net(torch.ones(1))
+    before = READS[what](world, net)
+    state = PythonState(slots_of([net]))
+    net(torch.ones(1))
+    if what != "attribute that was not there":
+        assert READS[what](world, net) != before
+    state.put_back()
+    assert READS[what](world, net) == before
+
+
+def test_what_was_absent_is_absent_again(world: dict[str, Any]) -> None:
+    net = world["Net"]()
+    state = PythonState(slots_of([net]))
+    net(torch.ones(1))
+    state.put_back()
+    assert not hasattr(net, "last")
+    assert not hasattr(net, "inner")
+
+
+def test_containers_keep_their_identity(world: dict[str, Any]) -> None:
+    net = world["Net"]()
+    log, seen = net.log, world["seen"]
+    state = PythonState(slots_of([net]))
+    net(torch.ones(1))
+    state.put_back()
+    assert net.log is log
+    assert world["seen"] is seen
+
+
+def test_functions_that_the_caller_names_are_looked_into(world: dict[str, Any]) -> None:
+    frame = world["caller"]()
+    state = PythonState(slots_of([], [frame]))
+    before = world["total"], dict(world["table"])
+    world["helper"]()
+    state.put_back()
+    assert (world["total"], world["table"]) == before
+
+
+def test_the_slots_of_a_state_take_the_present_one(world: dict[str, Any]) -> None:
+    net = world["Net"]()
+    first = PythonState(slots_of([net]))
+    net(torch.ones(1))
+    second = PythonState(first.slots)
+    net(torch.ones(1))
+    second.put_back()
+    assert net.steps == 1
+    first.put_back()
+    assert net.steps == 0
+
+
+def test_code_that_writes_nothing_costs_nothing() -> None:
+    assert slots_of([torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(2), torch.nn.LSTM(1, 1)]) == []
+
+
+def test_tensors_are_held_weakly(world: dict[str, Any]) -> None:
+    net = world["Net"]()
+    x = torch.ones(1)
+    net(x)
+    state = PythonState(slots_of([net]))
+    alive = weakref.ref(x)
+    del net.last, x
+    gc.collect()
+    assert alive() is None
+    state.put_back()
+    assert not hasattr(net, "last")
+
+
+def test_a_tensor_that_still_lives_comes_back_itself(world: dict[str, Any]) -> None:
+    net = world["Net"]()
+    x = torch.ones(1)
+    net(x)
+    state = PythonState(slots_of([net]))
+    net(torch.zeros(1))
+    state.put_back()
+    assert net.last is x
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: [x],
+        lambda x: {"k": x},
+        lambda x: {"k": (x, x)},
+        lambda x: {"k": [x]},
+        lambda x: [[x]],
+        lambda x: deque([x]),
+    ],
+    ids=["list", "dict", "dict of tuple", "dict of list", "list of list", "deque"],
+)
+def test_no_tensor_is_kept_alive_by_a_container(made: Any) -> None:
+    x = torch.ones(1)
+    alive, held = weakref.ref(x), made(x)
+    state = PythonState(slots_in({"held": held}, ast.parse("held").body))
+    held.clear()
+    del x
+    gc.collect()
+    assert alive() is None
+    state.put_back()
+
+
+CONTAINERS: dict[str, tuple[Any, Any]] = {
+    "list": ([1, 2], lambda held: held.append(3)),
+    "dict": ({"a": 1}, lambda held: held.update(b=2)),
+    "dict order": ({"a": 1, "b": 2}, lambda held: held.update(a=held.pop("a"))),
+    "set": ({1}, lambda held: held.add(2)),
+    "deque": (deque([1, 2], maxlen=2), lambda held: held.append(3)),
+    "Counter": (Counter("ab"), lambda held: held.update("a")),
+    "OrderedDict": (OrderedDict(a=1, b=2), lambda held: held.move_to_end("a")),
+    "defaultdict": (defaultdict(list, a=[1]), lambda held: held["b"]),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_every_kind_of_container_comes_back(name: str) -> None:
+    held, change = CONTAINERS[name]
+    before, kind, order = repr(held), type(held), list(held)
+    state = PythonState(slots_in({"held": held}, ast.parse("held.append(1)").body))
+    change(held)
+    state.put_back()
+    assert (repr(held), type(held), list(held)) == (before, kind, order)
+
+
+def test_a_list_inside_a_container_comes_back() -> None:
+    held: dict[str, list[int]] = {"losses": [1]}
+    state = PythonState(slots_in({"held": held}, ast.parse("held['losses'].append(2)").body))
+    held["losses"].append(2)
+    state.put_back()
+    assert held == {"losses": [1]}
+
+
+@pytest.mark.parametrize(
+    ("statement", "attribute"), [("box.n += 1", "n"), ("box.inner.n = 5", "inner.n"), ("box.new = 1", "new"), ("box.n, y = 1, 2", "n")]
+)
+def test_attributes_that_statements_store(statement: str, attribute: str) -> None:
+    class Box:
+        pass
+
+    box = Box()
+    box.n, box.inner = 0, Box()
+    box.inner.n = 0
+    names: dict[str, Any] = {"box": box}
+    state = PythonState(slots_in(names, ast.parse(statement).body))
+    exec(statement, names)
+    state.put_back()
+    assert (box.n, box.inner.n, hasattr(box, "new")) == (0, 0, False)
+
+
+def test_no_property_is_asked() -> None:
+    class Trap:
+        @property
+        def asked(self) -> Any:
+            pytest.fail("a property was asked")
+
+        def __getattr__(self, name: str) -> Any:
+            pytest.fail(f"{name} was asked")
+
+    PythonState(slots_in({"trap": Trap()}, ast.parse("trap.asked.deeper = trap.other").body)).put_back()
+
+
+def test_large_containers_of_a_function_are_left_alone(world: dict[str, Any]) -> None:
+    net = world["Net"]()
+    world["seen"].extend(range(10_000))
+    before = sum(len(value) for _, value in PythonState(slots_of([net]))._held if isinstance(value, list))
+    assert before < 1000
+
+
+def test_a_large_list_that_a_step_names_is_not_copied_item_by_item() -> None:
+    # `losses` of a long run: one entry a step must not make each replay write a hundred thousand.
+    held = list(range(100_000))
+    state = PythonState(slots_in({"held": held}, ast.parse("held.append(1)").body))
+    held.append(1)
+    state.put_back()
+    assert len(held) == 100_000

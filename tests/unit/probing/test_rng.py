@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from torchdebug_magics.probing.rng import RandomState
+
+DRAWS = {
+    "python": lambda: [random.random(), random.gauss(0, 1), random.randrange(100)],
+    "numpy": lambda: [*np.random.rand(3), np.random.randn()],  # noqa: NPY002 - the global one is the one that users seed
+    "torch": lambda: torch.rand(3).tolist() + torch.randn(1).tolist() + torch.randperm(5).tolist(),
+    "dropout": lambda: torch.nn.functional.dropout(torch.ones(20)).tolist(),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_the_same_numbers_come_again(name: str) -> None:
+    state = RandomState.take()
+    first = DRAWS[name]()
+    state.put_back()
+    assert DRAWS[name]() == first
+
+
+def test_taking_the_state_draws_nothing() -> None:
+    state = RandomState.take()
+    wanted = [draw() for draw in DRAWS.values()]
+    state.put_back()
+    RandomState.take()
+    assert [draw() for draw in DRAWS.values()] == wanted
+
+
+def test_a_state_may_be_put_back_twice() -> None:
+    state = RandomState.take()
+    state.put_back()
+    first = DRAWS["torch"]()
+    state.put_back()
+    assert DRAWS["torch"]() == first
+
+
+def test_cuda_is_not_woken() -> None:
+    before = torch.cuda.is_initialized()
+    RandomState.take().put_back()
+    assert torch.cuda.is_initialized() is before
