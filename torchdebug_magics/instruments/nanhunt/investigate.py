@@ -139,6 +139,9 @@ class Investigator:
                 )
                 evidence = Evidence(_first(births, context), replayed.trace, context)
                 return Outcome(write(evidence), bad_tensors(evidence), rows, replayed.reproduced, way)
+        if not sinks and replayed.reproduced:
+            self._note("the gradients were bad before this backward(): it only added to them")
+            return Outcome(None, {})
         if sinks:
             self._note("the way from the bad value back to its birth was lost")
         return replace(self._sink_only(inquiry), layers=rows, reproduced=replayed.reproduced, way=way)

@@ -32,6 +32,7 @@ class Tally:
         self.phase = "watching"
         self._most = most_findings
         self._findings: list[Finding] = []
+        self._poisoned = False
         self._layers: tuple[LayerRow, ...] = ()
         self._layers_step: int | None = None
         self._reproduced: bool | None = None
@@ -40,8 +41,8 @@ class Tally:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further finding is wanted."""
-        return len(self._findings) >= self._most
+        """Whether there is nothing more to find: enough was found, or an earlier finding has poisoned the weights."""
+        return self._poisoned or len(self._findings) >= self._most
 
     @property
     def has_findings(self) -> bool:
@@ -61,7 +62,10 @@ class Tally:
     def add(self, outcome: Outcome) -> Outcome | None:
         """Take a finding in, unless it follows from an earlier one; the outcome if it was taken."""
         finding = outcome.finding
-        if finding is None or self._is_consequence(finding):
+        if finding is None:
+            return None
+        if self._findings and finding.phase in {"parameter", "optimizer"}:
+            self._poisoned = True
             return None
         if not self._findings:
             self._reproduced, self._way, self.bad = outcome.reproduced, outcome.way, outcome.bad
@@ -69,14 +73,10 @@ class Tally:
         self._findings.append(finding)
         return outcome
 
-    def _is_consequence(self, finding: Finding) -> bool:
-        """Whether it follows from an earlier finding: bad weights, or the same line once more."""
-        if not self._findings:
-            return False
-        return finding.phase in {"parameter", "optimizer"} or any(_place(one) == _place(finding) for one in self._findings)
-
     def report(self, problems: list[str]) -> NanReport:
         """Everything, frozen."""
+        if self._poisoned:
+            problems = [*problems, "the weights are bad since the last finding: what followed from that was not looked into"]
         report = NanReport(
             problems=tuple(problems),
             found=bool(self._findings),
@@ -108,7 +108,3 @@ class Tally:
             steps_per_s=self.backwards / elapsed_s if self.backwards and elapsed_s > 0 else None,
             phase=self.phase,
         )
-
-
-def _place(finding: Finding) -> tuple[object, ...]:
-    return finding.phase, finding.op, finding.module, finding.location, finding.tensor

@@ -112,8 +112,17 @@ class Trace:
         current: Op | None = op
         while current is not None and current.backward and current.index not in seen:
             seen.add(current.index)
-            current = None if current.node_sequence is None else self._by_sequence.get(current.node_sequence)
+            current = self._maker_of_node(current)
         return current if current is not op else None
+
+    def _maker_of_node(self, op: Op) -> Op | None:
+        if op.node_sequence is None:
+            return None
+        if not (op.node_name or "").endswith("CopySlices"):
+            return self._by_sequence.get(op.node_sequence)
+        # An in-place op on a view: autograd wraps the op's own node, made just before, into this one.
+        earlier = (self._by_sequence.get(op.node_sequence - back) for back in range(1, 4))
+        return next((one for one in earlier if one is not None and one.name.endswith("_")), None)
 
     def source(self, tensor: torch.Tensor) -> Source:
         """What made a tensor, by identity or, for an alias that autograd made of it, by place in memory."""

@@ -110,7 +110,7 @@ def test_nested_in_itself_where_the_inner_one_stops(observe: Observe) -> None:
     inner = "with torchdebug_magics.nanhunt() as inner:\n    " + LOOP.format({3}).replace("\n", "\n    ") + "\n"
     seen = observe("nanhunt", SETUP + inner)
     assert type(seen.error) is NonFiniteError
-    assert seen.namespace["inner"].report.finding.step == 3
+    assert seen.report.finding.step == 3
     assert clean(seen.namespace)
 
 
@@ -175,7 +175,7 @@ def test_a_counter_of_the_users_counts_what_it_counts_without_us() -> None:
 
 @pytest.mark.parametrize("hook", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
 def test_a_user_hook_that_raises(observe: Observe, hook: str) -> None:
-    text = SETUP + f"def fail(*_):\n    raise LookupError('mine')\nmodel[0].{hook}(fail)\n" + LOOP.format("()")
+    text = SETUP + f"def fail(*_):\n    raise LookupError('mine')\nmodel[1].{hook}(fail)\n" + LOOP.format("()")
     seen = observe("nanhunt", text)
     assert type(seen.error) is LookupError
     assert not seen.report.found

