@@ -11,6 +11,9 @@ line of ``report.problems``.
 
 from __future__ import annotations
 
+import re
+import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.report import Finding
 
 __all__ = ["NonFiniteError", "SessionError", "TorchDebugError"]
+
+
+_INSTALLED = re.compile(rf"/(site|dist)-packages/|^{re.escape(Path(__file__).parent.as_posix())}/")
 
 
 class TorchDebugError(Exception):
@@ -39,3 +45,9 @@ class NonFiniteError(TorchDebugError):
         super().__init__(verdict)
         self.finding = finding
         self.bad = bad
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of the traceback: the user's own lines, then the verdict. Torch's frames say nothing here."""
+        frames = [frame for frame in traceback.extract_tb(self.__traceback__) if not _INSTALLED.search(frame.filename.replace("\\", "/"))]
+        calls = [f"  line {frame.lineno}, in {frame.name}: {frame.line}" for frame in frames]
+        return [f"{type(self).__name__}, stopped at", *calls, f"{type(self).__name__}: {self}"]

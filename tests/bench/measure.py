@@ -115,10 +115,10 @@ def costs(workload: Workload, device: torch.device, rounds: int) -> list[Cost]:
         Cost(
             name,
             Spread.of([one.wall_s for one in own]),
-            Spread.of([one.wall_s / other.wall_s for one, other in zip(own, plain)]),
-            Spread.of([one.cpu_s / max(other.cpu_s, 1e-9) for one, other in zip(own, plain)]),
+            Spread.of([one.wall_s / other.wall_s for one, other in zip(own, plain, strict=False)]),
+            Spread.of([one.cpu_s / max(other.cpu_s, 1e-9) for one, other in zip(own, plain, strict=False)]),
             Spread.of([one.entering_s for one in own]),
-            Spread.of([one.settling_s - other.settling_s for one, other in zip(own, plain)]),
+            Spread.of([one.settling_s - other.settling_s for one, other in zip(own, plain, strict=False)]),
         )
         for name, own in blocks.items()
     ]
@@ -147,7 +147,10 @@ def hunt(workload: Workload, device: torch.device, plant: str, times: int) -> Hu
         training = _fresh(workload, device)
         plant_in_first_layer(training)
         train(training, 2)
-        plain.append(_timed(device, lambda: train(training, max(2, workload.block // 2)))[0] / max(2, workload.block // 2))
+        began_plain = time.perf_counter()
+        train(training, workload.block)
+        _wait(device)
+        plain.append((time.perf_counter() - began_plain) / workload.block)
         began: dict[int, float] = {}
         try:
             with torchdebug_magics.nanhunt():

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 import torchdebug_magics
-from tests.bench.models import Training
+
+if TYPE_CHECKING:
+    from tests.bench.models import Training
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(measure.peak_here(_named(name), contender, device))
         return
     chosen = [_named(name) for name in options.only] if options.only else list(WORKLOADS)
-    machine = f"torch {torch.__version__}, Python {platform.python_version()}, {_device(device)}, {options.threads} thread(s), load {_load()}"
+    machine = f"torch {torch.__version__}, Python {platform.python_version()}, {_device(device)}, threads {options.threads}, load {_load()}"
     print(machine)
     result: dict[str, Any] = {"machine": machine, "workloads": {}}
     for workload in chosen:
@@ -84,14 +84,14 @@ def _print_costs(workload: Workload, costs: Iterable[measure.Cost]) -> None:
     rows = []
     for cost in costs:
         asked = (f"{workload.asked:.2f}", _word(cost.wall_ratio.median, workload.asked)) if cost.contender == "nanhunt" else ("", "")
-        rows.append(
-            (
-                cost.contender, duration(cost.step_s.median), f"{cost.wall_ratio.median:.3f}", f"{cost.wall_ratio.low:.3f}-{cost.wall_ratio.high:.3f}",
-                f"{cost.cpu_ratio.median:.3f}", f"{cost.cpu_ratio.low:.3f}-{cost.cpu_ratio.high:.3f}", *asked,
-                duration(cost.entering_s.median), f"{cost.settling_s.median * 1e3:+.1f} ms",
-            )
-        )  # fmt: skip
-    _print_table(("ratio to plain", "step", "wall", "p25-p75", "CPU", "p25-p75", "asked", "", "enter+leave", f"first {measure.SETTLING_STEPS} steps"), rows)
+        around = (duration(cost.entering_s.median), f"{cost.settling_s.median * 1e3:+.1f} ms")
+        rows.append((cost.contender, duration(cost.step_s.median), *_spread(cost.wall_ratio), *_spread(cost.cpu_ratio), *asked, *around))
+    settling = f"first {measure.SETTLING_STEPS} steps"
+    _print_table(("ratio to plain", "step", "wall", "p25-p75", "CPU", "p25-p75", "asked", "", "enter+leave", settling), rows)
+
+
+def _spread(ratio: measure.Spread) -> tuple[str, str]:
+    return f"{ratio.median:.3f}", f"{ratio.low:.3f}-{ratio.high:.3f}"
 
 
 def _print_hunts(hunts: Iterable[measure.Hunt]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,9 @@ class Hook:
         return self.call(*args, **kwargs)
 
     def __deepcopy__(self, _memo: object) -> Hook:
-        return Hook(None, _nothing)
+        if isinstance(self._torchdebug_owner, Hooks):
+            self._torchdebug_owner.were_copied = True
+        return Hook(self._torchdebug_owner, _nothing)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Built from the standard library alone, as whoever loads the model need not have this package. Auditing returns None.
@@ -68,6 +71,13 @@ class _Wrapper(Hook):
 
 class Hooks:
     """The hooks of one probe, each put on the session's stack."""
+
+    def __init__(self) -> None:
+        self.were_copied = False
+        """Whether a module was copied with a hook on it: then every module alive must be swept."""
+
+    def __deepcopy__(self, _memo: object) -> Hooks:
+        return self
 
     def optimizer_steps(self, stack: ExitStack, before: Callable[..., Any], after: Callable[..., Any]) -> None:
         """`before(optimizer, args, kwargs)` and `after(...)` around every optimizer's `step`."""
@@ -110,7 +120,7 @@ class Hooks:
         removed = 0
         for owner, name in _TABLES:
             removed += self._drop(getattr(owner, name, {}))
-        for module in modules:
+        for module in (*modules, *_live_modules()) if self.were_copied else modules:
             removed += self._drop(module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
             removed += self._drop(module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called)
         for name in ("backward", "grad"):
@@ -127,6 +137,10 @@ class Hooks:
             for one in (table, *beside):
                 one.pop(key, None)
         return len(ours)
+
+
+def _live_modules() -> list[torch.nn.Module]:
+    return [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module) and "_forward_hooks" in one.__dict__]
 
 
 def _nothing(*_: object, **__: object) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from torchdebug_magics.probing.hooks import Hooks
 
-__all__ = ["Call", "ModuleCalls", "is_compiled", "live_modules", "parts_of", "paths"]
+__all__ = ["Call", "ModuleCalls", "compiled_parts", "fast_path_parts", "is_compiled", "live_modules", "parts_of", "paths"]
 
 
 def live_modules() -> Iterator[torch.nn.Module]:
@@ -30,6 +30,25 @@ def parts_of(modules: Iterable[torch.nn.Module]) -> set[int]:
 def is_compiled(module: torch.nn.Module) -> bool:
     """Whether its calls go through a compiler: hooks inside it would be traced."""
     return module._compiled_call_impl is not None if hasattr(module, "_compiled_call_impl") else False
+
+
+_FAST_PATHS = (torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention)
+
+
+def fast_path_parts(modules: Iterable[torch.nn.Module]) -> set[int]:
+    """The ids of modules that torch runs by a fused kernel in inference, unless one of them carries a hook."""
+    return {id(part) for module in modules if isinstance(module, _FAST_PATHS) for part in module.modules()}
+
+
+def compiled_parts(modules: Iterable[torch.nn.Module]) -> set[int]:
+    """The ids of all modules inside compiled ones."""
+    return {
+        id(part)
+        for module in modules
+        if is_compiled(module) or unwrapped(module) is not module
+        for part in unwrapped(module).modules()
+        if part is not module
+    }
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:

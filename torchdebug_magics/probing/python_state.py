@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dis
 import functools
+import random
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -20,11 +21,12 @@ import torch
 
 from torchdebug_magics.probing.where import is_user_code
 
-__all__ = ["PythonState", "Slot", "slots_in", "slots_of"]
+__all__ = ["PythonState", "Slot", "iterators_in", "slots_in", "slots_of"]
 
 _CONTAINERS = (list, dict, set, deque, Counter, OrderedDict, defaultdict)
 _MOST_ITEMS = 256
 _MOST_FUNCTIONS = 200
+_MOST_NUMBERS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,6 @@ def _writes(code: CodeType) -> _Writes:
 def slots_of(modules: Iterable[torch.nn.Module], callers: Iterable[FrameType] = ()) -> list[Slot]:
     """The places that forwards of `modules`, and functions named in the code of `callers`, may write, as far as their code shows."""
     found: dict[tuple[int, object], Slot] = {}
-    seen: set[int] = set()
     todo = [
         value
         for caller in callers
@@ -101,11 +102,8 @@ def slots_of(modules: Iterable[torch.nn.Module], callers: Iterable[FrameType] = 
         stored = frozenset().union(*(_writes(method.__code__).attributes for method in methods if method.__name__ != "__init__"))
         loaded = frozenset().union(*(_writes(method.__code__).loaded_attributes for method in methods))
         _add_attributes(found, module, stored, loaded)
-    while todo and len(seen) < _MOST_FUNCTIONS:
-        function = todo.pop()
-        if id(function.__code__) not in seen and is_user_code(function.__code__):
-            seen.add(id(function.__code__))
-            todo += _add_function(found, function)
+    for function in todo:
+        _add_called(found, function)
     return list(found.values())
 
 
@@ -125,6 +123,9 @@ def _add_function(found: dict[tuple[int, object], Slot], function: FunctionType)
         found.setdefault((id(names), name), _item_slot(names, name))
     for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=False):
         found.setdefault((id(cell), name), _cell_slot(cell))
+        held = _contents(cell)
+        if type(held) in _CONTAINERS and len(held) <= _MOST_ITEMS:
+            found.setdefault((id(held), "items"), _container_slot(held))
     called = []
     for name in writes.loaded & names.keys():
         value = names[name]
@@ -165,6 +166,13 @@ def _item_slot(names: dict[str, Any], name: str) -> Slot:
             names[name] = kept
 
     return Slot(lambda: _asleep(names.get(name, _ABSENT)), write)
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 def _attribute_slot(owner: Any, name: str) -> Slot:
@@ -242,13 +250,77 @@ def slots_in(names: Mapping[str, Any], statements: Iterable[ast.stmt]) -> list[S
         if not isinstance(node, (ast.Name, ast.Attribute)):
             continue
         value = _value_of(node, names)
+        if isinstance(value, FunctionType) and is_user_code(value.__code__):
+            _add_called(found, value)
         if type(value) in _CONTAINERS and value is not names:
             found.setdefault((id(value), "items"), _container_slot(value))
+        slot = _value_slot(value)
+        if slot is not None:
+            found.setdefault((id(value), "value"), slot)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             held = getattr(_value_of(node.value, names), "__dict__", None)
             if isinstance(held, dict):
                 found.setdefault((id(held), node.attr), _item_slot(held, node.attr))
     return list(found.values())
+
+
+def iterators_in(names: Mapping[str, Any], statements: Iterable[ast.stmt]) -> list[str]:
+    """Names of running iterators that functions called by the statements may take from: what they took would be lost."""
+    found: list[str] = []
+    for node in (node for statement in statements for node in ast.walk(statement)):
+        value = names.get(node.id) if isinstance(node, ast.Name) else None
+        todo = [value] if isinstance(value, FunctionType) else []
+        seen: set[int] = set()
+        while todo and len(seen) < _MOST_FUNCTIONS:
+            function = todo.pop()
+            if id(function.__code__) in seen or not is_user_code(function.__code__):
+                continue
+            seen.add(id(function.__code__))
+            for name in _writes(function.__code__).loaded & function.__globals__.keys():
+                held = function.__globals__[name]
+                if isinstance(held, FunctionType):
+                    todo.append(held)
+                elif hasattr(type(held), "__next__") and not hasattr(type(held), "read"):
+                    found.append(name)
+    return found
+
+
+def _value_slot(value: Any) -> Slot | None:
+    """What a statement can change in place inside an object: numbers of a plain tensor or array, the state of a generator."""
+    kind = type(value)
+    if isinstance(value, torch.Generator):
+        return Slot(value.get_state, value.set_state)
+    if isinstance(value, random.Random):
+        return Slot(value.getstate, value.setstate)
+    if kind is torch.Tensor and value.is_leaf and not value.requires_grad and value.layout is torch.strided and not value.is_meta:
+        return _tensor_slot(value) if value.numel() <= _MOST_NUMBERS and not value.is_nested and not value.is_inference() else None
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        return (
+            Slot(value.copy, lambda copy: value.__setitem__(..., copy)) if value.size <= _MOST_NUMBERS and value.flags.writeable else None
+        )
+    if kind.__module__.startswith("numpy.random") and kind.__name__ == "Generator":
+        return Slot(lambda: value.bit_generator.state, lambda state: setattr(value.bit_generator, "state", state))
+    return None
+
+
+def _tensor_slot(tensor: torch.Tensor) -> Slot:
+    def write(held: tuple[int, torch.Tensor]) -> None:
+        version, copy = held
+        if tensor._version != version:
+            with torch.no_grad():
+                tensor.copy_(copy)
+
+    return Slot(lambda: (tensor._version, tensor.detach().clone()), write)
+
+
+def _add_called(found: dict[tuple[int, object], Slot], function: FunctionType) -> None:
+    """What a function that is called writes, and the user's functions that it calls."""
+    todo, seen = [function], set[int]()
+    while todo and len(seen) < _MOST_FUNCTIONS:
+        one = todo.pop()
+        if id(one.__code__) not in seen and is_user_code(one.__code__):
+            seen.add(id(one.__code__))
+            todo += _add_function(found, one)
 
 
 def _value_of(node: ast.AST, names: Mapping[str, Any]) -> Any:

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["INF", "NAN", "bad_mask", "dense", "extremes", "is_bad", "kind_of", "largest", "peak_of", "tensors_in"]
+__all__ = ["INF", "NAN", "bad_mask", "dense", "extremes", "is_bad", "is_traced", "kind_of", "largest", "peak_of", "tensors_in"]
 
 NAN, INF = 1, 2
 """Bits of `kind_of`."""
@@ -43,6 +44,11 @@ def _leaves(value: object, depth: int) -> Iterator[torch.Tensor]:
                 yield leaf
 
 
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Whether it stands for numbers that are not there: of a compiler, or inside a function transform."""
+    return isinstance(tensor, (FakeTensor, FunctionalTensor)) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def dense(tensor: torch.Tensor) -> torch.Tensor | None:
     """Its floating or complex numbers as a plain strided tensor, or None where there are none to look at.
 
@@ -50,7 +56,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor | None:
     """
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta or tensor._is_zerotensor() or tensor.is_quantized:
         return None
-    if isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if is_traced(tensor):
         return None
     tensor = tensor.detach()
     if tensor.layout is torch.sparse_coo:

@@ -8,7 +8,7 @@ import linecache
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Literal, TypeAlias
@@ -17,7 +17,7 @@ import torch
 
 from torchdebug_magics.report import Location
 
-__all__ = ["excerpt", "frames_above", "is_user_code", "library_frame", "locate", "span", "user_frame"]
+__all__ = ["adopt_timed", "excerpt", "frames_above", "is_user_code", "library_frame", "locate", "span", "user_frame"]
 
 Owner: TypeAlias = Literal["user", "library", "torch", "own", "python"]
 
@@ -25,6 +25,7 @@ _TORCH = str(Path(torch.__file__).parent)
 _OWN = str(Path(__file__).parent.parent)
 _PYTHON = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _MAGIC_LINE = re.compile(r"^get_ipython\(\)\.run_cell_magic\('(?P<name>\w+)', '(?P<arguments>[^']*)', None\)")
+_TIMED = "<timed exec>"
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 
 
@@ -101,6 +102,15 @@ def excerpt(where: Location, *, around: int = 2) -> tuple[tuple[int, str], ...]:
 def _as_typed(line: re.Match[str]) -> str:
     """A magic line reads as it was typed, not as the call that IPython makes of it."""
     return f"%%{line['name']} {line['arguments']}".rstrip()
+
+
+def adopt_timed(frames: Iterable[FrameType]) -> None:
+    """Make the source of a body under ``%%time`` known: IPython compiles it under a name that has none."""
+    for frame in frames:
+        if frame.f_code.co_filename == _TIMED and frame.f_back is not None:
+            source = frame.f_back.f_locals.get("expr")
+            if isinstance(source, str):
+                linecache.cache[_TIMED] = (len(source), None, source.splitlines(keepends=True), _TIMED)
 
 
 def span(code: CodeType, instruction: int) -> tuple[int, int, int, int] | None:

@@ -146,7 +146,7 @@ _LOG_ZERO = _domain(
     "log_zero",
     lambda one: any(is_zero(value) for value in one.operands()) or one.name == "log1p",
     "the logarithm of 0 is -inf",
-    "add a small number, log(x + 1e-9), or use log1p, log_softmax or BCEWithLogits, which stay finite",
+    "bound the argument from below, log(x.clamp(min=1e-6)), or use log_softmax or BCEWithLogits, which stay finite",
 )
 _LOG_NEGATIVE = _domain(
     LOGS,
@@ -163,7 +163,7 @@ _ROOT_ZERO = _domain(
     "sqrt_zero",
     _operand(0, lambda value: value == 0),
     "the slope of a square root at 0 is infinite",
-    "add a small number under the root: (x + 1e-12).sqrt(); for a distance use torch.linalg.vector_norm, which is safe at 0",
+    "bound it from below, x.clamp(min=1e-12).sqrt(); for a distance use torch.linalg.vector_norm, which is safe at 0",
 )
 _ROOT_NEGATIVE = _domain(
     ROOTS,

@@ -116,11 +116,18 @@ class Checks:
 
     def _investigate(self, tensors: tuple[torch.Tensor, ...], leaves: dict[int, torch.Tensor]) -> Outcome | None:
         if self._tally.is_full:
+            if self._stops:
+                self._guard.note("the cell went on after the finding was raised: later bad steps were not stopped")
             return None
         context = self._context()
         self._tally.phase = f"replaying step {context.step}"
+        inquiry = Inquiry(tensors, leaves, frame_chain(sys._getframe(1)), context)
         try:
-            outcome = self._investigator.sink(self._entries.step, Inquiry(tensors, leaves, frame_chain(sys._getframe(1)), context))
+            outcome = self._investigator.sink(self._entries.step, inquiry)
+        except (KeyboardInterrupt, SystemExit):
+            self._guard.note(f"step {context.step} is bad, and the look into it was interrupted: its cause was not traced")
+            self._tally.add(self._investigator.bare(inquiry))
+            raise
         finally:
             self._tally.phase = "watching"
         if not outcome.overflow:

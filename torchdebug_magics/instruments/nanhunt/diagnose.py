@@ -186,7 +186,7 @@ def _exploded(evidence: Evidence) -> Diagnosis | None:
     finite = [value for value in evidence.context.history if math.isfinite(value)]
     return Diagnosis(
         "lr_too_high",
-        f"the gradients grew step by step (from {number(min(finite))} to {number(finite[-1])}) until they left the range: the run diverged",
+        f"the run diverged: the largest gradient or loss grew from {number(min(finite))} to {number(finite[-1])} before numbers left the range",
         "lower the learning rate (try a tenth), warm it up, or clip with torch.nn.utils.clip_grad_norm_",
     )
 
@@ -231,7 +231,7 @@ def _where_trap(evidence: Evidence) -> Diagnosis | None:
         return None
     return Diagnosis(
         "where_trap",
-        f"the value of {forward.name} here is thrown away by {selector.name} later, but its derivative is infinite, and 0 x inf is NaN",
+        f"the value of {forward.name} here is thrown away by {selector.name} later, but not its derivative: 0 times a bad number is NaN",
         f"make the argument safe before {forward.name}, not its result after it: x = torch.where(ok, x, 1.0), then {forward.name}(x)",
     )
 

@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.nanhunt.scaler import at_scale_one, live_scal
 from torchdebug_magics.instruments.nanhunt.slicing import CannotReplay
 from torchdebug_magics.instruments.nanhunt.step import Entry, Position, Step
 from torchdebug_magics.instruments.nanhunt.walk import Birth, walk
-from torchdebug_magics.probing.tensors import kind_of
+from torchdebug_magics.probing.tensors import NAN, kind_of
 from torchdebug_magics.probing.where import frames_above, locate, user_frame
 
 if TYPE_CHECKING:
@@ -74,7 +74,23 @@ class Investigator:
                 "not reproduced: the replay gave another loss, so the step depends on something that cannot be put back"
                 " (outside randomness, a clock, data read anew)"
             )
-        return self._conclude(inquiry, replayed, _sinks(replayed, inquiry), way)
+        outcome = self._conclude(inquiry, replayed, _sinks(replayed, inquiry), way)
+        return self._before_the_model(step, inquiry, attempt, outcome) or outcome
+
+    def _before_the_model(self, step: Step, inquiry: Inquiry, attempt: Attempt, outcome: Outcome) -> Outcome | None:
+        """Data that were made bad between the start of the step and the model call were not bad data: look at what made them."""
+        finding = outcome.finding
+        name = finding.tensor.partition("[")[0] if finding is not None and finding.phase == "data" and finding.tensor else ""
+        if not name.isidentifier() or not step.entries:
+            return None
+        try:
+            replayed = self._replayer.statements(step, inquiry.chain, attempt, name)
+        except CannotReplay:
+            return None
+        if not (replayed.finished and replayed.reproduced):
+            return None
+        again = self._conclude(inquiry, replayed, _sinks(replayed, inquiry), outcome.way)
+        return again if again.finding is not None and again.finding.op is not None else None
 
     def update(self, step: Step, inquiry: Inquiry) -> Outcome | None:
         """Gradients that went bad between backward() and the optimizer's step; None where that cannot be run again."""
@@ -95,7 +111,7 @@ class Investigator:
         same = [kind_of(tensor) for tensor in tensors] == [kind_of(tensor) for tensor in replayed.outputs]
         replayed = replace(replayed, reproduced=same, names=_variables(step.chain))
         inquiry = Inquiry(tuple(tensors), {}, step.chain, replace(context, sink="output"))
-        return self._conclude(inquiry, replayed, [(tensor, "output") for tensor in bad], "module")
+        return self._conclude(inquiry, replayed, [(tensor, "output") for tensor in bad], "module", only_births=True)
 
     def look(self, step: Step, inquiry: Inquiry) -> tuple[LayerRow, ...]:
         """The layer table of a step with nothing wrong."""
@@ -111,7 +127,8 @@ class Investigator:
             with at_scale_one(scalers):
                 replayed = self._replayer.statements(step, inquiry.chain, attempt)
         except CannotReplay:
-            return False
+            # Not to be told: with a scaler at work, a finite loss with bad gradients is what it is there for.
+            return not any(kind_of(tensor) & NAN for tensor in inquiry.tensors)
         if not replayed.finished or replayed.reproduced:
             return False  # the loss is the same at scale 1: no scaler is at work here
         return not any(kind_of(tensor) for tensor in (*replayed.losses, *replayed.gradients.values()))
@@ -122,31 +139,38 @@ class Investigator:
             replayed = self._replayer.modules(step, Attempt(attempt.original, 0, attempt.leaves))
         except CannotReplay as reason:
             self._note(f"the model could not be called again: {reason}")
-            return self._sink_only(inquiry)
+            return self.bare(inquiry)
         replayed = replace(replayed, reproduced=None, names=_variables(inquiry.chain))
         bad = [(tensor, "output") for tensor in replayed.outputs if kind_of(tensor)]
         if bad:
             return self._conclude(inquiry, replayed, bad, "module")
-        return self._sink_only(inquiry)
+        return self.bare(inquiry)
 
-    def _conclude(self, inquiry: Inquiry, replayed: Replayed, sinks: list[tuple[torch.Tensor, str]], way: str) -> Outcome:
+    def _conclude(
+        self, inquiry: Inquiry, replayed: Replayed, sinks: list[tuple[torch.Tensor, str]], way: str, *, only_births: bool = False
+    ) -> Outcome:
         rows = replayed.layers.rows() if replayed.layers is not None else ()
         for wanted in _by_priority(sinks):
             births = walk(replayed.trace, [tensor for tensor, _ in wanted])
+            if only_births:
+                # Nobody differentiates this output: an infinity that somebody put there is a result, not a fault.
+                births = [birth for birth in births if not birth.on_purpose and (birth.op is not None or birth.kind == NAN)]
             if births:
                 context = replace(
                     inquiry.context, variables=_visible(replayed, inquiry), sink=wanted[0][1], sink_kind=kind_word(wanted[0][0])
                 )
                 evidence = Evidence(_first(births, context), replayed.trace, context)
                 return Outcome(write(evidence), bad_tensors(evidence), rows, replayed.reproduced, way)
+        if only_births:
+            return Outcome(None, {})
         if not sinks and replayed.reproduced:
             self._note("the gradients were bad before this backward(): it only added to them")
             return Outcome(None, {})
         if sinks:
             self._note("the way from the bad value back to its birth was lost")
-        return replace(self._sink_only(inquiry), layers=rows, reproduced=replayed.reproduced, way=way)
+        return replace(self.bare(inquiry), layers=rows, reproduced=replayed.reproduced, way=way)
 
-    def _sink_only(self, inquiry: Inquiry) -> Outcome:
+    def bare(self, inquiry: Inquiry) -> Outcome:
         """What is known without a replay: that the loss, or a gradient, is bad, and who asked for it."""
         losses = [tensor for tensor in inquiry.tensors if kind_of(tensor)]
         gradients = [leaf.grad for leaf in inquiry.leaves.values() if leaf.grad is not None and kind_of(leaf.grad)]
@@ -167,7 +191,7 @@ class Investigator:
             sink_kind=kind_word(sink),
             weights="weights untouched",
             explanation="the loss is bad" if losses else "a gradient is bad while the loss is finite",
-            fix="the report's problems say why the step could not be run again; move it into a function of its own and hunt once more",
+            fix="the cause could not be traced: the report's problems say why",
         )
         return Outcome(finding, {"loss" if losses else "gradient": sink.detach()})
 

@@ -29,6 +29,7 @@ ON_PURPOSE = frozenset(
         "scalar_tensor",
         "where",
         "constant_pad_nd",
+        "pad",
         "lift_fresh",
         "lift_fresh_copy",
         "_to_copy",

@@ -12,7 +12,7 @@ from torchdebug_magics.instruments.nanhunt.step import Entries, Entry
 from torchdebug_magics.instruments.nanhunt.tally import Tally
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.tensors import tensors_in
+from torchdebug_magics.probing.tensors import is_traced, tensors_in
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -70,7 +70,8 @@ class NanProbe:
     def _around_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if kwargs.get("create_graph") or any(args[4:5]):
-            return original(*args, **kwargs)  # a part of a loss that is still to come
+            # A part of a loss that is still to come.
+            return self._replayer.inner_call(original, *args, **kwargs) if self._replayer.active else original(*args, **kwargs)
         return self._around(original, args, kwargs, keeps=bool(kwargs.get("retain_graph") or any(args[3:4])))
 
     def _around(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps: bool) -> Any:
@@ -78,6 +79,8 @@ class NanProbe:
         if self._depth or not self._entries.is_ours():
             return original(*args, **kwargs)  # one that runs inside another, as reentrant checkpointing does
         tensors = tuple(tensors_in(args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))))
+        if any(is_traced(tensor) for tensor in tensors):
+            return original(*args, **kwargs)  # a compiler or a function transform at work: there are no numbers
         if not self._replayer.active:
             self._guard.run("the look before a backward pass", self._checks.before_backward)
         self._depth += 1

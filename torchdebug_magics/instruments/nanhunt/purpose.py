@@ -16,13 +16,19 @@ if TYPE_CHECKING:
 __all__ = ["is_mask", "on_purpose"]
 
 
+_WRITES_DOWN = frozenset({"masked_fill", "masked_fill_", "where"})
+"""A NaN written here marks what is missing; one from `fill_` or `full` is as likely a fault."""
+
+
 def on_purpose(op: Op, kind: int) -> bool:
     """Whether the op put an infinity that somebody wrote down."""
-    if kind != INF or op.name not in ON_PURPOSE or op.backward:
+    if op.name not in ON_PURPOSE or op.backward:
         return False
     scalars = [value for value in (*op.args, *op.kwargs.values()) if isinstance(value, float)]
-    if any(math.isinf(value) for value in scalars):
+    if any(math.isinf(value) if kind == INF else math.isnan(value) and op.name in _WRITES_DOWN for value in scalars):
         return True
+    if kind != INF:
+        return False
     # A clean copy, a cast or a constant: `torch.tensor(-inf)` and `float("-inf")` held in a tensor.
     return op.name in {"lift_fresh", "lift_fresh_copy"}
 

@@ -20,7 +20,7 @@ from torchdebug_magics.instruments.nanhunt.slicing import CannotReplay, Slice, c
 from torchdebug_magics.instruments.nanhunt.trace import Trace
 from torchdebug_magics.probing.buffers import BufferKeeper
 from torchdebug_magics.probing.modules import ModuleCalls
-from torchdebug_magics.probing.python_state import PythonState, slots_in
+from torchdebug_magics.probing.python_state import PythonState, iterators_in, slots_in
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.tensors import kind_of, tensors_in
 
@@ -80,9 +80,13 @@ class Replayer:
         """Whether a replay is running now."""
         return self._attempt is not None
 
-    def statements(self, step: Step, sink: tuple[Position, ...], attempt: Attempt) -> Replayed:
-        """Re-execute the step's own statements; `CannotReplay` says why not."""
-        part = cut(step, sink)
+    def statements(self, step: Step, sink: tuple[Position, ...], attempt: Attempt, wanted: str = "") -> Replayed:
+        """Re-execute the step's own statements, and those that made the variable `wanted`; `CannotReplay` says why not."""
+        part = cut(step, sink, wanted)
+        taken = iterators_in(part.names, part.statements)
+        if taken:
+            msg = f"it takes from the iterator {taken[0]}, which cannot be rewound"
+            raise CannotReplay(msg)
         return self._run(step, attempt, part, lambda: exec(part.code, part.names))  # noqa: S102 - the user's own statements, once more
 
     def modules(self, step: Step, attempt: Attempt) -> Replayed:
@@ -130,6 +134,17 @@ class Replayer:
                 self._finish(attempt, replayed, result)
         return result
 
+    def inner_call(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """A first derivative that is a part of the loss: its ops belong to forward ops, too."""
+        trace = self._replayed.trace if self._replayed is not None else None
+        if trace is None or trace.backward_frame is not None:
+            return original(*args, **kwargs)
+        trace.backward_frame = sys._getframe(0)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            trace.backward_frame = None
+
     def update_call(self) -> None:
         """An optimizer's step inside the replay: it must never happen."""
         if self._attempt is not None and self._replayed is not None and self._attempt.until_update:
@@ -147,6 +162,9 @@ class Replayer:
         raise _Enough
 
     def _run(self, step: Step, attempt: Attempt, part: Slice | None, run: Any) -> Replayed:
+        if not all(entry.unchanged() for entry in step.entries):
+            msg = "the model writes into its input, which is not what it was any more"
+            raise CannotReplay(msg)
         roots = self._entries.roots()
         calls = ModuleCalls(roots)
         replayed = self._replayed = Replayed(Trace(calls), names=part.names if part is not None else {})
@@ -155,7 +173,12 @@ class Replayer:
         try:
             cut = _cut_graphs(part) if part is not None else {}
             attempt.leaves.update(cut)
-            with _put_aside(step, attempt.leaves.values(), self._entries.entered(), part), _quiet(), contextlib.ExitStack() as stack:
+            with (
+                _put_aside(step, attempt.leaves.values(), self._entries.entered(), part),
+                _quiet(),
+                _eager(),
+                contextlib.ExitStack() as stack,
+            ):
                 self._entries.replaying = self._feed
                 stack.callback(setattr, self._entries, "replaying", None)
                 replayed.layers.attach(stack)
@@ -217,6 +240,7 @@ def _put_aside(step: Step, leaves: Iterable[torch.Tensor], modules: list[torch.n
     gradients = [leaf.grad for leaf in leaves]
     random, parts = RandomState.take(), [inner for module in modules for inner in module.modules()]
     buffers = BufferKeeper(parts).take()
+    inputs = [(tensor, tensor.detach().clone()) for entry in step.entries for tensor, _ in entry.copies]
     python = PythonState(slot for state in step.python for slot in state.slots)
     containers = PythonState(slots_in(part.names, part.statements)) if part is not None else PythonState(())
     try:
@@ -228,14 +252,30 @@ def _put_aside(step: Step, leaves: Iterable[torch.Tensor], modules: list[torch.n
             state.put_back()
         if step.entries:
             step.entries[0].random.put_back()
+        _write_into((tensor, copy) for entry in step.entries for tensor, copy in entry.copies)
         yield
     finally:
+        _write_into(inputs)
         buffers.put_back()
         python.put_back()
         containers.put_back()
         for leaf, gradient in zip(leaves, gradients, strict=False):
             leaf.grad = gradient
         random.put_back()
+
+
+def _write_into(held: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with torch.no_grad():
+        for tensor, copy in held:
+            tensor.data.copy_(copy)
+
+
+def _eager() -> contextlib.AbstractContextManager[Any]:
+    """What is compiled runs op by op, and nothing is compiled, least of all our own hooks."""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 @contextlib.contextmanager

@@ -95,9 +95,9 @@ class Finding:
             case "optimizer":
                 return f"optimizer update of {self.tensor}" + (f" ({self.op})" if self.op else "")
             case "backward":
-                return f"backward of {self.op}"
+                return f"backward of {self.op}" if self.op else "backward, cause not traced"
             case _:
-                return f"{self.phase} {self.op}"
+                return f"{self.phase} {self.op}" if self.op else f"{self.phase}, cause not traced"
 
     def _where(self) -> str:
         if self.module is None or self.phase in {"data", "parameter", "optimizer"}:

@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchdebug_magics.instruments.nanhunt.livein import lists_around, local_values, parse, read_before_written, written
-from torchdebug_magics.probing.where import owner, span
+from torchdebug_magics.probing.where import adopt_timed, owner, span
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.step import Position, Step
@@ -49,6 +49,7 @@ _REPORTING = frozenset(
     ]
 )
 """Methods that a statement calls to tell somebody something; the step's numbers do not come from them."""
+_FILLING = frozenset({"append", "appendleft", "extend", "insert", "add", "update", "setdefault"})
 _NEXT, _ITERATE, _ONCE = "_torchdebug_next", "_torchdebug_iterate", "_torchdebug_once"
 
 
@@ -65,15 +66,18 @@ class Slice:
     statements: tuple[ast.stmt, ...]
 
 
-def cut(step: Step, sink: tuple[Position, ...]) -> Slice:
+def cut(step: Step, sink: tuple[Position, ...], wanted: str = "") -> Slice:
     """The slice of the deepest frame that stands both in the step's first model call and in its `backward()`.
 
-    Without a model call: the statements before `backward()` that the loss depends on.
+    Without a model call: the statements before `backward()` that the loss depends on. `wanted` names a variable whose making, before
+    the model call, is to be run again, too.
     """
+    adopt_timed(position.frame for position in sink)
     if step.entries:
         start, end = _common(step, sink)
         body, first, last = _statements(start, end)
         statements = body[first : last + 1]
+        statements = [*_makers(body[:first], wanted), *_starts(body[:first], _written_into(statements)), *statements]
         early = dict(step.live_in.of(start.frame)) if step.live_in is not None else {}
     else:
         end = next((position for position in sink if _replayable(position.frame)), None) or _no_source()
@@ -134,6 +138,52 @@ def _statements(start: Position, end: Position) -> tuple[list[ast.stmt], int, in
     raise CannotReplay(msg)
 
 
+def _makers(before: list[ast.stmt], wanted: str) -> list[ast.stmt]:
+    """The statements before the model call that made a variable; none that takes from an iterator."""
+    kept: list[ast.stmt] = []
+    needed = {wanted} if wanted else set()
+    for statement in reversed(before):
+        if (written([statement]) & needed or _writes_into(statement, needed)) and not _draws(statement):
+            kept.insert(0, statement)
+            needed |= read_before_written([statement])
+    if read_before_written(kept) & written(kept):
+        return []  # what it began with is gone
+    return kept
+
+
+def _written_into(statements: list[ast.stmt]) -> set[str]:
+    """Names of lists, dicts and tensors from before the statements that these fill, and read."""
+    free = read_before_written(statements)
+    return {name for name in free if any(_writes_into(statement, {name}) for statement in statements)} & _used(statements)
+
+
+def _used(statements: list[ast.stmt]) -> set[str]:
+    """Names that are read for their value, not only told something."""
+    told = {
+        id(node.value.func.value)
+        for statement in statements
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute)
+    }
+    return {
+        node.id
+        for statement in statements
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in told
+    }
+
+
+def _starts(before: list[ast.stmt], names: set[str]) -> list[ast.stmt]:
+    """The last statements before the model call that bind `names`: what is filled in the step must begin empty again."""
+    kept: list[ast.stmt] = []
+    for statement in reversed(before):
+        bound = written([statement]) & names
+        if bound and not _draws(statement):
+            kept.insert(0, statement)
+            names = names - bound
+    return kept
+
+
 def _dependencies(end: Position) -> list[ast.stmt]:
     """The statements that `backward()` needs, back to the start of the innermost list, without those nothing depends on."""
     lists = _lists(end)
@@ -156,17 +206,14 @@ def _dependencies(end: Position) -> list[ast.stmt]:
 
 
 def _writes_into(statement: ast.stmt, names: set[str]) -> bool:
-    """``h[mask] = 0`` and ``h.clamp_(0)`` change `h` without binding it."""
+    """``h[mask] = 0``, ``h.clamp_(0)`` and ``outs.append(h)`` change what a name holds without binding it."""
     for node in ast.walk(statement):
         if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store) and _root(node) in names:
             return True
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr.endswith("_")
-            and _root(node.func) in names
-        ):
-            return True
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _root(node.func) in names:
+            method = node.func.attr
+            if method in _FILLING or (method.endswith("_") and not method.endswith("__")):
+                return True
     return False
 
 
@@ -188,7 +235,7 @@ def _compiled(end: Position, statements: list[ast.stmt], early: dict[str, Any]) 
             raise CannotReplay(msg)
     names = {**frame.f_globals, **local_values(frame), **early}
     names.update({_NEXT: _blank_next, _ITERATE: _iterate})
-    edited = _Edit(frame, end.line)
+    edited = _Edit(frame, end.line, _used(statements))
     copies = [copied for statement in statements for copied in edited.statement(statement)]
     once = ast.For(
         target=ast.Name(_ONCE, ast.Store()), iter=ast.Tuple([ast.Constant(0)], ast.Load()), body=copies, orelse=[], type_comment=None
@@ -200,8 +247,9 @@ def _compiled(end: Position, statements: list[ast.stmt], early: dict[str, Any]) 
 class _Edit(ast.NodeTransformer):
     """Makes a statement of a function one that runs on its own, and takes out what only reports."""
 
-    def __init__(self, frame: FrameType, last_line: int) -> None:
+    def __init__(self, frame: FrameType, last_line: int, used: set[str]) -> None:
         self._last_line = last_line
+        self._used = used
         self._first = frame.f_code.co_varnames[0] if frame.f_code.co_argcount else ""
         parts = getattr(frame.f_code, "co_qualname", frame.f_code.co_name).split(".")
         self._class = parts[-2] if len(parts) > 1 and parts[-2].isidentifier() else ""
@@ -213,7 +261,8 @@ class _Edit(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         inside = self.generic_visit(node)
         is_sink = node.lineno <= self._last_line <= (node.end_lineno or node.lineno)
-        return ast.copy_location(ast.Pass(), node) if _only_reports(node) and not is_sink else inside
+        only_reports = _only_reports(node) and not (_fills(node) and _root(node.value) in self._used)
+        return ast.copy_location(ast.Pass(), node) if only_reports and not is_sink else inside
 
     def visit_Return(self, node: ast.Return) -> ast.AST:
         value = self.visit(node.value) if node.value is not None else ast.Constant(None)
@@ -252,6 +301,10 @@ class _Edit(ast.NodeTransformer):
         if self._class and node.attr.startswith("__") and not node.attr.endswith("__"):
             node.attr = f"_{self._class.lstrip('_')}{node.attr}"
         return node
+
+
+def _fills(node: ast.Expr) -> bool:
+    return isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute) and node.value.func.attr in _FILLING
 
 
 class _Checked(ast.NodeTransformer):

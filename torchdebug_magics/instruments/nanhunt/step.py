@@ -16,7 +16,7 @@ import torch
 
 from torchdebug_magics.instruments.nanhunt.livein import LiveIn
 from torchdebug_magics.probing.buffers import BufferKeeper, Buffers
-from torchdebug_magics.probing.modules import is_compiled, live_modules, parts_of, unwrapped
+from torchdebug_magics.probing.modules import compiled_parts, fast_path_parts, is_compiled, live_modules, parts_of, unwrapped
 from torchdebug_magics.probing.python_state import PythonState, Slot, slots_of
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
@@ -62,12 +62,14 @@ class Entry:
     random: RandomState
     versions: tuple[int, ...]
     recorded: bool = True
+    copies: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+    """Of a model that is known to write into its input: each tensor with what it held."""
     grows_graph: bool = False
     """Whether gradients can flow from its output."""
 
     def unchanged(self) -> bool:
-        """Whether no argument was written in place since."""
-        return self.versions == _versions(self.args, self.kwargs)
+        """Whether no argument was written in place since, or what it held is known."""
+        return bool(self.copies) or not self.recorded or self.versions == _versions(self.args, self.kwargs)
 
 
 @dataclass
@@ -119,6 +121,8 @@ class Entries:
         self._watched: dict[int, torch.nn.Module] = {}
         self.bad_from_start: set[int] = set()
         self._adopted: set[int] = set()
+        self._writers: set[int] = set()
+        """Ids of modules that were seen to write into their input."""
         self._roots: tuple[object, list[torch.nn.Module]] | None = None
         self._stack = ExitStack()
 
@@ -128,8 +132,10 @@ class Entries:
         stack.callback(self._forget)
         modules = list(live_modules())
         self._adopted = parts_of(modules)
+        inside = compiled_parts(modules) | fast_path_parts(modules)
         for module in modules:
-            self._watch(module)
+            if id(module) not in inside:
+                self._watch(module)
         self._hooks.module_birth(self._stack, self._watch, lambda child: self._adopted.add(id(child)))
 
     def is_ours(self) -> bool:
@@ -172,7 +178,7 @@ class Entries:
             self._stacks.pop(key).close()
 
     def _watch(self, module: torch.nn.Module) -> None:
-        if id(module) in self._watched or is_compiled(module) or isinstance(module, torch.jit.ScriptModule):
+        if id(module) in self._watched or is_compiled(module) or fast_path_parts([module]) or isinstance(module, torch.jit.ScriptModule):
             return
         if "_forward_pre_hooks" not in module.__dict__:
             return
@@ -212,6 +218,8 @@ class Entries:
         if torch.compiler.is_compiling() or not self.is_ours():
             return
         self._depth = max(0, self._depth - 1)
+        if self._depth == 0 and self.replaying is None and self.step.entries and not self.step.entries[-1].unchanged():
+            self._writers.add(id(module))
         if self._depth == 0 and self.replaying is None and self.step.entries and self.step.entries[-1].module is module:
             self._done(self.step.entries[-1], output)
 
@@ -232,7 +240,10 @@ class Entries:
         if len(step.entries) >= _MOST_ENTRIES:
             oldest = next(entry for entry in step.entries if entry.recorded)
             oldest.args, oldest.kwargs, oldest.recorded = (), {}, False
-        step.entries.append(Entry(module, args, kwargs, RandomState.take(), _versions(args, kwargs)))
+        entry = Entry(module, args, kwargs, RandomState.take(), _versions(args, kwargs))
+        if id(module) in self._writers:
+            entry.copies = tuple((tensor, tensor.detach().clone()) for tensor in tensors_in((*args, kwargs)))
+        step.entries.append(entry)
 
     def _know(self, module: torch.nn.Module) -> _Known:
         known = self._known.get(id(module))

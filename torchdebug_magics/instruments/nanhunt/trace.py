@@ -257,7 +257,13 @@ def _sequence(node: Any) -> int | None:
 
 
 def _copyable(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_meta and not tensor._is_zerotensor() and not tensor.is_quantized
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_meta
+        and not tensor._is_zerotensor()
+        and not tensor.is_quantized
+    )
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -274,7 +280,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[t
 
 def _memory(tensor: torch.Tensor) -> int:
     """The address of its storage, or 0 where it has none of its own."""
-    if tensor.layout is not torch.strided or tensor.is_meta or tensor._is_zerotensor():
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor._is_zerotensor():
         return 0
     try:
         return tensor.untyped_storage().data_ptr()

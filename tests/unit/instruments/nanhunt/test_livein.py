@@ -41,10 +41,9 @@ def body(text: str) -> list[ast.stmt]:
 )
 def test_names_whose_earlier_value_is_read(text: str, free: set[str]) -> None:
     got = read_before_written(body(text))
-    # More is harmless: a name too many is copied. Too few loses a value. Bound names of inner scopes may be among them.
-    assert free - {"a", "x", "q"} <= got or free <= got
-    if not any(word in text for word in ("def", "lambda", "for x", "import")):
-        assert got == free
+    # A name too many is copied in vain, one too few loses its value: names of inner scopes may be among them.
+    assert got >= free
+    assert got - free <= ({"int", "os"} if "int" in text or "import" in text else set())
 
 
 @pytest.mark.parametrize(
