@@ -91,7 +91,7 @@ def test_no_live_widget_is_left(document: NotebookNode) -> None:
 
 
 def test_every_html_output_can_also_be_read_as_text(document: NotebookNode) -> None:
-    assert [number for number, data in shown(document) if "text/html" in data and not data.get("text/plain")] == []
+    assert [number for number, data in shown(document) if data.get("text/html") and not data.get("text/plain")] == []
 
 
 def test_outputs_stay_small(document: NotebookNode) -> None:

@@ -121,11 +121,7 @@ def _add_function(found: dict[tuple[int, object], Slot], function: FunctionType)
     writes, names = _writes(function.__code__), function.__globals__
     for name in writes.stored_globals:
         found.setdefault((id(names), name), _item_slot(names, name))
-    for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=False):
-        found.setdefault((id(cell), name), _cell_slot(cell))
-        held = _contents(cell)
-        if type(held) in _CONTAINERS and len(held) <= _MOST_ITEMS:
-            found.setdefault((id(held), "items"), _container_slot(held))
+    _add_closure(found, function)
     called = []
     for name in writes.loaded & names.keys():
         value = names[name]
@@ -140,6 +136,14 @@ def _add_function(found: dict[tuple[int, object], Slot], function: FunctionType)
         elif not isinstance(value, (torch.Tensor, torch.nn.Module, ModuleType)):
             _add_attributes(found, value, writes.attributes, frozenset())
     return called
+
+
+def _add_closure(found: dict[tuple[int, object], Slot], function: FunctionType) -> None:
+    for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=False):
+        found.setdefault((id(cell), name), _cell_slot(cell))
+        held = _contents(cell)
+        if type(held) in _CONTAINERS and len(held) <= _MOST_ITEMS:
+            found.setdefault((id(held), "items"), _container_slot(held))
 
 
 def _add_attributes(found: dict[tuple[int, object], Slot], owner: Any, stored: frozenset[str], loaded: frozenset[str]) -> None:
@@ -289,7 +293,7 @@ def _value_slot(value: Any) -> Slot | None:
     """What a statement can change in place inside an object: numbers of a plain tensor or array, the state of a generator."""
     kind = type(value)
     if isinstance(value, torch.Generator):
-        return Slot(value.get_state, value.set_state)
+        return Slot(value.get_state, lambda state: _ignore(value.set_state(state)))
     if isinstance(value, random.Random):
         return Slot(value.getstate, value.setstate)
     if kind is torch.Tensor and value.is_leaf and not value.requires_grad and value.layout is torch.strided and not value.is_meta:
@@ -301,6 +305,10 @@ def _value_slot(value: Any) -> Slot | None:
     if kind.__module__.startswith("numpy.random") and kind.__name__ == "Generator":
         return Slot(lambda: value.bit_generator.state, lambda state: setattr(value.bit_generator, "state", state))
     return None
+
+
+def _ignore(_result: object) -> None:
+    """For a setter that returns something."""
 
 
 def _tensor_slot(tensor: torch.Tensor) -> Slot:

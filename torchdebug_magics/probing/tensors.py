@@ -56,7 +56,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor | None:
     """
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta or tensor._is_zerotensor() or tensor.is_quantized:
         return None
-    if is_traced(tensor):
+    if is_traced(tensor) or (tensor.is_nested and tensor.layout is torch.strided):
         return None
     tensor = tensor.detach()
     if tensor.layout is torch.sparse_coo:

@@ -110,6 +110,7 @@ class Checks:
         outcome = None
         if not self._tally.is_full and not math.isfinite(largest(tensors)) and not self._is_harmless(entry):
             outcome = self._tally.add(self._investigator.output(step, entry, tensors, self._context()))
+            self._tally.meant += outcome is None
         if not any(one.grows_graph for one in step.entries):
             step.clear()
         return outcome

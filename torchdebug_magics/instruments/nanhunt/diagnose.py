@@ -186,7 +186,7 @@ def _exploded(evidence: Evidence) -> Diagnosis | None:
     finite = [value for value in evidence.context.history if math.isfinite(value)]
     return Diagnosis(
         "lr_too_high",
-        f"the run diverged: the largest gradient or loss grew from {number(min(finite))} to {number(finite[-1])} before numbers left the range",
+        f"the run diverged: the largest gradient or loss grew from {number(min(finite))} to {number(finite[-1])}, then left the range",
         "lower the learning rate (try a tenth), warm it up, or clip with torch.nn.utils.clip_grad_norm_",
     )
 

@@ -163,6 +163,8 @@ class NanReport(Report):
     backward_count: int = 0
     forward_count: int = 0
     """Outermost module calls whose output was checked because no gradient flows from it."""
+    meant_count: int = 0
+    """Of these, outputs with infinities that the model put there on purpose, such as a mask."""
     overflow_steps_count: int = 0
     """Steps that a GradScaler skips by design: counted, not findings."""
     history: tuple[float, ...] = ()

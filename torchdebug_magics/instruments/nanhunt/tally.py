@@ -25,7 +25,7 @@ class Tally:
     """Counts, history and findings; frozen into a report at the end, copied into a snapshot for the live view."""
 
     def __init__(self, most_findings: int) -> None:
-        self.steps = self.backwards = self.forwards = self.overflows = 0
+        self.steps = self.backwards = self.forwards = self.meant = self.overflows = 0
         self.history: deque[float] = deque(maxlen=_MOST_HISTORY)
         self.losses: deque[float] = deque(maxlen=_MOST_HISTORY)
         self.bad: dict[str, torch.Tensor] = {}
@@ -85,6 +85,7 @@ class Tally:
             steps_count=self.steps,
             backward_count=self.backwards,
             forward_count=self.forwards,
+            meant_count=self.meant,
             overflow_steps_count=self.overflows,
             history=tuple(self.history),
             losses=tuple(self.losses),

@@ -39,7 +39,8 @@ def _checked(report: NanReport) -> str:
     ]
     if not done:
         return "" if report.overflow_steps_count else "Nothing to check: this cell ran no backward() and no model"
-    return f"Nothing non-finite: {', '.join(done)}; no NaN and no infinity in {_subjects(report)}"
+    infinity = "no infinity but such as were put there on purpose" if report.meant_count else "no infinity"
+    return f"Nothing non-finite: {', '.join(done)}; no NaN and {infinity} in {_subjects(report)}"
 
 
 def _subjects(report: NanReport) -> str:
