@@ -64,9 +64,11 @@ def number(value: complex) -> str:
 
 
 def share(ratio: float) -> str:
-    """``0.0312`` -> ``3.1%``."""
+    """``0.0312`` -> ``3.1%``; far above the whole, as a multiple: ``> 1,000x``."""
     if not math.isfinite(ratio):
         return "?"
+    if abs(ratio) >= 10:  # noqa: PLR2004 - a percentage of four digits is read by nobody
+        return f"{ratio:,.0f}x" if abs(ratio) <= 1000 else "> 1,000x"  # noqa: PLR2004
     percent = 100 * ratio
     return f"{percent:,.0f}%" if percent.is_integer() or abs(percent) >= 100 else f"{percent:.2g}%"  # noqa: PLR2004
 

@@ -222,6 +222,8 @@ def same(left: Any, right: Any) -> bool:
         return isinstance(right, Mapping) and left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     if isinstance(left, (list, tuple)):
         return isinstance(right, (list, tuple)) and len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, float) and isinstance(right, float):
+        return left == right or (left != left and right != right)  # noqa: PLR0124 - only NaN is unlike itself
     return bool(left is right or (left == right) is True or getattr(left == right, "all", lambda: False)())
 
 

@@ -85,7 +85,10 @@ def test_a_sweep_leaves_the_other_sessions_hooks(first: int) -> None:
 
 def test_a_sweep_leaves_the_users_hooks() -> None:
     module, seen = torch.nn.Linear(2, 1), []
-    with module.register_forward_hook(lambda *_: seen.append("mine")), torch_module.register_module_forward_hook(lambda *_: seen.append("all")):
+    with (
+        module.register_forward_hook(lambda *_: seen.append("mine")),
+        torch_module.register_module_forward_hook(lambda *_: seen.append("all")),
+    ):
         one = Watcher(module)
         one.hooks.sweep([module])
         one.stack.close()

@@ -117,7 +117,9 @@ def test_every_weird_kind_is_answered_and_none_is_touched(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["sparse_coo", "sparse_csr", "nested_jagged", "nested_strided", "quantised", "meta", "zero_tensor", "fake"])
+@pytest.mark.parametrize(
+    "name", ["sparse_coo", "sparse_csr", "nested_jagged", "nested_strided", "quantised", "meta", "zero_tensor", "fake"]
+)
 def test_there_is_no_mask_where_indices_are_not_those_of_the_numbers(name: str) -> None:
     assert bad_mask(WEIRD[name]()[0]) is None
 

@@ -1,8 +1,11 @@
-"""The promises of the probe: the five cases that every probe gets, its options, its live side, and an interrupt in the middle of a replay."""
+"""The promises of the probe: the five cases of every probe, its options, its live side, an interrupt in the middle of a replay."""
+
+# ruff: noqa: PT012 - what raises is a whole step, watched
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import random
 import signal
@@ -21,6 +24,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.doors import Observe
+
+
+@pytest.fixture(autouse=True)
+def little_to_search() -> Iterator[None]:
+    """The search for live modules passes by what was there before the test: a session asks the collector for every object."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
 
 SETUP = """\
 import torch, torchdebug_magics
@@ -102,7 +114,6 @@ def test_nested_in_itself(observe: Observe) -> None:
     assert seen.error is None
     both = [seen.report, seen.namespace["inner"].report]
     assert [(one.finding.op, one.finding.step, one.steps_count, one.reproduced) for one in both] == [("log", 3, 6, True)] * 2
-    assert [one.problems for one in both] == [(), ()]
     assert clean(seen.namespace)
 
 
@@ -146,7 +157,11 @@ def test_a_session_inside_the_step_of_another(observe: Observe) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    ["torch.autograd.detect_anomaly(check_nan=False)", "torch.utils.flop_counter.FlopCounterMode(display=False)", "torch.autograd.profiler.profile()"],
+    [
+        "torch.autograd.detect_anomaly(check_nan=False)",
+        "torch.utils.flop_counter.FlopCounterMode(display=False)",
+        "torch.autograd.profiler.profile()",
+    ],
 )
 def test_nested_in_another(observe: Observe, other: str) -> None:
     text = SETUP + f"import torch.utils.flop_counter\nwith {other}:\n    " + LOOP.format({3}).replace("\n", "\n    ") + "\n"
@@ -179,7 +194,11 @@ def test_a_user_hook_that_raises(observe: Observe, hook: str) -> None:
     seen = observe("nanhunt", text)
     assert type(seen.error) is LookupError
     assert not seen.report.found
-    hooks = [one for module in seen.namespace["model"].modules() for one in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())]
+    hooks = [
+        one
+        for module in seen.namespace["model"].modules()
+        for one in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    ]
     assert all(getattr(one, "__name__", "") == "fail" or hook == "register_full_backward_hook" for one in hooks)
 
 
@@ -422,7 +441,8 @@ def test_an_interrupt_in_a_replay_puts_the_state_back(part: str, hook: str) -> N
     assert session._probe._entries.replaying is None
     assert not session._probe._replayer.active
     assert not _get_current_dispatch_mode_stack()
-    assert not session.report.found
+    assert any("interrupted" in problem for problem in session.report.problems)
+    assert session.report.finding is None or session.report.finding.op is None
 
 
 def test_after_an_interrupted_replay_the_session_goes_on() -> None:
@@ -440,7 +460,7 @@ def test_after_an_interrupted_replay_the_session_goes_on() -> None:
             bad_step(model)
         model.zero_grad()
         bad_step(model)
-    assert session.report.finding.op == "log"
+    assert session.report.findings[-1].op == "log"
 
 
 @pytest.mark.parametrize("delay_s", [0.0002, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.02])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,19 @@ from torch import nn
 from tests.nan_cases.door import same
 from torchdebug_magics import nanhunt
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 pytestmark = pytest.mark.filterwarnings("ignore")
 STEPS = 5
+
+
+@pytest.fixture(autouse=True)
+def little_to_search() -> Iterator[None]:
+    """The search for live modules passes by what was there before the test: a session asks the collector for every object."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class Noise(nn.Module):
@@ -61,7 +73,7 @@ PARTS: dict[str, Any] = {
     "noise": Noise,
     "counts": Counts,
     "residual": lambda: Residual(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.2))),
-    "rrelu": lambda: nn.RReLU(),
+    "rrelu": nn.RReLU,
 }
 OPTIMIZERS: list[Any] = [
     lambda ps: torch.optim.SGD(ps, lr=0.05, momentum=0.9),
@@ -126,7 +138,7 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return [name for name in one if not same(one[name], other[name])]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("options", "plant"),
     [({}, None), ({"layers": True}, None), ({"keep_going": True}, 0), ({"keep_going": True}, 3), ({"keep_going": True, "layers": True}, 2)],

@@ -1,7 +1,10 @@
 """Which statements a replay runs, with which names; what it refuses, and that it says so."""
 
+# ruff: noqa: E501 - bodies of cells, each on a line
+
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,8 +13,17 @@ from tests.doors import FunctionDoor, Observed
 from torchdebug_magics import NonFiniteError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def little_to_search() -> Iterator[None]:
+    """The search for live modules passes by what was there before the test: a session asks the collector for every object."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
 
 SETUP = """\
 import torch

@@ -112,10 +112,9 @@ def test_two_births_that_meet() -> None:
     assert {birth.op.name for birth in found if birth.op} == {"sqrt"}  # NaN is asked for: the -inf alone would have stayed -inf
 
 
-def test_births_at_different_elements_are_both_found() -> None:
+def test_births_at_different_elements() -> None:
     found = births(lambda x: torch.cat([x.log(), (x - 1).sqrt()]), t(0.0))
-    assert [birth.op.name for birth in found if birth.op][0] in {"log", "sqrt"}
-    assert found
+    assert [birth.op.name for birth in found if birth.op] in (["sqrt"], ["log", "sqrt"])
 
 
 @pytest.mark.parametrize(
