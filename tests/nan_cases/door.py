@@ -6,6 +6,7 @@ import copy
 import importlib
 import io
 import linecache
+import math
 import random
 import sys
 import tempfile
@@ -210,21 +211,24 @@ def _recorded(namespace: dict[str, Any]) -> Iterator[list[State]]:
 
 def same(left: Any, right: Any) -> bool:
     """Bit for bit, NaN equal to NaN."""
-    if isinstance(left, torch.Tensor):
-        if not isinstance(right, torch.Tensor) or left.shape != right.shape or left.dtype != right.dtype:
-            return False
-        if left.is_meta:
-            return right.is_meta
-        if left.is_sparse:
-            left, right = left.to_dense(), right.to_dense()
-        return bool(torch.equal(torch.nan_to_num(left, 1.5), torch.nan_to_num(right, 1.5)) and torch.equal(left.isnan(), right.isnan()))
-    if isinstance(left, Mapping):
-        return isinstance(right, Mapping) and left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, (list, tuple)):
-        return isinstance(right, (list, tuple)) and len(left) == len(right) and all(map(same, left, right))
-    if isinstance(left, float) and isinstance(right, float):
-        return left == right or (left != left and right != right)  # noqa: PLR0124 - only NaN is unlike itself
-    return bool(left is right or (left == right) is True or getattr(left == right, "all", lambda: False)())
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return _same_tensor(left, right)
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, float) and isinstance(right, float) and math.isnan(left):
+        return math.isnan(right)
+    equal = left == right
+    return bool(getattr(equal, "all", lambda: equal)())
+
+
+def _same_tensor(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if left.shape != right.shape or left.dtype != right.dtype or left.device != right.device or left.is_meta:
+        return left.is_meta and right.is_meta
+    if left.is_sparse:
+        left, right = left.to_dense(), right.to_dense()
+    return bool(torch.equal(torch.nan_to_num(left, 1.5), torch.nan_to_num(right, 1.5)) and torch.equal(left.isnan(), right.isnan()))
 
 
 def hooks_of(namespace: Mapping[str, Any]) -> set[str]:

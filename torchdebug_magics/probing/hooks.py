@@ -65,8 +65,8 @@ class _Wrapper(Hook):
         __tracebackhide__ = True
         return self.original(*args, **kwargs) if self.around is None else self.around(self.original, *args, **kwargs)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _identity, (self.original,)
+    def __deepcopy__(self, _memo: object) -> _Wrapper:
+        return self  # as a function is
 
 
 class Hooks:
@@ -145,10 +145,6 @@ def _live_modules() -> list[torch.nn.Module]:
 
 def _nothing(*_: object, **__: object) -> None:
     """What a copied hook does."""
-
-
-def _identity(value: Any) -> Any:
-    return value
 
 
 def _wrappers(name: str) -> list[_Wrapper]:

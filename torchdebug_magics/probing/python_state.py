@@ -212,7 +212,10 @@ def _container_slot(container: Any) -> Slot:
         if any(item is _ABSENT or (isinstance(item, tuple) and any(part is _ABSENT for part in item)) for item in awake):
             return
         container.clear()
-        if isinstance(container, (dict, set)):
+        if isinstance(container, dict):
+            for key, item in awake:  # not `update`: a Counter would count the pairs
+                container[key] = item
+        elif isinstance(container, set):
             container.update(awake)
         else:
             container.extend(awake)

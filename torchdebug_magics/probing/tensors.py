@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 __all__ = ["INF", "NAN", "bad_mask", "dense", "extremes", "is_bad", "is_traced", "kind_of", "largest", "peak_of", "tensors_in"]
@@ -21,6 +22,9 @@ _FLOAT8 = frozenset(value for name, value in vars(torch).items() if name.startsw
 _SMALL_COUNT = 1 << 15
 """Tensors up to this size are checked together: one kernel instead of one each."""
 _DEEPEST = 4
+_ORDINARY = torch._C._dispatch_keys(torch.empty(0)).raw_repr()
+"""Of a plain strided CPU tensor; whatever `dense` must treat otherwise (sparse, quantised, zero, meta, fake, wrapped) differs."""
+_FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
@@ -54,7 +58,13 @@ def dense(tensor: torch.Tensor) -> torch.Tensor | None:
 
     A ZeroTensor must not reach `isfinite` (it kills the process), nor a meta, fake or functorch tensor `bool()`.
     """
-    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta or tensor._is_zerotensor() or tensor.is_quantized:
+    if (
+        is_lazy(tensor)
+        or not (tensor.is_floating_point() or tensor.is_complex())
+        or tensor.is_meta
+        or tensor._is_zerotensor()
+        or tensor.is_quantized
+    ):
         return None
     if is_traced(tensor) or (tensor.is_nested and tensor.layout is torch.strided):
         return None
@@ -69,24 +79,27 @@ def dense(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def kind_of(tensor: torch.Tensor) -> int:
-    """`NAN` and `INF` bits of what it holds; 0 where all is finite or there is nothing to look at. One synchronisation, two where bad."""
+    """`NAN` and `INF` bits of what it holds; 0 where all is finite or there is nothing to look at. One synchronisation, two with a NaN."""
     numbers = dense(tensor)
-    if numbers is None or _all_finite(numbers):
+    if numbers is None:
         return 0
-    return (NAN if bool(torch.isnan(numbers).any()) else 0) | (INF if bool(torch.isinf(numbers).any()) else 0)
+    kind, ends = 0, _ends(numbers)
+    if math.isnan(ends[0]):
+        kind, ends = NAN, _ends(torch.nan_to_num(numbers, nan=0.0, posinf=math.inf, neginf=-math.inf))
+    return kind | (INF if math.inf in map(abs, ends) else 0)
 
 
 def is_bad(tensor: torch.Tensor) -> bool:
     """Whether it holds anything non-finite."""
     numbers = dense(tensor)
-    return numbers is not None and not _all_finite(numbers)
+    return numbers is not None and not all(map(math.isfinite, _ends(numbers)))
 
 
-def _all_finite(numbers: torch.Tensor) -> bool:
-    """By its extremes, which costs one reading and no memory; `isfinite` makes several tensors of the same size."""
+def _ends(numbers: torch.Tensor) -> list[float]:
+    """The smallest and the largest, both NaN where any is: one reading and no memory; `isfinite` makes several tensors of the same size."""
     if numbers.is_complex():
         numbers = torch.view_as_real(numbers.resolve_conj())
-    return all(math.isfinite(extreme) for extreme in torch.stack(torch.aminmax(numbers)).tolist())
+    return list(torch.stack(torch.aminmax(numbers)).tolist())
 
 
 def bad_mask(tensor: torch.Tensor, kinds: int = NAN | INF) -> torch.Tensor | None:
@@ -112,23 +125,29 @@ def largest(tensors: Iterable[torch.Tensor]) -> float:
 def extremes(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """0-dimensional tensors among which the largest magnitude is; nothing is synchronised yet."""
     groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    ordinary: dict[torch.dtype, list[torch.Tensor]] = {}
+    keys = torch._C._dispatch_keys
     for tensor in tensors:
-        numbers = dense(tensor)
-        if numbers is not None:
+        if keys(tensor).raw_repr() == _ORDINARY and (dtype := tensor.dtype) in _FLOATS:
+            ordinary.setdefault(dtype, []).append(tensor)
+        elif (numbers := dense(tensor)) is not None:
             if numbers.is_complex():
                 numbers = torch.view_as_real(numbers.resolve_conj())
             groups.setdefault((numbers.device, numbers.dtype), []).append(numbers)
-    return [extreme for (device, _), members in groups.items() for extreme in _extremes(device, members)]
+    with torch.no_grad():
+        found = [extreme for members in ordinary.values() for extreme in _on_cpu(members)]
+        return found + [extreme for (device, _), members in groups.items() for extreme in _extremes(device, members)]
 
 
 def peak_of(candidates: Sequence[torch.Tensor]) -> float:
     """The largest magnitude among 0-dimensional tensors; one transfer a device."""
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for candidate in candidates:
-        by_device.setdefault(candidate.device, []).append(candidate.double())
+        by_device.setdefault(candidate.device, []).append(candidate)
     peak = 0.0
-    for members in by_device.values():
-        for value in torch.stack(members).tolist():
+    for device, members in by_device.items():
+        values = [one.item() for one in members] if device.type == "cpu" else torch.stack([one.double() for one in members]).tolist()
+        for value in values:
             if math.isnan(value):
                 return math.nan
             peak = max(peak, abs(value))
@@ -137,13 +156,16 @@ def peak_of(candidates: Sequence[torch.Tensor]) -> float:
 
 def _extremes(device: torch.device, members: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """0-dimensional tensors among which the largest magnitude is; one dtype, so that they may be joined."""
-    if device.type != "cpu":
-        return list(torch._foreach_norm(list(members), math.inf))
-    # On a CPU `aminmax` reads several times faster than an inf-norm; many small tensors cost less joined than one by one.
-    small = [member.reshape(-1) for member in members if member.numel() <= _SMALL_COUNT]
-    large = [member for member in members if member.numel() > _SMALL_COUNT]
-    joined = [torch.cat(small)] if len(small) > 1 else small
-    return [extreme for member in (*joined, *large) for extreme in torch.aminmax(member)]
+    return _on_cpu(members) if device.type == "cpu" else list(torch._foreach_norm(list(members), math.inf))
+
+
+def _on_cpu(members: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    # `aminmax` reads several times faster than an inf-norm; many small tensors cost less joined than one by one.
+    small = [member for member in members if member.numel() <= _SMALL_COUNT]
+    whole = [member for member in members if member.numel() > _SMALL_COUNT]
+    if small and (joined := torch._C._nn.flatten_dense_tensors(small)).numel():
+        whole.append(joined)
+    return [extreme for member in whole for extreme in torch.aminmax(member)]
 
 
 def describe(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,8 @@ from torchdebug_magics.instruments.nanhunt.step import Entries, Entry, frame_cha
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torchdebug_magics.instruments.nanhunt.tally import Tally
     from torchdebug_magics.probing.guard import Guard
 
@@ -40,6 +43,8 @@ class Checks:
         self._overflows = Overflows()
         self._versions: dict[int, int] = {}
         self._last_loss: tuple[torch.Tensor, ...] = ()
+        self._unchecked: Callable[[], torch.optim.Optimizer | None] = lambda: None
+        self._updated: set[int] = set()
         self._harmless: dict[int, int] = {}
 
     def before_backward(self) -> None:
@@ -90,9 +95,25 @@ class Checks:
         return self._tally.add(outcome)
 
     def parameters(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
-        """Parameters after an update. On an accelerator this waits for the next backward(), to save a synchronisation."""
+        """Parameters after an update that may have gone wrong: any other shows in the next loss, or at the end of the cell."""
+        self._last_loss = ()  # with its graph, where that was retained
+        history = self._tally.history
+        is_first = id(optimizer) not in self._updated
+        self._updated.add(id(optimizer))
+        if not is_first and not updates.is_risky(optimizer, history[-1] if history else math.inf):
+            self._unchecked = weakref.ref(optimizer)
+            return None
+        return self._look_at_parameters(optimizer)
+
+    def finish(self) -> None:
+        """The last update of the cell has no next loss to show in. Records, and raises nothing."""
+        optimizer = self._unchecked()
+        if optimizer is not None:
+            self._guard.run("the check of the last update", self._look_at_parameters, optimizer)
+
+    def _look_at_parameters(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
         held = updates.parameters_of(optimizer)
-        if not held or self._tally.is_full or self._tally.has_findings or any(one.device.type != "cpu" for one in held):
+        if not held or self._tally.is_full or self._tally.has_findings:
             return None
         parameter = updates.first_bad([one for one in held if id(one) not in self._entries.bad_from_start])
         if parameter is None:

@@ -13,7 +13,7 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import number, plural, shape
 from torchdebug_magics.instruments.nanhunt.finding import kind_word, marked
 from torchdebug_magics.instruments.nanhunt.report import Finding, NanReport
-from torchdebug_magics.probing.tensors import INF, NAN, dense, kind_of
+from torchdebug_magics.probing.tensors import INF, NAN, dense, is_bad, kind_of
 
 __all__ = ["examine"]
 
@@ -109,6 +109,9 @@ def _first(nodes: list[Any], kinds: int) -> _Suspect | None:
     """The earliest node that is known to have made something bad: by its own saved result, or by what its user saved."""
     for node in nodes:
         saved = _saved(node)
+        again = _again(node, saved)
+        if again is not None and kind_of(again) & kinds:
+            return _Suspect(node, again, tuple(saved.values()))
         inputs = {name: tensor for name, tensor in saved.items() if not name.startswith(("result", "output", "mask"))}
         for tensor in inputs.values():
             if kind_of(tensor) & kinds:
@@ -117,6 +120,44 @@ def _first(nodes: list[Any], kinds: int) -> _Suspect | None:
             if name.startswith(("result", "output")) and kind_of(tensor) & kinds:
                 return _Suspect(node, tensor, tuple(inputs.values()))
     return None
+
+
+_REPEATABLE = frozenset(
+    [
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "div",
+        "exp",
+        "expm1",
+        "sub",
+        "acos",
+        "asin",
+        "atanh",
+        "erfinv",
+        "logit",
+        "lgamma",
+        "square",
+    ]
+)
+
+
+def _again(node: Any, saved: dict[str, torch.Tensor]) -> torch.Tensor | None:
+    """The result of a simple op, computed once more from finite inputs that its node saved; None where it saved none such."""
+    name = _op(node.name())
+    inputs = [saved[key] for key in ("self", "other") if key in saved]
+    if name not in _REPEATABLE or not inputs or any(is_bad(one) for one in inputs):
+        return None
+    try:
+        with torch.no_grad():
+            result = getattr(torch, name)(*inputs)
+    except (TypeError, RuntimeError):
+        return None
+    return result if isinstance(result, torch.Tensor) else None
 
 
 def _maker(user: Any, tensor: torch.Tensor) -> _Suspect:

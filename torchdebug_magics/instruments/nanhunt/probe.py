@@ -33,7 +33,7 @@ class NanProbe:
         self._guard = Guard()
         self._hooks = Hooks()
         self._tally = Tally(max_findings if keep_going else 1)
-        self._entries = Entries(self._hooks, self._left)
+        self._entries = Entries(self._hooks, self._guard, self._left)
         self._replayer = Replayer(self._entries)
         investigator = Investigator(self._replayer, self._guard.note)
         self._checks = Checks(self._tally, self._entries, investigator, self._guard, stops=not keep_going, layers=layers)
@@ -45,6 +45,7 @@ class NanProbe:
         self._hooks.autograd_calls(stack, "backward", self._around_backward)
         self._hooks.autograd_calls(stack, "grad", self._around_grad)
         self._hooks.optimizer_steps(stack, self._before_update, self._after_update)
+        stack.callback(self._checks.finish)
 
     def sweep(self) -> None:
         """Remove what an interrupt left."""

@@ -204,7 +204,8 @@ class Replayer:
         self._fed += 1
         if entry.module is not _module:
             return None
-        entry.random.put_back()
+        if entry.recorded:
+            entry.random.put_back()
         return _merged((args, kwargs), (entry.args, entry.kwargs)) if entry.recorded else None
 
 

@@ -24,6 +24,9 @@ def survey(loss: Iterable[torch.Tensor], gradients: Iterable[torch.Tensor]) -> t
             value = largest(losses)
             return value, _peak(value, largest(gradients))
         single, found = losses[0].reshape(()), extremes(gradients)
+        if single.is_cpu and all(one.is_cpu for one in found):
+            value = single.item()
+            return value, _peak(abs(value), *(abs(one.item()) for one in found))
         if all(one.device == single.device for one in found):
             # One transfer for everything: the signed loss rides along.
             value, *values = torch.stack([single.double(), *(one.double() for one in found)]).tolist()

@@ -23,6 +23,7 @@ from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
 from torchdebug_magics.probing.where import frames_above, is_user_code
 
 if TYPE_CHECKING:
+    from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.probing.hooks import Hooks
 
 __all__ = ["Entries", "Entry", "Position", "Step", "frame_chain"]
@@ -109,10 +110,11 @@ class _Known:
 class Entries:
     """Watches for outermost module calls, with hooks on the modules that are called so and on no others."""
 
-    def __init__(self, hooks: Hooks, done: Callable[[Entry, Any], None]) -> None:
+    def __init__(self, hooks: Hooks, guard: Guard, done: Callable[[Entry, Any], None]) -> None:
         self.step = Step()
         self.replaying: Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any] | None = None
         self._hooks = hooks
+        self._guard = guard
         self._done = done
         self._depth = 0
         self._thread: int | None = None
@@ -211,7 +213,7 @@ class Entries:
         if self.replaying is not None:
             return self.replaying(module, args, kwargs)
         if torch._C._functorch.peek_interpreter_stack() is None:
-            self._record(module, args, kwargs)
+            self._guard.run("the look at a model call", self._record, module, args, kwargs)
         return None
 
     def _after(self, module: torch.nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
@@ -225,12 +227,12 @@ class Entries:
 
     def _record(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         step = self.step
-        if step.closed or (step.backwards and _same_place(step.chain, sys._getframe(2))):
+        if step.closed or (step.backwards and _same_place(step.chain, sys._getframe(3))):
             step.clear()
         known = self._know(module)
         if not step.entries:
             # Below this stand our hook and torch's call of it: the caller is the first frame that is neither.
-            step.chain = frame_chain(sys._getframe(2))
+            step.chain = frame_chain(sys._getframe(3))
             step.live_in = LiveIn.take(step.chain)
         if id(module) not in step.started:
             step.started.add(id(module))
@@ -240,6 +242,7 @@ class Entries:
         if len(step.entries) >= _MOST_ENTRIES:
             oldest = next(entry for entry in step.entries if entry.recorded)
             oldest.args, oldest.kwargs, oldest.recorded = (), {}, False
+            oldest.random = step.entries[0].random
         entry = Entry(module, args, kwargs, RandomState.take(), _versions(args, kwargs))
         if id(module) in self._writers:
             entry.copies = tuple((tensor, tensor.detach().clone()) for tensor in tensors_in((*args, kwargs)))

@@ -21,7 +21,9 @@ from torchdebug_magics.probing.tensors import kind_of
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.evidence import Context
 
-__all__ = ["bad_gradient", "bad_parameter", "gradients_of", "parameters_of"]
+_LARGE = 1e4
+
+__all__ = ["bad_gradient", "bad_parameter", "gradients_of", "is_risky", "parameters_of"]
 
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -32,6 +34,18 @@ def gradients_of(optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, t
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """What an update has changed."""
     return [parameter for parameter, _ in gradients_of(optimizer)]
+
+
+def is_risky(optimizer: torch.optim.Optimizer, peak: float) -> bool:
+    """Whether an update may leave the range of its type: large numbers, a large rate, or a division by what may be 0."""
+    if not peak < _LARGE or not type(optimizer).__module__.startswith("torch.optim"):
+        return True
+    for group in optimizer.param_groups:
+        rate = group.get("lr", 0.0)
+        on_device = isinstance(rate, torch.Tensor) and rate.device.type != "cpu"
+        if group.get("eps", 1.0) == 0.0 or (not on_device and not abs(float(rate)) < 1.0):
+            return True
+    return False
 
 
 def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflowed: bool) -> Finding:
