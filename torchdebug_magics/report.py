@@ -53,7 +53,7 @@ class Report:
         return {"verdict": self.verdict, **_plain(self)}
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """Strict JSON: non-finite numbers are written as the strings ``"nan"``, ``"inf"`` and ``"-inf"``."""
+        """Strict JSON: non-finite numbers are written as the strings ``"nan"``, ``"inf"`` and ``"-inf"``, complex ones as text."""
         return json.dumps(_json_safe(self.to_dict()), indent=indent, allow_nan=False, ensure_ascii=False)
 
 
@@ -72,6 +72,8 @@ def _json_safe(value: Any) -> Any:
         return {key: _json_safe(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_json_safe(item) for item in value]
+    if isinstance(value, complex):
+        return str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     return value

@@ -13,6 +13,7 @@ from torchdebug_magics.jupyter.completion import FlagCompleter
 from torchdebug_magics.jupyter.display import ReportFormatter, Screen, row_of
 from torchdebug_magics.jupyter.front_door import FrontDoor
 from torchdebug_magics.jupyter.magics import InstrumentMagic
+from torchdebug_magics.jupyter.numbers import CellNumbers
 from torchdebug_magics.jupyter.reading import MagicLines
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Extension:
         self.reports: deque[tuple[str, Report]] = deque(maxlen=5)
         """The latest, with the names of their magics."""
         self._cells = CellSessions(shell)
+        self._numbers = CellNumbers(shell)
         self._magics = {row.name: InstrumentMagic(row, self._cells, self.screen, self._keep) for row in catalog.instruments()}
         self._front_door = FrontDoor([magic.row for magic in self._magics.values()], self.screen, self.reports)
         self._formatter = ReportFormatter(self.screen)
@@ -53,6 +55,7 @@ class Extension:
         register(self._front_door.function(), "line", self._front_door.NAME)
         self.shell.input_transformers_cleanup.append(self._lines)
         self._cells.install()
+        self._numbers.install()
         self._formatter.install()
         self._completer.install()
         self.shell.magics_manager.registry[_KEY] = self
@@ -60,6 +63,7 @@ class Extension:
     def uninstall(self) -> None:
         """Take everything away; open sessions are closed, and show their reports."""
         self._cells.uninstall()
+        self._numbers.uninstall()
         self.shell.input_transformers_cleanup.remove(self._lines)
         self._formatter.uninstall()
         self._completer.uninstall()

@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -131,6 +131,19 @@ def _cell_number(filename: str) -> int | None:
     shell = getattr(builtins, "get_ipython", None)
     if shell is None and "IPython" in sys.modules:
         shell = getattr(sys.modules["IPython"], "get_ipython", None)
-    compiler = getattr(shell() if shell is not None else None, "compile", None)
+    running = shell() if shell is not None else None
+    compiler = getattr(running, "compile", None)
     number = getattr(compiler, "_filename_map", {}).get(filename)
-    return number if isinstance(number, int) else None
+    return number if isinstance(number, int) else _number_in_history(running, filename)
+
+
+def _number_in_history(shell: Any, filename: str) -> int | None:
+    """IPython 7 keeps no table of names: the name of each input so far is worked out again, the latest first."""
+    history = getattr(getattr(shell, "history_manager", None), "input_hist_raw", ())
+    name_of = getattr(getattr(shell, "compile", None), "get_code_name", None)
+    if name_of is None or filename not in linecache.cache:
+        return None
+    # `%reset` empties the history and not the counter: counted back from the cell that runs, the last one.
+    first = shell.execution_count - len(history) + 1
+    places = range(len(history) - 1, 0, -1)
+    return next((first + place for place in places if name_of(history[place], history[place], first + place) == filename), None)

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchdebug_magics.instruments.nanhunt.layers import LayerWatch
 from torchdebug_magics.instruments.nanhunt.livein import read_before_written
+from torchdebug_magics.instruments.nanhunt.sentinel import leaves_of
 from torchdebug_magics.instruments.nanhunt.slicing import CannotReplay, Slice, cut
 from torchdebug_magics.instruments.nanhunt.trace import Trace
 from torchdebug_magics.probing.buffers import BufferKeeper
@@ -112,6 +113,8 @@ class Replayer:
         self._seen += 1
         last = self._seen >= attempt.number
         if last:
+            # Statements that make a model, or a leaf, make another one in the replay: its gradients count as well.
+            attempt.leaves.update({id(leaf): leaf for leaf in leaves_of(tensors)})
             replayed.losses = tensors
             with _disable_current_modes():  # what we ask must not stand in the trace
                 replayed.reproduced = _same(tensors, attempt.original)
