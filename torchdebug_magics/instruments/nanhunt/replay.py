@@ -114,7 +114,7 @@ class Replayer:
         last = self._seen >= attempt.number
         if last:
             # Statements that make a model, or a leaf, make another one in the replay: its gradients count as well.
-            attempt.leaves.update({id(leaf): leaf for leaf in leaves_of(tensors)})
+            attempt.leaves.update({id(leaf): leaf for leaf in leaves_of(tensors) if leaf.grad is None})
             replayed.losses = tensors
             with _disable_current_modes():  # what we ask must not stand in the trace
                 replayed.reproduced = _same(tensors, attempt.original)
