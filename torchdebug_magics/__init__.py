@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from torchdebug_magics.session import Session
 
     nanhunt: Instrument
+    shapes: Instrument
 
 __version__ = "0.1.0"
-__all__ = ["NonFiniteError", "SessionError", "TorchDebugError", "__version__", "last_session", "nanhunt", "show"]
+__all__ = ["NonFiniteError", "SessionError", "TorchDebugError", "__version__", "last_session", "nanhunt", "shapes", "show"]
 
 
 def __getattr__(name: str) -> Any:

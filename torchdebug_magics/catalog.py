@@ -13,6 +13,7 @@ __all__ = ["INSTRUMENTS", "instrument", "instruments"]
 
 INSTRUMENTS = {
     "nanhunt": "torchdebug_magics.instruments.nanhunt",
+    "shapes": "torchdebug_magics.instruments.shapes",
 }
 
 

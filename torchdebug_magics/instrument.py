@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,18 @@ if TYPE_CHECKING:
     from torchdebug_magics.html.page import Page
     from torchdebug_magics.report import Report
 
-__all__ = ["Instrument", "Option"]
+__all__ = ["Examined", "Instrument", "Option"]
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What came of examining values."""
+
+    report: Report
+    error: BaseException | None = None
+    """To be raised when the report has been shown."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +64,13 @@ class Instrument:
     live_view: str | None = None
     """``module:callable`` from the probe's live snapshot to a `Page`."""
     examine: str | None = None
-    """``module:callable`` from the values named on the magic's line, and the options, to a report; no session is opened."""
+    """``module:callable`` from the values named on the magic's line, and the options, to a report or `Examined`; no session is opened."""
     subjects: str = ""
     """How the values of `examine` are written in the help, such as ``LOSS``; empty where it takes none."""
+    takes_keywords: bool = False
+    """Whether `examine` has a parameter ``keywords`` for values that are named, as in ``%shapes model x mask=mask``."""
+    after_error: str | None = None
+    """``module:callable`` from the exception of the cell before, and the options, to a report, for the bare line; None where it has no facts."""
 
     def __call__(self, *subjects: object, **options: object) -> Any:
         """A `Session` to be entered, or, where subjects are given, the report on them."""
@@ -64,15 +79,24 @@ class Instrument:
         if self.examine is None:
             msg = f"{self.name}() takes no positional values: write `with torchdebug_magics.{self.name}() as session:`"
             raise TypeError(msg)
-        return self.report_on(*subjects, **options)
+        examined = self.report_on(subjects, *self._apart(options))
+        if examined.error is not None:
+            raise examined.error
+        return examined.report
 
     def session(self, **options: object) -> Session[Any]:
         """A session that is not yet entered; an unknown option is a TypeError that lists the known ones."""
         return Session(_load(self.probe)(**self._known(options)))
 
-    def report_on(self, *subjects: object, **options: object) -> Report:
+    def report_on(self, subjects: Sequence[object], keywords: Mapping[str, object], options: Mapping[str, object]) -> Examined:
         """Examine values at once, without a session."""
-        report: Report = _load(self.examine or "")(*subjects, **self._known(options))
+        named = {"keywords": keywords} if self.takes_keywords else {}
+        found = _load(self.examine or "")(*subjects, **named, **self._known(options))
+        return found if isinstance(found, Examined) else Examined(found)
+
+    def report_after(self, error: BaseException, options: Mapping[str, object]) -> Report | None:
+        """What the error of the cell before can tell, where it can."""
+        report: Report | None = _load(self.after_error)(error, **self._known(options)) if self.after_error else None
         return report
 
     def page(self, report: Report) -> Page:
@@ -84,6 +108,12 @@ class Instrument:
         """What the live view shows of a probe's snapshot."""
         page: Page = _load(self.live_view or "")(snapshot)
         return page
+
+    def _apart(self, named: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
+        """(values for the subject, options): an option is a plain value under an option's name."""
+        known = {option.name for option in self.options}
+        options = {name: value for name, value in named.items() if not self.takes_keywords or (name in known and isinstance(value, _PLAIN))}
+        return {name: value for name, value in named.items() if name not in options}, options
 
     def _known(self, options: Mapping[str, object]) -> Mapping[str, object]:
         names = [option.name for option in self.options]

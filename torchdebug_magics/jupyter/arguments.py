@@ -21,8 +21,8 @@ __all__ = ["Arguments", "MagicParser", "without_comment"]
 
 _QUOTED_OR_COMMENT = re.compile(r"""'[^']*'|"[^"]*"|(?:^|(?<=\s))\#.*""")
 _WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
-# What cannot begin an expression of its own, but goes on with the one before the blank: `loss - 1`, `x if y else z`.
-_GOES_ON = re.compile(r"[-+*/%@&|^<>=!,.:)\]}]|(?:if|else|and|or|in|is|not|for)\b")
+# What goes on with the value before the blank: `loss - 1`, `mask = mask`, `x if y else z`; `-1`, `*args` and `**batch` begin one.
+_GOES_ON = re.compile(r"(?:[-+]|\*\*?)(?=\s|$)|[/%@&|^<>=!,.:)\]}]|(?:if|else|and|or|in|is|not|for)\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Arguments:
     options: dict[str, Any]
     """The instrument's own, as keywords."""
     subjects: tuple[str, ...] = ()
-    """Source text of the expressions to examine."""
+    """Source text of the values to examine, as they would stand in a call: ``x``, ``mask=mask``, ``**batch``."""
     output: str | None = None
     quiet: bool = False
     widget: bool = False
@@ -137,8 +137,9 @@ def _blanks(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _parses(text: str) -> bool:
+    """Whether it can stand among the arguments of a call."""
     try:
-        ast.parse(text, mode="eval")
+        ast.parse(f"f({text}\n)", mode="eval")
     except SyntaxError:
         return False
     return True

@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from IPython.core.error import UsageError
 from IPython.core.magic import needs_local_scope, no_var_expand
 
+from torchdebug_magics.instrument import Examined
 from torchdebug_magics.jupyter.arguments import MagicParser
 from torchdebug_magics.jupyter.showing import Delivery, ShownSession
 
 if TYPE_CHECKING:
     from torchdebug_magics.instrument import Instrument
+    from torchdebug_magics.jupyter.arguments import Arguments
     from torchdebug_magics.jupyter.cell import CellSessions
     from torchdebug_magics.jupyter.display import Screen
     from torchdebug_magics.report import Report
     from torchdebug_magics.session import Session
 
 __all__ = ["InstrumentMagic", "Keep"]
+
+_COLLECT = "_torchdebug_values"
 
 Keep: TypeAlias = "Callable[[str, Report, Session[Any] | None], None]"
 """Told of each report: the magic's name, and the session where there was one."""
@@ -58,12 +63,36 @@ class InstrumentMagic:
     def _line(self, text: str, local_ns: dict[str, object]) -> None:
         __tracebackhide__ = True
         asked = self.parser.parse(text, subjects=True)
-        if not asked.subjects or asked.help:
+        if asked.help:
             self._open(text, subjects=True)
-            return
-        values = [eval(source, self._screen.shell.user_ns, local_ns) for source in asked.subjects]  # noqa: S307 - the user's own words
-        report = self.row.report_on(*values, **asked.options)
-        Delivery(self.row, asked, self._screen, lambda name, kept: self._keep(name, kept, None))(report)
+        elif asked.subjects:
+            subjects, keywords = self._evaluated(asked.subjects, local_ns)
+            self._show(asked, self.row.report_on(subjects, keywords, asked.options))
+        elif (report := self._of_failed_cell(asked)) is not None:
+            self._show(asked, Examined(report))
+        else:
+            self._open(text, subjects=True)
+
+    def _evaluated(self, sources: tuple[str, ...], local_ns: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
+        """The values, read as the arguments of a call are."""
+        names = {**local_ns, _COLLECT: lambda *values, **named: (values, named)}
+        values, named = eval(f"{_COLLECT}({', '.join(sources)})", self._screen.shell.user_ns, names)  # noqa: S307 - the user's own words
+        if named and not self.row.takes_keywords:
+            msg = f"%{self.row.name} takes no named value such as {next(iter(named))}=..."
+            raise UsageError(msg)
+        return values, named
+
+    def _of_failed_cell(self, asked: Arguments) -> Report | None:
+        """What the error tells in which the cell before this one ended."""
+        last = self._screen.shell.last_execution_result
+        error = None if last is None else last.error_in_exec
+        return None if error is None else self.row.report_after(error, asked.options)
+
+    def _show(self, asked: Arguments, examined: Examined) -> None:
+        __tracebackhide__ = True
+        Delivery(self.row, asked, self._screen, lambda name, kept: self._keep(name, kept, None))(examined.report)
+        if examined.error is not None:
+            raise examined.error
 
     def _open(self, text: str, *, subjects: bool) -> None:
         __tracebackhide__ = True

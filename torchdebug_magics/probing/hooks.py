@@ -89,6 +89,15 @@ class Hooks:
         stack.enter_context(torch_module.register_module_forward_pre_hook(Hook(self, before)))
         stack.enter_context(torch_module.register_module_forward_hook(Hook(self, after), always_call=True))
 
+    def calls_in_full(self, stack: ExitStack, before: Callable[..., Any], after: Callable[..., Any]) -> None:
+        """As `module_calls`, and `after(module, args, kwargs, output)`; of a call that raised torch tells no kwargs: they are None."""
+
+        def leaving(module: torch.nn.Module, args: Any, *rest: Any) -> None:
+            after(module, args, *((None, *rest) if len(rest) == 1 else rest))
+
+        stack.enter_context(torch_module.register_module_forward_pre_hook(Hook(self, before)))
+        stack.enter_context(torch_module.register_module_forward_hook(Hook(self, leaving), with_kwargs=True, always_call=True))
+
     def own_calls(self, stack: ExitStack, module: torch.nn.Module, before: Callable[..., Any], after: Callable[..., Any]) -> None:
         """`before(module, args, kwargs)`, first of all hooks, and `after(module, args, kwargs, output)`, last, of one module."""
         stack.enter_context(module.register_forward_pre_hook(Hook(self, before), prepend=True, with_kwargs=True))

@@ -1,0 +1,149 @@
+"""The rows: one a module call, from torch's global hooks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.instruments.shapes.leaves import named_tensors
+from torchdebug_magics.instruments.shapes.parameters import Owned, Parameters
+from torchdebug_magics.instruments.shapes.report import Row, Shape
+from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.modules import unwrapped
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+__all__ = ["Calls", "Running"]
+
+
+@dataclass(eq=False)
+class Running:
+    """One call that has begun, and in the end its row."""
+
+    path: str
+    module: torch.nn.Module = field(repr=False)
+    number: int
+    place: int
+    """In the order of the calls."""
+    flops: int = 0
+    saved_bytes: int = 0
+    inputs: tuple[Shape, ...] = ()
+    outputs: tuple[tuple[str, Any, str, str], ...] | None = None
+    """(name, sizes, dtype, device) of each; None while it runs, and for ever where it raised."""
+    owned: Owned = Owned(0, 0, "")
+
+
+class Calls:
+    """Follows the calls of modules; linear in their number, however deep they nest."""
+
+    def __init__(self, root: torch.nn.Module | None, parameters: Parameters, device: str = "") -> None:
+        self._root = root
+        self._parameters = parameters
+        self._device = device
+        self._names: dict[int, list[str]] = {}
+        self._counts: dict[int, int] = {}
+        self._hooks = Hooks()
+        self.made: list[Running] = []
+        self.stack: list[Running | None] = []
+        if root is not None:
+            self.name(root)
+
+    def name(self, root: torch.nn.Module) -> None:
+        """Learn the paths of all parts of a root."""
+        for path, module in unwrapped(root).named_modules(remove_duplicate=False):
+            self._names.setdefault(id(module), []).append(path)
+
+    def attach(self, stack: ExitStack) -> None:
+        """Follow until the stack closes."""
+        self._hooks.calls_in_full(stack, self._enter, self._leave)
+
+    def sweep(self) -> None:
+        """Remove what an interrupt may have left."""
+        self._hooks.sweep()
+
+    @property
+    def current(self) -> Running | None:
+        """The innermost call that runs."""
+        return next((one for one in reversed(self.stack) if one is not None), None)
+
+    def path_of(self, module: torch.nn.Module) -> str:
+        """Its name; of several, the one inside the call that runs."""
+        names = self._names.get(id(module), [])
+        outer = self.current
+        if outer is None:
+            return names[0] if names else ""
+        inside = [path for path in names if path.startswith(f"{outer.path}." if outer.path else "")]
+        if inside:
+            return inside[0]
+        return names[0] if names else f"{outer.path}.{type(module).__name__}".lstrip(".")
+
+    def _enter(self, module: torch.nn.Module, args: Any) -> None:
+        if unwrapped(module) is not module:
+            self.stack.append(None)
+            return
+        number = self._counts[id(module)] = self._counts.get(id(module), 0) + 1
+        path = self.path_of(module)
+        running = Running(path, module, number, len(self.made), owned=self._parameters.take(path, module))
+        running.inputs = shapes(args)
+        self.made.append(running)
+        self.stack.append(running)
+
+    def _leave(self, _module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not self.stack:
+            return
+        running = self.stack.pop()
+        outer = self.current
+        if running is None:
+            return
+        if kwargs is not None:
+            running.inputs = shapes((args, kwargs))
+            running.outputs = tuple(
+                (name, _sizes(tensor), str(tensor.dtype).removeprefix("torch."), self._device or str(tensor.device))
+                for name, tensor in named_tensors(output)
+            )
+        if outer is not None:
+            outer.flops += running.flops
+            outer.saved_bytes += running.saved_bytes
+
+    def rows(self) -> tuple[Row, ...]:
+        """All calls, in their order."""
+        return tuple(_row(running) for running in self.made)
+
+
+def shapes(values: Any) -> tuple[Shape, ...]:
+    """The shapes of all tensors inside."""
+    return tuple(_sizes(tensor) for _, tensor in named_tensors(values))
+
+
+def _sizes(tensor: torch.Tensor) -> Shape:
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        return ()
+    if tensor.is_nested and tensor.layout == torch.strided:
+        return (tensor.size(0),)  # the rows of a nested one differ
+    return tuple(tensor.shape)
+
+
+def _row(running: Running) -> Row:
+    outputs = running.outputs or ()
+    notes = [running.owned.note] if running.owned.note else []
+    if running.outputs is None:
+        notes.append("did not return")
+    return Row(
+        path=running.path,
+        type=type(running.module).__name__,
+        call=running.number,
+        depth=running.path.count(".") + 1 if running.path else 0,
+        input_shapes=running.inputs,
+        output_shapes=tuple(sizes for _, sizes, _, _ in outputs),
+        output_names=tuple(name for name, _, _, _ in outputs),
+        dtype=outputs[0][2] if outputs else "",
+        device=outputs[0][3] if outputs else "",
+        own_params=running.owned.params,
+        trainable_params=running.owned.trainable,
+        flops=running.flops,
+        activation_bytes=running.saved_bytes,
+        note=", ".join(notes),
+    )

@@ -1,0 +1,169 @@
+"""Tensors without data, and, for the small and the whole-number ones, their values beside them.
+
+Fake tensors know shapes alone. Much of what a forward decides on, and every index, is whole numbers: these are computed for real, in the
+shadow of the fakes, so that a position beyond its table is found and ``lengths.max().item()`` has an answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
+
+__all__ = ["Fakes", "ValueFailure"]
+
+_WHOLE_NUMBERS = 1 << 18
+_ANY_NUMBERS = 1 << 12
+"""Elements up to which values are computed beside the fakes."""
+
+_LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
+_UNKNOWN_VALUES = ("empty", "rand", "bernoulli", "multinomial", "dropout", "normal", "uniform", "exponential", "resize")
+
+
+class ValueFailure(Exception):  # noqa: N818 - it carries an error, and is none of its own
+    """What torch raised when an op ran on the real whole numbers; the fake op had let it through."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Fakes:
+    """One fake world. The same tensor always has the same fake, so that ties and views hold."""
+
+    def __init__(self, shape_env: Any = None) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env)
+        self._shadows = WeakIdKeyDictionary()
+        self._stale: dict[int, torch.Tensor] = {}
+        self._from_meta = WeakIdKeyDictionary()
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake of a tensor; a fake stays itself. One on ``meta`` becomes one on the CPU, where factories put theirs."""
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        if tensor.device.type == "meta":
+            return self._of_meta(tensor)
+        fake = self.mode.from_tensor(tensor, static_shapes=True)
+        if fake not in self._shadows and type(tensor) in {torch.Tensor, torch.nn.Parameter} and _small(tensor):
+            with unset_fake_temporarily(), torch.no_grad():
+                self._shadows[fake] = tensor.detach().cpu().clone()
+        return fake
+
+    def _of_meta(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor not in self._from_meta:
+            with self.mode:
+                fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+            fake.requires_grad_(tensor.requires_grad)
+            self._from_meta[tensor] = torch.nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else fake
+        found: torch.Tensor = self._from_meta[tensor]
+        return found
+
+    def zeros(self, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A fake full of zeros."""
+        with self.mode:
+            fake = torch.zeros(sizes, dtype=dtype, device="cpu" if device.type == "meta" else device)
+        if not dtype.is_floating_point and _small(fake):
+            self._shadows[fake] = torch.zeros(sizes, dtype=dtype)
+        return fake
+
+    def all(self, values: Any) -> Any:
+        """`values` with each tensor replaced by its fake."""
+        return tree_map_only(torch.Tensor, self.of, values)
+
+    def value(self, fake: torch.Tensor) -> torch.Tensor | None:
+        """The values of a fake where they are known."""
+        found = self._shadows.get(fake)
+        return None if found is None or _storage(found) in self._stale else found
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one op on fakes, and beside it on what values are known."""
+        if func in _LIFTS:
+            return self._lift(func, args, kwargs)
+        args, kwargs = self.all(args), self.all(kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            known, values = self._values(func, args, kwargs)
+            if not known:
+                raise
+            return tree_map_only(torch.Tensor, self.of, values)
+        self._shadow(func, args, kwargs, out)
+        return out
+
+    def _lift(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = func(*args, **kwargs)
+        if isinstance(out, FakeTensor) and isinstance(args[0], torch.Tensor) and not isinstance(args[0], FakeTensor) and _small(args[0]):
+            with unset_fake_temporarily():
+                self._shadows[out] = args[0].detach().clone()
+        return out
+
+    def _shadow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Compute the values of the results where those of the inputs are known."""
+        fakes = _tensors(out)
+        known, real = self._values(func, args, kwargs) if all(map(_small, fakes)) else (False, None)
+        if not known:
+            self._forget(func, args, kwargs)
+        for fake, value in zip(fakes, _tensors(real), strict=known):
+            self._shadows[fake] = value
+
+    def _values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+        """Whether all inputs have values, and what the op makes of them."""
+        if not _has_values(func) or any(self.value(tensor) is None for tensor in _tensors((args, kwargs))):
+            return False, None
+        args, kwargs = tree_map_only(torch.Tensor, self.value, (args, kwargs))
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        with unset_fake_temporarily(), torch.no_grad():
+            try:
+                return True, func(*args, **kwargs)
+            except Exception as error:
+                raise ValueFailure(error) from None
+
+    def _forget(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What the op writes to has values that are not known from now on, with all its views."""
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            self._forget_written(argument, value)
+        for argument in func._schema.arguments:
+            if argument.name in kwargs:
+                self._forget_written(argument, kwargs[argument.name])
+
+    def _forget_written(self, argument: Any, value: Any) -> None:
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            return
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, torch.Tensor) and (shadow := self._shadows.pop(leaf, None)) is not None:
+                self._stale[_storage(shadow)] = shadow  # kept, so that no later one gets its address
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def _has_values(func: Any) -> bool:
+    name = func._schema.name.partition("::")[2]
+    return torch.Tag.nondeterministic_seeded not in func.tags and not any(part in name for part in _UNKNOWN_VALUES)
+
+
+def _small(tensor: torch.Tensor) -> bool:
+    if tensor.device.type == "meta" and not isinstance(tensor, FakeTensor):
+        return False
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
+        return False
+    sizes = tensor.shape
+    if not all(type(size) is int for size in sizes):
+        return False
+    limit = _ANY_NUMBERS if tensor.is_floating_point() or tensor.is_complex() else _WHOLE_NUMBERS
+    return tensor.numel() <= limit
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,96 @@
+"""Arithmetic of single ops: torch's own formulas, with those that it lacks.
+
+2 FLOPs per multiply-add, as `torch.utils.flop_counter` counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+__all__ = ["FlopFormulas"]
+
+aten = torch.ops.aten
+
+# Ops that move or name data, or make it: nothing to count.
+_FREE = frozenset(
+    "lift_fresh lift_fresh_copy detach alias clone copy_ _to_copy contiguous empty empty_like new_empty new_zeros new_ones new_full zeros "
+    "zeros_like ones ones_like full full_like arange scalar_tensor eye rand randn randint rand_like randn_like cat stack index_select gather "
+    "embedding index slice select split split_with_sizes chunk unbind narrow repeat roll flip constant_pad_nd resize_ set_ fill_ zero_ "
+    "_local_scalar_dense item masked_fill masked_fill_ where index_put index_put_ scatter scatter_ tril triu empty_strided linspace "
+    "_reshape_alias _assert_async _assert_tensor_metadata bernoulli_ normal_ uniform_ native_dropout new_empty_strided _efficientzerotensor".split()
+)
+
+
+class FlopFormulas:
+    """Counts one op at a time and remembers which ones it has no formula for."""
+
+    def __init__(self) -> None:
+        self._formulas: Mapping[Any, Callable[..., int]] = {**flop_registry, **_missing()}
+        self.uncounted: dict[str, int] = {}
+
+    def knows(self, packet: Any) -> bool:
+        """Whether there is a formula."""
+        return packet in self._formulas
+
+    def count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+        """FLOPs of one op that ran."""
+        formula = self._formulas.get(func._overloadpacket)
+        if formula is not None:
+            return int(formula(*args, **kwargs, out_val=out))
+        name = func._schema.name.partition("::")[2]
+        if not func.is_view and name not in _FREE:
+            self.uncounted[name] = self.uncounted.get(name, 0) + 1
+        return 0
+
+
+def _missing() -> dict[Any, Callable[..., int]]:
+    """Formulas for ops that torch's registry does not hold."""
+    ours = {
+        "_scaled_dot_product_flash_attention_for_cpu": _attention,
+        "_scaled_dot_product_attention_math": _attention,
+        "_scaled_dot_product_fused_attention_overrideable": _attention,
+        "mkldnn_rnn_layer": _mkldnn_rnn,
+        "_cudnn_rnn": _cudnn_rnn,
+        "mv": lambda a, b, **_: 2 * a.numel(),
+        "dot": lambda a, b, **_: 2 * a.numel(),
+        "vdot": lambda a, b, **_: 2 * a.numel(),
+        "addmv": lambda c, a, b, **_: 2 * a.numel(),
+        "addr": lambda c, a, b, **_: 2 * a.numel() * b.numel(),
+        "_addmm_activation": lambda c, a, b, **_: 2 * a.shape[0] * a.shape[1] * b.shape[1],
+        "_trilinear": _trilinear,
+        "_native_multi_head_attention": _native_attention,
+    }
+    return {
+        getattr(aten, name): formula for name, formula in ours.items() if hasattr(aten, name) and getattr(aten, name) not in flop_registry
+    }
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+
+
+def _mkldnn_rnn(x: Any, weight_ih: Any, weight_hh: Any, *_: Any, **__: Any) -> int:
+    steps, batch = x.shape[0], x.shape[1]
+    return int(2 * steps * batch * (weight_ih.numel() + weight_hh.numel()))
+
+
+def _cudnn_rnn(x: Any, weights: Any, *rest: Any, **_: Any) -> int:
+    rows = math.prod(x.shape[:-1])
+    return int(2 * rows * sum(weight.numel() for weight in weights if weight.dim() > 1))
+
+
+def _trilinear(a: Any, b: Any, c: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
+    # As nn.Bilinear uses it: (N, 1, I, 1) x (1, O, I, J) x (N, 1, 1, J) -> (N, O).
+    rows = out_val.shape[0] if out_val is not None and out_val.dim() else 1
+    return int(2 * rows * b.numel() + 2 * rows * b.shape[1] * b.shape[-1])
+
+
+def _native_attention(query: Any, key: Any, value: Any, embed_dim: int, heads: int, *_: Any, **__: Any) -> int:
+    batch, target, source = query.shape[0], query.shape[1], key.shape[1]
+    projections = 2 * batch * (2 * target + 2 * source) * embed_dim * embed_dim
+    return int(projections + 4 * batch * target * source * embed_dim)

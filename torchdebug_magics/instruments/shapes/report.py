@@ -1,0 +1,179 @@
+"""What a shapes run found: one row a module call, the totals, and, where the forward broke, why and what to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from torchdebug_magics.format import byte_size, count, plural
+from torchdebug_magics.report import Location, Report
+
+__all__ = ["Failure", "Fix", "Layout", "Mode", "Need", "Row", "Shape", "ShapesReport", "Step"]
+
+Shape: TypeAlias = tuple[int, ...]
+Mode: TypeAlias = Literal["fake", "real", "meta", "params"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One call of one module."""
+
+    path: str
+    """Module path as in `state_dict`; empty for the root."""
+    type: str
+    call: int
+    """1-based, of this module in this run; 0 where the module was not called."""
+    depth: int
+    """How many names the path has; 0 for the root."""
+    input_shapes: tuple[Shape, ...] = ()
+    output_shapes: tuple[Shape, ...] = ()
+    output_names: tuple[str, ...] = ()
+    """Where each output stands in a nested one, such as ``"logits"`` or ``"hidden[0]"``; empty names for a bare tensor."""
+    dtype: str = ""
+    """Of the first output, such as ``"float32"``."""
+    device: str = ""
+    own_params: int = 0
+    """Elements of the parameters that this module itself holds; one that a row above has counted (tied, or called before) is not counted again."""
+    trainable_params: int = 0
+    """Those of `own_params` that require a gradient."""
+    flops: int = 0
+    """Of this call with all that runs inside it; 2 per multiply-add."""
+    activation_bytes: int = 0
+    """Saved for the backward pass by this call with all that runs inside it; what is shared is counted once, where it was saved first."""
+    formula: str = ""
+    """The outputs' shapes in terms of the symbolic inputs, such as ``"(B, T, 4*D)"``; empty unless asked for."""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One op on the way of a tensor: what made it, and from which shapes."""
+
+    op: str
+    module: str
+    input_shapes: tuple[Shape, ...]
+    output_shape: Shape
+    location: Location | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fix:
+    """A change to the user's code."""
+
+    code: str
+    """What to write, such as ``"fc1 = nn.Linear(576, 10)"``; several edits stand on lines of their own."""
+    verified: bool
+    """Whether the forward, tried on a copy with this change, came through."""
+    why: str = ""
+    edits: int = 1
+    """How many places have to be changed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Where the forward broke."""
+
+    module: str | None
+    """Path of the innermost module that was running; None outside any."""
+    op: str | None
+    """The function of torch's that failed, such as ``"linear"`` or ``"cat"``; None where Python code raised."""
+    location: Location | None
+    operand_shapes: tuple[Shape, ...]
+    operand_names: tuple[str, ...] = ()
+    explanation: str
+    """One sentence that a person reads at a glance."""
+    fixes: tuple[Fix, ...] = ()
+    """The fewest edits first."""
+    error: str
+    """Type and text of the original."""
+    chain: tuple[Step, ...] = ()
+    """How the mismatching operand came about, from the input on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What training this model at this batch takes, estimated."""
+
+    optimizer: str
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    limit_bytes: int | None
+    """Of the device, or of this process; None where it is not known."""
+    limit: str = ""
+    """What the limit is, such as ``"NVIDIA A100"`` or ``"memory of this machine"``."""
+    batch: int | None = None
+    largest_batch: int | None = None
+    """The largest batch that fits the limit, by scaling the activations; 0 where none does, None where it cannot be told."""
+
+    @property
+    def total_bytes(self) -> int:
+        """The sum; without what kernels need for a moment and what the allocator leaves unused."""
+        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it stays below the limit."""
+        return None if self.limit_bytes is None else self.total_bytes <= self.limit_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How the table was asked to be shown."""
+
+    depth: int | None = None
+    columns: tuple[str, ...] = ()
+    sort: str = ""
+    plot: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapesReport(Report):
+    """The whole table; `rows` are in the order of the calls."""
+
+    model: str
+    """The type of the model; empty for a cell that called several."""
+    inputs: str = ""
+    """What it was called with, such as ``"x 1 x 3 x 224 x 224 float32"``."""
+    rows: tuple[Row, ...]
+    total_params: int
+    trainable_params: int
+    buffer_count: int
+    total_flops: int
+    uncounted_ops: tuple[str, ...] = ()
+    """Ops that ran and whose arithmetic no formula counts: elementwise ones, normalisations and the like."""
+    param_bytes: int
+    buffer_bytes: int = 0
+    activation_bytes: int
+    unused: tuple[str, ...] = ()
+    """Paths of modules with parameters that the forward never called."""
+    mode: Mode
+    failure: Failure | None = None
+    needs: tuple[Need, ...] = ()
+    layout: Layout = Layout()
+
+    @property
+    def verdict(self) -> str:
+        """What it takes and gives, or where it broke and what to change."""
+        if self.failure is not None:
+            return _broken(self.failure)
+        size = f"{self.model or 'the cell'}: {count(self.total_params)} parameters ({byte_size(self.param_bytes)})"
+        if self.mode == "params":
+            return f"{size}, {plural(len(self.rows), 'module')}; name an input to see shapes: `%shapes model (1, 3, 224, 224)`"
+        ends = f", {self.inputs} → {_outputs(self.rows)}" if self.inputs and self.rows else ""
+        return f"{size}{ends}, {count(self.total_flops)} FLOPs, {byte_size(self.activation_bytes)} saved for backward"
+
+
+def _broken(failure: Failure) -> str:
+    verified = [fix for fix in failure.fixes if fix.verified]
+    fix = f" · verified fix: `{'; '.join(verified[0].code.splitlines())}`" if verified else ""
+    where = f" · {failure.location}" if failure.location is not None else ""
+    line = f": `{failure.location.source}`" if failure.location is not None and failure.location.source else ""
+    return f"{failure.explanation}{where}{line}{fix}"
+
+
+def _outputs(rows: tuple[Row, ...]) -> str:
+    root = next((row for row in rows if row.depth == 0), rows[0])
+    shapes = [" x ".join(map(str, shape)) or "scalar" for shape in root.output_shapes]
+    return ", ".join(shapes[:3]) + (f" and {len(shapes) - 3} more" if len(shapes) > 3 else "") or "nothing"  # noqa: PLR2004
