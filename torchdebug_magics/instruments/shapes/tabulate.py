@@ -8,6 +8,7 @@ import torch
 
 from torchdebug_magics.instruments.shapes.explain import explained
 from torchdebug_magics.instruments.shapes.parameters import Parameters
+from torchdebug_magics.instruments.shapes.plan import needs
 from torchdebug_magics.instruments.shapes.report import Layout, Row, ShapesReport
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
         unused=() if run.error is not None else _unused(seen.model, {row.path for row in rows}),
         mode=seen.mode,
         failure=None if seen.error is None else explained(seen),
+        needs=needs(seen.model, run.parameters, run.saved_bytes, run.given) if seen.error is None else (),
         layout=layout,
     )
 
