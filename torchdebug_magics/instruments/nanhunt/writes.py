@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchdebug_magics.instruments.nanhunt.trace import written_in_place
 from torchdebug_magics.probing.dispatch import OpListener, Run
@@ -31,7 +32,7 @@ class Writes:
         with torch.no_grad():
             for tensor, copy, version in reversed(self._copies.values()):
                 with contextlib.suppress(RuntimeError):  # an inference tensor, outside its mode
-                    tensor.copy_(copy)
+                    tensor.data.copy_(copy)
                     # A graph of the user's that saved it finds it as it was.
                     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
@@ -41,8 +42,7 @@ class Writes:
             if memory and memory not in self._own:
                 key = memory, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
                 if key not in self._copies:
-                    alias = tensor.detach()
-                    self._copies[key] = alias, alias.clone(), -1 if tensor.is_inference() else tensor._version
+                    self._copies[key] = tensor, tensor.detach().clone(), 0 if tensor.is_inference() else tensor._version
         given = {_memory(tensor) for tensor in tensors_in((args, kwargs))}
         result = run()
         self._own.update({_memory(tensor) for tensor in tensors_in(result)} - given)
@@ -51,7 +51,14 @@ class Writes:
 
 def _memory(tensor: torch.Tensor) -> int:
     """Where its storage is, or 0 where it has none of its own."""
-    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor._is_zerotensor() or tensor.is_quantized:
+    if (
+        is_traceable_wrapper_subclass(tensor)
+        or tensor.layout is not torch.strided
+        or tensor.is_meta
+        or tensor.is_nested
+        or tensor._is_zerotensor()
+        or tensor.is_quantized
+    ):
         return 0
     try:
         address: int = tensor.untyped_storage()._cdata
