@@ -66,11 +66,13 @@ def dense(tensor: torch.Tensor) -> torch.Tensor | None:
         or tensor.is_quantized
     ):
         return None
-    if is_traced(tensor) or (tensor.is_nested and tensor.layout is torch.strided):
+    if is_traced(tensor):
         return None
     tensor = tensor.detach()
     if tensor.layout is torch.sparse_coo:
         tensor = tensor._values()
+    elif tensor.is_nested and tensor.layout is torch.strided:
+        tensor = tensor.contiguous().values()
     elif tensor.layout is not torch.strided:
         tensor = tensor.values()
     if tensor.numel() == 0:
@@ -104,10 +106,8 @@ def _ends(numbers: torch.Tensor) -> list[float]:
 
 def bad_mask(tensor: torch.Tensor, kinds: int = NAN | INF) -> torch.Tensor | None:
     """Where it holds a value of `kinds`; None where it cannot be looked at or its own indices are not those of its numbers."""
-    if tensor.layout is not torch.strided or type(tensor).__name__ == "NestedTensor":
-        return None
     numbers = dense(tensor)
-    if numbers is None:
+    if numbers is None or tensor.layout is not torch.strided or tensor.is_nested:
         return None
     if kinds == NAN | INF:
         return ~torch.isfinite(numbers)
@@ -128,7 +128,7 @@ def extremes(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     ordinary: dict[torch.dtype, list[torch.Tensor]] = {}
     keys = torch._C._dispatch_keys
     for tensor in tensors:
-        if keys(tensor).raw_repr() == _ORDINARY and (dtype := tensor.dtype) in _FLOATS:
+        if keys(tensor).raw_repr() == _ORDINARY and (dtype := tensor.dtype) in _FLOATS and not is_lazy(tensor):
             ordinary.setdefault(dtype, []).append(tensor)
         elif (numbers := dense(tensor)) is not None:
             if numbers.is_complex():
@@ -170,6 +170,8 @@ def _on_cpu(members: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def describe(value: Any) -> str:
     """A tensor in a few words, for a place where its elements cannot be shown."""
+    if is_lazy(value) or value.is_nested:
+        return "nested" if value.is_nested else "uninitialised"
     numbers = dense(value)
     sizes = "x".join(map(str, value.shape)) or "scalar"
     return sizes if numbers is None else f"{sizes} {str(value.dtype).removeprefix('torch.')}"
