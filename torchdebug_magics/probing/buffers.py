@@ -23,7 +23,7 @@ class _Held:
 
     def put_back(self) -> None:
         with torch.no_grad():
-            if not torch.is_inference(self.tensor) or torch.is_inference_mode_enabled():
+            if _can_change(self.tensor):
                 _own_elements(self.tensor).copy_(self.copy)
         self.names[self.name] = self.tensor
 
@@ -77,6 +77,10 @@ class BufferKeeper:
 
 def _copy(buffer: torch.Tensor) -> torch.Tensor:
     return _own_elements(buffer).clone()
+
+
+def _can_change(buffer: torch.Tensor) -> bool:
+    return not buffer._is_zerotensor() and (not buffer.is_inference() or torch.is_inference_mode_enabled())
 
 
 def _own_elements(buffer: torch.Tensor) -> torch.Tensor:
