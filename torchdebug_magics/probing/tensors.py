@@ -13,7 +13,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["INF", "NAN", "bad_mask", "dense", "extremes", "is_bad", "is_traced", "kind_of", "largest", "peak_of", "tensors_in"]
+__all__ = ["INF", "NAN", "bad_mask", "dense", "extremes", "is_bad", "is_traced", "kind_of", "largest", "peak_of", "sizes_of", "tensors_in"]
 
 NAN, INF = 1, 2
 """Bits of `kind_of`."""
@@ -166,6 +166,13 @@ def _on_cpu(members: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     if small and (joined := torch._C._nn.flatten_dense_tensors(small)).numel():
         whole.append(joined)
     return [extreme for member in whole for extreme in torch.aminmax(member)]
+
+
+def sizes_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Its shape; of a strided nested tensor, which has none, the number of its rows; of a parameter without one, nothing."""
+    if is_lazy(tensor):
+        return ()
+    return (tensor.size(0),) if tensor.is_nested and tensor.layout is torch.strided else tuple(tensor.shape)
 
 
 def describe(value: Any) -> str:
