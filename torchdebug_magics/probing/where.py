@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import functools
 import linecache
-import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ Owner: TypeAlias = Literal["user", "library", "torch", "own", "python"]
 _TORCH = str(Path(torch.__file__).parent)
 _OWN = str(Path(__file__).parent.parent)
 _PYTHON = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
-_MAGIC_LINE = re.compile(r"^get_ipython\(\)\.run_cell_magic\('(?P<name>\w+)', '(?P<arguments>[^']*)', None\)")
+_MAGIC_CALL = "get_ipython().run_cell_magic("
 _TIMED = "<timed exec>"
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 
@@ -94,14 +94,20 @@ def location(filename: str, line: int, function: str) -> Location:
 
 def excerpt(where: Location, *, around: int = 2) -> tuple[tuple[int, str], ...]:
     """The line with its neighbours, numbered."""
-    lines = [_MAGIC_LINE.sub(_as_typed, line) for line in linecache.getlines(where.file)]
+    lines = linecache.getlines(where.file)
     first, last = max(1, where.line - around), min(len(lines), where.line + around)
-    return tuple((number, lines[number - 1].rstrip("\n")) for number in range(first, last + 1))
+    return tuple((number, _as_typed(lines[number - 1].rstrip("\n"))) for number in range(first, last + 1))
 
 
-def _as_typed(line: re.Match[str]) -> str:
-    """A magic line reads as it was typed, not as the call that IPython makes of it."""
-    return f"%%{line['name']} {line['arguments']}".rstrip()
+def _as_typed(line: str) -> str:
+    """A magic line reads as it was typed, not as the call that was made of it."""
+    if not line.startswith(_MAGIC_CALL) or not line.endswith(")"):
+        return line
+    try:
+        name, arguments, body = ast.literal_eval(line.removeprefix(_MAGIC_CALL.removesuffix("(")))
+    except (ValueError, SyntaxError, TypeError):  # written by the user, or not the call that we make
+        return line
+    return f"%%{name} {arguments}".rstrip() if body is None else line
 
 
 def adopt_timed(frames: Iterable[FrameType]) -> None:

@@ -12,7 +12,7 @@ from torchdebug_magics.instruments.nanhunt.diagnose import Diagnosis, diagnose
 from torchdebug_magics.instruments.nanhunt.naming import owner_of, variable_name
 from torchdebug_magics.instruments.nanhunt.report import Finding, Kind, PathStep, Phase
 from torchdebug_magics.probing.modules import Call, unwrapped
-from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, tensors_in
+from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, sizes_of, tensors_in
 from torchdebug_magics.probing.where import excerpt, locate, location, user_frame
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def marked(finding: Finding, tensor: torch.Tensor, mask: torch.Tensor | None = N
         index=tuple(mask.nonzero()[0].tolist()) if mask is not None and has_rows else (),
         bad_count=0 if mask is None else int(mask.sum()),
         element_count=tensor.numel(),
-        shape=tuple(tensor.shape),
+        shape=sizes_of(tensor),
         dtype=str(tensor.dtype).removeprefix("torch."),
     )
 
