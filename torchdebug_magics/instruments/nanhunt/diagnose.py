@@ -69,6 +69,18 @@ def _bad_embedding(evidence: Evidence) -> Diagnosis | None:
 # --- forward -------------------------------------------------------------------------------------------------------------------------
 
 
+def _nan_constant(evidence: Evidence) -> Diagnosis | None:
+    op = evidence.op
+    if op is None or not any(isinstance(value, float) and math.isnan(value) for value in (*op.args, *op.kwargs.values())):
+        return None
+    hidden = "; the loss does not show it, its derivative does" if evidence.in_gradient else ""
+    return Diagnosis(
+        "nan_constant",
+        f"NaN was written here, as a number{hidden}",
+        "write a finite number in its place, or select the good elements (`x[ok]`) before anything is computed with them",
+    )
+
+
 def _all_ignored(evidence: Evidence) -> Diagnosis | None:
     if not evidence.name.startswith(("nll_loss", "cross_entropy")):
         return None
@@ -249,6 +261,7 @@ def _plain(evidence: Evidence) -> Diagnosis:
 
 _LEAF: tuple[Rule, ...] = (_bad_embedding, _bad_row)
 _FORWARD: tuple[Rule, ...] = (
+    _nan_constant,
     _all_ignored,
     _masked_row,
     _mask_sum,
@@ -259,4 +272,4 @@ _FORWARD: tuple[Rule, ...] = (
     _own_parameter,
     *OPERAND_CAUSES,
 )
-_BACKWARD: tuple[Rule, ...] = (_where_trap, *_FORWARD)
+_BACKWARD: tuple[Rule, ...] = (_nan_constant, _where_trap, *_FORWARD[1:])

@@ -36,7 +36,7 @@ def write(evidence: Evidence) -> Finding:
     finding = Finding(
         kind="nan" if birth.kind & NAN else "inf",
         phase=phase,
-        op=evidence.name if birth.op is not None else None,
+        op=_op(evidence) if birth.op is not None else None,
         module=None if call is None else call.path,
         call=None if call is None else call.number,
         location=place,
@@ -81,6 +81,12 @@ def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
     if op.backward or evidence.in_gradient:
         return "backward", None
     return ("loss" if _call(evidence) is None else "forward"), None
+
+
+def _op(evidence: Evidence) -> str:
+    """What the user called: a plain number given to `torch.where` becomes a tensor by an op that nobody wrote."""
+    via = evidence.birth.via
+    return via[0].name if evidence.name == "scalar_tensor" and via else evidence.name
 
 
 def _was_bad(held: torch.Tensor, context: Context) -> bool:

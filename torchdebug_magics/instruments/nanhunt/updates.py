@@ -48,11 +48,16 @@ def is_risky(optimizer: torch.optim.Optimizer, peak: float) -> bool:
     return False
 
 
-def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflowed: bool) -> Finding:
+def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflowed: bool, computed: bool) -> Finding:
     """A gradient that is about to be applied; how it came about could not be run again."""
     if overflowed:
         explanation = "the gradients overflowed at the GradScaler's scale, and this step applies them without the scaler"
         fix = "step through the scaler: scaler.step(optimizer); scaler.update()"
+    elif not computed:
+        explanation = f"the gradient of {name} came from no backward() that was seen (torch.func, or code that sets .grad), and is bad"
+        fix = (
+            "look at the loss and at what computes this gradient, as nanhunt cannot look into it: `torch.isfinite(loss)` tells which is bad"
+        )
     else:
         explanation = f"the gradient of {name} was finite after backward() and is not any more: something between the two changed it"
         fix = "look at what scales or clips the gradients before step(): a norm that is infinite or 0, a division by a count of 0"
@@ -66,7 +71,7 @@ def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflo
         step=context.step,
         backward=context.backward,
         tensor=name,
-        diagnosis="clip_inf",
+        diagnosis="clip_inf" if overflowed or computed else None,
         sink=f"gradient of {name}",
         sink_kind=kind_word(gradient),
         weights="weights untouched",
