@@ -91,9 +91,12 @@ def _kind(finding: Finding) -> str:
 
 def _born(finding: Finding) -> str:
     # A graph that is walked afterwards knows ops and no modules.
-    where = "in the forward pass" if finding.phase == "forward" and finding.module is None else _PHASES[finding.phase]
+    if finding.phase == "optimizer" and finding.sink.startswith("gradient of "):
+        where = "in {sink}, before the optimizer's update"
+    else:
+        where = "in the forward pass" if finding.phase == "forward" and finding.module is None else _PHASES[finding.phase]
     maker = _MAKERS.get(finding.phase, "") if finding.op else ""
-    return f"{where}{maker}".format(tensor=_tensor(finding.tensor or ""), op=finding.op)
+    return f"{where}{maker}".format(tensor=_tensor(finding.tensor or ""), op=finding.op, sink=sink(finding))
 
 
 def _when(finding: Finding) -> str:

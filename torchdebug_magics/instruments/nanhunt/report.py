@@ -93,7 +93,9 @@ class Finding:
             case "parameter":
                 return f"parameter {self.tensor}, bad before this cell's first step"
             case "optimizer":
-                return f"optimizer update of {self.tensor}" + (f" ({self.op})" if self.op else "")
+                in_gradient = self.sink.startswith("gradient of ")
+                where = f"{self.sink}, before the update" if in_gradient else f"optimizer update of {self.tensor}"
+                return where + (f" ({self.op})" if self.op else "")
             case "backward":
                 return f"backward of {self.op}" if self.op else "backward, cause not traced"
             case "loss":

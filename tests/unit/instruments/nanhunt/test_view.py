@@ -217,7 +217,8 @@ def test_the_report_is_honest_about_the_replay(replay, reproduced, said):
         ("forward", {}, "in the forward pass, inside the model, by `sqrt`"),
         ("loss", {"module": None}, "in the forward pass, outside the model, by `sqrt`"),
         ("backward", {}, "by the derivative of `sqrt`"),
-        ("optimizer", {"tensor": "head.weight", "module": None}, "in the optimizer's update of `head.weight`"),
+        ("optimizer", {"tensor": "w", "op": "addcdiv_", "sink": "w"}, "in the optimizer's update of `w`, by `addcdiv_`"),
+        ("optimizer", {"tensor": "w", "op": None, "sink": "gradient of w"}, "in the gradient of `w`, before the optimizer's update"),
     ],
 )
 def test_every_phase_has_its_words(phase, fields, said):
