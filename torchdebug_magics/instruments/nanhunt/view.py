@@ -138,7 +138,7 @@ def _layers(report: NanReport) -> tuple[Table | Fold, ...]:
         return ()
     table = _layer_table(report)
     step = "" if report.layers_step is None else f" of step {report.layers_step:,}"
-    return (table,) if report.found else (Fold(f"Look into {plural(len(report.layers), 'module call')}{step}", (table,)),)
+    return (table,) if report.found else (Fold(f"Layers: {plural(len(report.layers), 'module call')}{step}", (table,)),)
 
 
 def _layer_table(report: NanReport) -> Table:

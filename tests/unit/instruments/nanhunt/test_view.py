@@ -304,7 +304,7 @@ def test_without_gradients_their_columns_are_gone():
 
 def test_layers_asked_for_when_nothing_is_wrong_are_folded():
     (fold,) = blocks(page(dataclasses.replace(FINE, layers=(layer("a"), layer("b")))), Fold)
-    assert fold.title == "Look into 2 module calls"
+    assert fold.title == "Layers: 2 module calls"
 
 
 def test_a_thousand_layers_stay_below_100_kb_and_show_the_bad_one():
