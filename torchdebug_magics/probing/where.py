@@ -17,7 +17,7 @@ import torch
 
 from torchdebug_magics.report import Location
 
-__all__ = ["adopt_timed", "excerpt", "frames_above", "is_user_code", "library_frame", "locate", "span", "user_frame"]
+__all__ = ["adopt_timed", "excerpt", "frames_above", "is_user_code", "library_frame", "locate", "span", "user_calls", "user_frame"]
 
 Owner: TypeAlias = Literal["user", "library", "torch", "own", "python"]
 
@@ -59,6 +59,11 @@ def frames_above(frame: FrameType | None) -> Iterator[FrameType]:
 def user_frame(frame: FrameType | None, *, below: FrameType | None = None) -> FrameType | None:
     """The innermost frame of the user's own code, stopping before `below`."""
     return _innermost(frame, below, "user")
+
+
+def user_calls(frame: FrameType | None) -> list[Location]:
+    """Where the user's own frames stand, the outermost first."""
+    return [locate(one) for one in frames_above(frame) if is_user_code(one.f_code)][::-1]
 
 
 def library_frame(frame: FrameType | None, *, below: FrameType | None = None) -> FrameType | None:

@@ -28,6 +28,7 @@ _MOST_PATH = 60
 
 def write(evidence: Evidence) -> Finding:
     """The finding that a person reads."""
+    evidence = _as_written(evidence)
     birth, context = evidence.birth, evidence.context
     phase, tensor = _phase(evidence)
     cause = _explain(evidence, phase, tensor)
@@ -81,6 +82,15 @@ def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
     if op.backward or evidence.in_gradient:
         return "backward", None
     return ("loss" if _call(evidence) is None else "forward"), None
+
+
+def _as_written(evidence: Evidence) -> Evidence:
+    """A plain number that is given to `torch.where` becomes a tensor by an op that nobody wrote: the birth is the op that took it."""
+    birth = evidence.birth
+    if birth.op is None or birth.op.name != "scalar_tensor" or not birth.via or not birth.via[0].outputs:
+        return evidence
+    taker, *via = birth.via
+    return replace(evidence, birth=replace(birth, op=taker, tensor=taker.outputs[0], mask=None, via=tuple(via)))
 
 
 def _was_bad(held: torch.Tensor, context: Context) -> bool:
