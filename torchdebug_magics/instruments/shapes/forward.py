@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.shapes.dtypes import check_dtypes
 from torchdebug_magics.instruments.shapes.faking import Fakes, ValueFailure
 from torchdebug_magics.instruments.shapes.flops import FlopFormulas
 from torchdebug_magics.instruments.shapes.inputs import Inputs
-from torchdebug_magics.instruments.shapes.ops import Arithmetic, Failed, Origins
+from torchdebug_magics.instruments.shapes.ops import Arithmetic, Failed, Instead, Made, Origins
 from torchdebug_magics.instruments.shapes.parameters import Parameters
 from torchdebug_magics.instruments.shapes.saved import Saved
 from torchdebug_magics.instruments.shapes.untouched import untouched
@@ -40,6 +40,12 @@ class Forward:
     failed: Failed | None
     confirmed: bool
     """Whether the error is one of real tensors, found beside the fakes."""
+    fakes: Fakes | None = None
+    """Which know the values of the whole-number tensors."""
+    made: Callable[[torch.Tensor], Made | None] = lambda _: None
+    """How a tensor of this run came about."""
+    reached: int = 0
+    """How many functions and modules had been called: how far it came."""
 
     @property
     def came_through(self) -> bool:
@@ -52,7 +58,7 @@ def forward(
     inputs: Inputs,
     fakes: Fakes | None,
     *,
-    instead: Mapping[int, Callable[..., Any]] | None = None,
+    instead: Instead | None = None,
     trial: bool = False,
 ) -> Forward:
     """Call ``model(*inputs.args, **inputs.kwargs)`` on fakes, or for real where there are none.
@@ -62,7 +68,7 @@ def forward(
     parameters = Parameters(model)
     device = "meta" if any(one.device.type == "meta" for one in model.parameters()) else ""
     calls = Calls(model, parameters, device)
-    formulas, saved, origins = FlopFormulas(), Saved(calls), Origins(calls, dict(instead or {}))
+    formulas, saved, origins = FlopFormulas(), Saved(calls), Origins(calls, instead)
     arithmetic = Arithmetic(calls, formulas, fakes, None if fakes is None else check_dtypes)
     stand_in = fakes.of if fakes is not None else _copied
     error: Exception | None = None
@@ -92,7 +98,21 @@ def forward(
         error = raised
     finally:
         calls.sweep()
-    return Forward(calls, parameters, formulas, arithmetic.total, saved.total_bytes, given, output, error, origins.failed, confirmed)
+    return Forward(
+        calls,
+        parameters,
+        formulas,
+        arithmetic.total,
+        saved.total_bytes,
+        given,
+        output,
+        error,
+        origins.failed,
+        confirmed,
+        fakes,
+        origins.made,
+        origins.count + len(calls.made),
+    )
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

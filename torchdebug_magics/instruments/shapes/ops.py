@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -12,13 +14,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchdebug_magics.instruments.shapes.leaves import named_tensors
+from torchdebug_magics.probing.where import user_frame
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.calls import Calls
     from torchdebug_magics.instruments.shapes.faking import Fakes
     from torchdebug_magics.instruments.shapes.flops import FlopFormulas
 
-__all__ = ["Arithmetic", "Failed", "Made", "Origins"]
+__all__ = ["Arithmetic", "Failed", "Instead", "Made", "Origins"]
+
+
+class Instead(Protocol):
+    """Which function runs as the op of a number: another one, or `func` itself. A dict by number is one."""
+
+    def get(self, number: int, func: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +42,8 @@ class Made:
     shape: tuple[int, ...]
     args: tuple[Any, ...] = field(default=(), repr=False)
     """Its arguments that are no tensors."""
+    line: tuple[CodeType, int] | None = field(default=None, repr=False)
+    """The user's own, innermost."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +57,9 @@ class Failed:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     operands: tuple[tuple[str, torch.Tensor], ...]
+    """By the path of the parameter or buffer, or where it stands among the arguments."""
+    owned: frozenset[int]
+    """Which operands are parameters or buffers."""
     made: tuple[Made | None, ...]
     """How each operand came about."""
     error: BaseException
@@ -54,12 +68,12 @@ class Failed:
 class Origins(TorchFunctionMode):
     """Follows functions as the user calls them. `instead` may replace one call, by its number, with another function."""
 
-    def __init__(self, calls: Calls, instead: dict[int, Callable[..., Any]] | None = None) -> None:
+    def __init__(self, calls: Calls, instead: Instead | None = None) -> None:
         super().__init__()
         self._calls = calls
-        self._instead = instead or {}
+        self._instead: Instead = {} if instead is None else instead
         self._made: Any = WeakIdKeyDictionary()
-        self._count = 0
+        self.count = 0
         self.failed: Failed | None = None
 
     def begin(self, inputs: Any) -> None:
@@ -77,8 +91,8 @@ class Origins(TorchFunctionMode):
         name = function_name(func)
         if name.startswith("__get__") or name in _QUESTIONS:
             return func(*args, **kwargs)
-        self._count += 1
-        number = self._count
+        self.count += 1
+        number = self.count
         try:
             out = self._instead.get(number, func)(*args, **kwargs)
         except Exception as error:
@@ -95,13 +109,18 @@ class Origins(TorchFunctionMode):
             if inputs is None:
                 inputs = tuple((tuple(one.shape), self._made.get(one)) for _, one in named_tensors((args, kwargs)))
                 plain = tuple(one for one in args if isinstance(one, (int, float, tuple, list, str)) and not _holds_tensor(one))
-            self._made[tensor] = Made(name, current.path if current else "", number, inputs, tuple(tensor.shape), plain)
+                frame = user_frame(sys._getframe(2))
+                line = (frame.f_code, frame.f_lineno) if frame is not None else None
+            self._made[tensor] = Made(name, current.path if current else "", number, inputs, tuple(tensor.shape), plain, line)
 
     def _failed(self, func: Any, name: str, number: int, args: Any, kwargs: Any, error: Exception) -> Failed:
         operands = tuple(named_tensors(args)) + tuple((f"{key}", tensor) for key, tensor in named_tensors(kwargs))
         current = self._calls.current
         made = tuple(self._made.get(tensor) for _, tensor in operands)
-        return Failed(func, name, current.path if current else None, number, args, kwargs, operands, made, error)
+        paths = self._calls.owned()
+        owned = frozenset(at for at, (_, tensor) in enumerate(operands) if id(tensor) in paths)
+        operands = tuple((paths.get(id(tensor), place), tensor) for place, tensor in operands)
+        return Failed(func, name, current.path if current else None, number, args, kwargs, operands, owned, made, error)
 
 
 class Arithmetic(TorchDispatchMode):
@@ -142,7 +161,20 @@ class Arithmetic(TorchDispatchMode):
 
 
 _QUESTIONS = frozenset(
-    "dim size numel stride is_floating_point is_complex element_size storage_offset is_contiguous __len__ __repr__ get_device".split()
+    [
+        "dim",
+        "size",
+        "numel",
+        "stride",
+        "is_floating_point",
+        "is_complex",
+        "element_size",
+        "storage_offset",
+        "is_contiguous",
+        "__len__",
+        "__repr__",
+        "get_device",
+    ]
 )
 
 
