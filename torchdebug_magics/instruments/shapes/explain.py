@@ -6,7 +6,7 @@ import contextlib
 import traceback
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.shapes.repair.facts import Facts, facts_of
+from torchdebug_magics.instruments.shapes.repair.facts import Facts, facts_of, facts_of_op
 from torchdebug_magics.instruments.shapes.repair.history import steps
 from torchdebug_magics.instruments.shapes.repair.rules import Diagnosis, diagnosis
 from torchdebug_magics.instruments.shapes.repair.search import fixes
@@ -17,10 +17,10 @@ from torchdebug_magics.probing.where import is_user_code, location
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.examine import Seen
-    from torchdebug_magics.instruments.shapes.ops import Made
+    from torchdebug_magics.instruments.shapes.ops import Failed, Made
     from torchdebug_magics.report import Location
 
-__all__ = ["diagnosed", "explained", "place"]
+__all__ = ["diagnosed", "explained", "of_op", "place"]
 
 _SHOWN = 5
 
@@ -47,6 +47,11 @@ def diagnosed(facts: Facts, error: BaseException, *, reached: int = 0, trials: T
         error=f"{type(error).__name__}: {error}",
         chain=chain(_history(facts, found)),
     )
+
+
+def of_op(failed: Failed, error: BaseException) -> Failure:
+    """The failure of an op alone, outside every model: its fixes are not tried."""
+    return diagnosed(facts_of_op(failed, error), error)
 
 
 def _fixes(facts: Facts, found: Diagnosis, reached: int, trials: Trials | None) -> tuple[Fix, ...]:

@@ -58,11 +58,11 @@ class Failed:
     kwargs: dict[str, Any]
     operands: tuple[tuple[str, torch.Tensor], ...]
     """By the path of the parameter or buffer, or where it stands among the arguments."""
-    owned: frozenset[int]
-    """Which operands are parameters or buffers."""
     made: tuple[Made | None, ...]
     """How each operand came about."""
     error: BaseException
+    owned: frozenset[int] = frozenset()
+    """Which operands are parameters or buffers."""
 
 
 class Origins(TorchFunctionMode):
@@ -105,13 +105,12 @@ class Origins(TorchFunctionMode):
     def _follow(self, name: str, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         current = self._calls.current
         inputs: tuple[Any, ...] | None = None
+        plain: tuple[Any, ...] = ()
         for _, tensor in named_tensors(out):
             if inputs is None:
                 inputs = tuple((tuple(one.shape), self._made.get(one)) for _, one in named_tensors((args, kwargs)))
                 plain = tuple(one for one in args if isinstance(one, (int, float, tuple, list, str)) and not _holds_tensor(one))
-                frame = user_frame(sys._getframe(2))
-                line = (frame.f_code, frame.f_lineno) if frame is not None else None
-            self._made[tensor] = Made(name, current.path if current else "", number, inputs, tuple(tensor.shape), plain, line)
+            self._made[tensor] = Made(name, current.path if current else "", number, inputs, tuple(tensor.shape), plain, _line())
 
     def _failed(self, func: Any, name: str, number: int, args: Any, kwargs: Any, error: Exception) -> Failed:
         operands = tuple(named_tensors(args)) + tuple((f"{key}", tensor) for key, tensor in named_tensors(kwargs))
@@ -120,7 +119,7 @@ class Origins(TorchFunctionMode):
         paths = self._calls.owned()
         owned = frozenset(at for at, (_, tensor) in enumerate(operands) if id(tensor) in paths)
         operands = tuple((paths.get(id(tensor), place), tensor) for place, tensor in operands)
-        return Failed(func, name, current.path if current else None, number, args, kwargs, operands, owned, made, error)
+        return Failed(func, name, current.path if current else None, number, args, kwargs, operands, made, error, owned)
 
 
 class Arithmetic(TorchDispatchMode):
@@ -176,6 +175,11 @@ _QUESTIONS = frozenset(
         "get_device",
     ]
 )
+
+
+def _line() -> tuple[CodeType, int] | None:
+    frame = user_frame(sys._getframe(3))
+    return None if frame is None else (frame.f_code, frame.f_lineno)
 
 
 def function_name(func: Any) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.forward import Forward
     from torchdebug_magics.instruments.shapes.ops import Failed, Made
 
-__all__ = ["Call", "Facts", "Operand", "Sizes", "facts_of", "module_calls"]
+__all__ = ["Call", "Facts", "Operand", "Sizes", "facts_of", "facts_of_op", "first_line", "module_calls"]
 
 Sizes = tuple[int, ...]
 
@@ -97,7 +97,7 @@ class Facts:
     @property
     def calls_module(self) -> bool:
         """Whether a part of torch's own failed, rather than an op in the user's code."""
-        return self.module is not None and owner(_file(self.module)) in {"torch"}
+        return self.module is not None and owner(_file(self.module)) == "torch"
 
     def argument(self, at: int, name: str, default: Any = None) -> Any:
         """An argument of the op, by place or name."""
@@ -123,7 +123,7 @@ def facts_of(run: Forward, said: BaseException | None = None) -> Facts:
     calls = module_calls([frame for frame, _ in frames])
     running = [one for one in run.calls.made if one.outputs is None]
     site, after = site_of(run.error)
-    below = [call for call in module_calls([frame for frame, _ in frames[after:]])] if site is not None else calls
+    below = module_calls([frame for frame, _ in frames[after:]]) if site is not None else calls
     last = running[-1] if running else None
     inner = next((one for one in reversed(running) if calls and one.module is calls[-1].module), last)
     inputs = tuple(named_tensors(run.given.named_values()))
@@ -170,6 +170,24 @@ def module_calls(frames: list[FrameType]) -> list[Call]:
 
 
 _CALL = torch.nn.Module._call_impl.__code__
+
+
+def facts_of_op(failed: Failed, said: BaseException) -> Facts:
+    """From an op outside every module, or one of which no more is known."""
+    site, _ = site_of(failed.error)
+    return Facts(
+        error=failed.error,
+        text=first_line(said),
+        op=failed.op,
+        func=failed.func,
+        args=failed.args,
+        kwargs=failed.kwargs,
+        operands=_operands(failed, site, {}, []),
+        path=failed.module,
+        site=site,
+        direct=site is not None,
+        values=lambda tensor: tensor.detach(),
+    )
 
 
 def _operands(failed: Failed, site: Site | None, names: Mapping[int, str], below: list[Call]) -> tuple[Operand, ...]:

@@ -41,7 +41,7 @@ _OPS = frozenset(
 
 def index(facts: Facts) -> Diagnosis | None:
     """Of whichever kind."""
-    if facts.op in {"__getitem__", "__setitem__"}:
+    if facts.op in {"__getitem__", "__setitem__", "getitem"}:
         return _subscript(facts)
     return _op(facts) if facts.op in _OPS and facts.operands else None
 
