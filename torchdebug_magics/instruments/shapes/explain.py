@@ -6,6 +6,8 @@ import contextlib
 import traceback
 from typing import TYPE_CHECKING
 
+import torch
+
 from torchdebug_magics.instruments.shapes.repair.facts import Facts, facts_of, facts_of_op
 from torchdebug_magics.instruments.shapes.repair.history import steps
 from torchdebug_magics.instruments.shapes.repair.rules import Diagnosis, diagnosis
@@ -66,8 +68,6 @@ def _fixes(facts: Facts, found: Diagnosis, reached: int, trials: Trials | None) 
 
 def _fakes_are_no_use(seen: Seen) -> bool:
     """Whether fakes could not even be tried: scripted and quantised parts."""
-    import torch
-
     return any(isinstance(one, torch.jit.ScriptModule) for one in seen.model.modules())
 
 

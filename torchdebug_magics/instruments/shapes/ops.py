@@ -27,7 +27,8 @@ __all__ = ["Arithmetic", "Failed", "Instead", "Made", "Origins"]
 class Instead(Protocol):
     """Which function runs as the op of a number: another one, or `func` itself. A dict by number is one."""
 
-    def get(self, number: int, func: Any, /) -> Any: ...
+    def get(self, number: int, func: Any, /) -> Any:
+        """What is called."""
 
 
 @dataclass(frozen=True, eq=False)

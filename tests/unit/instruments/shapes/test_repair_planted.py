@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -12,7 +12,9 @@ import torch.nn.functional as F  # noqa: N812 - as users write it
 from torch import nn
 
 from torchdebug_magics.instruments.shapes.examine import examine
-from torchdebug_magics.instruments.shapes.report import Failure
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.report import Failure
 
 CASES: list[Case] = []
 

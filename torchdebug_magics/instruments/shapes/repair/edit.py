@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,8 @@ import torch
 from torchdebug_magics.instruments.shapes.leaves import rebuilt
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand, Sizes
     from torchdebug_magics.instruments.shapes.repair.source import Site
 
@@ -92,16 +93,17 @@ def together(first: Edit, second: Edit) -> Edit:
 
 
 def on_operand(facts: Facts, at: int, change: Change, *, rank: int = 10, why: str = "", first: bool = False) -> list[Edit]:
-    """The edit that changes the operand at this place of the failing op or module, written where the user would write it; none where
-    that is not in the user's code. An input is changed at the `first` line of the forward, if it is to be.
+    """The edit that changes the operand at this place of the failing op or module, written where the user would write it.
+
+    None where that is not in the user's code. An input is changed at the `first` line of the forward, if it is to be.
     """
     operand = facts.operands[at]
     if operand.owned:
         return []
     if facts.calls_module:
-        edit = _input(facts, operand, change) or _argument(facts, at, change) or _insertion(facts, at, change)
+        edit = _input(operand, change) or _argument(facts, at, change) or _insertion(facts, at, change)
     else:
-        edit = (first and _input(facts, operand, change)) or _in_place(facts, at, change) or _input(facts, operand, change)
+        edit = (first and _input(operand, change)) or _in_place(facts, at, change) or _input(operand, change)
     return [] if edit is None else [_ranked(edit, rank, why)]
 
 
@@ -125,7 +127,7 @@ def at_tensor(at: int, change: Callable[[Any], Any], args: Any, kwargs: Any) -> 
     return rebuilt(args, one), rebuilt(kwargs, one)
 
 
-def _input(facts: Facts, operand: Operand, change: Change) -> Edit | None:
+def _input(operand: Operand, change: Change) -> Edit | None:
     """The model's input, at the beginning of its forward."""
     if operand.made is None or not operand.is_input:
         return None

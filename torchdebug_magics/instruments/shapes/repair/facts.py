@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from torchdebug_magics.instruments.shapes.repair.source import Site, site_of
 from torchdebug_magics.probing.where import owner
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from types import FrameType
 
     from torchdebug_magics.instruments.shapes.forward import Forward
@@ -83,7 +83,6 @@ class Facts:
     """The user's own expression; None where the innermost line is not the user's."""
     direct: bool = False
     """Whether that expression itself calls the failing op or the failing module, with nothing of the user's in between."""
-    training: bool = False
     values: Callable[[torch.Tensor], torch.Tensor | None] = lambda _: None
     """The numbers in a tensor, where they are known."""
 
@@ -130,7 +129,7 @@ def facts_of(run: Forward, said: BaseException | None = None) -> Facts:
     names = {id(tensor): name for name, tensor in inputs}
     call = calls[-1] if calls else None
     given = tuple(
-        Operand(one, _named(one, at, "", site, names, direct=len(below) == 1), False, run.made(one))
+        Operand(one, _named(one, at, "", site, names, direct=len(below) == 1), owned=False, made=run.made(one))
         for at, (_, one) in enumerate(named_tensors((call.args, call.kwargs) if call is not None else ()))
     )
     operands = _operands(failed, site, names, below) if failed is not None else given
@@ -150,7 +149,6 @@ def facts_of(run: Forward, said: BaseException | None = None) -> Facts:
         inputs=inputs,
         site=site,
         direct=site is not None and len(below) <= 1,
-        training=bool(inner.module.training) if inner is not None else False,
         values=_values(run),
     )
 

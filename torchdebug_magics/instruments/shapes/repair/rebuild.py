@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from torchdebug_magics.instruments.shapes.repair.edit import Edit
 
-__all__ = ["arguments", "rebuilt_module", "sized_parts"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["arguments", "rebuilt_module"]
 
 _CONV = (("in_channels", "out_channels", "kernel_size"), {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True})
 _TRANSPOSED = (("in_channels", "out_channels", "kernel_size"), {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "bias": True})
@@ -45,7 +47,6 @@ _KINDS: dict[type[nn.Module], tuple[tuple[str, ...], dict[str, Any]]] = {
     nn.PReLU: (("num_parameters",), {}),
 }
 _MANY = ("kernel_size", "stride", "padding", "dilation", "output_padding", "normalized_shape")
-_FLAGS = {"bias", "affine", "elementwise_affine"}
 _WITHOUT = {
     nn.LSTM: {"nonlinearity"},
     nn.GRU: {"nonlinearity", "proj_size"},
@@ -57,7 +58,7 @@ _WITHOUT = {
 
 def arguments(module: nn.Module) -> tuple[type[nn.Module], dict[str, Any]] | None:
     """The class and its arguments that make a module like this one; None where it is not torch's own."""
-    kind = next((kind for kind in _KINDS if type(module).__init__ is kind.__init__ and isinstance(module, kind)), None)  # type: ignore[misc]
+    kind = next((kind for kind in _KINDS if type(module).__init__ is kind.__init__ and isinstance(module, kind)), None)
     kind = type(module) if type(module) in _KINDS else kind
     if kind is None or hasattr(module, "parametrizations"):
         return None
@@ -93,7 +94,7 @@ def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20
     new = {**made_with, **changes}
     if not _possible(kind, new):
         return []
-    code = f"{path or 'model'} = {_code(module, kind, new)}"
+    code = f"{path or 'model'} = {_code(kind, new)}"
     return [Edit(code, why, rank, modules={path or "": _maker(kind, new)})]
 
 
@@ -118,20 +119,14 @@ def _maker(kind: type[nn.Module], new: dict[str, Any]) -> Callable[[nn.Module], 
     return made
 
 
-def _code(module: nn.Module, kind: type[nn.Module], new: dict[str, Any]) -> str:
+def _code(kind: type[nn.Module], new: dict[str, Any]) -> str:
     base = next(one for one in kind.__mro__ if one in _KINDS)
     places, defaults = _KINDS[base]
     shown = [repr(_short(new[name])) for name in places]
     shown += [f"{name}={_short(new[name])!r}" for name, default in defaults.items() if name in new and new[name] != default]
     prefix = "nn." if kind.__module__.startswith("torch.nn") else ""
-    del module
     return f"{prefix}{kind.__name__}({', '.join(shown)})"
 
 
 def _short(value: Any) -> Any:
     return tuple(value) if isinstance(value, (tuple, torch.Size)) else value
-
-
-def sized_parts(module: nn.Module) -> bool:
-    """Whether the module's sizes can be changed by an edit."""
-    return arguments(module) is not None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.shapes.repair.edit import Edit
 from torchdebug_magics.instruments.shapes.repair.facts import Facts, facts_of
 from torchdebug_magics.instruments.shapes.repair.rules import diagnosis
-from torchdebug_magics.instruments.shapes.repair.trial import Trials
 from torchdebug_magics.instruments.shapes.report import Fix
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torchdebug_magics.instruments.shapes.repair.edit import Edit
+    from torchdebug_magics.instruments.shapes.repair.trial import Trials
 
 __all__ = ["fixes"]
 
@@ -33,8 +37,9 @@ class _State:
 
 
 def fixes(candidates: Sequence[Edit], facts: Facts, reached: int, trials: Trials | None) -> tuple[Fix, ...]:
-    """Those that were tried and let the whole forward through, the fewest edits and then the most natural first; failing that, the first
-    candidates, not tried or not enough.
+    """Those that were tried and let the whole forward through: the fewest edits first, then the most natural.
+
+    Failing that, the first candidates, not tried or not enough.
     """
     if trials is None or not candidates:
         return tuple(_fix((edit,), verified=False) for edit in _by_rank(candidates)[:2])

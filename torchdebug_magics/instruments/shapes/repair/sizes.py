@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit
 from torchdebug_magics.instruments.shapes.repair.facts import Facts, facts_of
 from torchdebug_magics.instruments.shapes.repair.rules import Diagnosis, diagnosis
-from torchdebug_magics.instruments.shapes.repair.trial import Trials
 from torchdebug_magics.instruments.shapes.report import Fix
+
+if TYPE_CHECKING:
+    import torch
+
+    from torchdebug_magics.instruments.shapes.repair.trial import Trials
 
 __all__ = ["fitting_sizes"]
 
@@ -28,10 +29,10 @@ def fitting_sizes(facts: Facts, found: Diagnosis, trials: Trials) -> tuple[Fix, 
     name, tensor = named
     spatial = tensor.dim() - 2
     now = tensor.shape[-1]
-    if len(set(tensor.shape[2:])) != 1 or now < 2:  # noqa: PLR2004 - square ones only
+    if len(set(tensor.shape[2:])) != 1 or now < 2:
         return ()
     search = _Search(facts, name, tensor, spatial, trials)
-    first = search.smallest(lambda got: got >= 0, now, found)
+    first = search.smallest(now, found.fit)
     if first is None:
         return ()
     if search.outcome(4 * first) == 0 and search.outcome(first + 1) == 0:
@@ -79,11 +80,9 @@ class _Search:
             return -1 if fit is not None or "small" in facts.text or "greater than" in facts.text else None
         return -1 if fit[0] < fit[1] else 1
 
-    def smallest(self, good: Callable[[int], bool], now: int, found: Diagnosis) -> int | None:
+    def smallest(self, now: int, fit: tuple[int, int]) -> int | None:
         """The smallest size that is not too small, if it fits."""
-        del good
-        assert found.fit is not None
-        low, high = (now, None) if found.fit[0] < found.fit[1] else (0, now)
+        low, high = (now, None) if fit[0] < fit[1] else (0, now)
         size = now
         while high is None:
             size *= 2

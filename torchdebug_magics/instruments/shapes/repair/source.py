@@ -6,15 +6,16 @@ import ast
 import copy
 import functools
 import linecache
-import traceback
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchdebug_magics.probing.where import owner, span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from types import CodeType
 
 __all__ = ["Site", "site_of"]
 
@@ -41,7 +42,7 @@ class Site:
         return "" if self.expression is None else ast.unparse(self.expression)
 
     def operand_text(self, at: int, tensor: torch.Tensor, *, direct: bool) -> str:
-        """What the user calls a tensor here: a variable that holds it, or, where the expression itself takes it, the text of the operand."""
+        """What the user calls a tensor here: a variable that holds it, or the text of the operand where the expression takes it."""
         node = self.operand_node(at, tensor, direct=direct)
         if node is not None:
             text = ast.unparse(node)
@@ -64,7 +65,7 @@ class Site:
     def changed(self, node: ast.expr, text: Callable[[str], str]) -> str:
         """The expression with one operand changed."""
         assert self.expression is not None
-        return ast.unparse(_Put(node, ast.parse(text(_in_brackets(node)), mode="eval").body).visit(_copy(self.expression, node)))
+        return ast.unparse(_Put(node, ast.parse(text(_in_brackets(node)), mode="eval").body).visit(copy.deepcopy(self.expression)))
 
     def assigns_over(self, name: str) -> bool:
         """Whether nothing after this line reads the variable as it is now: it is given anew, or returned from."""
@@ -186,13 +187,3 @@ class _Put(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         place = tuple(getattr(node, name, None) for name in ("lineno", "col_offset", "end_lineno", "end_col_offset"))
         return self._new if type(node) is self._kind and place == self._place else self.generic_visit(node)
-
-
-def _copy(whole: ast.AST, _node: ast.expr) -> Any:
-    return copy.deepcopy(whole)
-
-
-def last_frame(error: BaseException) -> Any:
-    """The innermost frame."""
-    frames = list(traceback.walk_tb(error.__traceback__))
-    return frames[-1][0] if frames else None

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchdebug_magics.instruments.shapes.confirm import is_limit_of_fakes, real_error
 from torchdebug_magics.instruments.shapes.faking import Fakes
 from torchdebug_magics.instruments.shapes.forward import Forward, forward, zeros
-from torchdebug_magics.instruments.shapes.inputs import Inputs
 from torchdebug_magics.instruments.shapes.leaves import named_tensors, rebuilt
 from torchdebug_magics.instruments.shapes.ops import function_name
-from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Change, Edit, OpEdit
-from torchdebug_magics.instruments.shapes.repair.source import Site
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.where import span, user_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torchdebug_magics.instruments.shapes.inputs import Inputs
+    from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Change, Edit, OpEdit
+    from torchdebug_magics.instruments.shapes.repair.source import Site
 
 __all__ = ["Trials"]
 
@@ -119,7 +122,7 @@ class _Instead:
     def __init__(self, edits: Sequence[OpEdit]) -> None:
         self._edits = edits
 
-    def get(self, number: int, func: Any, /) -> Any:
+    def get(self, _number: int, func: Any, /) -> Any:
         """By where the user's code stands now."""
         name = function_name(func)
         for edit in self._edits:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.shapes.repair.facts import Facts
 from torchdebug_magics.instruments.shapes.repair.rules import (
     attention,
     broadcasting,
@@ -23,6 +22,11 @@ from torchdebug_magics.instruments.shapes.repair.rules import (
     views,
 )
 from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts
 
 __all__ = ["Diagnosis", "diagnosis"]
 

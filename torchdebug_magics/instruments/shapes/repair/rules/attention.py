@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, gets, producer_edits, reordered, turned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = ["attention", "scaled"]
 
@@ -27,7 +30,7 @@ def attention(facts: Facts) -> Diagnosis | None:
     module: Any = facts.module
     if isinstance(module, (nn.Transformer, *_WHOLE, *_LAYERS)):
         return _transformer(facts)
-    if not isinstance(module, nn.MultiheadAttention) or len(facts.given) < 3:  # noqa: PLR2004 - query, key, value
+    if not isinstance(module, nn.MultiheadAttention) or len(facts.given) < 3:
         return None
     query, key, value = (one for one in facts.given[:3])
     for at, (operand, name) in enumerate(((query, "embed_dim"), (key, "kdim"), (value, "vdim"))):
@@ -37,7 +40,7 @@ def attention(facts: Facts) -> Diagnosis | None:
     if len(query.sizes) not in {2, 3}:
         return Diagnosis(
             f"{facts.who} expects a query of 2 or 3 dimensions, gets {len(query.sizes)}: {shape(query.sizes)}",
-            tuple(_squeezed(facts, query)),
+            (),
             query,
         )
     return _mask(facts, query, key) or _lengths(facts, query, key, value)
@@ -52,9 +55,9 @@ def _features(facts: Facts, at: int, operand: Operand, name: str, wanted: int) -
         edits = reordered(facts, at, -1, wanted)
         same = all(one.sizes[-1:] == (got,) for one in facts.given[:3])
         if name != "embed_dim" or same:
-            edits += rebuilt_module(facts.module, facts.path, **{name: got})
+            edits += rebuilt_module(facts.module, facts.path, **dict[str, Any]({name: got}))
         elif at:
-            edits += rebuilt_module(facts.module, facts.path, **{("kdim", "vdim")[at - 1]: got})
+            edits += rebuilt_module(facts.module, facts.path, **dict[str, Any]({("kdim", "vdim")[at - 1]: got}))
     edits += producer_edits(facts, operand, got, wanted, rank=15 if who != facts.who else 40)
     return Diagnosis(sentence, tuple(edits), operand)
 
@@ -99,92 +102,78 @@ def _new(layer: Any, module: Any, got: int) -> Callable[[nn.Module], nn.Module]:
     return made
 
 
-def _squeezed(facts: Facts, query: Operand) -> list[Edit]:
-    if len(query.sizes) == 4:  # noqa: PLR2004
-        return []
-    return []
-
-
 def _mask(facts: Facts, query: Operand, key: Operand) -> Diagnosis | None:
     module: Any = facts.module
-    given = (
-        dict(zip(("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask"), facts.call.args, strict=False))
-        if facts.call
-        else {}
-    )
-    given |= dict(facts.call.kwargs) if facts.call else {}
+    given: dict[str, Any] = {}
+    if facts.call is not None:
+        names = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask")
+        given = {**dict(zip(names, facts.call.args, strict=False)), **facts.call.kwargs}
     batch, target, source = _sizes(module, query, key)
     padding, mask = given.get("key_padding_mask"), given.get("attn_mask")
+    wanted: tuple[int, ...]
     if isinstance(padding, torch.Tensor):
         wanted = (source,) if batch is None else (batch, source)
         if tuple(padding.shape) != wanted:
-            return _wrong_mask(
-                facts, "key_padding_mask", padding, wanted, "batch x source" if batch is not None else "source", given, batch
-            )
+            return _wrong_mask(facts, "key_padding_mask", padding, wanted, "source" if batch is None else "batch x source")
     if isinstance(mask, torch.Tensor):
-        wanted = (target, source) if mask.dim() == 2 or batch is None else (batch * module.num_heads, target, source)  # noqa: PLR2004
-        words = "target x source" if len(wanted) == 2 else "(batch * heads) x target x source"  # noqa: PLR2004
+        wanted = (target, source) if mask.dim() == 2 or batch is None else (batch * module.num_heads, target, source)
         if tuple(mask.shape) != wanted:
-            return _wrong_mask(facts, "attn_mask", mask, wanted, words, given, batch)
+            words = "target x source" if len(wanted) == 2 else "(batch * heads) x target x source"
+            return _wrong_mask(facts, "attn_mask", mask, wanted, words)
     return None
 
 
 def _sizes(module: Any, query: Operand, key: Operand) -> tuple[int | None, int, int]:
-    if len(query.sizes) == 2:  # noqa: PLR2004
+    if len(query.sizes) == 2:
         return None, query.sizes[0], key.sizes[0]
     batch = 0 if module.batch_first else 1
     return query.sizes[batch], query.sizes[1 - batch], key.sizes[1 - batch] if len(key.sizes) > 1 else 0
 
 
-def _wrong_mask(
-    facts: Facts, name: str, mask: torch.Tensor, wanted: tuple[int, ...], words: str, given: dict[str, Any], batch: int | None
-) -> Diagnosis:
-    del given
+def _wrong_mask(facts: Facts, name: str, mask: torch.Tensor, wanted: tuple[int, ...], words: str) -> Diagnosis:
     module: Any = facts.module
     sizes = tuple(mask.shape)
-    operand = facts.operand(mask)
-    sentence = f"{facts.who} expects {name} of {shape(wanted)} ({words}), gets {shape(sizes)}"
     query, key = facts.given[0], facts.given[1]
+    sentence = f"{facts.who} expects {name} of {shape(wanted)} ({words}), gets {shape(sizes)}"
     edits: list[Edit] = []
-    flipped = _flipped(module, query, key, len(sizes))
-    if flipped is not None and batch is not None and sizes == (flipped if name != "key_padding_mask" else _padding(module, query, key)):
-        sentence += f": it reads {shape(query.sizes)} as {'batch x steps' if module.batch_first else 'steps x batch'} x features"
-        edits += rebuilt_module(
-            module,
-            facts.path,
-            batch_first=not module.batch_first,
-            rank=2,
-            why=f"the batch is {'second' if module.batch_first else 'first'} here",
-        )
+    if sizes == (_padding(module, query, key) if name == "key_padding_mask" else _flipped(module, query, key, len(sizes))):
+        now, then = ("batch x steps", "second") if module.batch_first else ("steps x batch", "first")
+        sentence += f": it reads {shape(query.sizes)} as {now} x features"
+        edits += rebuilt_module(module, facts.path, batch_first=not module.batch_first, rank=2, why=f"the batch is {then} here")
     at = next((at for at, one in enumerate(facts.given) if one.tensor is mask), None)
-    if at is not None and facts.module is module:
-        if len(sizes) == 2 and sizes[::-1] == wanted:  # noqa: PLR2004
-            edits += on_operand(facts, at, method("t"), rank=4)
-        if len(sizes) == 3 and len(wanted) == 3 and sizes[1:] == wanted[1:] and batch == sizes[0]:  # noqa: PLR2004
-            edits += on_operand(facts, at, method("repeat_interleave", module.num_heads, 0), rank=4, why="one mask a head")
-        if len(sizes) == 4 and sizes[0] * sizes[1] == wanted[0]:  # noqa: PLR2004
-            edits += on_operand(facts, at, method("flatten", 0, 1), rank=4)
-        if len(sizes) == len(wanted) and all(have >= want for have, want in zip(sizes, wanted, strict=True)):
-            cut = ", ".join(f":{want}" for want in wanted)
-            edits += on_operand(
-                facts,
-                at,
-                Change(lambda x: f"{x}[{cut}]", lambda one: one[tuple(slice(want) for want in wanted)]),
-                rank=10,
-                why="as much as is needed",
-            )
-    return Diagnosis(sentence, tuple(edits), operand)
+    if at is not None:
+        edits += _mask_edits(facts, at, sizes, wanted)
+    return Diagnosis(sentence, tuple(edits), facts.operand(mask))
+
+
+def _mask_edits(facts: Facts, at: int, sizes: tuple[int, ...], wanted: tuple[int, ...]) -> list[Edit]:
+    module: Any = facts.module
+    heads = module.num_heads
+    edits: list[Edit] = []
+    if len(sizes) == 2 and sizes[::-1] == wanted:
+        edits += on_operand(facts, at, method("t"), rank=4)
+    if len(sizes) == 3 and len(wanted) == 3 and sizes[1:] == wanted[1:] and sizes[0] * heads == wanted[0]:
+        edits += on_operand(facts, at, method("repeat_interleave", heads, 0), rank=4, why="one mask a head")
+    if len(sizes) == 4 and sizes[0] * sizes[1] == wanted[0]:
+        edits += on_operand(facts, at, method("flatten", 0, 1), rank=4)
+    if len(sizes) == len(wanted) and all(have >= want for have, want in zip(sizes, wanted, strict=True)):
+        cut = ", ".join(f":{want}" for want in wanted)
+        ends = tuple(slice(want) for want in wanted)
+        edits += on_operand(facts, at, Change(lambda x: f"{x}[{cut}]", lambda one: one[ends]), rank=10, why="as much as is needed")
+    return edits
 
 
 def _flipped(module: Any, query: Operand, key: Operand, many: int) -> tuple[int, ...] | None:
-    if len(query.sizes) != 3 or len(key.sizes) != 3:  # noqa: PLR2004
+    if len(query.sizes) != 3 or len(key.sizes) != 3:
         return None
     step = 0 if module.batch_first else 1
     target, source, batch = query.sizes[step], key.sizes[step], query.sizes[1 - step]
-    return (target, source) if many == 2 else (batch * module.num_heads, target, source)  # noqa: PLR2004
+    return (target, source) if many == 2 else (batch * module.num_heads, target, source)
 
 
-def _padding(module: Any, query: Operand, key: Operand) -> tuple[int, ...]:
+def _padding(module: Any, query: Operand, key: Operand) -> tuple[int, ...] | None:
+    if len(query.sizes) != 3 or len(key.sizes) != 3:
+        return None
     step = 0 if module.batch_first else 1
     return query.sizes[1 - step], key.sizes[step]
 
@@ -194,7 +183,7 @@ def _lengths(facts: Facts, query: Operand, key: Operand, value: Operand) -> Diag
     if key.sizes[:-1] != value.sizes[:-1]:
         return Diagnosis(f"{facts.who} expects key and value of one length, gets {shape(key.sizes)} and {shape(value.sizes)}", (), value)
     batch = 0 if module.batch_first else 1
-    if len(query.sizes) == len(key.sizes) == 3 and query.sizes[batch] != key.sizes[batch]:  # noqa: PLR2004
+    if len(query.sizes) == len(key.sizes) == 3 and query.sizes[batch] != key.sizes[batch]:
         sentence = f"{facts.who} expects query and key of one batch, gets {query.sizes[batch]} and {key.sizes[batch]} in dimension {batch}"
         edits: list[Edit] = []
         if query.sizes[1 - batch] == key.sizes[1 - batch]:
@@ -243,7 +232,7 @@ def _batch_first(facts: Facts, module: Any, layer: Any) -> list[Edit]:
 
 def scaled(facts: Facts) -> Diagnosis | None:
     """`F.scaled_dot_product_attention` itself."""
-    if facts.op != "scaled_dot_product_attention" or len(facts.operands) < 3:  # noqa: PLR2004
+    if facts.op != "scaled_dot_product_attention" or len(facts.operands) < 3:
         return None
     query, key, value = facts.operands[:3]
     mask = facts.argument(3, "attn_mask")
@@ -271,7 +260,7 @@ def _scaled_mask(facts: Facts, mask: torch.Tensor, query: Operand, key: Operand)
     sizes = tuple(mask.shape)
     at = next((at for at, one in enumerate(facts.operands) if one.tensor is mask), 3)
     edits: list[Edit] = []
-    if len(sizes) == 2 and len(wanted) == 4 and sizes == (wanted[0], wanted[-1]):  # noqa: PLR2004
+    if len(sizes) == 2 and len(wanted) == 4 and sizes == (wanted[0], wanted[-1]):
         edits += on_operand(
             facts,
             at,
@@ -279,7 +268,7 @@ def _scaled_mask(facts: Facts, mask: torch.Tensor, query: Operand, key: Operand)
             rank=3,
             why="the same for every head and query",
         )
-    if len(sizes) == 3 and len(wanted) == 4:  # noqa: PLR2004
+    if len(sizes) == 3 and len(wanted) == 4:
         edits += on_operand(facts, at, method("unsqueeze", 1), rank=3, why="the same for every head")
     sentence = f"attention expects a mask that fits {shape(wanted)} (batch, heads, target, source), gets {shape(sizes)}"
     return Diagnosis(sentence, tuple(edits), facts.operands[at]) if not _broadcasts(sizes, wanted) else None

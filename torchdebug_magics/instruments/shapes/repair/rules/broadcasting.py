@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, parameter_edit
-from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 from torchdebug_magics.instruments.shapes.repair.history import came_from
 from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, interpolated, orders, producer_edits, shown, turned
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = ["broadcast", "clashes"]
 
@@ -36,7 +39,7 @@ def broadcast(facts: Facts) -> Diagnosis | None:
         f"`{facts.site.text}`"
         if facts.site is not None and facts.site.text and facts.direct and len(facts.site.text) <= 60
         else f"`{facts.op.strip('_')}`"
-    )  # noqa: PLR2004
+    )
     where = f" in `{facts.path}`" if facts.path and not (facts.site is not None and facts.direct) else ""
     sizes = f"{one.sizes[at]} and {other.sizes[at]} in {_place(at, len(one.sizes), len(other.sizes))}"
     sentence = f"{text}{where} does not fit {_told(one)} to {_told(other)}: {sizes}"
@@ -103,10 +106,12 @@ def _spread(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
         sizes = iter(one.sizes)
         if _fits(tuple(next(sizes) if dim in kept else 1 for dim in range(len(other.sizes))), other.sizes):
             text = ", ".join(":" if part is not None else "None" for part in index)
-            edits += on_operand(
-                facts, at, Change(lambda x, text=text: f"{x}[{text}]", lambda tensor, index=index: tensor[index]), rank=rank
-            )
+            edits += on_operand(facts, at, _subscript(text, index), rank=rank)
     return edits[:2]
+
+
+def _subscript(text: str, index: tuple[slice | None, ...]) -> Change:
+    return Change(lambda x: f"{x}[{text}]", lambda tensor: tensor[index])
 
 
 def _fits(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
@@ -115,7 +120,7 @@ def _fits(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 def _moved(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     one = facts.operands[at]
-    if len(one.sizes) != len(other.sizes) or len(one.sizes) > 5 or sorted(one.sizes) != sorted(other.sizes):  # noqa: PLR2004
+    if len(one.sizes) != len(other.sizes) or len(one.sizes) > 5 or sorted(one.sizes) != sorted(other.sizes):
         return []
     order = next((order for order in orders(len(one.sizes)) if tuple(one.sizes[dim] for dim in order) == other.sizes), None)
     return turned(facts, at, order, rank=rank) if order is not None else []

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import nn
+from torch.nn import functional
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 from torchdebug_magics.instruments.shapes.repair.history import came_from, maker, product
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = ["Diagnosis", "gets", "interpolated", "named", "producer_edits", "reordered", "short_dtype", "shown", "turned"]
 
@@ -55,10 +59,10 @@ def gets(operand: Operand, size: int) -> str:
 def turned(facts: Facts, at: int, order: tuple[int, ...], *, rank: int = 5, why: str = "") -> list[Edit]:
     """The operand with its dimensions in another order."""
     moved = [dim for dim, old in enumerate(order) if dim != old]
-    if len(moved) == 2:  # noqa: PLR2004 - two that change places
+    if len(moved) == 2:
         a, b = moved
         many = len(order)
-        pair = (a - many, b - many) if b == many - 1 and a == many - 2 and many > 2 else (a, b)  # noqa: PLR2004
+        pair = (a - many, b - many) if b == many - 1 and a == many - 2 and many > 2 else (a, b)
         return on_operand(facts, at, method("transpose", *pair), rank=rank, why=why)
     return on_operand(facts, at, method("permute", *order), rank=rank, why=why)
 
@@ -108,8 +112,6 @@ def producer_edits(facts: Facts, operand: Operand, size: int, wanted: int, *, ra
 
 def interpolated(other: str, sizes: tuple[int, ...]) -> Change:
     """As high and wide as another tensor, whose name is `other`."""
-    from torch.nn import functional
-
     return Change(
         lambda x: f"F.interpolate({x}, size={f'{other}.shape[2:]' if other else sizes[2:]})",
         lambda tensor: functional.interpolate(tensor, size=sizes[2:]),
@@ -120,8 +122,3 @@ def orders(many: int) -> Iterator[tuple[int, ...]]:
     """All orders of so many dimensions, those that move the fewest first."""
     everything = itertools.permutations(range(many))
     return iter(sorted(everything, key=lambda order: sum(at != dim for at, dim in enumerate(order))))
-
-
-def elements(sizes: tuple[int, ...]) -> int:
-    """How many."""
-    return math.prod(sizes)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, gets, producer_edits, reordered
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = ["convolution", "pooling"]
 
@@ -20,7 +22,7 @@ _RGB = 3
 
 def convolution(facts: Facts) -> Diagnosis | None:
     """A convolution, or a transposed one."""
-    if facts.op is None or not facts.op.startswith("conv") or len(facts.operands) < 2:  # noqa: PLR2004 - an input and its weights
+    if facts.op is None or not facts.op.startswith("conv") or len(facts.operands) < 2:
         return None
     x, weight = facts.operands[0], facts.operands[1]
     spatial = len(weight.sizes) - 2
@@ -28,14 +30,14 @@ def convolution(facts: Facts) -> Diagnosis | None:
     transposed = "transpose" in facts.op
     expected = weight.sizes[0] if transposed else weight.sizes[1] * (groups if isinstance(groups, int) else 1)
     if len(x.sizes) not in {spatial + 1, spatial + 2}:
-        return _dimensions(facts, spatial, expected)
+        return _dimensions(facts, spatial)
     got = x.sizes[-spatial - 1]
     if got != expected:
         return _channels(facts, spatial, expected, got)
     return _kernel(facts, x, weight.sizes[2:], spatial)
 
 
-def _dimensions(facts: Facts, spatial: int, expected: int) -> Diagnosis:
+def _dimensions(facts: Facts, spatial: int) -> Diagnosis:
     x = facts.operands[0]
     sentence = (
         f"{facts.who} expects {spatial + 2} dimensions (batch, channels, {_WORDS.get(spatial, 'space')}), gets {len(x.sizes)}: {_told(x)}"
@@ -47,13 +49,7 @@ def _dimensions(facts: Facts, spatial: int, expected: int) -> Diagnosis:
         edits += on_operand(facts, 0, method("squeeze", 0), rank=6, why="without the dimension of one")
     if len(x.sizes) > spatial + 2:
         edits += on_operand(facts, 0, method("flatten", 0, len(x.sizes) - spatial - 2), rank=8, why="all pictures in one batch")
-    edits += _other_kind(facts, len(x.sizes) - 2, expected)
     return Diagnosis(sentence, tuple(edits), x)
-
-
-def _other_kind(facts: Facts, spatial: int, expected: int) -> list[Edit]:
-    del facts, spatial, expected
-    return []
 
 
 def _channels(facts: Facts, spatial: int, expected: int, got: int) -> Diagnosis:

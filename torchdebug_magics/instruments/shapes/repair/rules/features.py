@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand, parameter_edit, together
-from torchdebug_magics.instruments.shapes.repair.facts import Facts
 from torchdebug_magics.instruments.shapes.repair.history import product
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, gets, named, producer_edits, reordered
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts
 
 __all__ = ["bilinear", "linear"]
 
@@ -20,17 +23,17 @@ _IMAGES = 4
 
 def linear(facts: Facts) -> Diagnosis | None:
     """``fc1`` expects 256 features, gets 576."""
-    if facts.op not in {"linear", "addmm"} or len(facts.operands) < 2:  # noqa: PLR2004 - an input and its weights
+    if facts.op not in {"linear", "addmm"} or len(facts.operands) < 2:
         return None
     at = 1 if facts.op == "addmm" else 0
     x, weight = facts.operands[at], facts.operands[at + 1]
-    if len(weight.sizes) != 2 or not x.sizes:  # noqa: PLR2004
+    if len(weight.sizes) != 2 or not x.sizes:
         return None
     expected = weight.sizes[1] if facts.op == "linear" else weight.sizes[0]
     got = x.sizes[-1]
     if got == expected:
         return None
-    whole = "" if product(x.made, got) or len(x.sizes) <= 2 else f", the last dimension of {shape(x.sizes)}"  # noqa: PLR2004
+    whole = "" if product(x.made, got) or len(x.sizes) <= 2 else f", the last dimension of {shape(x.sizes)}"
     sentence = f"{_who(facts, weight.name)} expects {expected} features, gets {gets(x, got)}{whole}"
     return Diagnosis(sentence, tuple(_edits(facts, at, expected)), x, (got, expected) if product(x.made, got) else None)
 
@@ -43,7 +46,7 @@ def _edits(facts: Facts, at: int, expected: int) -> list[Edit]:
     x = facts.operands[at]
     got = x.sizes[-1]
     edits: list[Edit] = []
-    if len(x.sizes) > 2:  # noqa: PLR2004
+    if len(x.sizes) > 2:
         right = math.prod(x.sizes[1:]) == expected
         flat = on_operand(facts, at, method("flatten", 1), rank=1 if right else 12, why=f"{shape(x.sizes[1:])} in one dimension")
         edits += flat if right else []
@@ -68,13 +71,13 @@ def _edits(facts: Facts, at: int, expected: int) -> list[Edit]:
 def bilinear(facts: Facts) -> Diagnosis | None:
     """Either input."""
     module = facts.module
-    if not isinstance(module, nn.Bilinear) or len(facts.operands) < 2:  # noqa: PLR2004
+    if not isinstance(module, nn.Bilinear) or len(facts.operands) < 2:
         return None
     for at, name in enumerate(("in1_features", "in2_features")):
         x, expected = facts.operands[at], getattr(module, name)
         if x.sizes and x.sizes[-1] != expected:
             sentence = f"{facts.who} expects {expected} features ({name}) in {named(x)}, gets {gets(x, x.sizes[-1])}"
-            edits = [*reordered(facts, at, -1, expected), *rebuilt_module(module, facts.path, **{name: x.sizes[-1]})]
+            edits = [*reordered(facts, at, -1, expected), *rebuilt_module(module, facts.path, **dict[str, Any]({name: x.sizes[-1]}))]
             edits += producer_edits(facts, x, x.sizes[-1], expected)
             return Diagnosis(sentence, tuple(edits), x)
     first, second = facts.operands[0], facts.operands[1]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 from torchdebug_magics.instruments.shapes.repair.history import came_from
 from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, named, short_dtype
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = ["index"]
 
@@ -117,15 +119,16 @@ def _op(facts: Facts) -> Diagnosis | None:
         if at is None or ("int64" not in facts.text and "Long" not in facts.text and "index" not in facts.text):
             return None
         one = facts.operands[at]
-        edits = on_operand(facts, at, method("long"), rank=2, why="indices are int64")
-        return Diagnosis(f"`{facts.op}` takes whole numbers as its index, and {named(one, 'it')} is {short_dtype(one)}", tuple(edits), one)
+        casts = on_operand(facts, at, method("long"), rank=2, why="indices are int64")
+        return Diagnosis(f"`{facts.op}` takes whole numbers as its index, and {named(one, 'it')} is {short_dtype(one)}", tuple(casts), one)
     one = facts.operands[at]
     dim = facts.argument(1, "dim", 0)
     size = x.sizes[dim] if isinstance(dim, int) and -len(x.sizes) <= dim < len(x.sizes) else 0
     values = facts.values(one.tensor)
     if values is not None and values.numel() and (int(values.max()) >= size or int(values.min()) < 0):
         wrong = int(values.max()) if int(values.max()) >= size else int(values.min())
-        sentence = f"`{facts.op}` along dimension {dim}, which has {size} (0 to {size - 1}), gets index {wrong}: {named(one, 'the index')} of {shape(one.sizes)} into {_told(x)}"
+        place = f"{named(one, 'the index')} of {shape(one.sizes)} into {_told(x)}"
+        sentence = f"`{facts.op}` along dimension {dim}, which has {size} (0 to {size - 1}), gets index {wrong}: {place}"
         return Diagnosis(sentence, (), one)
     edits: list[Edit] = []
     if len(one.sizes) == len(x.sizes) - 1:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
-from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, gets, interpolated, producer_edits, shown
+from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, interpolated, orders, producer_edits, shown, turned
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = ["join"]
 
@@ -71,7 +75,7 @@ def _dimensions(facts: Facts, dim: int) -> list[Edit]:
             if all(others):
                 edits += on_operand(facts, at, method("unsqueeze", place), rank=4)
     for at, one in enumerate(facts.operands):
-        if len(one.sizes) == most and most > min(len(other.sizes) for other in facts.operands) == 2:  # noqa: PLR2004
+        if len(one.sizes) == most and most > min(len(other.sizes) for other in facts.operands) == 2:
             edits += on_operand(facts, at, method("flatten", 1), rank=8)
     return edits
 
@@ -102,7 +106,7 @@ def _sizes(facts: Facts, dim: int, wrong: list[int]) -> list[Edit]:
     parts = facts.operands
     places = len(parts[0].sizes)
     edits = _other_dims(facts, places, dim)
-    if places in _IMAGES and all(at > 1 for at in wrong) and len(parts) == 2:  # noqa: PLR2004
+    if places in _IMAGES and all(at > 1 for at in wrong) and len(parts) == 2:
         for at, (one, other) in enumerate(((parts[0], parts[1]), (parts[1], parts[0]))):
             edits += on_operand(
                 facts,
@@ -116,7 +120,7 @@ def _sizes(facts: Facts, dim: int, wrong: list[int]) -> list[Edit]:
     if len(wrong) == 1:
         at = wrong[0]
         for place, one in enumerate(parts):
-            other = parts[1 - place] if len(parts) == 2 else parts[0]  # noqa: PLR2004
+            other = parts[1 - place] if len(parts) == 2 else parts[0]
             if one.sizes[at] == 1 and other.sizes[at] > 1:
                 sizes = tuple(other.sizes[k] if k == at else -1 for k in range(places))
                 edits += on_operand(facts, place, method("expand", *sizes), rank=5)
@@ -126,7 +130,6 @@ def _sizes(facts: Facts, dim: int, wrong: list[int]) -> list[Edit]:
 
 
 def _turned_to(facts: Facts, place: int, other: Operand, dim: int) -> list[Edit]:
-    from torchdebug_magics.instruments.shapes.repair.rules.common import orders, turned
 
     one = facts.operands[place]
     many = len(one.sizes)
@@ -156,10 +159,10 @@ def _stack(facts: Facts, told: str) -> Diagnosis | None:
             same = {(*one.sizes[:dim], *one.sizes[dim + 1 :]) for one in parts}
             if len(same) == 1 and len({len(one.sizes) for one in parts}) == 1:
                 code = f"torch.cat({ast.unparse(site.expression.args[0])}, dim={dim})"
-                run = OpEdit(site, op, lambda _, args, __, dim=dim: torch.cat(args[0], dim=dim))
+                run = OpEdit(site, op, _cat_along(dim))
                 edits.append(Edit(code, "joined along the dimension in which they differ", 8, ops=(run,)))
     return Diagnosis(f"`torch.stack` wants equal shapes, gets {told}", tuple(edits), parts[-1])
 
 
-def _came(one: Operand, at: int) -> str:
-    return gets(one, one.sizes[at])
+def _cat_along(dim: int) -> Callable[[Any, Any, Any], Any]:
+    return lambda _, args, __: torch.cat(args[0], dim=dim)

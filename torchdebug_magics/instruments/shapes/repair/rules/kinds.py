@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from typing import TYPE_CHECKING
 
 import torch
 
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, named, short_dtype
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = ["device", "dtype"]
 
@@ -22,7 +26,8 @@ _CASTS = {
     torch.int32: "int",
 }
 _WORDS = re.compile(
-    r"dtype|scalar type|data type|Input type|same type|Expected .*Tensor|should be the same|not implemented for|Half|BFloat16|must be .*(Long|Int|Bool|Float)|bool"
+    r"dtype|scalar type|data type|Input type|same type|Expected .*Tensor|should be the same|not implemented for|Half|BFloat16|"
+    r"must be .*(Long|Int|Bool|Float)|bool"
 )
 
 
@@ -33,7 +38,7 @@ def dtype(facts: Facts) -> Diagnosis | None:
     if facts.op in {"masked_fill", "masked_fill_", "masked_select", "where"}:
         return _mask(facts)
     kinds = {one.tensor.dtype for one in facts.operands}
-    if len(kinds) < 2:  # noqa: PLR2004
+    if len(kinds) < 2:
         return _alone(facts)
     owned = next((one for one in facts.operands if one.owned), None)
     odd = [
@@ -43,7 +48,7 @@ def dtype(facts: Facts) -> Diagnosis | None:
         at, one = odd[0]
         sentence = f"{facts.who} has {short_dtype(owned)} weights, gets {named(one, 'an input')} in {short_dtype(one)}"
         edits = [edit for at, _ in odd[:1] for edit in _cast(facts, at, owned.tensor.dtype, rank=2)]
-        return Diagnosis(sentence, tuple([*edits, *_model_cast(facts, one)]), one)
+        return Diagnosis(sentence, (*edits, *_model_cast(facts, one)), one)
     told = ", ".join(f"{named(one, 'an operand')} in {short_dtype(one)}" for one in facts.operands)
     edits = []
     for at, one in enumerate(facts.operands):
@@ -92,8 +97,6 @@ def _model_cast(facts: Facts, one: Operand) -> list[Edit]:
 
 def _in_dtype(old: torch.nn.Module, kind: torch.dtype) -> torch.nn.Module:
     """One like it, on fakes of that dtype: nothing is copied."""
-    import copy
-
     new = copy.copy(old)
     new.__dict__ = {**old.__dict__, "_parameters": {}, "_buffers": dict(old._buffers)}
     for name, tensor in old._parameters.items():
@@ -109,7 +112,7 @@ def device(facts: Facts) -> Diagnosis | None:
     if facts.op is None or not _speaks_of_devices(facts.text):
         return None
     places = {one.tensor.device for one in facts.operands if one.sizes}
-    if len(places) < 2:  # noqa: PLR2004
+    if len(places) < 2:
         return None
     owned = next((one for one in facts.operands if one.owned), None)
     home = owned.tensor.device if owned is not None else next((one for one in sorted(places, key=str) if one.type != "cpu"), None)

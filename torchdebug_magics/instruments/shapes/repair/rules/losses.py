@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
-from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, named, producer_edits, short_dtype, turned
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, named, orders, producer_edits, short_dtype, turned
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = ["loss"]
 
@@ -29,7 +33,7 @@ _PAIRS = frozenset(
 
 def loss(facts: Facts) -> Diagnosis | None:
     """Of whichever kind."""
-    if facts.op not in _CLASSES | _PAIRS or len(facts.operands) < 2:  # noqa: PLR2004
+    if facts.op not in _CLASSES | _PAIRS or len(facts.operands) < 2:
         return None
     scores, target = facts.operands[0], facts.operands[1]
     if scores.tensor.device != target.tensor.device:
@@ -64,12 +68,12 @@ def _class_edits(facts: Facts, scores: Operand, target: Operand, wanted: tuple[i
         if size == 1 and (*target.sizes[:dim], *target.sizes[dim + 1 :]) == wanted:
             edits += on_operand(facts, 1, method("squeeze", dim), rank=1)
     many = len(scores.sizes)
-    if many > 2 and target.sizes == scores.sizes[:-1]:  # noqa: PLR2004 - the classes stand last
+    if many > 2 and target.sizes == scores.sizes[:-1]:
         order = (0, many - 1, *range(1, many - 1))
         edits += turned(facts, 0, order, rank=2, why="the classes in dimension 1")
-    if many == 2 and len(target.sizes) == 2 and target.sizes[0] * target.sizes[1] == scores.sizes[0]:  # noqa: PLR2004
+    if many == 2 and len(target.sizes) == 2 and target.sizes[0] * target.sizes[1] == scores.sizes[0]:
         edits += on_operand(facts, 1, method("flatten"), rank=2, why="a class a row")
-    if many == 2 and len(target.sizes) == 2 and target.sizes[0] == scores.sizes[0]:  # noqa: PLR2004
+    if many == 2 and len(target.sizes) == 2 and target.sizes[0] == scores.sizes[0]:
         edits += (
             on_operand(facts, 1, method("argmax", 1), rank=12, why="the class of a one-hot row")
             if target.sizes[1] == scores.sizes[1]
@@ -92,8 +96,6 @@ def _out_of_range(facts: Facts, scores: Operand, target: Operand, classes: int) 
     sentence = f"`{facts.op}` has scores of {classes} classes (0 to {classes - 1}), and {named(target, 'the target')} holds class {wrong}"
     edits = producer_edits(facts, scores, classes, wrong + 1, rank=10) if wrong >= classes else []
     if wrong == classes and int(kept.min()) >= 1:
-        from torchdebug_magics.instruments.shapes.repair.edit import Change
-
         edits += on_operand(facts, 1, Change(lambda x: f"{x} - 1", lambda one: one - 1), rank=12, why="classes that begin at 0")
     return Diagnosis(sentence, tuple(edits), scores)
 
@@ -102,8 +104,8 @@ def _pairs(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
     if scores.sizes == target.sizes:
         if scores.tensor.dtype == target.tensor.dtype:
             return None
-        edits = on_operand(facts, 1, method("float"), rank=2) if scores.tensor.dtype is torch.float32 else []
-        return Diagnosis(f"`{facts.op}` wants a target of {short_dtype(scores)}, gets {short_dtype(target)}", tuple(edits), target)
+        casts = on_operand(facts, 1, method("float"), rank=2) if scores.tensor.dtype is torch.float32 else []
+        return Diagnosis(f"`{facts.op}` wants a target of {short_dtype(scores)}, gets {short_dtype(target)}", tuple(casts), target)
     sentence = f"`{facts.op}` wants a target of {shape(scores.sizes)}, as its input, gets {shape(target.sizes)}"
     edits: list[Edit] = []
     for at, (one, other) in enumerate(((scores, target), (target, scores))):
@@ -117,8 +119,6 @@ def _pairs(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
         if differ == [len(scores.sizes) - 1] or len(differ) == 1:
             edits += producer_edits(facts, scores, scores.sizes[differ[0]], target.sizes[differ[0]], rank=15)
         if sorted(scores.sizes) == sorted(target.sizes):
-            from torchdebug_magics.instruments.shapes.repair.rules.common import orders
-
             order = next((one for one in orders(len(target.sizes)) if tuple(target.sizes[dim] for dim in one) == scores.sizes), None)
             edits += turned(facts, 1, order, rank=6) if order is not None else []
     return Diagnosis(sentence, tuple(edits), target)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+from typing import TYPE_CHECKING, Any
+
 from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.facts import Facts
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, gets, producer_edits, reordered
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts
 
 __all__ = ["norm"]
 
@@ -56,13 +61,14 @@ def _channels(facts: Facts, module: nn.Module) -> Diagnosis | None:
         and not (len(x.sizes) == fits[-1] - 1 and isinstance(module, nn.modules.instancenorm._InstanceNorm))
     ):
         return _dimensions(facts, module, fits)
-    at = 1 if len(x.sizes) > 1 and (fits is None or len(x.sizes) >= fits[-1] or len(x.sizes) == 2) else 0  # noqa: PLR2004
+    at = 1 if len(x.sizes) > 1 and (fits is None or len(x.sizes) >= fits[-1] or len(x.sizes) == 2) else 0
     got = x.sizes[at]
     if got == wanted:
         return _one_value(facts)
     edits = reordered(facts, 0, at, wanted)
     groups = getattr(module, "num_groups", 1)
-    edits += rebuilt_module(module, facts.path, **{"num_features" if hasattr(module, "num_features") else "num_channels": got})
+    channels = "num_features" if hasattr(module, "num_features") else "num_channels"
+    edits += rebuilt_module(module, facts.path, **dict[str, Any]({channels: got}))
     if got % groups:
         fewer = max(one for one in range(1, groups + 1) if got % one == 0)
         edits += rebuilt_module(module, facts.path, num_channels=got, num_groups=fewer, rank=22)
@@ -103,9 +109,7 @@ def _one_value(facts: Facts) -> Diagnosis | None:
 
 
 def _evaluated(facts: Facts) -> list[Edit]:
-    parts = {
-        path: (lambda old: _in_evaluation(old)) for path, one in facts.modules.items() if isinstance(one, nn.modules.batchnorm._NormBase)
-    }
+    parts = {path: _in_evaluation for path, one in facts.modules.items() if isinstance(one, nn.modules.batchnorm._NormBase)}
     if "" in parts or facts.path is None:
         return []
     parts[facts.path] = _in_evaluation
@@ -113,7 +117,6 @@ def _evaluated(facts: Facts) -> list[Edit]:
 
 
 def _in_evaluation(old: nn.Module) -> nn.Module:
-    import copy
 
     one = copy.copy(old)
     one.__dict__ = dict(old.__dict__)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand, parameter_edit
-from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, named, orders, producer_edits, shown, turned
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = ["einsum", "matmul"]
 
@@ -16,7 +22,7 @@ _PRODUCTS = frozenset(["matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv",
 
 def matmul(facts: Facts) -> Diagnosis | None:
     """``q @ k`` whose inner dimensions differ."""
-    if facts.op not in _PRODUCTS or len(facts.operands) < 2:  # noqa: PLR2004
+    if facts.op not in _PRODUCTS or len(facts.operands) < 2:
         return None
     first = 1 if facts.op == "baddbmm" else 0
     a, b = facts.operands[first], facts.operands[first + 1]
@@ -61,12 +67,10 @@ def _inner(facts: Facts, a: Operand, b: Operand, inner_a: int, inner_b: int) -> 
 
 def _owned_turned(facts: Facts, at: int) -> list[Edit]:
     """A parameter, turned in the expression that uses it."""
-    from dataclasses import replace
-
     operand = facts.operands[at]
     free = replace(operand, owned=False, made=None)
     operands = tuple(free if one is operand else one for one in facts.operands)
-    change = method("t") if len(operand.sizes) == 2 else method("transpose", -2, -1)  # noqa: PLR2004
+    change = method("t") if len(operand.sizes) == 2 else method("transpose", -2, -1)
     return on_operand(replace(facts, operands=operands), at, change, rank=4)
 
 
@@ -85,7 +89,6 @@ def _right_dimensions(op: str, a: Operand, b: Operand) -> bool:
 
 
 def _as_matmul(facts: Facts) -> list[Edit]:
-    import torch
 
     site = facts.site
     if site is None or facts.op is None or not facts.direct or not all(one.name for one in facts.operands[:2]):
@@ -102,7 +105,7 @@ def _batches(facts: Facts, a: Operand, b: Operand) -> list[Edit]:
         at = facts.operands.index(one)
         if len(one.sizes) < len(other.sizes):
             edits += [edit for dim in range(1, len(other.sizes) - 2) for edit in on_operand(facts, at, method("unsqueeze", dim), rank=6)]
-        if len(one.sizes) == len(other.sizes) > 2:  # noqa: PLR2004
+        if len(one.sizes) == len(other.sizes) > 2:
             for order in orders(len(one.sizes)):
                 if tuple(one.sizes[dim] for dim in order[:-2]) == other.sizes[:-2] and order != tuple(range(len(order))):
                     edits += turned(facts, at, order, rank=7)
@@ -121,7 +124,8 @@ def einsum(facts: Facts) -> Diagnosis | None:
     for at, (term, one) in enumerate(zip(terms, facts.operands, strict=True)):
         letters = re.sub(r"\.\.\.", "", term)
         if "..." not in term and len(letters) != len(one.sizes):
-            sentence = f'`einsum("{equation}")` reads {named(one, f"operand {at}")} as `{term}`, {len(letters)} dimensions, and it has {len(one.sizes)}: {shape(one.sizes)}'
+            name = named(one, f"operand {at}")
+            sentence = f'`einsum("{equation}")` reads {name} as `{term}`, and it has {len(one.sizes)} dimensions: {shape(one.sizes)}'
             return Diagnosis(sentence, (), one)
     clash = _clash(terms, facts)
     if clash is None:

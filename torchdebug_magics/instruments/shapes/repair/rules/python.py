@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -63,13 +64,11 @@ def _operand(facts: Facts, tensor: torch.Tensor, name: str) -> Operand:
     for one in facts.operands:
         if one.tensor is tensor:
             return one
-    return Operand(tensor, name, False, None)
+    return Operand(tensor, name, owned=False, made=None)
 
 
 def _edits(facts: Facts, x: Operand, many: int) -> list[Edit]:
     """Of the model's own input only: elsewhere it is not known which dimension was lost."""
-    from dataclasses import replace
-
     own = next((name for name, tensor in facts.inputs if tensor is x.tensor), None)
     if own is None:
         return []
@@ -106,15 +105,11 @@ def arguments(facts: Facts) -> Diagnosis | None:
     where = f"`{facts.path}`" if facts.path else f"`{type(facts.module).__name__}`" if facts.module is not None else "the forward"
     if found := _MISSING.match(facts.text):
         names = found["names"].replace("'", "`")
-        is_forward = found["where"].endswith("forward")
-        return Diagnosis(
-            f"{where if is_forward else '`' + found['where'] + '`'} wants {names}, which {'was' if found['many'] == '1' else 'were'} not given"
-        )
+        who = where if found["where"].endswith("forward") else f"`{found['where']}`"
+        return Diagnosis(f"{who} wants {names}, which {'was' if found['many'] == '1' else 'were'} not given")
     if found := _TOO_MANY.match(facts.text):
-        is_forward = found["where"].endswith("forward")
-        return Diagnosis(
-            f"{where if is_forward else '`' + found['where'] + '`'} takes {found['takes']}, self included, and was given {found['given']}"
-        )
+        who = where if found["where"].endswith("forward") else f"`{found['where']}`"
+        return Diagnosis(f"{who} takes {found['takes']}, self included, and was given {found['given']}")
     if found := _UNKNOWN.match(facts.text):
         name = found["name"].replace("'", "`")
         return Diagnosis(f"{where} has no argument {name}")

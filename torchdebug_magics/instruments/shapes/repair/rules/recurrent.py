@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, gets, named, producer_edits, reordered, turned
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = ["recurrent"]
 
@@ -34,7 +36,7 @@ def recurrent(facts: Facts) -> Diagnosis | None:
 
 
 def _dimensions(facts: Facts, x: Operand, fits: tuple[int, int]) -> Diagnosis:
-    words = "(steps, batch, features)" if fits[1] == 3 else "(batch, features)"  # noqa: PLR2004
+    words = "(steps, batch, features)" if fits[1] == 3 else "(batch, features)"
     if getattr(facts.module, "batch_first", False):
         words = "(batch, steps, features)"
     sentence = f"{facts.who} expects {fits[0]} or {fits[1]} dimensions {words}, gets {len(x.sizes)}: {shape(x.sizes)}"
@@ -69,7 +71,7 @@ def _state(facts: Facts, x: Operand, states: tuple[Operand, ...], module: Any) -
         if state.sizes != sizes:
             words = (
                 "layers x batch x hidden" if len(sizes) == 3 else "layers x hidden" if isinstance(module, nn.RNNBase) else "batch x hidden"
-            )  # noqa: PLR2004
+            )
             sentence = f"{facts.who} expects a hidden state of {shape(sizes)} ({words}), gets {shape(state.sizes)}"
             if not module_batch_first(module) and _fits_batch_first(x, states, module):
                 sentence += f": it reads {shape(x.sizes)} as steps x batch x features"
@@ -91,20 +93,20 @@ def _state_sizes(x: Operand, module: Any) -> list[tuple[int, ...]]:
     if isinstance(module, nn.RNNCellBase):
         return [(*x.sizes[:-1], module.hidden_size)] * 2
     layers = module.num_layers * (2 if module.bidirectional else 1)
-    batch = () if len(x.sizes) == 2 else (x.sizes[0 if module.batch_first else 1],)  # noqa: PLR2004
+    batch = () if len(x.sizes) == 2 else (x.sizes[0 if module.batch_first else 1],)
     return [(layers, *batch, getattr(module, "proj_size", 0) or module.hidden_size), (layers, *batch, module.hidden_size)]
 
 
 def _fits_batch_first(x: Operand, states: tuple[Operand, ...], module: Any) -> bool:
     return (
         len(x.sizes) == 3 and all(len(one.sizes) == 3 and one.sizes[1] == x.sizes[0] for one in states) and isinstance(module, nn.RNNBase)
-    )  # noqa: PLR2004
+    )
 
 
 def _state_edits(facts: Facts, at: int, state: Operand, wanted: tuple[int, ...], module: Any) -> list[Edit]:
     edits: list[Edit] = []
     have = state.sizes
-    if isinstance(module, nn.RNNBase) and len(have) == 3 and len(wanted) == 3 and have[0] == wanted[0] and have[2] == wanted[2]:  # noqa: PLR2004
+    if isinstance(module, nn.RNNBase) and len(have) == 3 and len(wanted) == 3 and have[0] == wanted[0] and have[2] == wanted[2]:
         x = facts.given[0]
         if x.sizes[1 if module.batch_first else 0] == have[1]:
             edits += rebuilt_module(
@@ -115,6 +117,12 @@ def _state_edits(facts: Facts, at: int, state: Operand, wanted: tuple[int, ...],
                 why=f"{named(x)} has its batch {'second' if module.batch_first else 'first'}",
             )
             edits += turned(facts, 0, (1, 0, 2), rank=15)
+    return edits + _state_turned(facts, at, have, wanted) + _other_sizes(facts, state, wanted, module)
+
+
+def _state_turned(facts: Facts, at: int, have: tuple[int, ...], wanted: tuple[int, ...]) -> list[Edit]:
+    """The state itself with other dimensions."""
+    edits: list[Edit] = []
     for dim in range(len(wanted)):
         if have == wanted[:dim] + wanted[dim + 1 :] and wanted[dim] == 1:
             edits += on_operand(facts, at, method("unsqueeze", dim), rank=4)
@@ -122,8 +130,15 @@ def _state_edits(facts: Facts, at: int, state: Operand, wanted: tuple[int, ...],
             edits += on_operand(facts, at, method("squeeze", dim), rank=4)
     if len(have) == len(wanted) + 1 and have[0] == 1 and have[1:] == wanted:
         edits += on_operand(facts, at, method("squeeze", 0), rank=4)
-    if len(have) == 3 and len(wanted) == 3 and (have[1], have[0], have[2]) == wanted:  # noqa: PLR2004
+    if len(have) == 3 and len(wanted) == 3 and (have[1], have[0], have[2]) == wanted:
         edits += turned(facts, at, (1, 0, 2), rank=4)
+    return edits
+
+
+def _other_sizes(facts: Facts, state: Operand, wanted: tuple[int, ...], module: Any) -> list[Edit]:
+    """The module made for such a state, or what made the state."""
+    edits: list[Edit] = []
+    have = state.sizes
     if len(have) == len(wanted) and have[1:] == wanted[1:] and isinstance(module, nn.RNNBase):
         layers = have[0] // (2 if module.bidirectional else 1)
         if layers:

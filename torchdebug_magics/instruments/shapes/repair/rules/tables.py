@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.facts import Facts
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, named, short_dtype
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts
 
 __all__ = ["embedding"]
 
@@ -39,7 +43,5 @@ def embedding(facts: Facts) -> Diagnosis | None:
     if low >= 0 and isinstance(facts.module, (nn.Embedding, nn.EmbeddingBag)):
         edits += rebuilt_module(facts.module, facts.path, num_embeddings=high + 1, why=f"rows for the indices 0 to {high}")
         if low >= 1 and high == rows:
-            from torchdebug_magics.instruments.shapes.repair.edit import Change
-
             edits += on_operand(facts, 0, Change(lambda x: f"{x} - 1", lambda one: one - 1), rank=30, why="indices that begin at 0")
     return Diagnosis(sentence, tuple(edits), ids)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
-from torchdebug_magics.instruments.shapes.repair.history import came_from
+from torchdebug_magics.instruments.shapes.repair.history import came_from, steps
 from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, named
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = ["dimension", "expand", "view"]
 
@@ -99,7 +101,6 @@ def _told(x: Operand) -> str:
 
 
 def _turner(x: Operand) -> str:
-    from torchdebug_magics.instruments.shapes.repair.history import steps
 
     turns = ("transpose", "permute", "t", "mT", "T", "__getitem__", "expand", "swapaxes", "movedim", "flip")
     return next((step.op.strip("_") for step in steps(x.made) if step.op in turns), "an op before")
@@ -130,7 +131,7 @@ def _sizes(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit]:
     """One of the sizes as it comes out; a batch that was written as a number, first of all."""
     many = math.prod(x.sizes)
     edits: list[Edit] = []
-    if len(wanted) == 2 and x.sizes and len(x.sizes) > 2:  # noqa: PLR2004
+    if len(wanted) == 2 and x.sizes and len(x.sizes) > 2:
         edits += _with_sizes(
             facts,
             (x.sizes[0], -1),
