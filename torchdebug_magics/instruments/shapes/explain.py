@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 __all__ = ["diagnosed", "explained", "of_op", "place"]
 
 _SHOWN = 5
+_QUICK_FLOPS = 2e9
 
 
 def explained(seen: Seen) -> Failure:
     """The failure of a run; its fixes tried on the model, which stays as it is."""
     assert seen.error is not None
     facts = facts_of(seen.run, seen.error)
-    trials = Trials(seen.model, seen.inputs, real=seen.mode == "real" and seen.run.fakes is None and _fakes_are_no_use(seen))
-    return diagnosed(facts, seen.error, reached=seen.run.reached, trials=trials)
+    return diagnosed(facts, seen.error, reached=seen.run.reached, trials=_trials(seen))
 
 
 def diagnosed(facts: Facts, error: BaseException, *, reached: int = 0, trials: Trials | None = None) -> Failure:
@@ -63,12 +63,14 @@ def _fixes(facts: Facts, found: Diagnosis, reached: int, trials: Trials | None) 
         tried = fixes(found.edits, facts, reached, trials)
         if trials is not None:
             tried = (*tried, *fitting_sizes(facts, found, trials))
-    return tuple(sorted(tried, key=lambda fix: not fix.verified))[:_SHOWN]
+    verified = tuple(fix for fix in tried if fix.verified)
+    return (verified or tried)[:_SHOWN]
 
 
-def _fakes_are_no_use(seen: Seen) -> bool:
-    """Whether fakes could not even be tried: scripted and quantised parts."""
-    return any(isinstance(one, torch.jit.ScriptModule) for one in seen.model.modules())
+def _trials(seen: Seen) -> Trials | None:
+    """On fakes, save for scripted parts; none where only a long run would tell."""
+    scripted = any(isinstance(one, torch.jit.ScriptModule) for one in seen.model.modules())
+    return None if scripted and seen.run.flops > _QUICK_FLOPS else Trials(seen.model, seen.inputs, real=scripted)
 
 
 def place(error: BaseException) -> Location | None:

@@ -45,16 +45,19 @@ def fixes(candidates: Sequence[Edit], facts: Facts, reached: int, trials: Trials
         return tuple(_fix((edit,), verified=False) for edit in _by_rank(candidates)[:2])
     states = [_State((), facts, reached)]
     through: list[tuple[int, tuple[Edit, ...]]] = []
+    in_vain: set[str] = set()
     while states and not any(_natural(edits) for _, edits in through) and _many(states[0].edits) < _MOST_EDITS:
         following: list[_State] = []
         for state in states:
             for edit in _by_rank(candidates if not state.edits else diagnosis(state.facts).edits):
                 if not trials.left or (through and _worse(edit, state, through)):
                     break
-                _try(trials, state, edit, through, following)
+                if not _try(trials, state, edit, through, following):
+                    in_vain.add(edit.code)
         states = sorted(following, key=lambda one: one.rank)[:_WIDE]
     if not through:
-        return tuple(_fix((edit,), verified=False) for edit in _by_rank(candidates)[:2])
+        left = [edit for edit in _by_rank(candidates) if edit.code not in in_vain]
+        return tuple(_fix((edit,), verified=False) for edit in left[:2])
     through.sort(key=lambda one: (not _natural(one[1]), _many(one[1]), one[0]))
     return tuple(_fix(edits, verified=True) for _, edits in through[:_SHOWN])
 
@@ -72,15 +75,19 @@ def _worse(edit: Edit, state: _State, through: Sequence[tuple[int, tuple[Edit, .
     return len(through) >= _SHOWN and state.rank[0] + edit.rank > max(rank for rank, _ in through)
 
 
-def _try(trials: Trials, state: _State, edit: Edit, through: list[tuple[int, tuple[Edit, ...]]], following: list[_State]) -> None:
+def _try(trials: Trials, state: _State, edit: Edit, through: list[tuple[int, tuple[Edit, ...]]], following: list[_State]) -> bool:
+    """Whether it led further, or that cannot be told."""
     edits = (*state.edits, edit)
     run = trials.run(edits)
     if run is None:
-        return
+        return True
     if run.error is None:
         through.append((sum(one.rank for one in edits), edits))
-    elif run.reached > state.reached + len(edit.calls):  # a changed argument is one call more
+        return True
+    if run.reached > state.reached + len(edit.calls):  # a changed argument is one call more
         following.append(_State(edits, facts_of(run), run.reached))
+        return True
+    return False
 
 
 def _by_rank(edits: Sequence[Edit]) -> list[Edit]:

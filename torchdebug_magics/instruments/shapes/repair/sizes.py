@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit
 from torchdebug_magics.instruments.shapes.repair.facts import Facts, facts_of
 from torchdebug_magics.instruments.shapes.repair.rules import Diagnosis, diagnosis
 from torchdebug_magics.instruments.shapes.report import Fix
 
 if TYPE_CHECKING:
-    import torch
-
     from torchdebug_magics.instruments.shapes.repair.trial import Trials
 
 __all__ = ["fitting_sizes"]
 
 _LARGEST = 2048
+_ALONG: dict[int, tuple[type[torch.nn.Module], ...]] = {
+    1: (torch.nn.Conv1d, torch.nn.ConvTranspose1d, torch.nn.MaxPool1d, torch.nn.AvgPool1d),
+    2: (torch.nn.Conv2d, torch.nn.ConvTranspose2d, torch.nn.MaxPool2d, torch.nn.AvgPool2d),
+    3: (torch.nn.Conv3d, torch.nn.ConvTranspose3d, torch.nn.MaxPool3d, torch.nn.AvgPool3d),
+}
+"""What makes the last dimensions of an input its height and width."""
 _MOST = 14
 """How many sizes are tried."""
 
@@ -28,6 +34,8 @@ def fitting_sizes(facts: Facts, found: Diagnosis, trials: Trials) -> tuple[Fix, 
         return ()
     name, tensor = named
     spatial = tensor.dim() - 2
+    if not any(isinstance(one, _ALONG[spatial]) for one in facts.modules.values()):
+        return ()
     now = tensor.shape[-1]
     if len(set(tensor.shape[2:])) != 1 or now < 2:
         return ()

@@ -11,6 +11,7 @@ from torchdebug_magics.instruments.shapes.repair.rules import (
     convolution,
     features,
     indexing,
+    inputs,
     joins,
     kinds,
     losses,
@@ -63,7 +64,7 @@ def diagnosis(facts: Facts) -> Diagnosis:
         # A rule that stumbles over operands that it did not think of must not cost the user the report.
         with contextlib.suppress(Exception):
             if (found := rule(facts)) is not None:
-                return found
+                return inputs.beside(facts, found)
     return Diagnosis(_own_words(facts))
 
 

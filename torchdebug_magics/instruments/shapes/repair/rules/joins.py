@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +12,8 @@ from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdi
 from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, interpolated, orders, producer_edits, shown, turned
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = ["join"]

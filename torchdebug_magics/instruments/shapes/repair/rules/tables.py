@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.history import maker
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, named, short_dtype
+from torchdebug_magics.instruments.shapes.repair.rules.inputs import shortened
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts
@@ -44,4 +46,6 @@ def embedding(facts: Facts) -> Diagnosis | None:
         edits += rebuilt_module(facts.module, facts.path, num_embeddings=high + 1, why=f"rows for the indices 0 to {high}")
         if low >= 1 and high == rows:
             edits += on_operand(facts, 0, Change(lambda x: f"{x} - 1", lambda one: one - 1), rank=30, why="indices that begin at 0")
+    if maker(ids.made) is not None and not ids.is_input and low == 0:  # positions, counted along a sequence
+        edits += shortened(facts, high + 1, rows)
     return Diagnosis(sentence, tuple(edits), ids)

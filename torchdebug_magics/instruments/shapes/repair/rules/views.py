@@ -10,6 +10,7 @@ from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.history import came_from, steps
 from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, named
+from torchdebug_magics.instruments.shapes.repair.rules.inputs import shortened
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
@@ -225,6 +226,7 @@ def expand(facts: Facts) -> Diagnosis | None:
         if len(wanted) > len(x.sizes) and dim and _grows((*x.sizes[:dim], 1, *x.sizes[dim:]), wanted)
         for edit in on_operand(facts, 0, method("unsqueeze", -1 if dim == len(x.sizes) else dim), rank=5)
     ]
+    edits += shortened(facts, pairs[0][1], pairs[0][0])
     return Diagnosis(sentence, tuple(edits), x)
 
 
