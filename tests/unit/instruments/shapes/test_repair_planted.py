@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,8 @@ from torch import nn
 from torchdebug_magics.instruments.shapes.examine import examine
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torchdebug_magics.instruments.shapes.report import Failure
 
 CASES: list[Case] = []
@@ -1157,7 +1158,7 @@ def a_subscript_of_floats() -> tuple[Any, ...]:
     return Net(), torch.randn(3, 5), torch.tensor([0.0, 2.0])
 
 
-@case("", None, "`b, c, h, w = x.shape` unpacks 4 sizes, and `x` has 3 dimensions: 3 x 8 x 8", fix="x = x.unsqueeze(0)")
+@case("", None, "`b, _, h, w = x.shape` unpacks 4 sizes, and `x` has 3 dimensions: 3 x 8 x 8", fix="x = x.unsqueeze(0)")
 def unpacking_a_picture() -> tuple[Any, ...]:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -1165,7 +1166,7 @@ def unpacking_a_picture() -> tuple[Any, ...]:
             self.conv = nn.Conv2d(3, 4, 1)
 
         def forward(self, x: Any) -> Any:
-            b, c, h, w = x.shape
+            b, _, h, w = x.shape
             return self.conv(x).view(b, 4, h * w)
 
     return Net(), torch.randn(3, 8, 8)
@@ -1361,6 +1362,115 @@ def regression_width() -> tuple[Any, ...]:
             return F.mse_loss(self.fc(x), y)
 
     return Net(), torch.randn(3, 4), torch.randn(3, 2)
+
+
+@case("", "add_", "`out += identity`", "8 and 16", fix="down = nn.Conv2d(8, 16, 1, stride=2)")
+def residual_stride() -> tuple[Any, ...]:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.conv2 = nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+            self.down = nn.Conv2d(8, 16, 1)
+
+        def forward(self, x: Any) -> Any:
+            identity = self.down(x)
+            out = self.conv2(F.relu(self.conv1(x)))
+            out += identity
+            return F.relu(out)
+
+    return Block(), torch.randn(2, 8, 16, 16)
+
+
+@case(
+    "depthwise",
+    "conv2d",
+    "`depthwise` expects 16 channels, gets 24",
+    fix="depthwise = nn.Conv2d(24, 24, 3, groups=24)\npointwise = nn.Conv2d(24, 32, 1)",
+)
+def depthwise_separable() -> tuple[Any, ...]:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.depthwise, self.pointwise = nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 32, 1)
+
+        def forward(self, x: Any) -> Any:
+            return self.pointwise(self.depthwise(x))
+
+    return Block(), torch.randn(2, 24, 8, 8)
+
+
+@case("", "view", "128 from `fc` has 384 elements, which do not divide by 8 x 5 x 5 = 200", fix="self.fc(z).view(-1, 8, 4, 4)")
+def decoder_of_rows() -> tuple[Any, ...]:
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(10, 128)
+            self.up = nn.ConvTranspose2d(8, 4, 4, 2, 1)
+
+        def forward(self, z: Any) -> Any:
+            h = self.fc(z).view(-1, 8, 5, 5)
+            return self.up(h)
+
+    return Decoder(), torch.randn(3, 10)
+
+
+@case("", "masked_fill", "`att` of 2 x 4 x 9 x 9", "16 x 16", fix="att.masked_fill((~self.mask)[:att.size(-2), :att.size(-1)], -1000.0)")
+def a_causal_mask_for_longer_texts() -> tuple[Any, ...]:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.tril(torch.ones(16, 16)).bool())
+
+        def forward(self, q: Any, k: Any) -> Any:
+            att = q @ k.transpose(-2, -1)
+            att = att.masked_fill(~self.mask, -1000.0)
+            return att.softmax(-1)
+
+    return Attention(), torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, 8)
+
+
+@case("enc.self_attn", "multi_head_attention_forward", "key_padding_mask of 2 x 5", "gets 5 x 2", fix="pad = pad.t()")
+def a_mask_inside_a_transformer_layer() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enc = nn.TransformerEncoderLayer(16, 4, batch_first=True)
+
+        def forward(self, x: Any, pad: Any) -> Any:
+            return self.enc(x, src_key_padding_mask=pad)
+
+    return Net(), torch.randn(2, 5, 16), torch.zeros(5, 2, dtype=torch.bool)
+
+
+@case("", "add", "`mu + noise`", "from `logvar`", fix="logvar = nn.Linear(64, 8)")
+def variational_autoencoder() -> tuple[Any, ...]:
+    class VAE(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enc = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU())
+            self.mu, self.logvar, self.dec = nn.Linear(64, 8), nn.Linear(64, 6), nn.Linear(8, 784)
+
+        def forward(self, x: Any) -> Any:
+            h = self.enc(x)
+            mu, logvar = self.mu(h), self.logvar(h)
+            noise = torch.exp(0.5 * logvar)
+            return self.dec(mu + noise)
+
+    return VAE(), torch.randn(4, 1, 28, 28)
+
+
+@case("a", "linear", "`a` expects 4 features, gets 8 from `a`", fix="a = nn.Linear(4, 4)")
+def one_module_under_two_names() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 8)
+            self.b = self.a
+
+        def forward(self, x: Any) -> Any:
+            return self.b(self.a(x))
+
+    return Net(), torch.randn(2, 4)
 
 
 # ----------------------------------------------------------------------------- not about shapes: nothing is invented

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.shapes.leaves import rebuilt
+from torchdebug_magics.instruments.shapes.repair.history import same_input
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -102,6 +103,7 @@ def on_operand(facts: Facts, at: int, change: Change, *, rank: int = 10, why: st
         return []
     if facts.calls_module:
         edit = _input(operand, change) or _argument(facts, at, change) or _insertion(facts, at, change)
+        edit = edit or _input(replace(operand, made=same_input(operand.made), name=""), change)
     else:
         edit = (first and _input(operand, change)) or _in_place(facts, at, change) or _input(operand, change)
     return [] if edit is None else [_ranked(edit, rank, why)]

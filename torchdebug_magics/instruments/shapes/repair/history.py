@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.shapes.ops import Made
 
-__all__ = ["before", "came_from", "maker", "product", "steps"]
+__all__ = ["before", "came_from", "maker", "of_inputs", "product", "same_input", "steps"]
 
 _MAKERS = frozenset(
     [
@@ -54,6 +54,7 @@ _MAKERS = frozenset(
     ]
 )
 """Ops that decide sizes; the others pass on, or take from, those of their first operand."""
+_RESHAPES = frozenset(["view", "reshape", "flatten", "ravel", "view_as", "reshape_as"])
 _JOINS = frozenset(["cat", "concat", "concatenate", "hstack", "vstack"])
 
 
@@ -62,6 +63,17 @@ def steps(made: Made | None) -> Iterator[Made]:
     while made is not None:
         yield made
         made = before(made)
+
+
+def same_input(made: Made | None) -> Made | None:
+    """The input that a tensor still is, but for ops that left its shape alone."""
+    line = list(steps(made))
+    return line[-1] if line and line[-1].number == 0 and all(step.shape == line[0].shape for step in line) else None
+
+
+def of_inputs(made: Made | None) -> bool:
+    """Whether it depends on what the model was called with."""
+    return made is not None and (made.number == 0 or any(of_inputs(one) for _, one in made.inputs))
 
 
 def before(made: Made) -> Made | None:
@@ -99,7 +111,7 @@ def product(made: Made | None, size: int) -> str:
             parts = _joined(step, size)
             return " + ".join(map(str, parts)) if len(parts) > 1 else ""
         sizes = step.inputs[0][0]
-        for first in range(len(sizes) - 1):
+        for first in range(len(sizes) - 1 if step.op in _RESHAPES else 0):
             merged = sizes[first:]
             if math.prod(merged) == size and size not in sizes:
                 return shape(merged)

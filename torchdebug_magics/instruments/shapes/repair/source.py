@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Site", "site_of"]
 
+_SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@"}
 _LONGEST = 60
 """Characters up to which an expression stands for a tensor's name."""
 
@@ -52,7 +53,7 @@ class Site:
     def operand_node(self, at: int, tensor: torch.Tensor, *, direct: bool) -> ast.expr | None:
         """The part of the expression that is this operand."""
         nodes = self._operands()
-        for node in nodes:
+        for node in (*nodes[at : at + 1], *nodes):  # the same tensor may have two names
             if isinstance(node, ast.Name) and self.names.get(node.id) is tensor:
                 return node
         if not direct or at >= len(nodes):
@@ -65,6 +66,9 @@ class Site:
     def changed(self, node: ast.expr, text: Callable[[str], str]) -> str:
         """The expression with one operand changed."""
         assert self.expression is not None
+        whole = self.expression
+        if isinstance(whole, ast.AugAssign) and node is whole.target:
+            return f"{ast.unparse(node)} = {text(ast.unparse(node))} {_SIGNS.get(type(whole.op), '+')} {ast.unparse(whole.value)}"
         return ast.unparse(_Put(node, ast.parse(text(_in_brackets(node)), mode="eval").body).visit(copy.deepcopy(self.expression)))
 
     def assigns_over(self, name: str) -> bool:

@@ -139,7 +139,8 @@ def _wrong_mask(facts: Facts, name: str, mask: torch.Tensor, wanted: tuple[int, 
     if sizes == (_padding(module, query, key) if name == "key_padding_mask" else _flipped(module, query, key, len(sizes))):
         now, then = ("batch x steps", "second") if module.batch_first else ("steps x batch", "first")
         sentence += f": it reads {shape(query.sizes)} as {now} x features"
-        edits += rebuilt_module(module, facts.path, batch_first=not module.batch_first, rank=2, why=f"the batch is {then} here")
+        if _outer(facts, 0)[0] == facts.who:
+            edits += rebuilt_module(module, facts.path, batch_first=not module.batch_first, rank=2, why=f"the batch is {then} here")
     at = next((at for at, one in enumerate(facts.given) if one.tensor is mask), None)
     if at is not None:
         edits += _mask_edits(facts, at, sizes, wanted)

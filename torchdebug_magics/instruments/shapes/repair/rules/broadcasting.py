@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, parameter_edit
-from torchdebug_magics.instruments.shapes.repair.history import came_from
+from torchdebug_magics.instruments.shapes.repair.history import came_from, maker, of_inputs
+from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, interpolated, orders, producer_edits, shown, turned
 
 if TYPE_CHECKING:
@@ -77,6 +80,7 @@ def _edits(facts: Facts, a: int, b: int) -> list[Edit]:
         edits += _squeezed(facts, at, other, 6 + later)
         if one.owned:
             edits += _sized(one, other)
+        edits += _strided(facts, one, other)
         edits += _pictures(facts, at, other, 14 + later)
         edits += _cut(facts, at, other, 30 + later)
         dims = clashes(one.sizes, other.sizes)
@@ -140,6 +144,19 @@ def _sized(one: Operand, other: Operand) -> list[Edit]:
     return parameter_edit(one, tuple(sizes), rank=12)
 
 
+def _strided(facts: Facts, one: Operand, other: Operand) -> list[Edit]:
+    """A convolution beside another one that strides, as on the short way of a residual block."""
+    step = maker(one.made)
+    module = facts.modules.get(step.module) if step is not None else None
+    if step is None or not isinstance(module, nn.modules.conv._ConvNd) or module.transposed or len(one.sizes) != len(other.sizes):
+        return []
+    ratios = {here / there for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True) if there}
+    ratio = round(ratios.pop()) if len(ratios) == 1 else 0
+    if ratio < 2 or len(set(module.stride)) != 1:
+        return []
+    return rebuilt_module(module, step.module, stride=module.stride[0] * ratio, rank=5, why="strides as the other way does")
+
+
 def _pictures(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     one = facts.operands[at]
     if len(one.sizes) != _IMAGES or len(other.sizes) != _IMAGES or one.sizes[:2] != other.sizes[:2] or not one.tensor.is_floating_point():
@@ -152,9 +169,15 @@ def _pictures(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
 def _cut(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     one = facts.operands[at]
     dims = clashes(one.sizes, other.sizes)
-    if one.owned or len(dims) != 1 or len(one.sizes) != len(other.sizes) or one.sizes[dims[0]] < other.sizes[dims[0]]:
+    if one.owned or of_inputs(one.made) or any(one.sizes[dim] < other.sizes[dim] for dim in dims):
         return []
-    dim, size = dims[0] % len(one.sizes), other.sizes[dims[0]]
-    ends = (*([slice(None)] * dim), slice(size))
-    text = ", ".join([*([":"] * dim), f":{size}"])
-    return on_operand(facts, at, Change(lambda x: f"{x}[{text}]", lambda tensor: tensor[ends]), rank=rank, why="cut at the end")
+    ends = tuple(slice(other.sizes[dim]) if dim in dims else slice(None) for dim in range(-len(one.sizes), 0))
+    name = other.name if other.name.isidentifier() else ""
+    texts = [_end(end, name, dim - len(one.sizes)) for dim, end in enumerate(ends)]
+    return on_operand(facts, at, _subscript(", ".join(texts), ends), rank=rank, why="as much of it as is needed")
+
+
+def _end(end: slice, name: str, dim: int) -> str:
+    if end.stop is None:
+        return ":"
+    return f":{name}.size({dim})" if name else f":{end.stop}"

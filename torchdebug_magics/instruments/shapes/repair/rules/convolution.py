@@ -53,7 +53,7 @@ def _dimensions(facts: Facts, spatial: int) -> Diagnosis:
 
 
 def _channels(facts: Facts, spatial: int, expected: int, got: int) -> Diagnosis:
-    x, module = facts.operands[0], facts.module
+    x = facts.operands[0]
     many = len(x.sizes)
     last = x.sizes[-1] == expected and many > 1
     sentence = f"{facts.who} expects {expected} channels, gets {gets(x, got)}"
@@ -66,7 +66,7 @@ def _channels(facts: Facts, spatial: int, expected: int, got: int) -> Diagnosis:
     edits = reordered(facts, 0, -spatial - 1, expected)
     if many == spatial + 1 and expected == 1:
         edits += on_operand(facts, 0, method("unsqueeze", 1), rank=3, why="one channel")
-    edits += rebuilt_module(module, facts.path, in_channels=got)
+    edits += _for_channels(facts, got)
     if got == 1 and expected > 1:
         sizes = [-1] * many
         sizes[-spatial - 1] = expected
@@ -77,6 +77,15 @@ def _channels(facts: Facts, spatial: int, expected: int, got: int) -> Diagnosis:
         )
     edits += producer_edits(facts, x, got, expected)
     return Diagnosis(sentence, tuple(edits), x)
+
+
+def _for_channels(facts: Facts, got: int) -> list[Edit]:
+    module: Any = facts.module
+    groups = getattr(module, "groups", 1)
+    if groups > 1 and groups == module.in_channels and not module.out_channels % groups:  # a filter a channel
+        out = got * (module.out_channels // groups)
+        return rebuilt_module(module, facts.path, in_channels=got, out_channels=out, groups=got)
+    return rebuilt_module(module, facts.path, in_channels=got)
 
 
 def _kernel(facts: Facts, x: Operand, kernel: tuple[int, ...], spatial: int) -> Diagnosis | None:

@@ -79,7 +79,8 @@ def _channels(facts: Facts, module: nn.Module) -> Diagnosis | None:
 def _dimensions(facts: Facts, module: nn.Module, fits: tuple[int, ...]) -> Diagnosis:
     x = facts.operands[0]
     many = " or ".join(map(str, fits))
-    sentence = f"{facts.who} is a {type(module).__name__}, which expects {many} dimensions, gets {len(x.sizes)}: {shape(x.sizes)}"
+    kind_of = f" is a {type(module).__name__}, which" if facts.path else ""
+    sentence = f"{facts.who}{kind_of} expects {many} dimensions, gets {len(x.sizes)}: {shape(x.sizes)}"
     edits: list[Edit] = []
     kind = _KIND.get(len(x.sizes))
     other = getattr(nn, type(module).__name__[:-2] + kind, None) if kind else None

@@ -141,6 +141,8 @@ def _other_sizes(facts: Facts, state: Operand, wanted: tuple[int, ...], module: 
     have = state.sizes
     if len(have) == len(wanted) and have[1:] == wanted[1:] and isinstance(module, nn.RNNBase):
         layers = have[0] // (2 if module.bidirectional else 1)
+        if have[0] == 2 * wanted[0] and not module.bidirectional:
+            edits += rebuilt_module(module, facts.path, bidirectional=True, rank=21, why="both directions, as the state has")
         if layers:
             edits += rebuilt_module(module, facts.path, num_layers=layers, rank=20, why=f"{layers} layers, as the state has")
     if have and wanted and have[:-1] == wanted[:-1] and have[-1] != wanted[-1] and not getattr(module, "proj_size", 0):

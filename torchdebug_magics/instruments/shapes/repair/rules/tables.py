@@ -39,7 +39,7 @@ def embedding(facts: Facts) -> Diagnosis | None:
         return None
     wrong = high if high >= rows else low
     place = [int(one) for one in (values == wrong).nonzero()[0]]
-    where = f" at {named(ids, 'the ids')}{place}" if place else ""
+    where = f" at {f'`{ids.name}`' if ids.name else ''}{place}" if place else ""
     sentence = f"{facts.who} has {rows} rows (0 to {rows - 1}), gets index {wrong}{where}"
     edits: list[Edit] = []
     if low >= 0 and isinstance(facts.module, (nn.Embedding, nn.EmbeddingBag)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.history import came_from, steps
-from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, named
+from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, named, producer_edits
 from torchdebug_magics.instruments.shapes.repair.rules.inputs import shortened
 
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ def _sizes(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit]:
             text=f"{_receiver(facts)}.flatten(1)" if _receiver(facts) else "",
             why="each row in one dimension",
         )
+    edits += _made_to_fit(facts, x, wanted)
     free = wanted.index(-1) if -1 in wanted else None
     for at in range(len(wanted)):
         if at == free:
@@ -155,6 +156,18 @@ def _sizes(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit]:
                 )
             else:
                 edits += _with_sizes(facts, new, rank=10)
+    return edits
+
+
+def _made_to_fit(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit]:
+    """Rows that are laid out as pictures: of another height and width, or made as long as it takes."""
+    if len(x.sizes) != 2 or wanted[0] not in {-1, x.sizes[0]} or -1 in wanted[1:]:
+        return []
+    edits = producer_edits(facts, x, x.sizes[1], math.prod(wanted[1:]), rank=15)
+    if len(wanted) == 4 and wanted[2] == wanted[3] and x.sizes[1] % wanted[1] == 0:
+        side = math.isqrt(x.sizes[1] // wanted[1])
+        if side**2 * wanted[1] == x.sizes[1]:
+            edits += _with_sizes(facts, (*wanted[:2], side, side), rank=8)
     return edits
 
 
