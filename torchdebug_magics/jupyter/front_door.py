@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from IPython.core.error import UsageError
 from IPython.core.magic import no_var_expand
 
-from torchdebug_magics import __version__
+from torchdebug_magics import __version__, machine
 from torchdebug_magics.html.page import Facts, Note, Page, Table
-from torchdebug_magics.jupyter import machine
 from torchdebug_magics.jupyter.arguments import without_comment
 from torchdebug_magics.jupyter.display import MODES, Screen, row_of
 

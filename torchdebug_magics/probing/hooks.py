@@ -96,7 +96,9 @@ class Hooks:
             after(module, args, *((None, *rest) if len(rest) == 1 else rest))
 
         stack.enter_context(torch_module.register_module_forward_pre_hook(Hook(self, before)))
-        stack.enter_context(torch_module.register_module_forward_hook(Hook(self, leaving), with_kwargs=True, always_call=True))
+        handle = torch_module.register_module_forward_hook(Hook(self, leaving), with_kwargs=True, always_call=True)
+        stack.callback(torch_module._global_forward_hooks_with_kwargs.pop, handle.id, None)  # torch forgets it there
+        stack.enter_context(handle)
 
     def own_calls(self, stack: ExitStack, module: torch.nn.Module, before: Callable[..., Any], after: Callable[..., Any]) -> None:
         """`before(module, args, kwargs)`, first of all hooks, and `after(module, args, kwargs, output)`, last, of one module."""

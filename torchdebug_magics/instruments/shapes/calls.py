@@ -16,7 +16,7 @@ from torchdebug_magics.probing.modules import unwrapped
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-__all__ = ["Calls", "Running"]
+__all__ = ["Calls", "Running", "shapes"]
 
 
 @dataclass(eq=False)
@@ -58,7 +58,7 @@ class Calls:
 
     def attach(self, stack: ExitStack) -> None:
         """Follow until the stack closes."""
-        self._hooks.calls_in_full(stack, self._enter, self._leave)
+        self._hooks.calls_in_full(stack, self.enter, self.leave)
 
     def sweep(self) -> None:
         """Remove what an interrupt may have left."""
@@ -80,7 +80,8 @@ class Calls:
             return inside[0]
         return names[0] if names else f"{outer.path}.{type(module).__name__}".lstrip(".")
 
-    def _enter(self, module: torch.nn.Module, args: Any) -> None:
+    def enter(self, module: torch.nn.Module, args: Any) -> None:
+        """A call begins."""
         if unwrapped(module) is not module:
             self.stack.append(None)
             return
@@ -91,7 +92,8 @@ class Calls:
         self.made.append(running)
         self.stack.append(running)
 
-    def _leave(self, _module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def leave(self, _module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """A call ends; `kwargs` is None where it raised."""
         if not self.stack:
             return
         running = self.stack.pop()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException
 
 from torchdebug_magics.instruments.shapes.leaves import named_tensors, rebuilt
-from torchdebug_magics.instruments.shapes.ops import Failed
 from torchdebug_magics.probing.rng import RandomState
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.ops import Failed
 
 __all__ = ["is_limit_of_fakes", "real_error"]
 

@@ -18,7 +18,7 @@ from torchdebug_magics.instruments.shapes.faking import Fakes
 from torchdebug_magics.instruments.shapes.forward import Forward, forward, zeros
 from torchdebug_magics.instruments.shapes.inputs import Inputs, readings
 from torchdebug_magics.instruments.shapes.parameters import packed_weights
-from torchdebug_magics.instruments.shapes.report import Layout, Mode, ShapesReport
+from torchdebug_magics.instruments.shapes.report import Layout, Mode
 from torchdebug_magics.instruments.shapes.tabulate import params_only, tabulated
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.rng import RandomState
@@ -61,7 +61,7 @@ def examine(
     if not isinstance(model, torch.nn.Module):
         msg = f"the first value is to be a torch.nn.Module, and this is a {type(model).__name__}: write `%shapes model input`"
         raise TorchDebugError(msg)
-    layout = Layout(depth=depth, columns=tuple(filter(None, columns.replace(",", " ").split())), sort=sort, plot=plot)
+    layout = Layout.of(depth=depth, columns=columns, sort=sort, plot=plot)
     if not args and not keywords:
         return Examined(params_only(_inner(model), layout))
     seen = see(model, args, dict(keywords or {}), real=real)
@@ -83,7 +83,7 @@ def see(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *
         first = first or seen
         if not _might_be_the_reading(seen.error):
             break
-    assert first is not None  # noqa: S101 - there is always one reading
+    assert first is not None
     return first
 
 

@@ -10,16 +10,16 @@ from torchdebug_magics.probing.where import is_user_code, location
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.examine import Seen
-    from torchdebug_magics.instruments.shapes.ops import Failed, Made
+    from torchdebug_magics.instruments.shapes.ops import Failed
     from torchdebug_magics.report import Location
 
-__all__ = ["explained"]
+__all__ = ["explained", "place", "sentence"]
 
 
 def explained(seen: Seen) -> Failure:
     """The failure of a run."""
     run, error = seen.run, seen.error
-    assert error is not None and run.error is not None  # noqa: S101, PT018
+    assert error is not None and run.error is not None  # noqa: PT018
     failed = run.failed if run.failed is not None and run.failed.error is run.error else None
     calls = [one for one in run.calls.made if one.outputs is None]
     return Failure(
@@ -27,7 +27,7 @@ def explained(seen: Seen) -> Failure:
         op=failed.op if failed is not None else None,
         location=place(run.error),
         operand_shapes=tuple(tuple(one.shape) for _, one in failed.operands) if failed else calls[-1].inputs if calls else (),
-        explanation=_sentence(failed, error),
+        explanation=sentence(failed, error),
         error=f"{type(error).__name__}: {error}",
         chain=chain(failed),
     )
@@ -52,7 +52,8 @@ def chain(failed: Failed | None) -> tuple[Step, ...]:
     return tuple(reversed(steps))
 
 
-def _sentence(failed: Failed | None, error: Exception) -> str:
+def sentence(failed: Failed | None, error: Exception) -> str:
+    """What is said first."""
     text = next(iter(str(error).strip().splitlines()), type(error).__name__)
     if failed is None:
         return text

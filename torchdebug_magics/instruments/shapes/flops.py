@@ -18,11 +18,79 @@ aten = torch.ops.aten
 
 # Ops that move or name data, or make it: nothing to count.
 _FREE = frozenset(
-    "lift_fresh lift_fresh_copy detach alias clone copy_ _to_copy contiguous empty empty_like new_empty new_zeros new_ones new_full zeros "
-    "zeros_like ones ones_like full full_like arange scalar_tensor eye rand randn randint rand_like randn_like cat stack index_select gather "
-    "embedding index slice select split split_with_sizes chunk unbind narrow repeat roll flip constant_pad_nd resize_ set_ fill_ zero_ "
-    "_local_scalar_dense item masked_fill masked_fill_ where index_put index_put_ scatter scatter_ tril triu empty_strided linspace "
-    "_reshape_alias _assert_async _assert_tensor_metadata bernoulli_ normal_ uniform_ native_dropout new_empty_strided _efficientzerotensor".split()
+    [
+        "lift_fresh",
+        "lift_fresh_copy",
+        "detach",
+        "alias",
+        "clone",
+        "copy_",
+        "_to_copy",
+        "contiguous",
+        "empty",
+        "empty_like",
+        "new_empty",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "zeros",
+        "zeros_like",
+        "ones",
+        "ones_like",
+        "full",
+        "full_like",
+        "arange",
+        "scalar_tensor",
+        "eye",
+        "rand",
+        "randn",
+        "randint",
+        "rand_like",
+        "randn_like",
+        "cat",
+        "stack",
+        "index_select",
+        "gather",
+        "embedding",
+        "index",
+        "slice",
+        "select",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "unbind",
+        "narrow",
+        "repeat",
+        "roll",
+        "flip",
+        "constant_pad_nd",
+        "resize_",
+        "set_",
+        "fill_",
+        "zero_",
+        "_local_scalar_dense",
+        "item",
+        "masked_fill",
+        "masked_fill_",
+        "where",
+        "index_put",
+        "index_put_",
+        "scatter",
+        "scatter_",
+        "tril",
+        "triu",
+        "empty_strided",
+        "linspace",
+        "_reshape_alias",
+        "_assert_async",
+        "_assert_tensor_metadata",
+        "bernoulli_",
+        "normal_",
+        "uniform_",
+        "native_dropout",
+        "new_empty_strided",
+        "_efficientzerotensor",
+    ]
 )
 
 
@@ -32,6 +100,10 @@ class FlopFormulas:
     def __init__(self) -> None:
         self._formulas: Mapping[Any, Callable[..., int]] = {**flop_registry, **_missing()}
         self.uncounted: dict[str, int] = {}
+
+    def names(self) -> tuple[str, ...]:
+        """Of the ops without a formula, the most frequent first."""
+        return tuple(sorted(self.uncounted, key=lambda name: (-self.uncounted[name], name)))
 
     def knows(self, packet: Any) -> bool:
         """Whether there is a formula."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from io import StringIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,11 +15,13 @@ from torchdebug_magics.instruments.shapes.calls import Calls
 from torchdebug_magics.instruments.shapes.dtypes import check_dtypes
 from torchdebug_magics.instruments.shapes.faking import Fakes, ValueFailure
 from torchdebug_magics.instruments.shapes.flops import FlopFormulas
-from torchdebug_magics.instruments.shapes.inputs import Inputs
 from torchdebug_magics.instruments.shapes.ops import Arithmetic, Failed, Origins
 from torchdebug_magics.instruments.shapes.parameters import Parameters
 from torchdebug_magics.instruments.shapes.saved import Saved
 from torchdebug_magics.instruments.shapes.untouched import untouched
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.inputs import Inputs
 
 __all__ = ["Forward", "forward", "zeros"]
 

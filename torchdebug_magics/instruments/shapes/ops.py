@@ -142,7 +142,20 @@ class Arithmetic(TorchDispatchMode):
 
 
 _QUESTIONS = frozenset(
-    "dim size numel stride is_floating_point is_complex element_size storage_offset is_contiguous __len__ __repr__ get_device".split()
+    [
+        "dim",
+        "size",
+        "numel",
+        "stride",
+        "is_floating_point",
+        "is_complex",
+        "element_size",
+        "storage_offset",
+        "is_contiguous",
+        "__len__",
+        "__repr__",
+        "get_device",
+    ]
 )
 
 

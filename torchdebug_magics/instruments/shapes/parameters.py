@@ -32,7 +32,14 @@ class Parameters:
         self._held: dict[int, list[tuple[str, torch.Tensor]]] = {}
         self._packed = 0
         self._packed_bytes = 0
-        for module in (part for root in roots for part in root.modules()):
+        for root in roots:
+            self.learn(root)
+
+    def learn(self, root: torch.nn.Module) -> None:
+        """Add what a root and its parts hold now."""
+        for module in root.modules():
+            if id(module) in self._held:
+                continue
             self._held[id(module)] = list(own_parameters(module))
             for _, parameter in self._held[id(module)]:
                 self._tensors.setdefault(id(parameter), parameter)

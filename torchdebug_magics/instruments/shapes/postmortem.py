@@ -1,12 +1,107 @@
-"""``%shapes`` after a cell that failed: from the error's own frames, nothing of the cell is run again."""
+"""``%shapes`` after a cell that failed: read from the error's own frames; nothing of the cell is run again.
+
+The frames of a traceback still hold the model and what it was called with. The very same call on fakes then shows every row up to the
+failure, and lets fixes be tried.
+"""
 
 from __future__ import annotations
 
-from torchdebug_magics.instruments.shapes.report import ShapesReport
+import traceback
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.instruments.shapes.examine import see
+from torchdebug_magics.instruments.shapes.explain import place, sentence
+from torchdebug_magics.instruments.shapes.frames import failed_in
+from torchdebug_magics.instruments.shapes.report import Failure, Layout, ShapesReport
+from torchdebug_magics.instruments.shapes.tabulate import tabulated
+from torchdebug_magics.probing.where import is_user_code
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.examine import Seen
+    from torchdebug_magics.instruments.shapes.ops import Failed
 
 __all__ = ["after_error"]
 
 
-def after_error(error: BaseException, **options: object) -> ShapesReport | None:
-    """None where no module was running and no op of torch's failed."""
+@dataclass(frozen=True, eq=False)
+class _Called:
+    """An outermost module call that did not return."""
+
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def after_error(error: BaseException, *, layout: Layout | None = None, **options: Any) -> ShapesReport | None:
+    """The report on a failed call; None where no module was running and no op of torch's failed."""
+    if not isinstance(error, Exception):
+        return None
+    layout = layout or Layout.of(**options)
+    called = _outermost_call(error)
+    if called is not None:
+        seen = see(called.model, called.args, called.kwargs)
+        if seen.error is not None and _is_same(seen, error):
+            seen.notes.append("read from the error of the cell before; the cell was not run again")
+            return _in_the_words_of(error, tabulated(seen, layout))
+    failed = failed_in(error)
+    return None if failed is None else _alone(failed, error, layout)
+
+
+def _outermost_call(error: BaseException) -> _Called | None:
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "_call_impl" and isinstance(model := frame.f_locals.get("self"), torch.nn.Module):
+            return _Called(model, tuple(frame.f_locals.get("args", ())), dict(frame.f_locals.get("kwargs", {})))
     return None
+
+
+def _is_same(seen: Seen, error: BaseException) -> bool:
+    """Whether the call on fakes broke where the real one did."""
+    return seen.run.error is not None and _deepest(seen.run.error) == _deepest(error)
+
+
+def _deepest(error: BaseException) -> tuple[int | None, tuple[str, int] | None]:
+    """(the innermost module that ran, the innermost line of the user's inside a module)."""
+    module: int | None = None
+    line: tuple[str, int] | None = None
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "_call_impl" and isinstance(own := frame.f_locals.get("self"), torch.nn.Module):
+            module = id(own)
+        elif module is not None and is_user_code(frame.f_code):
+            line = (frame.f_code.co_filename, number)
+    return module, line
+
+
+def _alone(failed: Failed, error: Exception, layout: Layout) -> ShapesReport:
+    """The report on an op outside every module: there is no table, and there is why."""
+    failure = Failure(
+        module=None,
+        op=failed.op,
+        location=place(error),
+        operand_shapes=tuple(tuple(tensor.shape) for _, tensor in failed.operands),
+        operand_names=tuple(name for name, _ in failed.operands),
+        explanation=sentence(failed, error),
+        error=f"{type(error).__name__}: {error}",
+    )
+    return ShapesReport(
+        model="",
+        rows=(),
+        total_params=0,
+        trainable_params=0,
+        buffer_count=0,
+        total_flops=0,
+        param_bytes=0,
+        activation_bytes=0,
+        mode="fake",
+        failure=failure,
+        layout=layout,
+    )
+
+
+def _in_the_words_of(error: BaseException, report: ShapesReport) -> ShapesReport:
+    if report.failure is None:
+        return report
+    failure = replace(report.failure, error=f"{type(error).__name__}: {error}", location=place(error))
+    return replace(report, failure=failure)

@@ -1,47 +1,84 @@
-"""``%%shapes``: the modules that a cell calls, followed while they run for real."""
+"""``%%shapes``: the modules that a cell calls, followed while they run for real.
+
+The first call of each model, and of each new shape of its input, is followed op by op; the others are only counted, so that a training
+loop runs at its speed.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.shapes.calls import Calls
+from torchdebug_magics.instruments.shapes.calls import Calls, shapes
+from torchdebug_magics.instruments.shapes.flops import FlopFormulas
+from torchdebug_magics.instruments.shapes.ops import Arithmetic, Origins
 from torchdebug_magics.instruments.shapes.parameters import Parameters
-from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
+from torchdebug_magics.instruments.shapes.postmortem import after_error
+from torchdebug_magics.instruments.shapes.report import Layout
+from torchdebug_magics.instruments.shapes.saved import Saved
+from torchdebug_magics.instruments.shapes.tabulate import of_cell
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.modules import unwrapped
 
 if TYPE_CHECKING:
-    from contextlib import ExitStack
+    from types import TracebackType
+
+    import torch
+
+    from torchdebug_magics.instruments.shapes.report import ShapesReport
 
 __all__ = ["ShapesProbe"]
+
+_VARIANTS = 4
+"""Shapes of the input under which one model is followed; further ones are counted."""
 
 
 class ShapesProbe:
     """See `shapes`."""
 
-    def __init__(self, *, depth: int | None = None, columns: str = "", sort: str = "", plot: bool = False, **_: object) -> None:
-        self._layout = Layout(depth=depth, columns=tuple(filter(None, columns.replace(",", " ").split())), sort=sort, plot=plot)
-        self._calls = Calls(None, Parameters())
+    def __init__(self, **options: Any) -> None:
+        self._layout = Layout.of(**options)
+        self._guard = Guard()
+        self._hooks = Hooks()
+        self._thread = threading.get_ident()
+        self._parameters = Parameters()
+        self._calls = Calls(None, self._parameters)
+        self._formulas = FlopFormulas()
+        self._saved = Saved(self._calls)
+        self._seen: dict[int, dict[Any, int]] = {}
+        self._parts: dict[int, torch.nn.Module] = {}
+        self._flops = 0
+        self._running: ExitStack | None = None
+        self._depth = 0
+        self._arithmetic: Arithmetic | None = None
+        self._failed: ShapesReport | None = None
 
     def attach(self, stack: ExitStack) -> None:
         """Follow every module call."""
-        self._calls.attach(stack)
+        stack.push(self._ended)
+        stack.callback(self._close)
+        self._hooks.calls_in_full(stack, self._enter, self._leave)
 
     def sweep(self) -> None:
         """Remove what an interrupt left."""
-        self._calls.sweep()
+        self._close()
+        self._hooks.sweep()
 
     def report(self) -> ShapesReport:
-        """The rows so far."""
-        return ShapesReport(
-            model="",
-            rows=self._calls.rows(),
-            total_params=0,
-            trainable_params=0,
-            buffer_count=0,
-            total_flops=0,
-            param_bytes=0,
-            activation_bytes=0,
-            mode="real",
+        """The rows so far, and why the cell failed where a shape was the reason."""
+        failure = self._failed.failure if self._failed is not None else None
+        return of_cell(
+            self._calls.rows(),
+            self._parameters,
+            self._formulas,
+            flops=self._flops,
+            saved_bytes=self._saved.total_bytes,
+            failure=failure,
             layout=self._layout,
+            problems=tuple(self._guard.problems),
+            counts={self._parts[one]: sum(seen.values()) for one, seen in self._seen.items()},
         )
 
     def live(self) -> None:
@@ -50,3 +87,56 @@ class ShapesProbe:
     def kept(self) -> dict[str, object]:
         """Nothing is kept."""
         return {}
+
+    def _enter(self, module: torch.nn.Module, args: Any) -> None:
+        if self._running is not None:
+            self._depth += 1
+            self._guard.run("following a call", self._calls.enter, module, args)
+        elif self._is_new(module, args):
+            self._begin(module, args)
+
+    def _is_new(self, module: torch.nn.Module, args: Any) -> bool:
+        if threading.get_ident() != self._thread or unwrapped(module) is not module:
+            return False
+        seen = self._seen.get(id(module))
+        if seen is None:
+            return id(module) not in self._parts
+        sizes = shapes(args)
+        known = sizes in seen
+        seen[sizes] = seen.get(sizes, 0) + 1
+        return not known and len(seen) <= _VARIANTS
+
+    def _begin(self, module: torch.nn.Module, args: Any) -> None:
+        if id(module) not in self._seen:
+            self._seen[id(module)] = {shapes(args): 1}
+            self._parts.update({id(part): part for part in module.modules()})
+            self._parameters.learn(module)
+            self._calls.name(module)
+            self._saved.leave_out(module)
+        self._running, self._depth = ExitStack(), 1
+        self._calls.enter(module, args)
+        self._arithmetic = Arithmetic(self._calls, self._formulas, None)
+        self._running.enter_context(self._saved.hooks())
+        self._running.enter_context(self._arithmetic)
+        self._running.enter_context(Origins(self._calls))
+
+    def _leave(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self._running is None:
+            return
+        self._depth -= 1
+        if not self._depth:
+            self._close()
+        self._guard.run("following a call", self._calls.leave, module, args, kwargs, output)
+
+    def _close(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            self._depth = 0
+            running.close()
+        if self._arithmetic is not None:
+            self._flops += self._arithmetic.total
+            self._arithmetic = None
+
+    def _ended(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            self._failed = self._guard.run("explaining the error", after_error, error, layout=self._layout)

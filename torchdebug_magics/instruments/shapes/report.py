@@ -127,6 +127,11 @@ class Layout:
     sort: str = ""
     plot: bool = False
 
+    @classmethod
+    def of(cls, *, depth: int | None = None, columns: str = "", sort: str = "", plot: bool = False, **_: object) -> Layout:
+        """From the options of the magic."""
+        return cls(depth=depth, columns=tuple(columns.replace(",", " ").split()), sort=sort, plot=plot)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShapesReport(Report):
@@ -158,6 +163,8 @@ class ShapesReport(Report):
         """What it takes and gives, or where it broke and what to change."""
         if self.failure is not None:
             return _broken(self.failure)
+        if not self.rows:
+            return "no module was called: put `%%shapes` above a cell that calls a model, or write `%shapes model input`"
         size = f"{self.model or 'the cell'}: {count(self.total_params)} parameters ({byte_size(self.param_bytes)})"
         if self.mode == "params":
             return f"{size}, {plural(len(self.rows), 'module')}; name an input to see shapes: `%shapes model (1, 3, 224, 224)`"

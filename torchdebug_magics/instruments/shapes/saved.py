@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,8 +33,12 @@ class Saved:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count what is saved from here on."""
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
+        with torch.enable_grad(), self.hooks():
             yield
+
+    def hooks(self) -> AbstractContextManager[None]:
+        """Count what is saved inside, whether or not gradients are on."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._is_new(tensor):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
 from torchdebug_magics.instruments.shapes.explain import explained
 from torchdebug_magics.instruments.shapes.parameters import Parameters
+from torchdebug_magics.instruments.shapes.plan import needs
 from torchdebug_magics.instruments.shapes.report import Layout, Row, ShapesReport
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.examine import Seen
+    from torchdebug_magics.instruments.shapes.flops import FlopFormulas
+    from torchdebug_magics.instruments.shapes.report import Failure
 
 __all__ = ["params_only", "tabulated"]
 
@@ -29,13 +33,50 @@ def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
         trainable_params=run.parameters.trainable,
         buffer_count=run.parameters.buffers,
         total_flops=run.flops,
-        uncounted_ops=tuple(sorted(run.formulas.uncounted, key=lambda name: (-run.formulas.uncounted[name], name))),
+        uncounted_ops=run.formulas.names(),
         param_bytes=run.parameters.bytes,
         buffer_bytes=run.parameters.buffer_bytes,
         activation_bytes=run.saved_bytes,
         unused=() if run.error is not None else _unused(seen.model, {row.path for row in rows}),
         mode=seen.mode,
         failure=None if seen.error is None else explained(seen),
+        needs=needs(seen.model, run.parameters, run.saved_bytes, run.given) if seen.error is None else (),
+        layout=layout,
+    )
+
+
+def of_cell(
+    rows: tuple[Row, ...],
+    parameters: Parameters,
+    formulas: FlopFormulas,
+    *,
+    flops: int,
+    saved_bytes: int,
+    failure: Failure | None,
+    layout: Layout,
+    problems: tuple[str, ...],
+    counts: Mapping[torch.nn.Module, int],
+) -> ShapesReport:
+    """What the modules of a cell did; `counts` says how often each model was called in all."""
+    often = {type(model).__name__: many for model, many in counts.items() if many > 1}
+    names = [type(model).__name__ for model in counts]
+    return ShapesReport(
+        problems=(
+            *problems,
+            *(f"{name} was called {many:,} times; the first call of each input shape is shown" for name, many in often.items()),
+        ),
+        model=", ".join(names),
+        rows=rows,
+        total_params=parameters.total,
+        trainable_params=parameters.trainable,
+        buffer_count=parameters.buffers,
+        total_flops=flops,
+        uncounted_ops=formulas.names(),
+        param_bytes=parameters.bytes,
+        buffer_bytes=parameters.buffer_bytes,
+        activation_bytes=saved_bytes,
+        mode="real",
+        failure=failure,
         layout=layout,
     )
 

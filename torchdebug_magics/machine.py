@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torchdebug_magics.format import byte_size
 
-__all__ = ["device", "memory_limit", "versions"]
+__all__ = ["device", "gpus", "memory_limit", "smallest_limit", "versions"]
 
 _PACKAGES = ("torch", "ipython", "ipykernel", "ipywidgets", "matplotlib")
 # cgroup v1 writes about 2^63 where there is no limit.
@@ -38,12 +38,22 @@ def device() -> str:
 
 
 def memory_limit(root: Path = Path("/")) -> str:
-    """The tightest of container, process and machine: what the kernel is killed at."""
-    limits = [*_cgroup(root), *_process(), *_host()]
-    if not limits:
-        return "unknown"
-    size_bytes, source = min(limits)
-    return f"{byte_size(size_bytes)} ({source})"
+    """The tightest of container, process and machine, in words."""
+    limit = smallest_limit(root)
+    return "unknown" if limit is None else f"{byte_size(limit[0])} ({limit[1]})"
+
+
+def smallest_limit(root: Path = Path("/")) -> tuple[int, str] | None:
+    """(bytes, whose) of the tightest of container, process and machine: what the kernel is killed at; None where none is known."""
+    return min([*_cgroup(root), *_process(), *_host()], default=None)
+
+
+def gpus() -> list[tuple[int, str]]:
+    """(bytes, name) of each NVIDIA GPU, as the driver tells; CUDA is not initialised. Empty where there is none."""
+    try:
+        return _gpus()[0]
+    except Exception:  # noqa: BLE001 - NVML's errors are its own; each means that there is nothing to see
+        return []
 
 
 def _version(package: str) -> str | None:
@@ -54,13 +64,18 @@ def _version(package: str) -> str | None:
 
 
 def _nvidia() -> str:
+    found, driver = _gpus()
+    return "; ".join(f"{name}, {byte_size(size_bytes)}" for size_bytes, name in found) + f" (driver {driver})" if found else ""
+
+
+def _gpus() -> tuple[list[tuple[int, str]], str]:
     import pynvml  # noqa: PLC0415 - only when asked; it reads the driver and makes no CUDA context
 
     pynvml.nvmlInit()
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        names = [f"{_text(pynvml.nvmlDeviceGetName(one))}, {byte_size(pynvml.nvmlDeviceGetMemoryInfo(one).total)}" for one in handles]
-        return "; ".join(names) + f" (driver {_text(pynvml.nvmlSystemGetDriverVersion())})" if names else ""
+        found = [(int(pynvml.nvmlDeviceGetMemoryInfo(one).total), _text(pynvml.nvmlDeviceGetName(one))) for one in handles]
+        return found, _text(pynvml.nvmlSystemGetDriverVersion())
     finally:
         pynvml.nvmlShutdown()
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from torchdebug_magics.jupyter import machine
+from torchdebug_magics import machine
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,96 @@
+"""``%shapes`` after a cell that failed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+SETUP = """import torch, torch.nn.functional as F
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 8, 3), nn.Linear(100, 10)
+        self.calls = 0
+    def forward(self, x):
+        self.calls += 1
+        x = F.relu(self.conv(x))
+        return self.fc(x.flatten(1))
+net, x = Net(), torch.randn(2, 3, 8, 8)
+"""
+
+
+def after(shell: InteractiveShell, cell: str) -> Any:
+    """The report of a bare ``%shapes`` after a cell that ended in an error."""
+    from IPython.utils.capture import capture_output
+
+    with capture_output():
+        shell.run_cell(SETUP)
+        assert not shell.run_cell(cell).success
+        shell.run_cell("%shapes -o post")
+    return shell.user_ns["post"]
+
+
+FAILURES = {
+    "a module": ("net(x)", "linear", "fc", ((2, 288), (10, 100), (10,)), "return self.fc(x.flatten(1))"),
+    "a sequential": (
+        "nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 6))(torch.randn(1, 3))",
+        "linear",
+        "1",
+        ((1, 4), (6, 5), (6,)),
+        "nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 6))(torch.randn(1, 3))",
+    ),
+    "an operator": ("a, b = torch.randn(2, 3), torch.randn(4, 5)\na @ b", "matmul", None, ((2, 3), (4, 5)), "a @ b"),
+    "a method": ("x.view(-1, 7)", "view", None, ((2, 3, 8, 8),), "x.view(-1, 7)"),
+    "an index": ("x[5]", "getitem", None, ((2, 3, 8, 8),), "x[5]"),
+    "a slice among operands": ("torch.cat([x, x[:, :1]], dim=0)", "cat", None, ((2, 3, 8, 8), (2, 1, 8, 8)), "torch.cat([x, x[:, :1]], dim=0)"),
+    "a function of torch's in Python": (
+        "scores, target = torch.randn(2, 3), torch.zeros(3, dtype=torch.long)\nF.cross_entropy(scores, target)",
+        "cross_entropy",
+        None,
+        ((2, 3), (3,)),
+        "F.cross_entropy(scores, target)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("cell", "op", "module", "operands", "line"), FAILURES.values(), ids=FAILURES)
+def test_it_says_what_failed(shell: InteractiveShell, cell: str, op: str, module: str | None, operands: Any, line: str) -> None:
+    failure = after(shell, cell).failure
+    assert (failure.op, failure.module, failure.operand_shapes) == (op, module, operands)
+    assert failure.location.source == line
+    assert failure.location.line == (11 if line.startswith("return") else len(cell.splitlines()))
+
+
+def test_nothing_of_the_cell_is_run_again(shell: InteractiveShell) -> None:
+    after(shell, "seen = []\nhandle = net.register_forward_pre_hook(lambda *_: seen.append(1))\nnet(x)")
+    assert shell.user_ns["seen"] == [1]
+    assert shell.user_ns["net"].calls == 1
+
+
+def test_the_rows_up_to_the_failure_are_shown(shell: InteractiveShell) -> None:
+    report = after(shell, "net(x)")
+    assert [(row.path, row.output_shapes) for row in report.rows] == [("", ()), ("conv", ((2, 8, 6, 6),)), ("fc", ())]
+    assert report.failure.error == "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x288 and 100x10)"
+
+
+@pytest.mark.parametrize("cell", ["1 / 0", "raise ValueError('mine')", "{}['k']", "net.nothing"])
+def test_other_errors_are_none_of_its_business(shell: InteractiveShell, cell: str) -> None:
+    report = after(shell, cell)
+    assert report.failure is None
+    assert "no module was called" in report.verdict
+
+
+def test_after_a_cell_that_passed_there_is_nothing_to_explain(shell: InteractiveShell) -> None:
+    from IPython.utils.capture import capture_output
+
+    with capture_output():
+        shell.run_cell(SETUP)
+        shell.run_cell("net(x)")
+        shell.run_cell("1")
+        shell.run_cell("%shapes -o post\nnet.conv(x)")
+    assert [row.type for row in shell.user_ns["post"].rows] == ["Conv2d"]

@@ -1,0 +1,130 @@
+"""``%%shapes``: every module that a cell calls, and the cell as it would have been."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+SETUP = """import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 2))
+"""
+
+
+def test_the_rows_of_a_call(observe: Any) -> None:
+    seen = observe("shapes", f"{SETUP}model(torch.randn(4, 10))")
+    assert seen.error is None
+    assert [(row.path, row.output_shapes, row.own_params, row.flops) for row in seen.report.rows] == [
+        ("", ((4, 2),), 0, 1920),
+        ("0", ((4, 20),), 220, 1600),
+        ("1", ((4, 20),), 0, 0),
+        ("2", ((4, 2),), 42, 320),
+    ]
+    assert (seen.report.total_params, seen.report.total_flops, seen.report.mode) == (262, 1920, "real")
+
+
+def test_a_loop_is_followed_once_for_each_shape(observe: Any) -> None:
+    seen = observe("shapes", f"{SETUP}for size in (4, 4, 4, 3):\n    model(torch.randn(size, 10))")
+    assert [row.output_shapes for row in seen.report.rows if not row.path] == [((4, 2),), ((3, 2),)]
+    assert any("called 4 times" in problem for problem in seen.report.problems)
+
+
+TRAINING = f"""{SETUP}
+optimizer = torch.optim.Adam(model.parameters())
+torch.manual_seed(1)
+for _ in range(3):
+    optimizer.zero_grad()
+    loss = model(nn.functional.dropout(torch.randn(8, 10))).square().mean()
+    loss.backward()
+    optimizer.step()
+left = torch.rand(3)
+"""
+
+
+def test_training_gives_the_same_numbers(observe: Any) -> None:
+    plain: dict[str, Any] = {}
+    exec(TRAINING, plain)
+    seen = observe("shapes", TRAINING)
+    assert torch.equal(plain["left"], seen.namespace["left"])
+    assert torch.equal(plain["loss"], seen.namespace["loss"])
+    for one, other in zip(plain["model"].parameters(), seen.namespace["model"].parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_an_error_of_shapes_is_explained_and_raised(observe: Any) -> None:
+    seen = observe("shapes", f"{SETUP}model(torch.randn(4, 10))\nmodel(torch.randn(4, 11))")
+    assert isinstance(seen.error, RuntimeError)
+    assert (seen.report.failure.module, seen.report.failure.op) == ("0", "linear")
+
+
+def test_an_error_of_another_kind_is_only_raised(observe: Any) -> None:
+    seen = observe("shapes", f"{SETUP}model(torch.randn(4, 10))\n1 / 0")
+    assert isinstance(seen.error, ZeroDivisionError)
+    assert seen.report.failure is None
+    assert len(seen.report.rows) == 4
+
+
+@pytest.mark.parametrize("body", ["", "1", "def f():\n    pass"])
+def test_an_empty_cell(observe: Any, body: str) -> None:
+    assert observe("shapes", body).report.verdict.startswith("no module was called")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def hook(*_):\n    raise LookupError('hook')\nmodel[0].register_forward_hook(hook)\nmodel(torch.randn(4, 10))",
+        "def hook(*_):\n    raise KeyboardInterrupt\nmodel[1].register_forward_pre_hook(hook)\nmodel(torch.randn(4, 10))",
+        "with torch.no_grad():\n    model(torch.randn(4, 10))\nmodel(torch.randn(4, 9))",
+    ],
+    ids=["hook", "interrupt", "shape"],
+)
+def test_an_error_in_the_middle_leaves_nothing(observe: Any, body: str) -> None:
+    from torch.nn.modules import module
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    seen = observe("shapes", SETUP + body)
+    assert seen.error is not None
+    assert not _get_current_dispatch_mode_stack()
+    assert not module._global_forward_hooks
+    assert not module._global_forward_pre_hooks
+
+
+def test_nested_in_itself() -> None:
+    import torchdebug_magics
+
+    model = nn.Linear(3, 3)
+    with torchdebug_magics.shapes() as outer:
+        with torchdebug_magics.shapes() as inner:
+            model(torch.ones(2, 3))
+        model(torch.ones(5, 3))
+    assert [row.output_shapes for row in inner.report.rows] == [((2, 3),)]
+    assert [row.output_shapes for row in outer.report.rows] == [((2, 3),), ((5, 3),)]
+
+
+def test_in_a_nanhunt() -> None:
+    import torchdebug_magics
+
+    model = nn.Linear(3, 3)
+    with torchdebug_magics.nanhunt() as hunt, torchdebug_magics.shapes() as session:
+        model(torch.ones(2, 3)).sum().backward()
+    assert session.report.total_flops == 2 * 2 * 9
+    assert not hunt.report.found
+
+
+def test_modules_of_two_models() -> None:
+    import torchdebug_magics
+
+    first, second = nn.Sequential(nn.Linear(3, 4)), nn.Sequential(nn.Linear(4, 5))
+    with torchdebug_magics.shapes() as session:
+        second(first(torch.ones(2, 3)))
+    assert [(row.path, row.output_shapes) for row in session.report.rows] == [
+        ("", ((2, 4),)),
+        ("0", ((2, 4),)),
+        ("", ((2, 5),)),
+        ("0", ((2, 5),)),
+    ]
+    assert session.report.total_params == 16 + 25
