@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING
 
+from torchdebug_magics.instruments.shapes.leaves import sizes
 from torchdebug_magics.instruments.shapes.report import Failure, Step
 from torchdebug_magics.probing.where import is_user_code, location
 
@@ -26,7 +27,7 @@ def explained(seen: Seen) -> Failure:
         module=failed.module if failed is not None else calls[-1].path if calls else None,
         op=failed.op if failed is not None else None,
         location=place(run.error),
-        operand_shapes=tuple(tuple(one.shape) for _, one in failed.operands) if failed else calls[-1].inputs if calls else (),
+        operand_shapes=tuple(sizes(one) for _, one in failed.operands) if failed else calls[-1].inputs if calls else (),
         explanation=sentence(failed, error),
         error=f"{type(error).__name__}: {error}",
         chain=chain(failed),

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.shapes.leaves import named_tensors, rebuilt
+from torchdebug_magics.instruments.shapes.leaves import named_tensors, rebuilt, sizes
 
 __all__ = ["Inputs", "Spec", "readings"]
 
@@ -56,7 +56,7 @@ class Inputs:
 
     def __str__(self) -> str:
         tensors = list(named_tensors(self.named_values()))
-        shown = [f"{name} {' x '.join(map(str, one.shape)) or 'scalar'} {str(one.dtype).removeprefix('torch.')}" for name, one in tensors]
+        shown = [f"{name} {' x '.join(map(str, sizes(one))) or 'scalar'} {str(one.dtype).removeprefix('torch.')}" for name, one in tensors]
         return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")  # noqa: PLR2004
 
 
