@@ -67,6 +67,8 @@ class Calls:
     @property
     def current(self) -> Running | None:
         """The innermost call that runs."""
+        if self.stack and self.stack[-1] is not None:
+            return self.stack[-1]
         return next((one for one in reversed(self.stack) if one is not None), None)
 
     def path_of(self, module: torch.nn.Module) -> str:

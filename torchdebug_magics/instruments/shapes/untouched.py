@@ -170,6 +170,8 @@ def _replace(module: torch.nn.Module, stand_in: Callable[[torch.Tensor], torch.T
 def _keep_flags(stack: ExitStack) -> None:
     """Torch's flags are put back, whatever the forward sets; the fused kernel of attention is off, as it hides the parts from hooks."""
     stack.enter_context(warnings.catch_warnings())
+    stack.callback(sys.setrecursionlimit, sys.getrecursionlimit())
+    sys.setrecursionlimit(2 * sys.getrecursionlimit())  # hooks and modes of ours stand between the frames of the user's
     stack.callback(torch.set_default_dtype, torch.get_default_dtype())
     stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
     stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
