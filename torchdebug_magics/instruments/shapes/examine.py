@@ -55,7 +55,8 @@ def examine(
 ) -> Examined:
     """The report on ``model(*args, **keywords)``; a tuple of sizes stands for a tensor. The model is left exactly as it was.
 
-    Further options are those of `Layout.of`. Raises `TorchDebugError` where the first value is no module. A forward that fails does not raise: see ``report.failure``.
+    Further options are those of `Layout.of`. Raises `TorchDebugError` where the first value is no module. A forward that fails does not
+    raise: see ``report.failure``.
     """
     if not isinstance(model, torch.nn.Module):
         msg = f"the first value is to be a torch.nn.Module, and this is a {type(model).__name__}: write `%shapes model input`"

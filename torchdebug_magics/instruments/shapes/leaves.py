@@ -67,23 +67,25 @@ def memory_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None
 
 
-def rebuilt(value: Any, change: Any, depth: int = 0) -> Any:
+def rebuilt(value: Any, change: Any, kinds: tuple[type, ...] = (torch.Tensor,), depth: int = 0) -> Any:
     """`value` with each tensor replaced by ``change(tensor)``; what cannot be rebuilt (a packed sequence) is left as it is."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, kinds):
         return change(value)
     if depth >= _DEEP or isinstance(value, PackedSequence):
         return value
     if isinstance(value, (tuple, list, Mapping)):
-        return _container(value, change, depth + 1)
+        return _container(value, change, kinds, depth + 1)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: rebuilt(getattr(value, field.name), change, depth + 1) for field in dataclasses.fields(value) if field.init}
+        fields = {
+            field.name: rebuilt(getattr(value, field.name), change, kinds, depth + 1) for field in dataclasses.fields(value) if field.init
+        }
         return value if all(fields[name] is getattr(value, name) for name in fields) else dataclasses.replace(value, **fields)
     return value
 
 
-def _container(value: Any, change: Any, depth: int) -> Any:
+def _container(value: Any, change: Any, kinds: tuple[type, ...], depth: int) -> Any:
     before = list(value.values() if isinstance(value, Mapping) else value)
-    items = [rebuilt(item, change, depth) for item in before]
+    items = [rebuilt(item, change, kinds, depth) for item in before]
     if all(new is old for new, old in zip(items, before, strict=True)):
         return value
     if isinstance(value, Mapping):

@@ -133,11 +133,10 @@ def _refill(container: Any, kept: Any) -> None:
 
 
 class _Scripted:
-    """The tensors of a scripted module, which no stand-in can take the place of."""
+    """The buffers of a scripted module, which no stand-in can take the place of: what it computes may write them without a word."""
 
     def __init__(self, module: torch.jit.ScriptModule) -> None:
-        tensors = [*module.parameters(), *module.buffers()]
-        self._held = [(tensor, tensor.detach().clone(), tensor._version) for tensor in tensors]
+        self._held = [(tensor, tensor.detach().clone(), tensor._version) for tensor in module.buffers()]
         self._training = [(part, part.training) for part in module.modules()]
 
     def put_back(self) -> None:

@@ -282,7 +282,9 @@ def world(model, *values):
         torch.is_autocast_enabled("cpu"),
         torch.distributions.Distribution._validate_args,
     )
-    state["global hooks"] = {name: dict(table) for name, table in vars(torch_module).items() if name.startswith("_global_") and isinstance(table, dict)}
+    state["global hooks"] = {
+        name: dict(table) for name, table in vars(torch_module).items() if name.startswith("_global_") and isinstance(table, dict)
+    }
     return state
 
 
