@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from torchdebug_magics.instruments.nanhunt.attempt import Attempt, Replayed
 from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.finding import bad_tensors, kind_word, write
 from torchdebug_magics.instruments.nanhunt.livein import local_values
-from torchdebug_magics.instruments.nanhunt.replay import Attempt, Replayed, Replayer
 from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow
 from torchdebug_magics.instruments.nanhunt.scaler import at_scale_one, live_scalers
 from torchdebug_magics.instruments.nanhunt.slicing import CannotReplay
@@ -20,6 +20,8 @@ from torchdebug_magics.probing.where import frames_above, locate, user_frame
 
 if TYPE_CHECKING:
     import torch
+
+    from torchdebug_magics.instruments.nanhunt.replay import Replayer
 
 __all__ = ["Inquiry", "Investigator", "Outcome"]
 

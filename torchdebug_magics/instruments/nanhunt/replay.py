@@ -2,68 +2,34 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
-import io
 import sys
-import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from torchdebug_magics.instruments.nanhunt.aside import as_at_the_start, eager, quiet
+from torchdebug_magics.instruments.nanhunt.attempt import Attempt, Replayed, same_bits
 from torchdebug_magics.instruments.nanhunt.layers import LayerWatch
 from torchdebug_magics.instruments.nanhunt.livein import read_before_written
 from torchdebug_magics.instruments.nanhunt.sentinel import leaves_of
 from torchdebug_magics.instruments.nanhunt.slicing import CannotReplay, Slice, cut
 from torchdebug_magics.instruments.nanhunt.trace import Trace
-from torchdebug_magics.probing.buffers import BufferKeeper
 from torchdebug_magics.probing.modules import ModuleCalls
-from torchdebug_magics.probing.python_state import PythonState, iterators_in, slots_in
-from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.python_state import iterators_in
 from torchdebug_magics.probing.tensors import kind_of, tensors_in
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.step import Entries, Position, Step
 
-__all__ = ["Attempt", "Replayed", "Replayer"]
+__all__ = ["Replayer"]
 
 
 class _Enough(BaseException):
     """Ends a replay right after the backward() that is looked into. No `except Exception` of the user's stops it."""
-
-
-@dataclass
-class Attempt:
-    """What a replay is to reach: a sink call, known by its place in the step."""
-
-    original: tuple[torch.Tensor, ...]
-    """The loss (or what was differentiated) of the bad step."""
-    number: int
-    """Which backward call since the step began, 1-based."""
-    leaves: dict[int, torch.Tensor]
-    """Leaf tensors whose gradients are put aside."""
-    until_update: bool = False
-    """Whether to go on to the optimizer's step, for what happens to gradients after backward()."""
-
-
-@dataclass
-class Replayed:
-    """What a replay saw."""
-
-    trace: Trace
-    losses: tuple[torch.Tensor, ...] = ()
-    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
-    """By the id of the leaf, written as text, or the place in a result of ``autograd.grad``."""
-    reproduced: bool | None = None
-    problem: str = ""
-    outputs: tuple[torch.Tensor, ...] = ()
-    names: dict[str, Any] = field(default_factory=dict)
-    """The variables of the replayed statements, to name tensors by."""
-    layers: LayerWatch | None = None
-    finished: bool = False
 
 
 class Replayer:
@@ -117,7 +83,7 @@ class Replayer:
             attempt.leaves.update({id(leaf): leaf for leaf in leaves_of(tensors) if leaf.grad is None})
             replayed.losses = tensors
             with _disable_current_modes():  # what we ask must not stand in the trace
-                replayed.reproduced = _same(tensors, attempt.original)
+                replayed.reproduced = same_bits(tensors, attempt.original)
                 # A bad loss has its birth before the backward.
                 replayed.trace.paused = not attempt.until_update and any(kind_of(tensor) for tensor in tensors)
         replayed.trace.backward_frame = sys._getframe(0)
@@ -177,13 +143,14 @@ class Replayer:
             cut = _cut_graphs(part) if part is not None else {}
             attempt.leaves.update(cut)
             with (
-                _put_aside(step, attempt.leaves.values(), self._entries.entered(), part),
-                _quiet(),
-                _eager(),
+                as_at_the_start(step, attempt.leaves.values(), self._entries.entered(), _values_in(part)) as writes,
+                quiet(),
+                eager(),
                 contextlib.ExitStack() as stack,
             ):
                 self._entries.replaying = self._feed
                 stack.callback(setattr, self._entries, "replaying", None)
+                stack.enter_context(writes.listener())
                 replayed.layers.attach(stack)
                 replayed.trace.attach(stack)
                 try:
@@ -226,6 +193,14 @@ def _merged(evaluated: tuple[Any, Any], recorded: tuple[Any, Any]) -> tuple[Any,
     return together
 
 
+def _values_in(part: Slice | None) -> list[object]:
+    """What the names in the statements stand for: all that they can reach begins there."""
+    if part is None:
+        return []
+    used = {node.id for statement in part.statements for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    return [part.names[name] for name in used & part.names.keys()]
+
+
 def _cut_graphs(part: Slice) -> dict[int, torch.Tensor]:
     """Variables whose graph was made before the statements, and is gone since the backward(): leaves in their place."""
     cut: dict[int, torch.Tensor] = {}
@@ -235,75 +210,3 @@ def _cut_graphs(part: Slice) -> dict[int, torch.Tensor]:
             leaf = part.names[name] = value.detach().requires_grad_()
             cut[id(leaf)] = leaf
     return cut
-
-
-@contextlib.contextmanager
-def _put_aside(step: Step, leaves: Iterable[torch.Tensor], modules: list[torch.nn.Module], part: Slice | None) -> Iterator[None]:
-    """The state at the step's start inside, the present one again outside, whatever happens."""
-    leaves = list(leaves)
-    gradients = [leaf.grad for leaf in leaves]
-    random, parts = RandomState.take(), [inner for module in modules for inner in module.modules()]
-    buffers = BufferKeeper(parts).take()
-    inputs = [(tensor, tensor.detach().clone()) for entry in step.entries for tensor, _ in entry.copies]
-    python = PythonState(slot for state in step.python for slot in state.slots)
-    containers = PythonState(slots_in(part.names, part.statements)) if part is not None else PythonState(())
-    try:
-        for leaf in leaves:
-            leaf.grad = None
-        for kept in step.buffers:
-            kept.put_back()
-        for state in step.python:
-            state.put_back()
-        if step.entries:
-            step.entries[0].random.put_back()
-        _write_into((tensor, copy) for entry in step.entries for tensor, copy in entry.copies)
-        yield
-    finally:
-        _write_into(inputs)
-        buffers.put_back()
-        python.put_back()
-        containers.put_back()
-        for leaf, gradient in zip(leaves, gradients, strict=False):
-            leaf.grad = gradient
-        random.put_back()
-
-
-def _write_into(held: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    with torch.no_grad():
-        for tensor, copy in held:
-            tensor.data.copy_(copy)
-
-
-def _eager() -> contextlib.AbstractContextManager[Any]:
-    """What is compiled runs op by op, and nothing is compiled, least of all our own hooks."""
-    if "torch._dynamo" not in sys.modules:
-        return contextlib.nullcontext()
-    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _same(left: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> bool:
-    """Bit for bit, one NaN being as good as another."""
-    return len(left) == len(right) and all(
-        one.shape == other.shape and one.dtype is other.dtype and bool(torch.equal(_bits(one), _bits(other)))
-        for one, other in zip(left, right, strict=False)
-    )
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    plain = tensor.detach()
-    if plain.is_complex():
-        plain = torch.view_as_real(plain)
-    return torch.stack(
-        [
-            plain.nan_to_num(0.0, posinf=0.0, neginf=0.0),
-            *(test(plain).to(plain.dtype) for test in (torch.isnan, torch.isposinf, torch.isneginf)),
-        ]
-    )

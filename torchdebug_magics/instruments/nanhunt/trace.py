@@ -24,7 +24,7 @@ from torchdebug_magics.probing.where import user_frame
 if TYPE_CHECKING:
     from torchdebug_magics.probing.modules import Call, ModuleCalls
 
-__all__ = ["Op", "Source", "Trace"]
+__all__ = ["Op", "Source", "Trace", "written_in_place"]
 
 _MOST_REMEMBERED_BYTES = 2 << 30
 _NO_SEQUENCE = 1 << 62
@@ -163,7 +163,7 @@ class Trace:
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         bad_inputs = [self._is_bad(tensor) for tensor in inputs]
         op.parents = tuple(source.index for source in (self.source(tensor).op for tensor in inputs) if source is not None)
-        written = _written(func, args, kwargs)
+        written = written_in_place(func, args, kwargs)
         before = {id(tensor): tensor.detach().clone() for tensor in written if _copyable(tensor)}
         prior = {id(tensor): self.source(tensor).op for tensor in written}
         self._save_for_users(before)
@@ -266,7 +266,7 @@ def _copyable(tensor: torch.Tensor) -> bool:
     )
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def written_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors an op writes in place, also those its schema does not admit."""
     found: list[torch.Tensor] = []
     hidden_names = HIDDEN_WRITES.get(op_name(func), ()) if argument_of(func, args, kwargs, "training") is not False else ()

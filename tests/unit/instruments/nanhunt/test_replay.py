@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from torchdebug_magics import NonFiniteError, nanhunt
-from torchdebug_magics.instruments.nanhunt.replay import _merged, _same
+from torchdebug_magics.instruments.nanhunt.attempt import same_bits
+from torchdebug_magics.instruments.nanhunt.replay import _merged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,14 +49,14 @@ def little_to_search() -> Iterator[None]:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
 def test_same_is_bit_for_bit_with_one_nan_as_good_as_another(one: list[float], other: list[float], equal: bool, dtype: torch.dtype) -> None:
-    assert _same((torch.tensor(one, dtype=dtype),), (torch.tensor(other, dtype=dtype),)) is equal
+    assert same_bits((torch.tensor(one, dtype=dtype),), (torch.tensor(other, dtype=dtype),)) is equal
 
 
 def test_same_of_other_types_and_numbers() -> None:
-    assert not _same((torch.ones(1),), (torch.ones(1).double(),))
-    assert not _same((torch.ones(1),), ())
-    assert _same((), ())
-    assert not _same((torch.tensor([complex(1, nan)]),), (torch.tensor([complex(1, inf)]),))
+    assert not same_bits((torch.ones(1),), (torch.ones(1).double(),))
+    assert not same_bits((torch.ones(1),), ())
+    assert same_bits((), ())
+    assert not same_bits((torch.tensor([complex(1, nan)]),), (torch.tensor([complex(1, inf)]),))
 
 
 def test_recorded_arguments_win_but_for_what_is_in_the_graph() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.shapes.leaves import named_tensors
+from torchdebug_magics.instruments.shapes.leaves import named_tensors, sizes
 from torchdebug_magics.instruments.shapes.repair.source import Site, site_of
 from torchdebug_magics.probing.where import owner
 
@@ -38,7 +38,7 @@ class Operand:
     @property
     def sizes(self) -> Sizes:
         """Its shape."""
-        return tuple(self.tensor.shape)
+        return sizes(self.tensor)
 
     @property
     def is_input(self) -> bool:

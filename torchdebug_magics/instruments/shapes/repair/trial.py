@@ -96,6 +96,7 @@ class _Changed:
     def __init__(self, inputs: Inputs, changes: Sequence[tuple[str, Change]]) -> None:
         self._inputs = inputs
         self._changes = changes
+        self.args, self.kwargs = inputs.args, inputs.kwargs
 
     def made(self, model: torch.nn.Module, stand_in: Callable[[torch.Tensor], torch.Tensor], zeros: Callable[..., torch.Tensor]) -> Inputs:
         """As `Inputs.made`."""

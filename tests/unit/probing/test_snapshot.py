@@ -1,0 +1,241 @@
+"""What code can reach from an object is, after put_back, what it was; nothing is asked of it, and nothing else is touched."""
+
+from __future__ import annotations
+
+import functools
+import io
+import queue
+import random
+import sys
+import threading
+from collections import Counter, OrderedDict, defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from torchdebug_magics.probing.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+class Box:
+    made = 0
+
+    def __init__(self, **held: Any) -> None:
+        self.__dict__.update(held)
+
+    def count(self) -> None:
+        type(self).made += 1
+
+
+class Slotted:
+    __slots__ = ("n",)
+
+
+class Loud(list[Any]):
+    """A list that counts what is asked of it."""
+
+    asked = 0
+
+    def append(self, item: Any) -> None:
+        self.asked += 1
+        super().append(item)
+
+    def clear(self) -> None:
+        raise AssertionError
+
+
+def slotted() -> Slotted:
+    one = Slotted()
+    one.n = 1
+    return one
+
+
+def queue_of(*items: int) -> queue.Queue[int]:
+    one: queue.Queue[int] = queue.Queue()
+    for item in items:
+        one.put(item)
+    return one
+
+
+def reading(text: str) -> io.StringIO:
+    stream = io.StringIO(text)
+    stream.readline()
+    return stream
+
+
+CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+    # what there is, what is done to it, how it is looked at
+    "list": (lambda: [1, 2], lambda one: one.append(3), list),
+    "order of a list": (lambda: [1, 2], lambda one: one.reverse(), list),
+    "dict": (lambda: {"a": 1}, lambda one: one.update(a=2, b=3), dict),
+    "order of a dict": (lambda: {"a": 1, "b": 2}, lambda one: one.update(a=one.pop("a")), lambda one: list(one.items())),
+    "ordered dict": (lambda: OrderedDict(a=1, b=2), lambda one: one.move_to_end("a"), lambda one: list(one.items())),
+    "set": (lambda: {1}, lambda one: one.add(2), set),
+    "deque": (lambda: deque([1, 2], 2), lambda one: one.append(3), list),
+    "counter": (lambda: Counter("aab"), lambda one: one.update("c"), dict),
+    "missing key": (lambda: defaultdict(list), lambda one: one["k"].append(1), dict),
+    "inside": (lambda: {"a": [{"b": [0]}]}, lambda one: one["a"][0]["b"].append(1), lambda one: one["a"][0]["b"]),
+    "inside a tuple": (lambda: ([0],), lambda one: one[0].append(1), lambda one: one[0]),
+    "attribute": (lambda: Box(n=1), lambda one: setattr(one, "n", 2), vars),
+    "new attribute": (Box, lambda one: setattr(one, "n", 2), vars),
+    "list in an attribute": (lambda: Box(n=[1]), lambda one: one.n.append(2), lambda one: one.n),
+    "slot": (slotted, lambda one: setattr(one, "n", 2), lambda one: one.n),
+    "class attribute": (Box, lambda one: one.count(), lambda _: Box.made),
+    "a list of one's own": (Loud, lambda one: one.append(1), lambda one: (list(one), one.asked)),
+    "queue": (lambda: queue_of(1, 2), lambda one: one.get(), lambda one: list(one.queue)),
+    "random": (lambda: random.Random(0), lambda one: one.random(), lambda one: one.getstate()),
+    "generator": (torch.Generator, lambda one: torch.rand(1, generator=one), lambda one: one.get_state().tolist()),
+    "numpy generator": (lambda: np.random.default_rng(0), lambda one: one.random(), lambda one: str(one.bit_generator.state)),
+    "array": (lambda: np.zeros(2), lambda one: one.__setitem__(0, 1), lambda one: one.tolist()),
+    "stream read": (lambda: reading("a\nb\nc"), lambda one: one.readline(), lambda one: one.tell()),
+    "stream written": (lambda: reading("a\nb"), lambda one: one.write("xyz"), lambda one: (one.getvalue(), one.tell())),
+    "part of a module": (lambda: nn.Sequential(nn.ReLU()), lambda one: one[0].eval(), lambda one: one[0].training),
+    "hook": (
+        lambda: nn.Linear(1, 1),
+        lambda one: one.weight.register_post_accumulate_grad_hook(print),
+        lambda one: len(one.weight._post_accumulate_grad_hooks or ()),
+    ),
+    "data of a parameter": (
+        lambda: nn.Linear(1, 1),
+        lambda one: setattr(one.weight, "data", torch.full((1, 1), 9.0)),
+        lambda one: one.weight.data_ptr(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in CHANGES if name != "hook"])
+def test_what_changed_is_as_it_was(name: str) -> None:
+    make, change, look = CHANGES[name]
+    one = make()
+    before = repr(look(one))
+    snapshot = Snapshot([Box(held=one)])
+    change(one)
+    assert repr(look(one)) != before
+    snapshot.put_back()
+    snapshot.put_back()  # as after an interrupt in the middle of it
+    assert repr(look(one)) == before
+
+
+def closure() -> Callable[[], None]:
+    count, kept = 0, [0]
+
+    def call() -> None:
+        nonlocal count
+        count += 1
+        kept.append(count)
+
+    return call
+
+
+SEEN: list[int] = []
+
+
+def names_a_global() -> None:
+    global LATEST  # noqa: PLW0603 - what is tested
+    SEEN.append(1)
+    LATEST = len(SEEN)
+
+
+LATEST = 0
+
+
+def defaults(kept: list[int] = []) -> None:  # noqa: B006 - what is tested
+    kept.append(1)
+
+
+class Called:
+    def __init__(self) -> None:
+        self.n = 0
+
+    def method(self) -> None:
+        self.n += 1
+        names_a_global()
+
+
+@pytest.mark.parametrize(
+    ("call", "look"),
+    [
+        pytest.param(one := closure(), lambda: [cell.cell_contents for cell in one.__closure__], id="closure"),
+        pytest.param(names_a_global, lambda: (list(SEEN), LATEST), id="global"),
+        pytest.param(defaults, lambda: defaults.__defaults__, id="default"),
+        pytest.param((called := Called()).method, lambda: (called.n, list(SEEN)), id="method"),
+        pytest.param(functools.partial(defaults), lambda: defaults.__defaults__, id="partial"),
+        pytest.param(functools.partial(SEEN.append, 1), lambda: list(SEEN), id="method of a list"),
+    ],
+)
+def test_what_a_hook_reaches_is_as_it_was(call: Any, look: Callable[[], Any]) -> None:
+    model = nn.Linear(1, 1)
+    model.register_forward_hook(lambda *_: call())
+    before = repr(look())
+    snapshot = Snapshot([model])
+    model(torch.ones(1, 1))
+    assert repr(look()) != before
+    snapshot.put_back()
+    assert repr(look()) == before
+
+
+def test_what_others_put_into_a_queue_meanwhile_stays() -> None:
+    one = queue_of(1, 2, 3)
+    snapshot = Snapshot([one])
+    assert one.get() == 1
+    other = threading.Thread(target=one.put, args=(4,))
+    other.start()
+    other.join()
+    snapshot.put_back()
+    assert list(one.queue) == [1, 2, 3, 4]
+
+
+def test_what_holds_a_lock_is_left_alone() -> None:
+    shared = Box(lock=threading.Lock(), done=0)
+    snapshot = Snapshot([shared])
+    shared.done = 1
+    snapshot.put_back()
+    assert shared.done == 1
+
+
+def test_a_file_is_read_on_from_where_it_was(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("1\n2\n3\n")
+    with (tmp_path / "lines").open() as lines:
+        lines.readline()
+        snapshot = Snapshot([lines])
+        lines.readline()
+        snapshot.put_back()
+        assert lines.readline() == "2\n"
+
+
+def test_nothing_of_the_users_is_run() -> None:
+    class Trap:
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError(name)
+
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError
+
+        __hash__ = None  # type: ignore[assignment]
+
+    kept = [Trap()]
+    snapshot = Snapshot([kept, Trap()])
+    kept.append(Trap())
+    snapshot.put_back()
+    assert len(kept) == 1
+
+
+def test_installed_modules_and_our_own_objects_are_left_alone() -> None:
+    snapshot = Snapshot([Box(modules=[sys, torch, np, Snapshot([])])])
+    assert len(snapshot._seen) < 50
+
+
+def test_there_is_an_end_to_it() -> None:
+    chain: list[Any] = []
+    for _ in range(300_000):
+        chain = [chain]
+    snapshot = Snapshot([chain])
+    assert len(snapshot._seen) <= 200_000
+    while chain:  # not by the collector's recursion
+        chain = chain.pop()
