@@ -69,8 +69,10 @@ class Instrument:
     """How the values of `examine` are written in the help, such as ``LOSS``; empty where it takes none."""
     takes_keywords: bool = False
     """Whether `examine` has a parameter ``keywords`` for values that are named, as in ``%shapes model x mask=mask``."""
+    called: str | None = None
+    """``module:callable`` from what is called in a line such as ``%shapes model(x)`` to the subject, or None: of that, no call is made."""
     after_error: str | None = None
-    """``module:callable`` from the exception of the cell before, and the options, to a report, for the bare line; None where it has no facts."""
+    """``module:callable`` from the exception of the cell before, and the options, to a report for the bare line; None without facts."""
 
     def __call__(self, *subjects: object, **options: object) -> Any:
         """A `Session` to be entered, or, where subjects are given, the report on them."""
@@ -93,6 +95,10 @@ class Instrument:
         named = {"keywords": keywords} if self.takes_keywords else {}
         found = _load(self.examine or "")(*subjects, **named, **self._known(options))
         return found if isinstance(found, Examined) else Examined(found)
+
+    def subject_of(self, called: object) -> object | None:
+        """What is examined where `called` is called on the magic's line; None where the call itself gives the value."""
+        return _load(self.called)(called) if self.called else None
 
     def report_after(self, error: BaseException, options: Mapping[str, object]) -> Report | None:
         """What the error of the cell before can tell, where it can."""

@@ -70,7 +70,9 @@ def test_values_where_none_are_taken_are_an_error_with_the_repair(row: Instrumen
         bare(1.5)
 
 
-@pytest.mark.parametrize("call", [lambda row: row(deep=1), lambda row: row.session(deep=1), lambda row: row.report_on((1.5,), {}, {"deep": 1})])
+@pytest.mark.parametrize(
+    "call", [lambda row: row(deep=1), lambda row: row.session(deep=1), lambda row: row.report_on((1.5,), {}, {"deep": 1})]
+)
 def test_an_unknown_option_is_an_error_that_lists_the_known_ones(row: Instrument, call: Any) -> None:
     with pytest.raises(TypeError, match=r"toy\(\) has no option 'deep'; it has keep_going, depth"):
         call(row)

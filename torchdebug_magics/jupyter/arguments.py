@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Arguments", "MagicParser", "without_comment"]
 
 _QUOTED_OR_COMMENT = re.compile(r"""'[^']*'|"[^"]*"|(?:^|(?<=\s))\#.*""")
+_QUOTED_OR_HASH = re.compile(r"""'[^']*'|"[^"]*"|\#""")
 _WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 # What goes on with the value before the blank: `loss - 1`, `mask = mask`, `x if y else z`; `-1`, `*args` and `**batch` begin one.
 _GOES_ON = re.compile(r"(?:[-+]|\*\*?)(?=\s|$)|[/%@&|^<>=!,.:)\]}]|(?:if|else|and|or|in|is|not|for)\b")
@@ -80,7 +81,7 @@ class MagicParser:
     def _split(self, line: str) -> tuple[list[str], list[str]]:
         words: list[str] = []
         expressions: list[str] = []
-        rest = line.strip()
+        rest = _code(line)
         while rest:
             flag = rest.split(None, 1)[0].partition("=")[0]
             if flag in self.flags or flag.startswith("--"):
@@ -90,7 +91,7 @@ class MagicParser:
                     rest = rest[len(word) :].lstrip()
             else:
                 expression, rest = self._expression(rest)
-                expressions.append(expression)
+                expressions.append(expression.rstrip().removesuffix(","))
         return words, expressions
 
     def _takes_value(self, flag: str) -> bool:
@@ -117,6 +118,14 @@ def without_comment(line: str) -> str:
     for match in _QUOTED_OR_COMMENT.finditer(line):
         if match[0].startswith("#"):
             return line[: match.start()].rstrip()
+    return line.strip()
+
+
+def _code(line: str) -> str:
+    """`line` without a comment, whatever stands before it: outside quotes no expression has a ``#``."""
+    for match in _QUOTED_OR_HASH.finditer(line):
+        if match[0] == "#":
+            return line[: match.start()].strip()
     return line.strip()
 
 

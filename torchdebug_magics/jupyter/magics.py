@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from IPython.core.error import UsageError
 from IPython.core.magic import needs_local_scope, no_var_expand
 
+from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import Examined
 from torchdebug_magics.jupyter.arguments import MagicParser
 from torchdebug_magics.jupyter.showing import Delivery, ShownSession
+from torchdebug_magics.jupyter.values import evaluated
 
 if TYPE_CHECKING:
     from torchdebug_magics.instrument import Instrument
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from torchdebug_magics.session import Session
 
 __all__ = ["InstrumentMagic", "Keep"]
-
-_COLLECT = "_torchdebug_values"
 
 Keep: TypeAlias = "Callable[[str, Report, Session[Any] | None], None]"
 """Told of each report: the magic's name, and the session where there was one."""
@@ -67,16 +67,21 @@ class InstrumentMagic:
             self._open(text, subjects=True)
         elif asked.subjects:
             subjects, keywords = self._evaluated(asked.subjects, local_ns)
-            self._show(asked, self.row.report_on(subjects, keywords, asked.options))
+            self._show(asked, self._report_on(subjects, keywords, asked))
         elif (report := self._of_failed_cell(asked)) is not None:
             self._show(asked, Examined(report))
         else:
             self._open(text, subjects=True)
 
+    def _report_on(self, subjects: tuple[object, ...], keywords: dict[str, object], asked: Arguments) -> Examined:
+        try:
+            return self.row.report_on(subjects, keywords, asked.options)
+        except TorchDebugError as error:
+            raise UsageError(str(error)) from None
+
     def _evaluated(self, sources: tuple[str, ...], local_ns: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
         """The values, read as the arguments of a call are."""
-        names = {**local_ns, _COLLECT: lambda *values, **named: (values, named)}
-        values, named = eval(f"{_COLLECT}({', '.join(sources)})", self._screen.shell.user_ns, names)  # noqa: S307 - the user's own words
+        values, named = evaluated(sources, self._screen.shell.user_ns, local_ns, self.row.subject_of)
         if named and not self.row.takes_keywords:
             msg = f"%{self.row.name} takes no named value such as {next(iter(named))}=..."
             raise UsageError(msg)

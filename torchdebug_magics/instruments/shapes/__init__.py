@@ -12,6 +12,7 @@ INSTRUMENT = Instrument(
     description="""The table of a model's modules, from a run on tensors without data: nothing is computed, and the model stays as it was.
 
     %shapes model x                     values, as in a call: x mask=mask, **batch, (1, 3, 224, 224), {"input_ids": ids}
+    %shapes model(x, mask=mask)         the same as model x mask=mask: the call is not made
     %shapes model                       parameters only
     %shapes                             after a cell that failed: why, and what to change
     %%shapes                            above a cell: every module called in it
@@ -32,5 +33,6 @@ Where the forward breaks, the rows up to there are shown, where the mismatching 
     examine=f"{_HERE}.examine:examine",
     subjects="MODEL INPUT",
     takes_keywords=True,
+    called=f"{_HERE}.inputs:model_of",
     after_error=f"{_HERE}.postmortem:after_error",
 )

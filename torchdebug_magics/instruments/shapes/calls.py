@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from torchdebug_magics.instruments.shapes.leaves import named_tensors
-from torchdebug_magics.instruments.shapes.parameters import Owned, Parameters
+from torchdebug_magics.instruments.shapes.leaves import named_tensors, sizes
+from torchdebug_magics.instruments.shapes.names import Names
+from torchdebug_magics.instruments.shapes.parameters import NOTHING, Owned, Parameters
 from torchdebug_magics.instruments.shapes.report import Row, Shape
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import unwrapped
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
+
+    import torch
 
 __all__ = ["Calls", "Running", "shapes"]
 
@@ -33,7 +34,7 @@ class Running:
     inputs: tuple[Shape, ...] = ()
     outputs: tuple[tuple[str, Any, str, str], ...] | None = None
     """(name, sizes, dtype, device) of each; None while it runs, and for ever where it raised."""
-    owned: Owned = Owned(0, 0, "")
+    owned: Owned = NOTHING
 
 
 class Calls:
@@ -43,7 +44,7 @@ class Calls:
         self._root = root
         self._parameters = parameters
         self._device = device
-        self._names: dict[int, list[str]] = {}
+        self._names = Names()
         self._counts: dict[int, int] = {}
         self._hooks = Hooks()
         self.made: list[Running] = []
@@ -53,8 +54,7 @@ class Calls:
 
     def name(self, root: torch.nn.Module) -> None:
         """Learn the paths of all parts of a root."""
-        for path, module in unwrapped(root).named_modules(remove_duplicate=False):
-            self._names.setdefault(id(module), []).append(path)
+        self._names.learn(root)
 
     def attach(self, stack: ExitStack) -> None:
         """Follow until the stack closes."""
@@ -67,18 +67,19 @@ class Calls:
     @property
     def current(self) -> Running | None:
         """The innermost call that runs."""
+        if self.stack and self.stack[-1] is not None:
+            return self.stack[-1]
         return next((one for one in reversed(self.stack) if one is not None), None)
+
+    def owned(self) -> dict[int, str]:
+        """The path of each parameter and buffer, by the `id` of what stands there now."""
+        root = self._root
+        return {} if root is None else {id(one): path for path, one in (*root.named_buffers(), *root.named_parameters())}
 
     def path_of(self, module: torch.nn.Module) -> str:
         """Its name; of several, the one inside the call that runs."""
-        names = self._names.get(id(module), [])
         outer = self.current
-        if outer is None:
-            return names[0] if names else ""
-        inside = [path for path in names if path.startswith(f"{outer.path}." if outer.path else "")]
-        if inside:
-            return inside[0]
-        return names[0] if names else f"{outer.path}.{type(module).__name__}".lstrip(".")
+        return self._names.path(module, outer.module, outer.path) if outer is not None else self._names.path(module, None, "")
 
     def enter(self, module: torch.nn.Module, args: Any) -> None:
         """A call begins."""
@@ -103,7 +104,7 @@ class Calls:
         if kwargs is not None:
             running.inputs = shapes((args, kwargs))
             running.outputs = tuple(
-                (name, _sizes(tensor), str(tensor.dtype).removeprefix("torch."), self._device or str(tensor.device))
+                (name, sizes(tensor), str(tensor.dtype).removeprefix("torch."), self._device or str(tensor.device))
                 for name, tensor in named_tensors(output)
             )
         if outer is not None:
@@ -117,15 +118,7 @@ class Calls:
 
 def shapes(values: Any) -> tuple[Shape, ...]:
     """The shapes of all tensors inside."""
-    return tuple(_sizes(tensor) for _, tensor in named_tensors(values))
-
-
-def _sizes(tensor: torch.Tensor) -> Shape:
-    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
-        return ()
-    if tensor.is_nested and tensor.layout == torch.strided:
-        return (tensor.size(0),)  # the rows of a nested one differ
-    return tuple(tensor.shape)
+    return tuple(sizes(tensor) for _, tensor in named_tensors(values))
 
 
 def _row(running: Running) -> Row:

@@ -49,7 +49,7 @@ def _ask(func: Any, name: str, args: tuple[Any, ...]) -> None:
             small[8] = 1  # groups
         try:
             func(*small)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever torch says
             raise ValueFailure(error) from None
 
 

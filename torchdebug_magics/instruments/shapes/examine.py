@@ -14,9 +14,10 @@ import torch
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import Examined
 from torchdebug_magics.instruments.shapes.confirm import is_limit_of_fakes, real_error
-from torchdebug_magics.instruments.shapes.faking import Fakes
+from torchdebug_magics.instruments.shapes.faking import CannotBeFakedError, Fakes
 from torchdebug_magics.instruments.shapes.forward import Forward, forward, zeros
 from torchdebug_magics.instruments.shapes.inputs import Inputs, readings
+from torchdebug_magics.instruments.shapes.leaves import is_lazy
 from torchdebug_magics.instruments.shapes.parameters import packed_weights
 from torchdebug_magics.instruments.shapes.report import Layout, Mode
 from torchdebug_magics.instruments.shapes.tabulate import params_only, tabulated
@@ -27,6 +28,8 @@ __all__ = ["Seen", "examine", "see"]
 
 _QUICK_FLOPS = 2e10
 """Up to here a real run, to confirm an error that no op raised, takes about a second."""
+_NO_HOOKS = "saved tensor hooks"
+"""In what `torch.func` says to a forward in which saved tensors are counted."""
 
 
 @dataclass(eq=False)
@@ -47,21 +50,18 @@ def examine(
     *args: Any,
     keywords: Mapping[str, Any] | None = None,
     real: bool = False,
-    symbolic: bool = False,
-    depth: int | None = None,
-    columns: str = "",
-    sort: str = "",
-    plot: bool = False,
     strict: bool = False,
+    **options: Any,
 ) -> Examined:
     """The report on ``model(*args, **keywords)``; a tuple of sizes stands for a tensor. The model is left exactly as it was.
 
-    Raises `TorchDebugError` where the first value is no module. A forward that fails does not raise: see ``report.failure``.
+    Further options are those of `Layout.of`. Raises `TorchDebugError` where the first value is no module. A forward that fails does not
+    raise: see ``report.failure``.
     """
     if not isinstance(model, torch.nn.Module):
         msg = f"the first value is to be a torch.nn.Module, and this is a {type(model).__name__}: write `%shapes model input`"
         raise TorchDebugError(msg)
-    layout = Layout.of(depth=depth, columns=columns, sort=sort, plot=plot)
+    layout = Layout.of(**options)
     if not args and not keywords:
         return Examined(params_only(_inner(model), layout))
     seen = see(model, args, dict(keywords or {}), real=real)
@@ -72,7 +72,7 @@ def see(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *
     """Run under the likeliest reading of the arguments; under the next one where it fails and the arguments leave a choice."""
     model = _inner(model)
     notes: list[str] = []
-    if any(isinstance(one, torch.nn.parameter.UninitializedTensorMixin) for one in model.parameters()):
+    if any(is_lazy(one) for one in model.parameters()):
         model = _sized(model, next(readings(model, args, kwargs)), notes)
     first: Seen | None = None
     for inputs in readings(model, args, kwargs):
@@ -107,30 +107,53 @@ def _might_be_the_reading(error: Exception) -> bool:
 
 def _fake(model: torch.nn.Module, inputs: Inputs) -> Seen:
     mode: Mode = "meta" if any(one.device.type == "meta" for one in model.parameters()) else "fake"
-    run = forward(model, inputs, Fakes())
-    if run.error is None:
-        return Seen(model, run, inputs, mode, None)
-    error: Exception | None = run.error
-    from_op = run.failed is not None and run.failed.error is run.error
-    limited = is_limit_of_fakes(run.error)
-    if from_op and run.failed is not None and not run.confirmed:
-        tried, error = real_error(run.failed)
-        limited = error is None if tried else limited
-        error = error if tried else run.error
-    if not limited and (from_op or run.flops > _QUICK_FLOPS):
-        return Seen(model, run, inputs, mode, error)
-    if mode == "meta":
-        return Seen(model, run, inputs, mode, run.error, ["the weights are on `meta`, so that a real run could not confirm this"])
+    try:
+        run, notes = _run(model, inputs, Fakes())
+    except CannotBeFakedError as error:
+        return _fallback(model, inputs, error)
+    seen = Seen(model, run, inputs, mode, run.error, notes)
+    return seen if run.error is None else _confirmed(seen, run.error)
+
+
+def _confirmed(seen: Seen, error: Exception) -> Seen:
+    """What a failure on fakes is for real: the same in torch's own words, or none."""
+    run, failed = seen.run, seen.run.failed
+    if seen.mode != "meta" and is_limit_of_fakes(error):
+        return _fallback(seen.model, seen.inputs, error)
+    if failed is not None and failed.error is error:
+        tried, seen.error = (False, error) if run.confirmed else real_error(failed)
+        if tried and seen.error is None and seen.mode != "meta":
+            return _fallback(seen.model, seen.inputs, error)
+        seen.error = seen.error or error
+    elif seen.mode == "meta":
+        seen.notes.append("the weights are on `meta`, so that a real run could not confirm this")
+    elif run.flops <= _QUICK_FLOPS:
+        for_real = _real(seen.model, seen.inputs)
+        if for_real.error is None:
+            for_real.notes.append(f"run for real, as {_why(error)}")
+            return for_real
+        seen.error = for_real.error
+    return seen
+
+
+def _fallback(model: torch.nn.Module, inputs: Inputs, error: Exception) -> Seen:
     for_real = _real(model, inputs)
-    if for_real.error is None or limited:
-        for_real.notes.append(f"run for real, as {_why(run.error)}")
-        return for_real
-    return Seen(model, run, inputs, mode, for_real.error)
+    for_real.notes.append(f"run for real, as {_why(error)}")
+    return for_real
 
 
 def _real(model: torch.nn.Module, inputs: Inputs) -> Seen:
-    run = forward(model, inputs, None)
-    return Seen(model, run, inputs, "real", run.error)
+    run, notes = _run(model, inputs, None)
+    return Seen(model, run, inputs, "real", run.error, notes)
+
+
+def _run(model: torch.nn.Module, inputs: Inputs, fakes: Fakes | None) -> tuple[Forward, list[str]]:
+    """One forward; once more where it cannot bear that what it saves is counted."""
+    run = forward(model, inputs, fakes)
+    if run.error is None or _NO_HOOKS not in str(run.error):
+        return run, []
+    run = forward(model, inputs, None if fakes is None else Fakes(), saves=False)
+    return run, ["what the backward pass would hold is not counted, as the forward uses `torch.func`"]
 
 
 def _why(error: BaseException) -> str:

@@ -1,7 +1,8 @@
-"""Tensors without data, and, for the small and the whole-number ones, their values beside them.
+"""Tensors without data, and, for whole numbers and what is made of them, their values beside them.
 
-Fake tensors know shapes alone. Much of what a forward decides on, and every index, is whole numbers: these are computed for real, in the
-shadow of the fakes, so that a position beyond its table is found and ``lengths.max().item()`` has an answer.
+Fake tensors know shapes alone. Every index, and much of what a forward decides on, is whole numbers: these are computed for real, in the
+shadow of the fakes, so that a position beyond its table is found and ``lengths.max().item()`` has an answer. What comes from the numbers
+in weights and images is not computed.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["Fakes", "ValueFailure"]
+__all__ = ["CannotBeFakedError", "Fakes", "ValueFailure"]
 
-_WHOLE_NUMBERS = 1 << 18
-_ANY_NUMBERS = 1 << 12
+_MOST = 1 << 20
 """Elements up to which values are computed beside the fakes."""
 
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
@@ -35,6 +35,10 @@ class ValueFailure(Exception):  # noqa: N818 - it carries an error, and is none 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+class CannotBeFakedError(NotImplementedError):
+    """A tensor of a kind that has no fake, such as a nested one."""
 
 
 class Fakes:
@@ -52,11 +56,19 @@ class Fakes:
             return tensor
         if tensor.device.type == "meta":
             return self._of_meta(tensor)
-        fake = self.mode.from_tensor(tensor, static_shapes=True)
-        if fake not in self._shadows and type(tensor) in {torch.Tensor, torch.nn.Parameter} and _small(tensor):
+        try:
+            fake = self.mode.from_tensor(tensor, static_shapes=True)
+        except Exception as error:
+            msg = f"a {type(tensor).__name__} ({tensor.layout}) has no fake: {error}"
+            raise CannotBeFakedError(msg) from error
+        if type(tensor) is torch.Tensor and not (tensor.is_floating_point() or tensor.is_complex()):
+            self._know(fake, tensor)
+        return fake
+
+    def _know(self, fake: torch.Tensor, tensor: torch.Tensor) -> None:
+        if fake not in self._shadows and _small(tensor):
             with unset_fake_temporarily(), torch.no_grad():
                 self._shadows[fake] = tensor.detach().cpu().clone()
-        return fake
 
     def _of_meta(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor not in self._from_meta:
@@ -95,25 +107,31 @@ class Fakes:
             known, values = self._values(func, args, kwargs)
             if not known:
                 raise
-            return tree_map_only(torch.Tensor, self.of, values)
+            return tree_map_only(torch.Tensor, self._of_known, values)
+        out = as_on_device(func, args, out)
         self._shadow(func, args, kwargs, out)
         return out
 
+    def _of_known(self, tensor: torch.Tensor) -> torch.Tensor:
+        fake = self.of(tensor)
+        self._know(fake, tensor)
+        return fake
+
     def _lift(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
-        if isinstance(out, FakeTensor) and isinstance(args[0], torch.Tensor) and not isinstance(args[0], FakeTensor) and _small(args[0]):
-            with unset_fake_temporarily():
-                self._shadows[out] = args[0].detach().clone()
+        if isinstance(out, FakeTensor) and isinstance(args[0], torch.Tensor) and not isinstance(args[0], FakeTensor):
+            self._know(out, args[0])
         return out
 
     def _shadow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Compute the values of the results where those of the inputs are known."""
-        fakes = _tensors(out)
-        known, real = self._values(func, args, kwargs) if all(map(_small, fakes)) else (False, None)
+        known, real = self._values(func, args, kwargs) if all(map(_small, _tensors(out))) else (False, None)
         if not known:
             self._forget(func, args, kwargs)
-        for fake, value in zip(fakes, _tensors(real), strict=known):
-            self._shadows[fake] = value
+            return
+        for fake, value in zip(tree_leaves(out), tree_leaves(real), strict=False):
+            if isinstance(fake, torch.Tensor) and isinstance(value, torch.Tensor):
+                self._shadows[fake] = value
 
     def _values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         """Whether all inputs have values, and what the op makes of them."""
@@ -125,7 +143,7 @@ class Fakes:
         with unset_fake_temporarily(), torch.no_grad():
             try:
                 return True, func(*args, **kwargs)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - whatever torch says to real numbers
                 raise ValueFailure(error) from None
 
     def _forget(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -158,12 +176,22 @@ def _small(tensor: torch.Tensor) -> bool:
         return False
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
         return False
-    sizes = tensor.shape
-    if not all(type(size) is int for size in sizes):
-        return False
-    limit = _ANY_NUMBERS if tensor.is_floating_point() or tensor.is_complex() else _WHOLE_NUMBERS
-    return tensor.numel() <= limit
+    return all(type(size) is int for size in tensor.shape) and tensor.numel() <= _MOST
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    address: int = tensor.untyped_storage()._cdata
+    return address
+
+
+_NORMS = frozenset({"native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit"})
+
+
+def as_on_device(func: Any, args: tuple[Any, ...], out: Any) -> Any:
+    """What fakes tell wrong: the CPU keeps the mean and scale of a half-precision input in the precision of the weight."""
+    if func._schema.name.partition("::")[2] not in _NORMS or out[1].device.type != "cpu":
+        return out
+    weight = next((one for one in args[1:] if isinstance(one, torch.Tensor)), None)
+    if weight is None or weight.dtype == out[1].dtype:
+        return out
+    return (out[0], *(torch.empty_like(one, dtype=weight.dtype) for one in out[1:]))

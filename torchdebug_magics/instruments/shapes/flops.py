@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-__all__ = ["FlopFormulas"]
+__all__ = ["FlopFormulas", "scratch_bytes"]
 
 aten = torch.ops.aten
 
@@ -82,6 +82,9 @@ _FREE = frozenset(
         "empty_strided",
         "linspace",
         "_reshape_alias",
+        "_unsafe_view",
+        "unsafe_split",
+        "unsafe_split_with_sizes",
         "_assert_async",
         "_assert_tensor_metadata",
         "bernoulli_",
@@ -114,26 +117,30 @@ class FlopFormulas:
         formula = self._formulas.get(func._overloadpacket)
         if formula is not None:
             return int(formula(*args, **kwargs, out_val=out))
+        self.leave_out(func)
+        return 0
+
+    def leave_out(self, func: Any) -> None:
+        """An op without a formula ran; one that only moves data needs none."""
         name = func._schema.name.partition("::")[2]
         if not func.is_view and name not in _FREE:
             self.uncounted[name] = self.uncounted.get(name, 0) + 1
-        return 0
 
 
 def _missing() -> dict[Any, Callable[..., int]]:
     """Formulas for ops that torch's registry does not hold."""
-    ours = {
+    ours: dict[str, Callable[..., int]] = {
         "_scaled_dot_product_flash_attention_for_cpu": _attention,
         "_scaled_dot_product_attention_math": _attention,
         "_scaled_dot_product_fused_attention_overrideable": _attention,
         "mkldnn_rnn_layer": _mkldnn_rnn,
         "_cudnn_rnn": _cudnn_rnn,
-        "mv": lambda a, b, **_: 2 * a.numel(),
-        "dot": lambda a, b, **_: 2 * a.numel(),
-        "vdot": lambda a, b, **_: 2 * a.numel(),
-        "addmv": lambda c, a, b, **_: 2 * a.numel(),
-        "addr": lambda c, a, b, **_: 2 * a.numel() * b.numel(),
-        "_addmm_activation": lambda c, a, b, **_: 2 * a.shape[0] * a.shape[1] * b.shape[1],
+        "mv": lambda a, *_, **__: 2 * a.numel(),
+        "dot": lambda a, *_, **__: 2 * a.numel(),
+        "vdot": lambda a, *_, **__: 2 * a.numel(),
+        "addmv": lambda _, a, *__, **___: 2 * a.numel(),
+        "addr": lambda _, a, b, **__: 2 * a.numel() * b.numel(),
+        "_addmm_activation": lambda _, a, b, **__: 2 * a.shape[0] * a.shape[1] * b.shape[1],
         "_trilinear": _trilinear,
         "_native_multi_head_attention": _native_attention,
     }
@@ -151,18 +158,28 @@ def _mkldnn_rnn(x: Any, weight_ih: Any, weight_hh: Any, *_: Any, **__: Any) -> i
     return int(2 * steps * batch * (weight_ih.numel() + weight_hh.numel()))
 
 
-def _cudnn_rnn(x: Any, weights: Any, *rest: Any, **_: Any) -> int:
+def _cudnn_rnn(x: Any, weights: Any, *_: Any, **__: Any) -> int:
     rows = math.prod(x.shape[:-1])
     return int(2 * rows * sum(weight.numel() for weight in weights if weight.dim() > 1))
 
 
-def _trilinear(a: Any, b: Any, c: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
-    # As nn.Bilinear uses it: (N, 1, I, 1) x (1, O, I, J) x (N, 1, 1, J) -> (N, O).
+def _trilinear(_left: Any, weight: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
+    # As nn.Bilinear uses it: each row meets each weight once, after the products of its two sides.
     rows = out_val.shape[0] if out_val is not None and out_val.dim() else 1
-    return int(2 * rows * b.numel() + 2 * rows * b.shape[1] * b.shape[-1])
+    return int(2 * rows * weight.numel())
 
 
-def _native_attention(query: Any, key: Any, value: Any, embed_dim: int, heads: int, *_: Any, **__: Any) -> int:
+def _native_attention(query: Any, key: Any, _value: Any, embed_dim: int, *_: Any, **__: Any) -> int:
     batch, target, source = query.shape[0], query.shape[1], key.shape[1]
     projections = 2 * batch * (2 * target + 2 * source) * embed_dim * embed_dim
     return int(projections + 4 * batch * target * source * embed_dim)
+
+
+def scratch_bytes(func: Any, args: tuple[Any, ...], out: Any) -> Iterator[tuple[torch.Tensor, int]]:
+    """(tensor, size) of results whose memory is a kernel's own affair, so that it is told alike with and without computing."""
+    name = func._schema.name.partition("::")[2]
+    if name == "mkldnn_rnn_layer" and isinstance(out[3], torch.Tensor):
+        steps, batch, _ = args[0].shape
+        yield out[3], 5 * steps * batch * args[2].shape[1] * args[0].element_size()  # four gates and the cell
+    elif name == "_embedding_bag":
+        yield from ((tensor, tensor.numel() * tensor.element_size()) for tensor in out[1:])

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext, redirect_stdout
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchdebug_magics.instruments.shapes.bounds import check_bounds
 from torchdebug_magics.instruments.shapes.calls import Calls
+from torchdebug_magics.instruments.shapes.copies import Copies
 from torchdebug_magics.instruments.shapes.dtypes import check_dtypes
 from torchdebug_magics.instruments.shapes.faking import Fakes, ValueFailure
 from torchdebug_magics.instruments.shapes.flops import FlopFormulas
-from torchdebug_magics.instruments.shapes.ops import Arithmetic, Failed, Origins
+from torchdebug_magics.instruments.shapes.leaves import named_tensors
+from torchdebug_magics.instruments.shapes.libraries import answers
+from torchdebug_magics.instruments.shapes.ops import Arithmetic, Failed, Instead, Made, Origins
 from torchdebug_magics.instruments.shapes.parameters import Parameters
 from torchdebug_magics.instruments.shapes.saved import Saved
 from torchdebug_magics.instruments.shapes.untouched import untouched
+from torchdebug_magics.instruments.shapes.writes import Writes
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.inputs import Inputs
@@ -42,6 +47,14 @@ class Forward:
     failed: Failed | None
     confirmed: bool
     """Whether the error is one of real tensors, found beside the fakes."""
+    used: frozenset[int] = frozenset()
+    """The ids of the model's parameters that some op took."""
+    fakes: Fakes | None = None
+    """Which know the values of the whole-number tensors."""
+    made: Callable[[torch.Tensor], Made | None] = lambda _: None
+    """How a tensor of this run came about."""
+    reached: int = 0
+    """How many functions and modules had been called: how far it came."""
 
     @property
     def came_through(self) -> bool:
@@ -54,59 +67,96 @@ def forward(
     inputs: Inputs,
     fakes: Fakes | None,
     *,
-    instead: Mapping[int, Callable[..., Any]] | None = None,
+    instead: Instead | None = None,
     trial: bool = False,
+    saves: bool = True,
 ) -> Forward:
     """Call ``model(*inputs.args, **inputs.kwargs)`` on fakes, or for real where there are none.
 
     ``instead`` replaces single functions by their number in the run. A trial prints and warns nothing.
+    Unless it `saves`, nothing is told of what a backward pass would need, and no hook of ours is in the graph.
     """
     parameters = Parameters(model)
     device = "meta" if any(one.device.type == "meta" for one in model.parameters()) else ""
-    calls = Calls(model, parameters, device)
-    formulas, saved, origins = FlopFormulas(), Saved(calls), Origins(calls, dict(instead or {}))
-    arithmetic = Arithmetic(calls, formulas, fakes, None if fakes is None else check_dtypes)
-    stand_in = fakes.of if fakes is not None else _copied
+    calls, writes = Calls(model, parameters, device), Writes()
+    formulas, saved, origins = FlopFormulas(), Saved(calls), Origins(calls, instead)
+    arithmetic = Arithmetic(calls, formulas, fakes, None if fakes is None else _checks(fakes), saved=saved, writes=writes)
+    stand_in, described = (fakes.of, fakes.zeros) if fakes is not None else _for_real(writes)
     error: Exception | None = None
     output, confirmed = None, False
-    given = inputs.made(model, stand_in, zeros if fakes is None else fakes.zeros)
+    given = inputs.made(model, stand_in, described)
     origins.begin(given.named_values())
-    try:
-        with ExitStack() as stack:
-            if trial:
-                stack.enter_context(warnings.catch_warnings())
-                warnings.simplefilter("ignore")
-                stack.enter_context(redirect_stdout(StringIO()))
-            stack.enter_context(untouched(model, stand_in if fakes is not None else _buffers_copied))
-            saved.leave_out(model)
-            calls.attach(stack)
+    with ExitStack() as stack:
+        stack.callback(calls.sweep)
+        if trial:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            stack.enter_context(redirect_stdout(StringIO()))
+        saved.leave_out(model)
+        stack.enter_context(untouched(model, (inputs.args, inputs.kwargs), stand_in, writes))
+        saved.leave_out(model)
+        saved.begin(tensor for _, tensor in named_tensors((given.args, given.kwargs)))
+        originals = parameters.stand_ins(model)
+        calls.attach(stack)
+        if saves:
             stack.enter_context(saved.counting())
-            stack.enter_context(fakes.mode if fakes is not None else nullcontext())
-            stack.enter_context(arithmetic)
-            stack.enter_context(origins)
+        if fakes is not None:
+            stack.enter_context(fakes.mode)
+            stack.enter_context(answers(fakes))
+        stack.enter_context(arithmetic)
+        stack.enter_context(origins)
+        try:
             output = model(*given.args, **given.kwargs)
-    except ValueFailure as failure:
-        confirmed = True
-        error = failure.error.with_traceback(failure.__traceback__)
-        if origins.failed is not None and origins.failed.error is failure:
-            origins.failed = replace(origins.failed, error=error)
-    except Exception as raised:  # noqa: BLE001 - whatever the user's forward raises is what is to be explained
-        error = raised
-    finally:
-        calls.sweep()
-    return Forward(calls, parameters, formulas, arithmetic.total, saved.total_bytes, given, output, error, origins.failed, confirmed)
+        except ValueFailure as failure:
+            confirmed = True
+            error = failure.error.with_traceback(failure.__traceback__)
+            if origins.failed is not None and origins.failed.error is failure:
+                origins.failed = replace(origins.failed, error=error)
+        except Exception as raised:  # noqa: BLE001 - whatever the user's forward raises is what is to be explained
+            error = raised
+    return Forward(
+        calls=calls,
+        parameters=parameters,
+        formulas=formulas,
+        flops=arithmetic.total,
+        saved_bytes=saved.total_bytes,
+        given=given,
+        output=output,
+        error=error,
+        failed=origins.failed,
+        confirmed=confirmed,
+        used=frozenset(originals.get(one, one) for one in origins.used),
+        fakes=fakes,
+        made=origins.made,
+        reached=origins.count + len(calls.made),
+    )
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """So that a forward that writes into its input leaves the user's alone."""
-    if tensor.layout != torch.strided or tensor.is_nested:
-        return tensor
-    copy = tensor.detach().clone()
-    return copy.requires_grad_(tensor.requires_grad) if tensor.is_floating_point() or tensor.is_complex() else copy
+def _checks(fakes: Fakes) -> Callable[..., None]:
+    """What real ops refuse and fake ones let through."""
+
+    def check(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        check_dtypes(func, args, kwargs)
+        check_bounds(fakes, func, args)
+
+    return check
 
 
-def _buffers_copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad else _copied(tensor)
+def _for_real(writes: Writes) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[..., torch.Tensor]]:
+    """Copies of tensors, and real ones for descriptions, into which the forward may write."""
+    copies = Copies()
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        copy = copies.of(tensor)
+        writes.made(copy, tensor)
+        return copy
+
+    def described(*description: Any) -> torch.Tensor:
+        made = zeros(*description)
+        writes.made(made)
+        return made
+
+    return copied, described
 
 
 def zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

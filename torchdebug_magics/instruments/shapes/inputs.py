@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.shapes.leaves import named_tensors, rebuilt
+from torchdebug_magics.instruments.shapes.leaves import named_tensors, rebuilt, sizes
 
-__all__ = ["Inputs", "Spec", "readings"]
+__all__ = ["Inputs", "Spec", "model_of", "readings"]
 
 _WHOLE_NUMBERED = ("ids", "idx", "index", "indices", "tokens", "labels", "target", "targets")
 _SIZES = ("size", "shape", "sizes")
@@ -44,11 +44,23 @@ class Inputs:
 
     def made(self, model: torch.nn.Module, stand_in: Callable[[torch.Tensor], torch.Tensor], zeros: Callable[..., torch.Tensor]) -> Inputs:
         """The same arguments, each tensor replaced by its stand-in and each description by a tensor."""
+        return self._with(lambda one: one.made(model, zeros) if isinstance(one, Spec) else stand_in(one))
 
-        def one(value: Any) -> Any:
-            return value.made(model, zeros) if isinstance(value, Spec) else rebuilt(value, stand_in)
+    def specs(self) -> Iterator[tuple[str, Spec]]:
+        """The tensors that are described by their sizes, with their names."""
+        for name, value in self.named_values().items():
+            found: list[Spec] = []
+            rebuilt(value, lambda one, found=found: found.append(one) or one, (Spec,))
+            yield from ((name, one) for one in found)
 
-        return replace(self, args=tuple(map(one, self.args)), kwargs={name: one(value) for name, value in self.kwargs.items()})
+    def chosen(self, whole: Iterable[bool]) -> Inputs:
+        """The same, with whole numbers for the specs where `whole` says so, in their order."""
+        choices = iter(whole)
+        return self._with(lambda one: replace(one, whole_numbers=next(choices)), (Spec,))
+
+    def _with(self, change: Callable[[Any], Any], kinds: tuple[type, ...] = (torch.Tensor, Spec)) -> Inputs:
+        args = tuple(rebuilt(value, change, kinds) for value in self.args)
+        return replace(self, args=args, kwargs={name: rebuilt(value, change, kinds) for name, value in self.kwargs.items()})
 
     def named_values(self) -> dict[str, Any]:
         """By the names that the forward has for them."""
@@ -56,8 +68,14 @@ class Inputs:
 
     def __str__(self) -> str:
         tensors = list(named_tensors(self.named_values()))
-        shown = [f"{name} {' x '.join(map(str, one.shape)) or 'scalar'} {str(one.dtype).removeprefix('torch.')}" for name, one in tensors]
+        shown = [f"{name} {' x '.join(map(str, sizes(one))) or 'scalar'} {str(one.dtype).removeprefix('torch.')}" for name, one in tensors]
         return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")  # noqa: PLR2004
+
+
+def model_of(called: object) -> torch.nn.Module | None:
+    """The model whose call it is: a module itself, or its bound ``forward``."""
+    owner = getattr(called, "__self__", None) if getattr(called, "__name__", "") == "forward" else called
+    return owner if isinstance(owner, torch.nn.Module) else None
 
 
 def readings(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Inputs]:
@@ -65,23 +83,25 @@ def readings(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     signature = _signature(model)
     args, kwargs, note = _spread(signature, args, dict(kwargs))
     names = _names(signature, len(args))
-    described = [_spec(signature, name, value) for name, value in zip(names, args, strict=True)]
-    described_kwargs = {name: _spec(signature, name, value) for name, value in kwargs.items()}
-    specs = [one for one in (*described, *described_kwargs.values()) if one is not None]
-    if not specs:
-        yield Inputs(args, kwargs, names, note)
+    given = Inputs(args, kwargs, names, note)
+    described = Inputs(
+        tuple(_described(signature, name, value) for name, value in zip(names, args, strict=True)),
+        {name: _described(signature, name, value) for name, value in kwargs.items()},
+        names,
+        note,
+    )
+    count = sum(1 for _ in described.specs())
+    if not count:
+        yield given
         return
-    embeds = _begins_with_embedding(model)
-    for flipped in (False, True):
-        chosen = [_chosen(spec, name, embeds=embeds, flipped=flipped) for spec, name in zip(described, names, strict=True)]
-        chosen_kwargs = {name: _chosen(spec, name, embeds=embeds, flipped=flipped) for name, spec in described_kwargs.items()}
-        yield Inputs(
-            tuple(value if spec is None else spec for spec, value in zip(chosen, args, strict=True)),
-            {name: kwargs[name] if spec is None else spec for name, spec in chosen_kwargs.items()},
-            names,
-            note,
-        )
-    yield Inputs(args, kwargs, names, note)  # the tuples were meant as tuples
+    likely = [_begins_with_embedding(model) or name.rpartition("_")[2] in _WHOLE_NUMBERED for name, _ in described.specs()]
+    only_first = [place == 0 for place in range(count)]
+    seen: list[list[bool]] = []
+    for whole in (likely, only_first, [not one for one in likely], [False] * count):
+        if whole not in seen:
+            seen.append(whole)
+            yield described.chosen(whole)
+    yield given  # the tuples were meant as tuples
 
 
 def _signature(model: torch.nn.Module) -> Mapping[str, inspect.Parameter]:
@@ -110,23 +130,25 @@ def _spread(
     return args, kwargs, ""
 
 
-def _spec(signature: Mapping[str, inspect.Parameter], name: str, value: object) -> Spec | None:
-    is_sizes = isinstance(value, (tuple, torch.Size)) and all(type(one) is int and one >= 0 for one in value)
-    if not is_sizes:
-        return None
-    parameter = signature.get(name)
-    if parameter is not None:
-        wants_tuple = isinstance(parameter.default, (tuple, int)) and not isinstance(parameter.default, bool)
-        annotated = any(word in str(parameter.annotation).lower() for word in ("tuple", "size", "sequence[int", "list[int"))
-        if wants_tuple or annotated or any(name.endswith(word) for word in _SIZES):
-            return None
-    return Spec(tuple(value))  # type: ignore[arg-type]
+def _described(signature: Mapping[str, inspect.Parameter], name: str, value: Any) -> Any:
+    """`value` with sizes read as tensors, also those inside a tuple or a dict."""
+    if isinstance(value, (tuple, torch.Size)) and all(type(one) is int and one >= 0 for one in value):
+        return value if _wants_tuple(signature.get(name), name) else Spec(tuple(value))
+    if type(value) is dict:
+        return {key: _described({}, str(key), item) for key, item in value.items()}
+    if type(value) in {tuple, list} and all(type(item) is tuple for item in value):
+        return type(value)(_described({}, name, item) for item in value)
+    return value
 
 
-def _chosen(spec: Spec | None, name: str, *, embeds: bool, flipped: bool) -> Spec | None:
-    if spec is None:
-        return None
-    return replace(spec, whole_numbers=(embeds or name.rpartition("_")[2] in _WHOLE_NUMBERED) != flipped)
+def _wants_tuple(parameter: inspect.Parameter | None, name: str) -> bool:
+    """Whether a tuple of numbers is what the forward takes there."""
+    if any(name.endswith(word) for word in _SIZES):
+        return True
+    if parameter is None:
+        return False
+    by_default = isinstance(parameter.default, (tuple, int)) and not isinstance(parameter.default, bool)
+    return by_default or any(word in str(parameter.annotation).lower() for word in ("tuple", "size", "sequence[int", "list[int"))
 
 
 def _begins_with_embedding(model: torch.nn.Module) -> bool:

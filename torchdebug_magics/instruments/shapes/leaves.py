@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-__all__ = ["named_tensors", "rebuilt"]
+__all__ = ["is_lazy", "memory_of", "named_tensors", "rebuilt", "sizes"]
 
 _DEEP = 8
 
@@ -37,26 +37,60 @@ def _items(value: object) -> Iterator[tuple[str, object]]:
         yield from ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
 
 
-def rebuilt(value: Any, change: Any, depth: int = 0) -> Any:
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether it has no shape yet."""
+    return isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer))
+
+
+def sizes(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Its shape; of sizes that differ from row to row, as in a nested tensor, the first is there, and -1 for one that is."""
+    if is_lazy(tensor):
+        return ()
+    if tensor.is_nested and tensor.layout == torch.strided:
+        return (tensor.size(0),)
+    return tuple(map(_whole, tensor.shape))
+
+
+def _whole(size: Any) -> int:
+    if isinstance(size, int):
+        return size
+    return -1 if size.node.is_nested_int() else int(size.node.hint)
+
+
+def memory_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """Where its numbers are, if it is of the plain kind."""
+    if tensor.is_nested or tensor.layout != torch.strided or is_lazy(tensor) or tensor._is_zerotensor():
+        return None
+    try:
+        return tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):  # a wrapper that has none of its own
+        return None
+
+
+def rebuilt(value: Any, change: Any, kinds: tuple[type, ...] = (torch.Tensor,), depth: int = 0) -> Any:
     """`value` with each tensor replaced by ``change(tensor)``; what cannot be rebuilt (a packed sequence) is left as it is."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, kinds):
         return change(value)
     if depth >= _DEEP or isinstance(value, PackedSequence):
         return value
-    if isinstance(value, (tuple, list)):
-        items = [rebuilt(item, change, depth + 1) for item in value]
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, Mapping):
-        new = {key: rebuilt(item, change, depth + 1) for key, item in value.items()}
-        if all(new[key] is item for key, item in value.items()):
-            return value
-        return _mapping(value, new)
+    if isinstance(value, (tuple, list, Mapping)):
+        return _container(value, change, kinds, depth + 1)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: rebuilt(getattr(value, field.name), change, depth + 1) for field in dataclasses.fields(value) if field.init}
+        fields = {
+            field.name: rebuilt(getattr(value, field.name), change, kinds, depth + 1) for field in dataclasses.fields(value) if field.init
+        }
         return value if all(fields[name] is getattr(value, name) for name in fields) else dataclasses.replace(value, **fields)
     return value
+
+
+def _container(value: Any, change: Any, kinds: tuple[type, ...], depth: int) -> Any:
+    before = list(value.values() if isinstance(value, Mapping) else value)
+    items = [rebuilt(item, change, kinds, depth) for item in before]
+    if all(new is old for new, old in zip(items, before, strict=True)):
+        return value
+    if isinstance(value, Mapping):
+        return _mapping(value, dict(zip(value, items, strict=True)))
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
 def _mapping(value: Any, new: dict[Any, Any]) -> Any:

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch.nested._internal.nested_tensor import NestedTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchdebug_magics.instruments.shapes.leaves import named_tensors
+from torchdebug_magics.instruments.shapes.flops import scratch_bytes
+from torchdebug_magics.instruments.shapes.leaves import named_tensors, sizes
+from torchdebug_magics.probing.where import user_frame
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.calls import Calls
     from torchdebug_magics.instruments.shapes.faking import Fakes
     from torchdebug_magics.instruments.shapes.flops import FlopFormulas
+    from torchdebug_magics.instruments.shapes.saved import Saved
+    from torchdebug_magics.instruments.shapes.writes import Writes
 
-__all__ = ["Arithmetic", "Failed", "Made", "Origins"]
+__all__ = ["Arithmetic", "Failed", "Instead", "Made", "Origins"]
+
+
+class Instead(Protocol):
+    """Which function runs as the op of a number: another one, or `func` itself. A dict by number is one."""
+
+    def get(self, number: int, func: Any, /) -> Any:
+        """What is called."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +47,8 @@ class Made:
     shape: tuple[int, ...]
     args: tuple[Any, ...] = field(default=(), repr=False)
     """Its arguments that are no tensors."""
+    line: tuple[CodeType, int] | None = field(default=None, repr=False)
+    """The user's own, innermost."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,23 +65,27 @@ class Failed:
     made: tuple[Made | None, ...]
     """How each operand came about."""
     error: BaseException
+    owned: frozenset[int] = frozenset()
+    """Which operands are parameters or buffers."""
 
 
 class Origins(TorchFunctionMode):
     """Follows functions as the user calls them. `instead` may replace one call, by its number, with another function."""
 
-    def __init__(self, calls: Calls, instead: dict[int, Callable[..., Any]] | None = None) -> None:
+    def __init__(self, calls: Calls, instead: Instead | None = None) -> None:
         super().__init__()
         self._calls = calls
-        self._instead = instead or {}
+        self._instead: Instead = {} if instead is None else instead
         self._made: Any = WeakIdKeyDictionary()
-        self._count = 0
+        self.count = 0
         self.failed: Failed | None = None
+        self.used: set[int] = set()
+        """The ids of the parameters that some op took."""
 
     def begin(self, inputs: Any) -> None:
         """Name the tensors that the forward begins with."""
         for name, tensor in named_tensors(inputs):
-            self._made[tensor] = Made(name or "input", "", 0, (), tuple(tensor.shape))
+            self._made[tensor] = Made(name or "input", "", 0, (), sizes(tensor))
 
     def made(self, tensor: torch.Tensor) -> Made | None:
         """How it came about; None for a parameter, or what was there before."""
@@ -77,8 +97,9 @@ class Origins(TorchFunctionMode):
         name = function_name(func)
         if name.startswith("__get__") or name in _QUESTIONS:
             return func(*args, **kwargs)
-        self._count += 1
-        number = self._count
+        self._note_use((*args, *kwargs.values()))
+        self.count += 1
+        number = self.count
         try:
             out = self._instead.get(number, func)(*args, **kwargs)
         except Exception as error:
@@ -88,31 +109,55 @@ class Origins(TorchFunctionMode):
         self._follow(name, number, args, kwargs, out)
         return out
 
+    def _note_use(self, args: Any) -> None:
+        for one in args:
+            if isinstance(one, torch.nn.Parameter):
+                self.used.add(id(one))
+            elif isinstance(one, (tuple, list)):
+                self._note_use(one)
+
     def _follow(self, name: str, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         current = self._calls.current
         inputs: tuple[Any, ...] | None = None
+        plain: tuple[Any, ...] = ()
         for _, tensor in named_tensors(out):
             if inputs is None:
-                inputs = tuple((tuple(one.shape), self._made.get(one)) for _, one in named_tensors((args, kwargs)))
+                inputs = tuple((sizes(one), self._made.get(one)) for _, one in named_tensors((args, kwargs)))
                 plain = tuple(one for one in args if isinstance(one, (int, float, tuple, list, str)) and not _holds_tensor(one))
-            self._made[tensor] = Made(name, current.path if current else "", number, inputs, tuple(tensor.shape), plain)
+            self._made[tensor] = Made(name, current.path if current else "", number, inputs, sizes(tensor), plain, _line())
 
     def _failed(self, func: Any, name: str, number: int, args: Any, kwargs: Any, error: Exception) -> Failed:
         operands = tuple(named_tensors(args)) + tuple((f"{key}", tensor) for key, tensor in named_tensors(kwargs))
         current = self._calls.current
         made = tuple(self._made.get(tensor) for _, tensor in operands)
-        return Failed(func, name, current.path if current else None, number, args, kwargs, operands, made, error)
+        paths = self._calls.owned()
+        owned = frozenset(at for at, (_, tensor) in enumerate(operands) if id(tensor) in paths)
+        operands = tuple((paths.get(id(tensor), place), tensor) for place, tensor in operands)
+        return Failed(func, name, current.path if current else None, number, args, kwargs, operands, made, error, owned)
 
 
 class Arithmetic(TorchDispatchMode):
     """Every op below autograd: run on fakes where there are some, and counted."""
 
-    def __init__(self, calls: Calls, formulas: FlopFormulas, fakes: Fakes | None, check: Callable[..., None] | None = None) -> None:
+    _torchdebug_owner = None
+
+    def __init__(
+        self,
+        calls: Calls,
+        formulas: FlopFormulas,
+        fakes: Fakes | None,
+        check: Callable[..., None] | None = None,
+        *,
+        saved: Saved | None = None,
+        writes: Writes | None = None,
+    ) -> None:
         super().__init__()
         self._calls = calls
         self._formulas = formulas
         self._fakes = fakes
         self._check = check
+        self._saved = saved
+        self._writes = writes
         self.total = 0
 
     @classmethod
@@ -120,19 +165,43 @@ class Arithmetic(TorchDispatchMode):
         """Asked by the compiler."""
         return False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Asked when the class is made: to be skipped by the compiler is to import it, which takes seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)
-        packet = func._overloadpacket
-        if not self._formulas.knows(packet) and func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
-            with self:
-                whole = func.decompose(*args, **kwargs)
-            if whole is not NotImplemented:
-                return whole
+        if any(issubclass(kind, NestedTensor) for kind in types):
+            return NotImplemented  # it takes itself apart, and its parts come by again
+        if any(isinstance(one, torch.Tensor) and one.is_nested for one in args):
+            self._formulas.leave_out(func)  # of the older kind, which has no sizes to count by
+            return func(*args, **kwargs)
+        whole = self._in_parts(func, args, kwargs)
+        return self._followed(func, args, kwargs) if whole is NotImplemented else whole
+
+    def _in_parts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an op that is made of others, which come by one at a time; else NotImplemented."""
+        if self._formulas.knows(func._overloadpacket):
+            return NotImplemented
+        if not func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+            return NotImplemented
+        with self:
+            return func.decompose(*args, **kwargs)
+
+    def _followed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._check is not None:
             self._check(func, args, kwargs)
+        if self._writes is not None:
+            self._writes.before(func, args, kwargs, computes=self._fakes is None)
         out = func(*args, **kwargs) if self._fakes is None else self._fakes.call(func, args, kwargs)
+        if self._writes is not None:
+            self._writes.made(out, (args, kwargs))
+        if self._saved is not None:
+            for tensor, size_bytes in scratch_bytes(func, args, out):
+                self._saved.put_at(tensor, size_bytes)
         flops = self._formulas.count(func, args, kwargs, out)
         if flops:
             self.total += flops
@@ -157,6 +226,11 @@ _QUESTIONS = frozenset(
         "get_device",
     ]
 )
+
+
+def _line() -> tuple[CodeType, int] | None:
+    frame = user_frame(sys._getframe(3))
+    return None if frame is None else (frame.f_code, frame.f_lineno)
 
 
 def function_name(func: Any) -> str:

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["Owned", "Parameters"]
+from torchdebug_magics.instruments.shapes.leaves import is_lazy
+
+__all__ = ["NOTHING", "Owned", "Parameters", "followed", "named_followed", "own_parameters", "packed_weights"]
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,9 @@ class Owned:
     params: int
     trainable: int
     note: str
+
+
+NOTHING = Owned(0, 0, "")
 
 
 class Parameters:
@@ -37,7 +42,7 @@ class Parameters:
 
     def learn(self, root: torch.nn.Module) -> None:
         """Add what a root and its parts hold now."""
-        for module in root.modules():
+        for module in followed(root):
             if id(module) in self._held:
                 continue
             self._held[id(module)] = list(own_parameters(module))
@@ -49,6 +54,20 @@ class Parameters:
             for packed in packed_weights(module):
                 self._packed += packed.numel()
                 self._packed_bytes += packed.numel() * packed.element_size()
+
+    def held_by(self, module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+        """What it itself held before the run, by name."""
+        return self._held.get(id(module), [])
+
+    def stand_ins(self, model: torch.nn.Module) -> dict[int, int]:
+        """The id of what stands in the place of a parameter now -> the id of the parameter."""
+        followable = (module for module in followed(model) if not isinstance(module, torch.jit.ScriptModule))
+        places = ((module._parameters.get(name), one) for module in followable for name, one in self.held_by(module))
+        return {id(stand_in): id(one) for stand_in, one in places if stand_in is not None}
+
+    def counted_at(self, parameter: torch.Tensor) -> str | None:
+        """The path of the module that it was counted with."""
+        return self._counted.get(id(parameter))
 
     @property
     def total(self) -> int:
@@ -88,6 +107,10 @@ class Parameters:
         params = sum(one.numel() for one in packed_weights(module))
         trainable = 0
         notes: list[str] = []
+        if isinstance(module, torch.jit.ScriptModule):
+            notes.append("scripted: its parts are not seen")
+        if id(module) not in self._held:
+            notes.append("made in the forward")
         for name, parameter in self._held.get(id(module)) or own_parameters(module):
             owner = self._counted.setdefault(id(parameter), path)
             if owner != path:
@@ -98,8 +121,26 @@ class Parameters:
         return Owned(params, trainable, ", ".join(notes))
 
 
+def followed(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The root and its parts, each once, without what is inside scripted ones."""
+    return (module for _, module in named_followed(root))
+
+
+def named_followed(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """As `followed`, with their paths."""
+    hidden: set[int] = set()
+    for path, module in root.named_modules():
+        if id(module) not in hidden:
+            yield path, module
+        if isinstance(module, torch.jit.ScriptModule):
+            hidden.update(id(part) for part in module.modules())
+
+
 def own_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those that the module itself holds, by name."""
+    """Those that the module itself holds, by name; of a scripted one all, as its parts run out of sight."""
+    if isinstance(module, torch.jit.ScriptModule):
+        yield from module.named_parameters()
+        return
     for name, parameter in module._parameters.items():
         if parameter is not None:
             yield name, parameter
@@ -107,7 +148,7 @@ def own_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]
 
 def size(tensor: torch.Tensor) -> int:
     """Elements; none where a lazy one has no shape yet."""
-    return 0 if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin) else tensor.numel()
+    return 0 if is_lazy(tensor) else tensor.numel()
 
 
 def packed_weights(module: Any) -> Iterator[torch.Tensor]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics import machine
-from torchdebug_magics.instruments.shapes.leaves import named_tensors
+from torchdebug_magics.instruments.shapes.leaves import named_tensors, sizes
 from torchdebug_magics.instruments.shapes.report import Need
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _largest(fixed_bytes: int, activation_bytes: int, batch: int | None, limit_b
 
 def _batch(inputs: Inputs) -> int | None:
     """The first size of the first tensor that has any."""
-    return next((int(tensor.shape[0]) for _, tensor in named_tensors(inputs.named_values()) if tensor.dim()), None)
+    return next((shape[0] for _, tensor in named_tensors(inputs.named_values()) if (shape := sizes(tensor))), None)
 
 
 def _limit(model: torch.nn.Module) -> _Limit:

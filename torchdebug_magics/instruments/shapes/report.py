@@ -33,7 +33,7 @@ class Row:
     """Of the first output, such as ``"float32"``."""
     device: str = ""
     own_params: int = 0
-    """Elements of the parameters that this module itself holds; one that a row above has counted (tied, or called before) is not counted again."""
+    """Elements of the parameters that this module itself holds; not again what a row above has counted (tied, or called before)."""
     trainable_params: int = 0
     """Those of `own_params` that require a gradient."""
     flops: int = 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+
+from torchdebug_magics.instruments.shapes.leaves import memory_of
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.calls import Calls
@@ -21,7 +23,22 @@ class Saved:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._seen: dict[int, StorageWeakRef] = {}  # weak: the address is not given away, and nothing is held
+        self._sizes: dict[int, tuple[StorageWeakRef, int]] = {}
         self.total_bytes = 0
+
+    def put_at(self, tensor: torch.Tensor, size_bytes: int) -> None:
+        """Count `size_bytes` should this tensor be saved, whatever its memory holds."""
+        if (memory := memory_of(tensor)) is not None:
+            reference = StorageWeakRef(memory)
+            self._sizes[reference.cdata] = reference, size_bytes
+
+    def begin(self, inputs: Iterable[torch.Tensor]) -> None:
+        """What the forward is given counts as far as it is given: eight rows of a data set are not the data set."""
+        given: dict[int, int] = {}
+        for tensor in {id(one): one for one in inputs}.values():
+            if (memory := memory_of(tensor)) is not None:
+                given[memory._cdata] = given.get(memory._cdata, 0) + tensor.numel() * tensor.element_size()
+                self.put_at(tensor, min(given[memory._cdata], memory.nbytes()))
 
     def leave_out(self, model: torch.nn.Module) -> None:
         """Its parameters and buffers are there anyway."""
@@ -42,16 +59,22 @@ class Saved:
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._is_new(tensor):
-            size_bytes = tensor.untyped_storage().nbytes()
+            size_bytes = self._size(tensor)
             self.total_bytes += size_bytes
             if (current := self._calls.current) is not None:
                 current.saved_bytes += size_bytes
         return tensor
 
+    def _size(self, tensor: torch.Tensor) -> int:
+        memory = tensor.untyped_storage()
+        told = self._sizes.get(memory._cdata)
+        return told[1] if told is not None else memory.nbytes()
+
     def _is_new(self, tensor: torch.Tensor) -> bool:
-        if tensor.layout != torch.strided or tensor.is_nested or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        memory = memory_of(tensor)
+        if memory is None:
             return False
-        reference = StorageWeakRef(tensor.untyped_storage())
+        reference = StorageWeakRef(memory)
         return self._seen.setdefault(reference.cdata, reference) is reference
 
 

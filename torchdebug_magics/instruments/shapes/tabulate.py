@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import torch
-
 from torchdebug_magics.instruments.shapes.explain import explained
-from torchdebug_magics.instruments.shapes.parameters import Parameters
+from torchdebug_magics.instruments.shapes.parameters import Parameters, named_followed
 from torchdebug_magics.instruments.shapes.plan import needs
-from torchdebug_magics.instruments.shapes.report import Layout, Row, ShapesReport
+from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
+from torchdebug_magics.instruments.shapes.uncalled import row_of, uncalled
 
 if TYPE_CHECKING:
+    import torch
+
     from torchdebug_magics.instruments.shapes.examine import Seen
     from torchdebug_magics.instruments.shapes.flops import FlopFormulas
-    from torchdebug_magics.instruments.shapes.report import Failure
+    from torchdebug_magics.instruments.shapes.report import Failure, Row
 
 __all__ = ["params_only", "tabulated"]
 
@@ -23,12 +24,12 @@ __all__ = ["params_only", "tabulated"]
 def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
     """Everything that was seen, frozen."""
     run = seen.run
-    rows = run.calls.rows()
+    further, unused = uncalled(seen.model, run) if run.error is None else ((), ())
     return ShapesReport(
         problems=tuple(seen.notes),
         model=type(seen.model).__name__,
         inputs=str(seen.run.given),
-        rows=rows,
+        rows=run.calls.rows() + further,
         total_params=run.parameters.total,
         trainable_params=run.parameters.trainable,
         buffer_count=run.parameters.buffers,
@@ -37,7 +38,7 @@ def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
         param_bytes=run.parameters.bytes,
         buffer_bytes=run.parameters.buffer_bytes,
         activation_bytes=run.saved_bytes,
-        unused=() if run.error is not None else _unused(seen.model, {row.path for row in rows}),
+        unused=unused,
         mode=seen.mode,
         failure=None if seen.error is None else explained(seen),
         needs=needs(seen.model, run.parameters, run.saved_bytes, run.given) if seen.error is None else (),
@@ -84,20 +85,7 @@ def of_cell(
 def params_only(model: torch.nn.Module, layout: Layout) -> ShapesReport:
     """The modules as they are nested, with what they hold."""
     parameters = Parameters(model)
-    rows = []
-    for path, module in model.named_modules():
-        owned = parameters.take(path, module)
-        rows.append(
-            Row(
-                path=path,
-                type=type(module).__name__,
-                call=0,
-                depth=path.count(".") + 1 if path else 0,
-                own_params=owned.params,
-                trainable_params=owned.trainable,
-                note=owned.note,
-            )
-        )
+    rows = [row_of(path, module, parameters.take(path, module)) for path, module in named_followed(model)]
     return ShapesReport(
         model=type(model).__name__,
         rows=tuple(rows),
@@ -111,21 +99,3 @@ def params_only(model: torch.nn.Module, layout: Layout) -> ShapesReport:
         mode="params",
         layout=layout,
     )
-
-
-def _unused(model: torch.nn.Module, called: set[str]) -> tuple[str, ...]:
-    """Modules that hold parameters and were never called, the outermost of each branch."""
-    found: list[str] = []
-    seen = {id(model.get_submodule(path)) for path in called if path}
-    for path, module in model.named_modules():
-        holds = any(True for _ in module.parameters())
-        inside = any(path.startswith(f"{outer}.") for outer in found)
-        ran = id(module) in seen or any(id(part) in seen for part in module.modules())
-        if path and holds and not ran and not inside and not _is_read(module):
-            found.append(path)
-    return tuple(found)
-
-
-def _is_read(module: torch.nn.Module) -> bool:
-    """A ParameterList is no callable; its parameters are used by the parent."""
-    return isinstance(module, (torch.nn.ParameterList, torch.nn.ParameterDict))

@@ -47,7 +47,13 @@ FAILURES = {
     "an operator": ("a, b = torch.randn(2, 3), torch.randn(4, 5)\na @ b", "matmul", None, ((2, 3), (4, 5)), "a @ b"),
     "a method": ("x.view(-1, 7)", "view", None, ((2, 3, 8, 8),), "x.view(-1, 7)"),
     "an index": ("x[5]", "getitem", None, ((2, 3, 8, 8),), "x[5]"),
-    "a slice among operands": ("torch.cat([x, x[:, :1]], dim=0)", "cat", None, ((2, 3, 8, 8), (2, 1, 8, 8)), "torch.cat([x, x[:, :1]], dim=0)"),
+    "a slice among operands": (
+        "torch.cat([x, x[:, :1]], dim=0)",
+        "cat",
+        None,
+        ((2, 3, 8, 8), (2, 1, 8, 8)),
+        "torch.cat([x, x[:, :1]], dim=0)",
+    ),
     "a function of torch's in Python": (
         "scores, target = torch.randn(2, 3), torch.zeros(3, dtype=torch.long)\nF.cross_entropy(scores, target)",
         "cross_entropy",

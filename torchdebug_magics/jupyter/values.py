@@ -1,0 +1,60 @@
+"""The values that are named on a magic's line, read as the arguments of a call."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from IPython.core.error import UsageError
+
+__all__ = ["Values", "evaluated"]
+
+Values: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
+
+_COLLECT, _CALLED = "_torchdebug_values", "_torchdebug_called"
+
+
+def evaluated(
+    sources: tuple[str, ...], user_ns: dict[str, Any], local_ns: Mapping[str, Any], subject_of: Callable[[object], object | None]
+) -> Values:
+    """``(values, named values)``.
+
+    A single call such as ``model(x, mask=m)`` of what `subject_of` knows is not made: its subject and its arguments are the values.
+    """
+    names = {**local_ns, _COLLECT: _collect}
+    tree = _read(sources)
+    only = tree.body.args[0] if isinstance(tree.body, ast.Call) and len(tree.body.args) == 1 and not tree.body.keywords else None
+    if isinstance(only, ast.Call):
+        names[_CALLED] = _run(ast.Expression(only.func), user_ns, names)
+        only.func = ast.copy_location(ast.Name(_CALLED, ast.Load()), only.func)
+        subject = subject_of(names[_CALLED])
+        if subject is not None:
+            names[_CALLED] = subject
+            tree.body = ast.Call(ast.Name(_COLLECT, ast.Load()), [only.func, *only.args], only.keywords)
+    values: Values = _run(tree, user_ns, names)
+    return values
+
+
+def _read(sources: tuple[str, ...]) -> ast.Expression:
+    separated = ",\n".join(sources)
+    try:
+        tree = ast.parse(f"{_COLLECT}({separated}\n)", mode="eval")
+        compile(tree, "<magic line>", "eval")  # finds what the grammar allows and a call does not, such as a name given twice
+    except SyntaxError as error:
+        msg = f"cannot read {' '.join(sources)!r} as the arguments of a call: {error.msg}"
+        raise UsageError(msg) from None
+    return tree
+
+
+def _run(tree: ast.Expression, user_ns: dict[str, Any], names: Mapping[str, Any]) -> Any:
+    code = compile(ast.fix_missing_locations(tree), "<magic line>", "eval")
+    return eval(code, user_ns, names)  # noqa: S307 - the user's own words
+
+
+def _collect(*values: object, **named: object) -> Values:
+    return values, named
+
+
+# So that Python's own words on wrong arguments (`**3`) name a call, and nothing of ours.
+_collect.__module__, _collect.__qualname__ = "builtins", "call"
