@@ -14,11 +14,17 @@ __all__ = ["kind_name", "rows", "whole_module"]
 _PHASES: dict[Phase, str] = {
     "data": "in the input `{tensor}`",
     "parameter": "in the parameter `{tensor}`, before this cell's first step",
-    "forward": "in the forward pass, inside the model, by `{op}`",
-    "loss": "in the forward pass, outside the model, by `{op}`",
-    "backward": "in the backward pass, by the derivative of `{op}`",
+    "forward": "in the forward pass, inside the model, by {op}",
+    "loss": "in the forward pass, outside the model, by {op}",
+    "backward": "in the backward pass, by the derivative of {op}",
     "optimizer": "in the optimizer's update of `{tensor}`",
 }
+_GRAPH_PHASES: dict[Phase, str] = {
+    "data": "in {tensor}, outside the graph",
+    "parameter": "in a parameter, {tensor}",
+    "forward": "in the forward pass, by {op}",
+}
+"""Nothing is known of steps and modules."""
 _REPLAYS = {
     "statements": "the statements of the bad step were run again, operation by operation",
     "module": "the model call of the bad step was run again, operation by operation",
@@ -29,10 +35,14 @@ _UNREPLAYED = "the bad step was not run again"
 
 def rows(finding: Finding, report: NanReport) -> tuple[tuple[str, str], ...]:
     """Name and value of all that is known."""
+    is_graph = report.replay == "graph"
+    phases = {**_PHASES, **_GRAPH_PHASES} if is_graph else _PHASES
+    op = f"`{finding.op}`" if finding.op else "an operation that could not be traced"
+    where = phases[finding.phase].format(op=op, tensor=finding.tensor)
     known = (
-        ("what", f"{_kind(finding)}, born {_PHASES[finding.phase].format(op=finding.op, tensor=finding.tensor)}"),
-        ("when", _when(finding)),
-        ("module", _module(finding)),
+        ("what", f"{_kind(finding)}, born {where}"),
+        ("when", "" if is_graph else _when(finding)),
+        ("module", "" if is_graph else _module(finding)),
         ("rows", _rows(finding)),
         ("first bad element", _first(finding)),
         ("bad elements", _bad(finding)),
