@@ -15,6 +15,7 @@ from torchdebug_magics.instruments.nanhunt.investigate import Inquiry, Investiga
 from torchdebug_magics.instruments.nanhunt.scaler import Overflows, skips
 from torchdebug_magics.instruments.nanhunt.sentinel import Leaves, survey
 from torchdebug_magics.instruments.nanhunt.step import Entries, Entry, frame_chain
+from torchdebug_magics.instruments.nanhunt.undo import Undos
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Checks:
         self._last_loss: tuple[torch.Tensor, ...] = ()
         self._unchecked: Callable[[], torch.optim.Optimizer | None] = lambda: None
         self._updated: set[int] = set()
+        self._undos = Undos()
         self._harmless: dict[int, int] = {}
 
     def before_backward(self) -> None:
@@ -59,6 +61,7 @@ class Checks:
             return None
         step = self._entries.step
         step.backwards += 1
+        self._undos.saw(step.buffers)
         leaves = self._leaves.of(_site(), tensors, self._entries.parameters())
         results = [one for one in result if isinstance(one, torch.Tensor)] if isinstance(result, (tuple, list)) else []
         gradients = [leaf.grad for leaf in leaves.values() if leaf.grad is not None]
@@ -94,16 +97,28 @@ class Checks:
             outcome = Outcome(finding, {"gradient": gradient.detach()})
         return self._tally.add(outcome)
 
+    def before_update(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
+        """Copies what an update may spoil."""
+        if not self._tally.is_full and (self._may_spoil(optimizer) or (closure and updates.calls_again(optimizer))):
+            self._undos.begin(optimizer, self._entries.step.buffers, copies=self._stops)
+
+    def _may_spoil(self, optimizer: torch.optim.Optimizer) -> bool:
+        """The first update of each optimizer, and those with a risk of their own."""
+        history = self._tally.history
+        return id(optimizer) not in self._updated or updates.is_risky(optimizer, history[-1] if history else math.inf)
+
     def parameters(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
         """Parameters after an update that may have gone wrong: any other shows in the next loss, or at the end of the cell."""
         self._last_loss = ()  # with its graph, where that was retained
-        history = self._tally.history
-        is_first = id(optimizer) not in self._updated
+        risky = self._may_spoil(optimizer)
         self._updated.add(id(optimizer))
-        if not is_first and not updates.is_risky(optimizer, history[-1] if history else math.inf):
+        try:
+            if risky:
+                return self._look_at_parameters(optimizer)
             self._unchecked = weakref.ref(optimizer)
-            return None
-        return self._look_at_parameters(optimizer)
+        finally:
+            self._undos.end(optimizer)
+        return None
 
     def finish(self) -> None:
         """The last update of the cell has no next loss to show in. Records, and raises nothing."""
@@ -119,7 +134,11 @@ class Checks:
         if parameter is None:
             return None
         finding = updates.bad_parameter(optimizer, parameter, self._name(parameter), self._context())
-        return self._tally.add(Outcome(finding, {"output": parameter.detach().clone()}))
+        bad, undo = Outcome(finding, {"output": parameter.detach().clone()}), self._undos.outermost()
+        outcome = self._tally.add(bad if undo is None else undo.weighed(bad, "weights poisoned"))
+        if outcome is not None and self._stops and undo is not None:
+            self._undo({})
+        return outcome
 
     def output(self, entry: Entry, output: Any, *, inside: bool) -> Outcome | None:
         """What an outermost module call returned, where no gradient will flow from it."""
@@ -153,7 +172,8 @@ class Checks:
         finally:
             self._tally.phase = "watching"
         if not outcome.overflow:
-            return self._tally.add(outcome)
+            undo = self._undos.outermost()
+            return self._tally.add(outcome if undo is None else undo.told(outcome, context, self._name))
         collapse = self._overflows.count(leaves, context)
         self._tally.overflows = self._overflows.total
         return None if collapse is None else self._tally.add(Outcome(collapse, {}))
@@ -165,9 +185,12 @@ class Checks:
             self._tally.show_layers(self._guard.run("the layer table", self._investigator.look, self._entries.step, inquiry) or ())
 
     def _undo(self, leaves: dict[int, torch.Tensor]) -> None:
-        """The cell stops here: buffers as they were before the bad step, and no bad gradient left to be applied."""
+        """The cell stops here: all as it was before the bad step, and no bad gradient left to be applied."""
         for buffers in self._entries.step.buffers:
             buffers.put_back()
+        undo = self._undos.outermost()
+        if undo is not None:
+            undo.put_back()
         for leaf in leaves.values():
             leaf.grad = None
         self._entries.step.clear()
