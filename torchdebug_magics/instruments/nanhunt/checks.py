@@ -51,9 +51,7 @@ class Checks:
 
     def before_backward(self) -> None:
         """Only after an overflow: are its gradients still there? Then what follows is the same skipped step."""
-        if self._overflows.run:
-            gradients = [one.grad for module in self._entries.entered() for one in module.parameters() if one.grad is not None]
-            self._overflows.still_there = not math.isfinite(survey((), gradients)[1])
+        self._overflows.look_before(self._entries.entered())
 
     def backward(self, tensors: tuple[torch.Tensor, ...], result: Any, *, keeps: bool) -> Outcome | None:
         """One reduction over the loss and all gradients, right after they were computed."""
@@ -61,6 +59,7 @@ class Checks:
             return None
         step = self._entries.step
         step.backwards += 1
+        self._note_going_on()
         self._undos.saw(step.buffers)
         leaves = self._leaves.of(_site(), tensors, self._entries.parameters())
         results = [one for one in result if isinstance(one, torch.Tensor)] if isinstance(result, (tuple, list)) else []
@@ -95,6 +94,9 @@ class Checks:
             parameter, gradient = next((pair for pair in held if kind_of(pair[1])), held[0])
             finding = updates.bad_gradient(self._name(parameter), gradient, self._context(), overflowed=overflowed)
             outcome = Outcome(finding, {"gradient": gradient.detach()})
+        if overflowed:
+            self._overflows.applied()
+            self._tally.overflows = self._overflows.total
         return self._tally.add(outcome)
 
     def before_update(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
@@ -110,6 +112,7 @@ class Checks:
     def parameters(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
         """Parameters after an update that may have gone wrong: any other shows in the next loss, or at the end of the cell."""
         self._last_loss = ()  # with its graph, where that was retained
+        self._note_going_on()
         risky = self._may_spoil(optimizer)
         self._updated.add(id(optimizer))
         try:
@@ -157,8 +160,6 @@ class Checks:
 
     def _investigate(self, tensors: tuple[torch.Tensor, ...], leaves: dict[int, torch.Tensor]) -> Outcome | None:
         if self._tally.is_full:
-            if self._stops:
-                self._guard.note("the cell went on after the finding was raised: later bad steps were not stopped")
             return None
         context = self._context()
         self._tally.phase = f"replaying step {context.step}"
@@ -171,10 +172,10 @@ class Checks:
             raise
         finally:
             self._tally.phase = "watching"
-        if not outcome.overflow:
+        if outcome.overflow is None:
             undo = self._undos.outermost()
             return self._tally.add(outcome if undo is None else undo.told(outcome, context, self._name))
-        collapse = self._overflows.count(leaves, context)
+        collapse = self._overflows.count(leaves, outcome.overflow, context)
         self._tally.overflows = self._overflows.total
         return None if collapse is None else self._tally.add(Outcome(collapse, {}))
 
@@ -183,6 +184,11 @@ class Checks:
         if self._want_layers and not self._tally.backwards & (self._tally.backwards + 1):
             inquiry = Inquiry(tensors, leaves, frame_chain(sys._getframe(1)), self._context())
             self._tally.show_layers(self._guard.run("the layer table", self._investigator.look, self._entries.step, inquiry) or ())
+
+    def _note_going_on(self) -> None:
+        """An `except` of the user's may catch the error. Then the run is theirs, and as it would be without us; the finding stands."""
+        if self._stops and self._tally.has_findings:
+            self._guard.note("something caught the error and the cell went on: bad steps after the finding were not looked into or stopped")
 
     def _undo(self, leaves: dict[int, torch.Tensor]) -> None:
         """The cell stops here: all as it was before the bad step, and no bad gradient left to be applied."""

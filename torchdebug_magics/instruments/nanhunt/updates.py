@@ -73,8 +73,8 @@ def _has_no_eps(group: dict[str, Any]) -> bool:
 def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflowed: bool) -> Finding:
     """A gradient that is about to be applied; how it came about could not be run again."""
     if overflowed:
-        explanation = "the gradients overflowed at the GradScaler's scale, and this step applies them without the scaler"
-        fix = "step through the scaler: scaler.step(optimizer); scaler.update()"
+        explanation = "the gradients were bad after backward(), and this step applies them: no GradScaler skips it"
+        fix = "where the loss was scaled, step through the scaler: scaler.step(optimizer); scaler.update()"
     else:
         explanation = f"the gradient of {name} was finite after backward() and is not any more: something between the two changed it"
         fix = "look at what scales or clips the gradients before step(): a norm that is infinite or 0, a division by a count of 0"
