@@ -34,7 +34,7 @@ def relevant(masks: Masks, op: Op, wanted: torch.Tensor | None, kind: int) -> li
         if not where.some:
             continue
         bad = where.mask
-        if bad is not None and wanted is not None and (is_pointwise(op.func) or is_movement(op.func)):
+        if bad is not None and wanted is not None and (is_pointwise(op.func) or is_movement(op.func)) and not masks.is_full(wanted):
             reached = _reach(op, tensor, wanted)
             bad = reached if where.everywhere else bad & reached
             if not bool(bad.any()):
@@ -46,8 +46,6 @@ def relevant(masks: Masks, op: Op, wanted: torch.Tensor | None, kind: int) -> li
 def _reach(op: Op, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The elements of an input that the wanted outputs depend on."""
     everything = torch.ones((), dtype=torch.bool, device=tensor.device).expand(tensor.shape)
-    if bool(mask.all()):
-        return everything
     if is_pointwise(op.func):
         return _shrink(mask, tensor.shape)
     numbers = torch.arange(1, tensor.numel() + 1, dtype=torch.float64, device=tensor.device).reshape(tensor.shape)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.nanhunt.finding import here
 from torchdebug_magics.instruments.nanhunt.report import Finding
+from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.tensors import NAN, kind_of, largest
 
 if TYPE_CHECKING:
@@ -80,11 +80,7 @@ class Overflows:
 
 def live_scalers() -> list[Any]:
     """Every enabled scaler that has scaled something."""
-    return [
-        one
-        for one in gc.get_objects()
-        if issubclass(type(one), GradScaler) and getattr(one, "_enabled", False) and isinstance(one._scale, torch.Tensor)
-    ]
+    return [one for one in live(GradScaler) if getattr(one, "_enabled", False) and isinstance(one._scale, torch.Tensor)]
 
 
 @contextlib.contextmanager
