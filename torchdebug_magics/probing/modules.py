@@ -6,20 +6,33 @@ import gc
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import compress
+from typing import Any, TypeVar
 
 import torch
 
 from torchdebug_magics.probing.hooks import Hooks
 
-__all__ = ["Call", "ModuleCalls", "compiled_parts", "fast_path_parts", "is_compiled", "live_modules", "parts_of", "paths"]
+__all__ = ["Call", "ModuleCalls", "compiled_parts", "fast_path_parts", "is_compiled", "live", "live_modules", "parts_of", "paths"]
+
+T = TypeVar("T")
+
+
+def live(kind: type[T]) -> list[T]:
+    """Every instance alive in the process. Asks the type, never the object, so that no lazy proxy is woken."""
+    ids, todo = set(), [kind]
+    while todo:
+        found = todo.pop()
+        if id(found) not in ids:
+            ids.add(id(found))
+            todo += type.__subclasses__(found)
+    objects = gc.get_objects()
+    return list(compress(objects, map(ids.__contains__, map(id, map(type, objects)))))
 
 
 def live_modules() -> Iterator[torch.nn.Module]:
-    """Every module alive in the process. Asks the type, never the object, so that no lazy proxy is woken."""
-    for one in gc.get_objects():
-        if issubclass(type(one), torch.nn.Module) and "_modules" in getattr(one, "__dict__", ()):
-            yield one
+    """Every module alive in the process."""
+    return (one for one in live(torch.nn.Module) if "_modules" in getattr(one, "__dict__", ()))
 
 
 def parts_of(modules: Iterable[torch.nn.Module]) -> set[int]:

@@ -186,6 +186,8 @@ def kind_word(tensor: torch.Tensor) -> Kind:
 
 def marked(finding: Finding, tensor: torch.Tensor, mask: torch.Tensor | None = None) -> Finding:
     """The finding with where in a tensor it is bad: rows, first index, counts, shape and dtype."""
+    if tensor.is_nested:  # its shape holds no plain numbers
+        return replace(finding, dtype=str(tensor.dtype).removeprefix("torch."))
     mask = bad_mask(tensor) if mask is None else mask
     has_rows = mask is not None and mask.dim() > 0 and bool(mask.any())
     return replace(

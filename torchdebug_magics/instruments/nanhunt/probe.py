@@ -101,8 +101,11 @@ class NanProbe:
         if self._replayer.active:
             self._replayer.update_call()
         computes_gradients = any(callable(one) for one in (*args[1:], kwargs.get("closure")))
-        if not self._depth and self._entries.is_ours() and not computes_gradients:
+        if self._replayer.active or self._depth or not self._entries.is_ours():
+            return
+        if not computes_gradients:
             self._act_on(self._guard.run("the check before an update", self._checks.gradients, optimizer))
+        self._guard.run("the copy before an update", self._checks.before_update, optimizer, closure=computes_gradients)
 
     def _after_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         __tracebackhide__ = True
