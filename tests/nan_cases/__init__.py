@@ -28,8 +28,13 @@ _FILES = (
     "scaler",
     "libraries",
     "hard",
+    "science",
+    "recipes",
+    "structures",
+    "numbers",
     "nothing",
     "nothing_forward",
+    "quiet",
 )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from torchdebug_magics.instruments.nanhunt.families import DECOMPOSITIONS, DIVISIONS, EXPONENTIALS, LOGS, POLES, POWERS, ROOTS
 from torchdebug_magics.probing.tensors import INF
 
 if TYPE_CHECKING:
@@ -14,19 +15,7 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.nanhunt.evidence import Evidence
 
-__all__ = [
-    "DIVISIONS",
-    "LOGS",
-    "NORMALISERS",
-    "OPERAND_CAUSES",
-    "POWERS",
-    "ROOTS",
-    "SELECTORS",
-    "SOFTMAXES",
-    "Diagnosis",
-    "Rule",
-    "is_zero",
-]
+__all__ = ["OPERAND_CAUSES", "Diagnosis", "Rule", "is_zero"]
 
 
 @dataclass(frozen=True)
@@ -39,76 +28,6 @@ class Diagnosis:
 
 
 Rule: TypeAlias = "Callable[[Evidence], Diagnosis | None]"
-
-LOGS = {"log", "log_", "log2", "log2_", "log10", "log10_", "log1p", "log1p_", "xlogy", "special_xlogy", "special_entr"}
-DIVISIONS = {
-    "div",
-    "div_",
-    "reciprocal",
-    "reciprocal_",
-    "true_divide",
-    "divide",
-    "addcdiv",
-    "addcdiv_",
-    "remainder",
-    "fmod",
-    "floor_divide",
-}
-ROOTS = {"sqrt", "sqrt_", "rsqrt", "rsqrt_", "hypot"}
-POWERS = {"pow", "pow_", "float_power"}
-SOFTMAXES = {"_softmax", "_log_softmax", "_safe_softmax", "logsumexp", "logaddexp", "_masked_softmax", "_native_multi_head_attention"}
-SELECTORS = {
-    "where",
-    "masked_fill",
-    "masked_fill_",
-    "nan_to_num",
-    "nan_to_num_",
-    "clamp",
-    "clamp_",
-    "clamp_min",
-    "clamp_min_",
-    "clamp_max",
-    "clamp_max_",
-    "threshold",
-    "relu",
-    "relu_",
-    "index_put",
-    "index_put_",
-    "_index_put_impl_",
-    "masked_scatter",
-    "maximum",
-    "minimum",
-    "hardtanh",
-    "index",
-    "masked_select",
-    "fmax",
-    "fmin",
-}
-NORMALISERS = {
-    "native_layer_norm",
-    "native_group_norm",
-    "native_batch_norm",
-    "_native_batch_norm_legit",
-    "_native_batch_norm_legit_no_training",
-    "_native_batch_norm_legit_functional",
-    "_batch_norm_with_update",
-    "batch_norm",
-    "_fused_rms_norm",
-    "rms_norm",
-    "cudnn_batch_norm",
-}
-POLES = {"acos", "asin", "acosh", "atanh", "erfinv", "logit", "acos_", "asin_", "atanh_", "special_ndtri", "lgamma", "digamma", "tan"}
-DECOMPOSITIONS = {
-    "_linalg_eigh",
-    "_linalg_svd",
-    "linalg_eig",
-    "linalg_qr",
-    "_linalg_slogdet",
-    "_linalg_det",
-    "linalg_inv_ex",
-    "_linalg_solve_ex",
-    "linalg_lu_factor_ex",
-}
 
 
 def _domain(names: set[str], slug: str, test: Callable[[Evidence], bool], explanation: str, fix: str) -> Rule:
@@ -208,7 +127,7 @@ _EMPTY_MEAN = _domain(
     "skip the batch when the selection is empty, or divide a sum by max(count, 1)",
 )
 _EXP = _domain(
-    {"exp", "exp_", "expm1", "sinh", "cosh"},
+    EXPONENTIALS,
     "exp_overflow",
     lambda one: one.birth.kind == INF,
     "the exponential left the range of its type",
