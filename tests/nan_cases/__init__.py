@@ -32,6 +32,8 @@ _FILES = (
     "recipes",
     "structures",
     "numbers",
+    "corners",
+    "odd",
     "nothing",
     "nothing_forward",
     "quiet",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.families import DECOMPOSITIONS, DIVISIONS, EXPONENTIALS, LOGS, POLES, POWERS, ROOTS
+from torchdebug_magics.instruments.nanhunt.families import DECOMPOSITIONS, DIVISIONS, EXPONENTIALS, LOGS, MEANS, POLES, POWERS, ROOTS
 from torchdebug_magics.probing.tensors import INF
 
 if TYPE_CHECKING:
@@ -58,6 +59,12 @@ def _div_by_zero(evidence: Evidence) -> bool:
     if op is not None and len(op.inputs()) == 1 and any(is_zero(value) for value in op.args if not isinstance(value, torch.Tensor)):
         return True
     return _operand(-1, lambda value: value == 0)(evidence)
+
+
+def _is_zero_times_infinity(evidence: Evidence) -> bool:
+    op = evidence.forward or evidence.op
+    values = [*evidence.operands(), *(value for value in (op.args if op is not None else ()) if isinstance(value, (int, float)))]
+    return any(is_zero(value) for value in values) and any(isinstance(value, float) and math.isinf(value) for value in values)
 
 
 _LOG_ZERO = _domain(
@@ -120,7 +127,7 @@ _POLE = _domain(
     "clamp the argument a little inside, for example clamp(-1 + 1e-6, 1 - 1e-6)",
 )
 _EMPTY_MEAN = _domain(
-    {"mean"},
+    MEANS,
     "empty_mean",
     lambda one: (tensor := one.inputs_at(0)) is not None and tensor.numel() == 0,
     "the mean of nothing is 0 / 0",
@@ -141,6 +148,14 @@ _DECOMPOSITION = _domain(
     "add a little to the diagonal: A + 1e-6 * torch.eye(n)",
 )
 
+_ZERO_TIMES_INFINITY = _domain(
+    {"mul", "mul_"},
+    "zero_times_inf",
+    _is_zero_times_infinity,
+    "0 times an infinity is NaN: a product does not switch an infinite value off",
+    "choose in place of multiplying, torch.where(mask, x, 0.0) or x.masked_fill(~mask, 0.0), or keep a finite number such as -1e9",
+)
+
 
 OPERAND_CAUSES = (
     _CTC,
@@ -152,6 +167,7 @@ OPERAND_CAUSES = (
     _POW_NEGATIVE,
     _POW_ZERO,
     _DIV_ZERO,
+    _ZERO_TIMES_INFINITY,
     _EXP,
     _POLE,
     _DECOMPOSITION,

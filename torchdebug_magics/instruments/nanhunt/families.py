@@ -7,6 +7,7 @@ __all__ = [
     "DIVISIONS",
     "EXPONENTIALS",
     "LOGS",
+    "MEANS",
     "NORMALISERS",
     "POLES",
     "POWERS",
@@ -72,6 +73,7 @@ SELECTORS: Final = {
 SPREADS: Final = {"std", "var", "std_mean", "var_mean"}
 REDUCED_MAXIMA: Final = {"logsumexp", "amax", "max", "logcumsumexp", "cummax"}
 EXPONENTIALS: Final = {"exp", "exp_", "expm1", "sinh", "cosh"}
+MEANS: Final = {"mean", "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss", "multi_margin_loss"}
 NORMALISERS: Final = {
     "native_layer_norm",
     "native_group_norm",
