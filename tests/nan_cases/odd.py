@@ -225,4 +225,37 @@ CASES = (
         """,
         truth=Expect(kind="inf", phase="data", op=None, rows=(1,), tensor=frozenset({"weights['a']"}), diagnosis=slugs.BAD_ROW),
     ),
+    Case(
+        name="odd_bare_transformer_encoder",
+        setup="""
+            layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+            encoder = nn.TransformerEncoder(layer, 2)
+            with torch.no_grad():
+                encoder.layers[1].linear1.weight[3, 2] = float("inf")
+            opt = torch.optim.SGD(encoder.parameters(), lr=0.1)
+            x = torch.rand(2, 3, 4)
+        """,
+        cell="""
+            loss = encoder(x).square().mean()
+            loss.backward()
+            opt.step()
+        """,
+        truth=Expect(kind="inf", phase="parameter", op=None, tensor="layers.1.linear1.weight", rows=(3,)),
+    ),
+    Case(
+        name="odd_bare_attention_with_an_empty_row",
+        setup="""
+            mha = nn.MultiheadAttention(4, 2, batch_first=True)
+            opt = torch.optim.SGD(mha.parameters(), lr=0.1)
+            x = torch.rand(2, 3, 4)
+            pad = torch.tensor([[False, False, True], [True, True, True]])
+        """,
+        cell="""
+            out, weights = mha(x, x, x, key_padding_mask=pad)  # <- here
+            loss = out.square().mean()
+            loss.backward()
+            opt.step()
+        """,
+        truth=Expect(kind="nan", phase="forward", op="_softmax", module="", rows=(2, 3), diagnosis=slugs.MASKED_ROW),
+    ),
 )
