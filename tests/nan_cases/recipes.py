@@ -341,8 +341,8 @@ CASES = (
         cell="""
             for x in feats:
                 h = x
-                for layer in model["layers"]:
-                    h = layer(h, src, dst)
+                for place in range(2):
+                    h = model["layers"][place](h, src, dst)
                 loss = h.mean()
                 opt.zero_grad(); loss.backward(); opt.step()
         """,
