@@ -10,6 +10,7 @@ from torchdebug_magics.instruments.nanhunt.attempt import Attempt, CannotReplay,
 from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.finding import bad_tensors, kind_word, write
 from torchdebug_magics.instruments.nanhunt.livein import local_values
+from torchdebug_magics.instruments.nanhunt.naming import shares_memory
 from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow
 from torchdebug_magics.instruments.nanhunt.scaler import at_scale_one, live_scalers, may_be_scaling
 from torchdebug_magics.instruments.nanhunt.step import Entry, Position, Step
@@ -229,8 +230,12 @@ def _first(births: list[Birth], context: Context) -> Birth:
     """The earliest; of tensors that were all there before the step, the first in the order of the model's parameters."""
     if births[0].op is not None:
         return births[0]
-    order = {parameter.data_ptr(): place for root in context.roots for place, parameter in enumerate(root.parameters())}
-    return min((birth for birth in births if birth.op is None), key=lambda birth: order.get(birth.tensor.data_ptr(), len(order)))
+    parameters = [parameter for root in context.roots for parameter in root.parameters()]
+
+    def place(birth: Birth) -> int:
+        return next((place for place, one in enumerate(parameters) if shares_memory(one, birth.tensor)), len(parameters))
+
+    return min((birth for birth in births if birth.op is None), key=place)
 
 
 def _visible(replayed: Replayed, inquiry: Inquiry) -> dict[str, Any]:

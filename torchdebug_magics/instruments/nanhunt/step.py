@@ -158,7 +158,13 @@ class Entries:
         inside = {id(module) for root in entered for module in root.modules()}
         alive = list(live_modules())
         adopted = parts_of(alive)
-        tops = [module for module in alive if id(module) not in adopted and (id(module) in inside or _holds(module, entered))]
+        # What has a fused kernel carries no hook of ours, so nobody knows whether it was called: its names are good to have.
+        fused = fast_path_parts(alive)
+        tops = [
+            module
+            for module in alive
+            if id(module) not in adopted and (id(module) in inside or id(module) in fused or _holds(module, entered))
+        ]
         order = {id(module): place for place, module in enumerate(entered)}
         tops.sort(key=lambda module: order.get(id(unwrapped(module)), len(order)))
         return [*dict.fromkeys([*map(unwrapped, tops), *entered])]
