@@ -169,7 +169,7 @@ class Replayer:
             msg = "the model writes into its input, which is not what it was any more"
             raise CannotReplay(msg)
         roots = self._entries.roots()
-        calls = ModuleCalls(roots)
+        calls = ModuleCalls(roots, self._entries.hooks)
         replayed = self._replayed = Replayed(Trace(calls), names=part.names if part is not None else {})
         replayed.layers = LayerWatch(calls)
         self._attempt, self._seen, self._fed = attempt, 0, 0

@@ -113,7 +113,7 @@ class Entries:
     def __init__(self, hooks: Hooks, guard: Guard, done: Callable[[Entry, Any], None]) -> None:
         self.step = Step()
         self.replaying: Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any] | None = None
-        self._hooks = hooks
+        self.hooks = hooks
         self._guard = guard
         self._done = done
         self._depth = 0
@@ -138,7 +138,7 @@ class Entries:
         for module in modules:
             if id(module) not in inside:
                 self._watch(module)
-        self._hooks.module_birth(self._stack, self._watch, lambda child: self._adopted.add(id(child)))
+        self.hooks.module_birth(self._stack, self._watch, lambda child: self._adopted.add(id(child)))
 
     def is_ours(self) -> bool:
         """Whether this is the thread that trains: the first one in which anything was called."""
@@ -186,7 +186,7 @@ class Entries:
             return
         mine = ExitStack()
         try:
-            self._hooks.own_calls(mine, module, self._before, self._after)
+            self.hooks.own_calls(mine, module, self._before, self._after)
         except Exception:
             mine.close()
             raise

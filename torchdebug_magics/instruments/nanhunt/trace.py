@@ -104,7 +104,7 @@ class Trace:
     def attach(self, stack: ExitStack) -> None:
         """Record until the stack closes."""
         self._calls.attach(stack)
-        stack.enter_context(OpListener(self._record))
+        stack.enter_context(OpListener(self._record, self._calls.hooks))
 
     def forward_of(self, op: Op) -> Op | None:
         """The forward op that a backward op is the derivative of; through the first backward for a double one."""
