@@ -22,9 +22,9 @@ def live_modules() -> Iterator[torch.nn.Module]:
             yield one
 
 
-def parts_of(modules: Iterable[torch.nn.Module]) -> set[int]:
-    """The ids of all that are a part of another one."""
-    return {id(child) for module in modules for child in module._modules.values() if child is not None}
+def parts_of(modules: Iterable[torch.nn.Module]) -> dict[int, torch.nn.Module]:
+    """All that are a part of another one, by id."""
+    return {id(child): child for module in modules for child in module._modules.values() if child is not None}
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

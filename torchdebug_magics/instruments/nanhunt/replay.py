@@ -26,7 +26,8 @@ from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.tensors import kind_of, tensors_in
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.step import Entries, Position, Step
+    from torchdebug_magics.instruments.nanhunt.entries import Entries
+    from torchdebug_magics.instruments.nanhunt.step import Position, Step
 
 __all__ = ["Attempt", "Replayed", "Replayer"]
 
