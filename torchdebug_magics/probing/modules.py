@@ -35,9 +35,9 @@ def live_modules() -> Iterator[torch.nn.Module]:
     return (one for one in live(torch.nn.Module) if "_modules" in getattr(one, "__dict__", ()))
 
 
-def parts_of(modules: Iterable[torch.nn.Module]) -> set[int]:
-    """The ids of all that are a part of another one."""
-    return {id(child) for module in modules for child in module._modules.values() if child is not None}
+def parts_of(modules: Iterable[torch.nn.Module]) -> dict[int, torch.nn.Module]:
+    """All that are a part of another one, by id."""
+    return {id(child): child for module in modules for child in module._modules.values() if child is not None}
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
@@ -97,10 +97,11 @@ class Call:
 class ModuleCalls:
     """The stack of running module calls, kept by torch's own global hooks."""
 
-    def __init__(self, roots: Iterable[torch.nn.Module]) -> None:
+    def __init__(self, roots: Iterable[torch.nn.Module], hooks: Hooks | None = None) -> None:
+        self.hooks = hooks or Hooks()
         self._roots = [unwrapped(root) for root in roots]
+        """Held, with those that are met later: the id of one that is gone may be another's."""
         self._paths = paths(self._roots)
-        self._hooks = Hooks()
         self._root_of = {id(module): root for root in reversed(self._roots) for module in root.modules()}
         self._counts: dict[int, int] = {}
         self._again: dict[int, int] = {}
@@ -108,7 +109,7 @@ class ModuleCalls:
 
     def attach(self, stack: ExitStack) -> None:
         """Follow module calls until the stack closes."""
-        self._hooks.module_calls(stack, self._enter, self._leave)
+        self.hooks.module_calls(stack, self._enter, self._leave)
 
     @property
     def current(self) -> Call | None:
@@ -122,11 +123,18 @@ class ModuleCalls:
         # What checkpointing runs again inside a backward is not one more call of the step.
         counts = self._again if torch._C._current_autograd_node() is not None else self._counts
         number = counts[id(module)] = counts.get(id(module), 0) + 1
-        path = self._paths.get(id(module))
-        if path is None:  # made after the watch began: named by the call it runs in
-            outer = self.current
-            path = f"{outer.path}.{type(module).__name__}".lstrip(".") if outer is not None else ""
-        self._running.append(Call(path, number, type(module).__name__, module, self._root_of.get(id(module), module)))
+        if id(module) not in self._paths:
+            self._meet(module)
+        self._running.append(Call(self._paths[id(module)], number, type(module).__name__, module, self._root_of[id(module)]))
+
+    def _meet(self, module: torch.nn.Module) -> None:
+        """One made after the watch began: a root, or a part, named by its type, of the call it runs in."""
+        outer = self.current
+        prefix = f"{outer.path}.{type(module).__name__}".lstrip(".") if outer is not None else ""
+        self._roots.append(module)
+        for path, part in module.named_modules(prefix=prefix):
+            self._paths.setdefault(id(part), path)
+            self._root_of.setdefault(id(part), outer.root if outer is not None else module)
 
     def _leave(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
         if self._running:

@@ -13,15 +13,17 @@ from torchdebug_magics.instruments.nanhunt import updates
 from torchdebug_magics.instruments.nanhunt.evidence import Context
 from torchdebug_magics.instruments.nanhunt.investigate import Inquiry, Investigator, Outcome
 from torchdebug_magics.instruments.nanhunt.naming import name_nearby
+from torchdebug_magics.instruments.nanhunt.positions import caller, frame_chain
 from torchdebug_magics.instruments.nanhunt.scaler import Overflows, skips
 from torchdebug_magics.instruments.nanhunt.sentinel import Leaves, survey
-from torchdebug_magics.instruments.nanhunt.step import Entries, Entry, frame_chain
 from torchdebug_magics.instruments.nanhunt.undo import Undos
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torchdebug_magics.instruments.nanhunt.entries import Entries
+    from torchdebug_magics.instruments.nanhunt.step import Entry
     from torchdebug_magics.instruments.nanhunt.tally import Tally
     from torchdebug_magics.probing.guard import Guard
 
@@ -136,7 +138,7 @@ class Checks:
         held = updates.parameters_of(optimizer)
         if not held or self._tally.is_full or self._tally.has_findings:
             return None
-        parameter = updates.first_bad([one for one in held if id(one) not in self._entries.bad_from_start])
+        parameter = updates.first_bad([one for one in held if id(one) not in self._entries.models.bad_from_start()])
         if parameter is None:
             return None
         finding = updates.bad_parameter(optimizer, parameter, self._name(parameter), self._context())
@@ -150,14 +152,14 @@ class Checks:
         """What an outermost module call returned, where no gradient will flow from it."""
         step, tensors = self._entries.step, list(tensors_in(output))
         if inside or any(tensor.requires_grad for tensor in tensors):
-            entry.grows_graph = True
+            step.grows_graph = True
             return None
         self._tally.forwards += 1
         outcome = None
         if not self._tally.is_full and not math.isfinite(largest(tensors)) and not self._is_harmless(entry):
             outcome = self._tally.add(self._investigator.output(step, entry, tensors, self._context()))
             self._tally.meant += outcome is None
-        if not any(one.grows_graph for one in step.entries):
+        if not step.grows_graph:
             step.clear()
         return outcome
 
@@ -220,7 +222,7 @@ class Checks:
             entries=tuple(self._entries.step.entries),
             history=tuple(self._tally.history)[-_CONTEXT_HISTORY:],
             losses=tuple(self._tally.losses)[-_CONTEXT_HISTORY:],
-            bad_from_start=frozenset(self._entries.bad_from_start),
+            bad_from_start=self._entries.models.bad_from_start(),
         )
 
     def _name(self, parameter: torch.Tensor) -> str:
@@ -228,9 +230,7 @@ class Checks:
         return next(names, None) or name_nearby(parameter, sys._getframe(1))
 
 
-def _site() -> tuple[object, int]:
+def _site() -> tuple[object, int] | None:
     """Which place in the user's program called backward()."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and (frame.f_globals.get("__name__") or "").startswith(("torchdebug_magics", "torch.")):
-        frame = frame.f_back
-    return frame.f_code, frame.f_lasti
+    frame = caller(sys._getframe(1))
+    return None if frame is None else (frame.f_code, frame.f_lasti)

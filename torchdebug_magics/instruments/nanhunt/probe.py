@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.errors import NonFiniteError
 from torchdebug_magics.instruments.nanhunt.checks import Checks
+from torchdebug_magics.instruments.nanhunt.entries import Entries
 from torchdebug_magics.instruments.nanhunt.investigate import Investigator
 from torchdebug_magics.instruments.nanhunt.replay import Replayer
-from torchdebug_magics.instruments.nanhunt.step import Entries, Entry
 from torchdebug_magics.instruments.nanhunt.tally import Tally
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.nanhunt.investigate import Outcome
     from torchdebug_magics.instruments.nanhunt.report import Finding, LiveNan, NanReport
+    from torchdebug_magics.instruments.nanhunt.step import Entry
 
 __all__ = ["NanProbe"]
 
