@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +89,7 @@ def at_scale_one(scalers: Iterable[Any]) -> Iterator[list[Any]]:
     with contextlib.ExitStack() as stack:
         for scaler in scalers:
             stack.callback(_put_back, scaler, dict(vars(scaler)))
-            scaler.scale = functools.partial(_noted, used, scaler, scaler.scale)
+            scaler.scale = _Noted(scaler, used)
             scaler._scale = torch.ones_like(scaler._scale)
         yield used
 
@@ -100,9 +99,17 @@ def _put_back(scaler: Any, before: dict[str, Any]) -> None:
     vars(scaler).update(before)
 
 
-def _noted(used: list[Any], scaler: Any, scale: Any, *args: Any, **kwargs: Any) -> Any:
-    used.append(scaler)
-    return scale(*args, **kwargs)
+class _Noted:
+    """In place of a scaler's `scale`. An object of ours, as a replay puts back what can be reached through any other."""
+
+    def __init__(self, scaler: Any, used: list[Any]) -> None:
+        self._scaler = scaler
+        self._scale = scaler.scale
+        self._used = used
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._used.append(self._scaler)
+        return self._scale(*args, **kwargs)
 
 
 def may_be_scaling(loss: Iterable[torch.Tensor], scalers: Iterable[Any], losses: Sequence[float]) -> bool:
