@@ -17,9 +17,10 @@ import torch
 from torchdebug_magics.instruments.nanhunt.livein import LiveIn
 from torchdebug_magics.probing.buffers import BufferKeeper, Buffers
 from torchdebug_magics.probing.modules import compiled_parts, fast_path_parts, is_compiled, live_modules, parts_of, unwrapped
-from torchdebug_magics.probing.python_state import PythonState, Slot, slots_of
+from torchdebug_magics.probing.places import places_of
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
+from torchdebug_magics.probing.weak_snapshot import Place, WeakSnapshot
 from torchdebug_magics.probing.where import frames_above, is_user_code
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Step:
     entries: list[Entry] = field(default_factory=list)
     chain: tuple[Position, ...] = ()
     buffers: list[Buffers] = field(default_factory=list)
-    python: list[PythonState] = field(default_factory=list)
+    python: list[WeakSnapshot] = field(default_factory=list)
     live_in: LiveIn | None = None
     backwards: int = 0
     """Backward calls since the first entry."""
@@ -104,7 +105,7 @@ class _Known:
     module: torch.nn.Module
     parameters: tuple[torch.nn.Parameter, ...]
     buffers: BufferKeeper
-    slots: list[Slot]
+    places: list[Place]
 
 
 class Entries:
@@ -237,8 +238,8 @@ class Entries:
         if id(module) not in step.started:
             step.started.add(id(module))
             step.buffers.append(known.buffers.take())
-            if known.slots:
-                step.python.append(PythonState(known.slots))
+            if known.places:
+                step.python.append(WeakSnapshot(known.places))
         if len(step.entries) >= _MOST_ENTRIES:
             oldest = next(entry for entry in step.entries if entry.recorded)
             oldest.args, oldest.kwargs, oldest.recorded = (), {}, False
@@ -255,7 +256,7 @@ class Entries:
             callers = [position.frame for position in self.step.chain if is_user_code(position.frame.f_code)]
             parts = list(inner.modules())
             own = [part for part in parts if not type(part).__module__.startswith("torch.nn.")]
-            known = _Known(module, tuple(inner.parameters()), BufferKeeper(parts), slots_of(own, callers))
+            known = _Known(module, tuple(inner.parameters()), BufferKeeper(parts), places_of(own, callers))
             self._known[id(module)] = known
             if not math.isfinite(largest(known.parameters)):
                 self.bad_from_start.update(id(parameter) for parameter in known.parameters if kind_of(parameter))
