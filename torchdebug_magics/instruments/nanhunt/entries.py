@@ -16,8 +16,8 @@ from torchdebug_magics.instruments.nanhunt.models import Models
 from torchdebug_magics.instruments.nanhunt.positions import caller, frame_chain, same_place
 from torchdebug_magics.instruments.nanhunt.step import Entry, Step
 from torchdebug_magics.probing.modules import compiled_parts, fast_path_parts, is_compiled, live_modules, parts_of
-from torchdebug_magics.probing.python_state import PythonState
 from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.weak_snapshot import WeakSnapshot
 from torchdebug_magics.probing.where import is_user_code
 
 if TYPE_CHECKING:
@@ -148,8 +148,8 @@ class Entries:
         if id(module) not in step.started:
             step.started.add(id(module))
             step.buffers.append(known.buffers.take())
-            if known.slots:
-                step.python.append(PythonState(known.slots))
+            if known.places:
+                step.python.append(WeakSnapshot(known.places))
         step.add(Entry.take(module, args, kwargs, RandomState.take(), copied=known.writes_input))
 
     def _see_writes(self, entry: Entry) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.probing.buffers import BufferKeeper
 from torchdebug_magics.probing.modules import fast_path_parts, live_modules, parts_of, unwrapped
-from torchdebug_magics.probing.python_state import Slot, slots_of
+from torchdebug_magics.probing.places import places_of
 from torchdebug_magics.probing.tensors import kind_of, largest
+from torchdebug_magics.probing.weak_snapshot import Place
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,7 @@ class Known:
     module: weakref.ref[torch.nn.Module]
     parameters: dict[int, torch.nn.Parameter]
     buffers: BufferKeeper
-    slots: list[Slot]
+    places: list[Place]
     bad_from_start: frozenset[int]
     writes_input: bool = False
     """Whether a call of it was seen to write into its arguments."""
@@ -58,7 +59,7 @@ class Models:
             parameters = {id(parameter): parameter for parameter in unwrapped(module).parameters()}
             bad = () if math.isfinite(largest(parameters.values())) else (name for name, one in parameters.items() if kind_of(one))
             gone = weakref.ref(module, lambda _: self._known.pop(key, None))
-            known = self._known[key] = Known(gone, parameters, BufferKeeper(parts), slots_of(own, callers), frozenset(bad))
+            known = self._known[key] = Known(gone, parameters, BufferKeeper(parts), places_of(own, callers), frozenset(bad))
             self.found_another()
         return known
 

@@ -19,7 +19,7 @@ from torchdebug_magics.instruments.nanhunt.sentinel import leaves_of
 from torchdebug_magics.instruments.nanhunt.slicing import Slice, cut
 from torchdebug_magics.instruments.nanhunt.trace import Trace
 from torchdebug_magics.probing.modules import ModuleCalls
-from torchdebug_magics.probing.python_state import iterators_in
+from torchdebug_magics.probing.places import iterators_in
 from torchdebug_magics.probing.tensors import kind_of, tensors_in
 
 if TYPE_CHECKING:

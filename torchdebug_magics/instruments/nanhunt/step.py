@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.nanhunt.livein import LiveIn
     from torchdebug_magics.probing.buffers import Buffers
-    from torchdebug_magics.probing.python_state import PythonState
     from torchdebug_magics.probing.rng import RandomState
+    from torchdebug_magics.probing.weak_snapshot import WeakSnapshot
 
 __all__ = ["Entry", "Position", "Step"]
 
@@ -58,7 +58,7 @@ class Step:
     entries: list[Entry] = field(default_factory=list)
     chain: tuple[Position, ...] = ()
     buffers: list[Buffers] = field(default_factory=list)
-    python: list[PythonState] = field(default_factory=list)
+    python: list[WeakSnapshot] = field(default_factory=list)
     live_in: LiveIn | None = None
     backwards: int = 0
     """Backward calls since the first entry."""
