@@ -52,6 +52,7 @@ class WeakSnapshot:
         weak = _with_holders([held for held in self._held.values() if not held.faces]) - mine
         for held in self._held.values():
             held.pointer = (_weakly if held.identity in weak else _strongly)(values[held.identity])
+            held.holders.clear()  # else all would hold each other, and what they hold, until the next collection
 
     def _hold(self, part: object, holder: _Held, values: dict[int, Any]) -> Any:
         if is_leaf(part):

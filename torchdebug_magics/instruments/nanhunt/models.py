@@ -13,10 +13,11 @@ from torchdebug_magics.probing.buffers import BufferKeeper
 from torchdebug_magics.probing.modules import fast_path_parts, live_modules, parts_of, unwrapped
 from torchdebug_magics.probing.places import places_of
 from torchdebug_magics.probing.tensors import kind_of, largest
-from torchdebug_magics.probing.weak_snapshot import Place
 
 if TYPE_CHECKING:
     import torch
+
+    from torchdebug_magics.probing.weak_snapshot import Place
 
 __all__ = ["Known", "Models"]
 
