@@ -15,6 +15,9 @@ export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
 
+# Both environments and the browser at once: most of it is waiting for the network.
+MAKEFLAGS += --jobs=3
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help tour lab test check format bench pictures coverage lock browser clean
@@ -35,7 +38,7 @@ lab: $(READY)
 
 ## make test      everything: unit, kernel on both stacks, notebooks, browser (TESTS=tests/unit for a part)
 test: $(READY) $(COLAB_READY) browser
-	$(PY) -m pytest --no-skips --session-timeout 3000 $(TESTS)
+	$(PY) -m pytest --no-skips --numprocesses 2 --dist loadfile --session-timeout 3000 $(TESTS)
 
 ## make check     ruff, mypy, import-linter
 check: $(READY)

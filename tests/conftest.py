@@ -30,15 +30,6 @@ def pytest_configure() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of defects that are known and not repaired yet: expected to fail, and listed in one place until they pass."""
-    table = ROOT / "tests" / "known_defects.txt"
-    known = set(table.read_text().splitlines()) if table.exists() else set()
-    for item in items:
-        if item.nodeid in known:
-            item.add_marker(pytest.mark.xfail(reason="tests/known_defects.txt", strict=False))
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     report = yield

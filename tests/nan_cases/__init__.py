@@ -28,8 +28,15 @@ _FILES = (
     "scaler",
     "libraries",
     "hard",
+    "science",
+    "recipes",
+    "structures",
+    "numbers",
+    "corners",
+    "odd",
     "nothing",
     "nothing_forward",
+    "quiet",
 )
 
 

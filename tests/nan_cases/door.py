@@ -334,7 +334,7 @@ def _stopped(outcome: Outcome, measure: Outcome) -> dict[str, str]:
         differs["printed"] = f"{outcome.printed!r} is no beginning of {measure.printed!r}"
     at = finding["backward"] - (finding["phase"] == "optimizer")
     here = [one for one in measure.states if one.backwards == at]
-    if here and (finding["phase"] != "optimizer" or "untouched" in finding["weights"]):
+    if here and "poisoned" not in finding["weights"]:
         differs |= _differing("state", f"before backward {at}", ended.tensors, here[0].tensors)
     if here and here[-1].at_backward and finding["phase"] in {"forward", "loss", "backward"}:
         differs |= _differing("values", f"at backward {at}", ended.values, here[-1].values)

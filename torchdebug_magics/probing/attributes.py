@@ -1,131 +1,175 @@
-"""Names bound to objects: attributes of instances, classes and modules, and what functions hold; as they are now, and back again.
+"""Names bound to objects: attributes of instances, classes and modules, and what functions hold.
 
-No code of the objects' own runs for that: attributes are read from where they are kept, never asked for.
+They are read from where they are kept, never asked for: no property, no `__getattr__` of the user's runs.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Iterable
-from types import CellType, CodeType, FunctionType, MemberDescriptorType, ModuleType
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import CellType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
+from typing import Any
 
+from torchdebug_magics.probing.kinds import ABSENT, GONE, Kind
 from torchdebug_magics.probing.where import is_user_code, owner
+from torchdebug_magics.probing.written import writes_of
 
-__all__ = ["Kept", "PutBack", "keep_cell", "keep_class", "keep_function", "keep_instance", "keep_module"]
+__all__ = ["CELL", "CLASS", "FUNCTION", "HEAP_TYPE", "INSTANCE", "MODULE", "NAMES", "Names", "attributes_of", "members_of"]
 
-PutBack: TypeAlias = Callable[[], object]
-Kept: TypeAlias = tuple[Iterable[object], PutBack | None]
-"""What an object leads to, and what puts it back; None where nothing of it can change."""
-
-_ABSENT = object()
-_HEAP_TYPE = 1 << 9
-"""The flag of a class that was made by a `class` statement."""
-_SHARED = ("_thread", "threading", "multiprocessing", "concurrent", "asyncio", "_socket", "socket", "selectors")
+HEAP_TYPE = 1 << 9
+"""A flag of types that were made by a `class` statement, or could have been."""
+_SHARED = frozenset({"_thread", "threading", "multiprocessing", "concurrent", "asyncio", "_socket", "socket", "selectors"})
 """Where the types of locks, threads and connections are from."""
 
 
-def _namespace(names: dict[str, Any], only: Iterable[str] | None = None) -> PutBack:
-    """Bindings, each for itself: the dict of an instance or a module is never empty in between."""
-    before = dict(names) if only is None else {name: names.get(name, _ABSENT) for name in only}
+@dataclass(frozen=True, eq=False)
+class Names:
+    """Some of the names in a namespace, or in a class."""
 
-    def put_back() -> None:
-        for name in names.keys() - before.keys() if only is None else ():
-            del names[name]
-        for name, value in before.items():
-            if value is _ABSENT:
-                names.pop(name, None)
-            elif names.get(name, _ABSENT) is not value:
-                names[name] = value
-
-    return put_back
+    owner: dict[str, Any] | type
+    names: frozenset[str]
 
 
-def keep_instance(value: Any) -> Kept:
-    """Attributes; but an object that holds a lock, a thread or a connection is left alone: it changes under other hands, too."""
-    try:
-        found = object.__getattribute__(value, "__dict__")
-    except (AttributeError, TypeError):
-        found = None
-    held = found if isinstance(found, dict) else {}
-    slots = [(member, _slot_value(member, value)) for member in _members(type(value))]
-    leads = [*list(held.values()), *(content for _, content in slots), type(value)]
-    if any(type(content).__module__.partition(".")[0] in _SHARED for content in leads):
-        return (), None
-    actions: list[PutBack] = [_namespace(held)] if held is found else []
-    actions += [functools.partial(_write_slot, member, value, content) for member, content in slots]
-    return leads, (lambda: [action() for action in actions]) if actions else None
+def attributes_of(value: object) -> dict[str, Any] | None:
+    """Its own attributes. A `__dict__` that is a property of the user's is not asked."""
+    for base in type(value).__mro__:
+        if "__dict__" in vars(base):
+            getter = vars(base)["__dict__"]
+            held = getter.__get__(value) if type(getter) in {GetSetDescriptorType, MemberDescriptorType} else None
+            return held if isinstance(held, dict) else None
+    return None
 
 
-def _members(kind: type) -> tuple[MemberDescriptorType, ...]:
-    """The `__slots__` of a class that was made in Python."""
-    return tuple(
+def members_of(kind: type) -> list[MemberDescriptorType]:
+    """The `__slots__` of a class that was made in Python, in the order of its bases."""
+    return [
         member
-        for one in kind.__mro__
-        if one.__flags__ & _HEAP_TYPE and "__slots__" in vars(one)
-        for member in vars(one).values()
-        if isinstance(member, MemberDescriptorType)
-    )
+        for base in kind.__mro__
+        if base.__flags__ & HEAP_TYPE and "__slots__" in vars(base)
+        for member in vars(base).values()
+        if type(member) is MemberDescriptorType
+    ]
 
 
-def _slot_value(member: MemberDescriptorType, value: Any) -> Any:
+# --- bindings, each for itself: a namespace is never empty in between -----------------------------------------------------------
+
+
+def _read_names(names: Any, only: Iterable[str]) -> list[Any]:
+    return [part for name in only for part in (name, names.get(name, ABSENT))]
+
+
+def _write_names(target: Any, names: Any, parts: list[Any]) -> None:
+    for name, value in zip(parts[::2], parts[1::2], strict=True):
+        present = names.get(name, ABSENT)
+        if value is GONE or value is present:
+            continue
+        if not isinstance(target, type):
+            target.pop(name) if value is ABSENT else target.update({name: value})
+        elif value is ABSENT:
+            type.__delattr__(target, name)
+        else:
+            type.__setattr__(target, name, value)
+
+
+def _write_all(target: Any, names: Any, present: Iterable[str], parts: list[Any]) -> None:
+    new = set(present) - set(parts[::2])
+    _write_names(target, names, [*(part for name in new for part in (name, ABSENT)), *parts])
+
+
+def _namespace(owner: dict[str, Any] | type) -> Any:
+    return vars(owner) if isinstance(owner, type) else owner
+
+
+def _write_namespace(held: dict[str, Any], parts: list[Any]) -> None:
+    _write_all(held, held, list(held), parts)
+
+
+# --- instances: a dict, and what `__slots__` names -------------------------------------------------------------------------------
+
+
+def _read_instance(value: object) -> list[Any] | None:
+    """An object that holds a lock, a thread or a connection is left alone: it changes under other hands, too."""
+    held = attributes_of(value) or {}
+    parts = [*(_read_member(member, value) for member in members_of(type(value))), *_read_names(held, list(held))]
+    return None if any(str(type(part).__module__).partition(".")[0] in _SHARED for part in parts) else parts
+
+
+def _write_instance(value: object, parts: list[Any]) -> None:
+    members, held = members_of(type(value)), attributes_of(value)
+    for member, part in zip(members, parts, strict=False):
+        if part is not GONE and part is not _read_member(member, value):
+            member.__delete__(value) if part is ABSENT else member.__set__(value, part)
+    if held is not None:
+        _write_namespace(held, parts[len(members) :])
+
+
+def _read_member(member: MemberDescriptorType, value: object) -> Any:
     try:
         return member.__get__(value)
     except AttributeError:
-        return _ABSENT
+        return ABSENT
 
 
-def _write_slot(member: MemberDescriptorType, value: Any, content: Any) -> None:
-    if content is not _ABSENT and _slot_value(member, value) is not content:
-        member.__set__(value, content)
+# --- classes, modules, functions: only the user's can change ---------------------------------------------------------------------
 
 
-def keep_class(kind: type) -> Kept:
-    """A class of the user's: counters and registries among its attributes, and what its methods lead to."""
+def _own_names(kind: type) -> list[str]:
+    return [name for name in vars(kind) if not name.startswith("__")]
+
+
+def _read_class(kind: type) -> list[Any] | None:
+    """Counters and registries among its attributes, and what its methods lead to."""
     module = sys.modules.get(kind.__module__)
-    if not kind.__flags__ & _HEAP_TYPE or owner(getattr(module, "__file__", None) or "") != "user":
-        return (), None
-    before = {name: value for name, value in vars(kind).items() if not name.startswith("__")}
-
-    def put_back() -> None:
-        for name in [name for name in vars(kind) if name not in before and not name.startswith("__")]:
-            type.__delattr__(kind, name)
-        for name, value in before.items():
-            if vars(kind).get(name, _ABSENT) is not value:
-                type.__setattr__(kind, name, value)
-
-    return [*vars(kind).values(), *kind.__mro__[1:]], put_back
+    if not kind.__flags__ & HEAP_TYPE or owner(getattr(module, "__file__", None) or "") != "user":
+        return None
+    return _read_names(vars(kind), _own_names(kind))
 
 
-def keep_module(module: ModuleType) -> Kept:
-    """A module of the user's; what is installed is nobody's state."""
-    file = vars(module).get("__file__")
-    is_users = isinstance(file, str) and owner(file) == "user"
-    return (list(vars(module).values()), _namespace(vars(module))) if is_users else ((), None)
+def _read_module(module: ModuleType) -> list[Any] | None:
+    names = vars(module)
+    file = names.get("__file__")
+    return _read_names(names, list(names)) if isinstance(file, str) and owner(file) == "user" else None
 
 
-def keep_cell(cell: CellType) -> Kept:
-    """A variable that functions share."""
-    try:
-        content = cell.cell_contents
-    except ValueError:
-        return (), None
-    return [content], lambda: setattr(cell, "cell_contents", content)
-
-
-def keep_function(function: FunctionType) -> Kept:
-    """What it closes over; of the user's own, the globals that it names."""
-    leads = [*(function.__closure__ or ()), *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), vars(function)]
+def _read_function(function: FunctionType) -> list[Any]:
+    """Of the user's own, the globals that it names."""
     if not is_user_code(function.__code__):
-        return leads, None
-    names = _names(function.__code__)
-    held = function.__globals__
-    return [*leads, *(held[name] for name in names if name in held)], _namespace(held, names)
+        return []
+    writes = writes_of(function.__code__)
+    return _read_names(function.__globals__, writes.loaded | writes.stored_globals)
 
 
-@functools.lru_cache(maxsize=2048)
-def _names(code: CodeType) -> frozenset[str]:
-    """The globals that a function may read or write, among other names."""
-    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
-    return frozenset(code.co_names).union(*inner)
+def _around(function: FunctionType) -> Iterable[object]:
+    """What it closes over, its defaults and its attributes."""
+    yield from function.__closure__ or ()
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    yield vars(function)
+
+
+def _read_cell(cell: CellType) -> list[Any] | None:
+    try:
+        return [cell.cell_contents]
+    except ValueError:  # nothing was bound to it so far
+        return None
+
+
+def _write_cell(cell: CellType, parts: list[Any]) -> None:
+    if parts[0] is not GONE:
+        cell.cell_contents = parts[0]
+
+
+NAMES = Kind(
+    lambda place: _read_names(_namespace(place.owner), place.names),
+    lambda place, parts: _write_names(place.owner, _namespace(place.owner), parts),
+)
+INSTANCE = Kind(_read_instance, _write_instance, also=lambda value: [type(value)])
+CLASS = Kind(
+    _read_class,
+    lambda kind, parts: _write_all(kind, vars(kind), _own_names(kind), parts),
+    also=lambda kind: [*vars(kind).values(), *kind.__mro__[1:]],
+)
+MODULE = Kind(_read_module, lambda module, parts: _write_namespace(vars(module), parts))
+FUNCTION = Kind(_read_function, lambda function, parts: _write_names(function.__globals__, function.__globals__, parts), also=_around)
+CELL = Kind(_read_cell, _write_cell)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -21,10 +22,9 @@ class OpListener(TorchDispatchMode):
     Fake tensors and tensor subclasses are passed through untouched.
     """
 
-    _torchdebug_owner = None
-
-    def __init__(self, listener: Callable[[Any, tuple[Any, ...], dict[str, Any], Run], Any]) -> None:
+    def __init__(self, listener: Callable[[Any, tuple[Any, ...], dict[str, Any], Run], Any], owner: object = None) -> None:
         super().__init__()
+        self._torchdebug_owner = owner  # whose sweep takes the mode off, should an interrupt leave it
         self._listener = listener
 
     @classmethod
@@ -37,8 +37,25 @@ class OpListener(TorchDispatchMode):
         keywords = kwargs or {}
 
         def run() -> Any:
-            return func(*args, **keywords)
+            written = _lists_written(func, args, keywords)
+            versions = [tensor._version for tensor in written]
+            result = func(*args, **keywords)
+            # Where an op is run list-wise, each tensor's version is moved by the op's own parts, and those do not move it in here.
+            increment_version([tensor for tensor, version in zip(written, versions, strict=True) if tensor._version == version])
+            return result
 
         if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, keywords)) if isinstance(leaf, torch.Tensor)):
             return run()
         return self._listener(func, args, keywords, run)
+
+
+def _lists_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that an op writes in place and is given as a list, as the ``_foreach`` ops are."""
+    if not func._schema.is_mutable:
+        return []
+    found: list[torch.Tensor] = []
+    for place, argument in enumerate(func._schema.arguments):
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, (list, tuple)):
+            found += [one for one in value if isinstance(one, torch.Tensor) and not one.is_inference()]
+    return found

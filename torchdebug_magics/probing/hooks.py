@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import gc
+import pkgutil
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy, set_eval_frame
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
@@ -27,6 +29,19 @@ _TABLES: tuple[tuple[object, str], ...] = (
     (torch_optimizer, "_global_optimizer_post_hooks"),
 )
 
+C = TypeVar("C", bound="Callable[..., Any]")
+
+
+def _not_compiled(*, nor_what_it_calls: bool) -> Callable[[C], C]:
+    """A compiled function that runs a part of itself as plain Python has each function called from there compiled, ours too."""
+    inside = _FrameAction.SKIP if nor_what_it_calls else _FrameAction.DEFAULT
+
+    def mark(call: C) -> C:
+        set_code_exec_strategy(call.__code__, _FrameExecStrategy(_FrameAction.SKIP, inside))
+        return call
+
+    return mark
+
 
 class Hook:
     """A callable that the sweep can recognise.
@@ -38,6 +53,7 @@ class Hook:
         self._torchdebug_owner = owner
         self.call = call
 
+    @_not_compiled(nor_what_it_calls=True)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What torch calls."""
         __tracebackhide__ = True
@@ -56,17 +72,39 @@ class Hook:
 class _Wrapper(Hook):
     """Stands in the place of a function of torch's; once closed, it is only a longer way to it."""
 
-    def __init__(self, owner: object, around: Callable[..., Any], original: Callable[..., Any]) -> None:
-        super().__init__(owner, self._around)
-        self.around: Callable[..., Any] | None = around
-        self.original = original
+    def __init__(self, owner: object, around: Callable[..., Any], name: str) -> None:
+        super().__init__(owner, around)
+        self.name = name
+        self.original: Callable[..., Any] = getattr(torch.autograd, name)
+        self.is_open = True
 
-    def _around(self, *args: Any, **kwargs: Any) -> Any:
+    @_not_compiled(nor_what_it_calls=False)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What `torch.autograd` calls."""
         __tracebackhide__ = True
-        return self.original(*args, **kwargs) if self.around is None else self.around(self.original, *args, **kwargs)
+        if not self.is_open:
+            return self.original(*args, **kwargs)
+        compiler = set_eval_frame(None)
+        try:
+            return self.call(functools.partial(_under, compiler, self.original), *args, **kwargs)
+        finally:
+            set_eval_frame(compiler)
 
     def __deepcopy__(self, _memo: object) -> _Wrapper:
         return self  # as a function is
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pkgutil.resolve_name, (f"torch.autograd:{self.name}",)
+
+
+def _under(compiler: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What is the user's in a backward pass (hooks, what a checkpoint runs again) is compiled as it is without us."""
+    __tracebackhide__ = True
+    set_eval_frame(compiler)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        set_eval_frame(None)
 
 
 class Hooks:
@@ -122,7 +160,7 @@ class Hooks:
 
     def autograd_calls(self, stack: ExitStack, name: str, around: Callable[..., Any]) -> None:
         """`around(original, *args, **kwargs)` in place of ``torch.autograd.<name>``, which `Tensor.backward` looks up at each call."""
-        wrapper = _Wrapper(self, around, getattr(torch.autograd, name))
+        wrapper = _Wrapper(self, around, name)
         stack.callback(_unwrap, name, wrapper)
         setattr(torch.autograd, name, wrapper)
 
@@ -137,7 +175,7 @@ class Hooks:
         for name in ("backward", "grad"):
             removed += sum(_unwrap(name, wrapper) for wrapper in _wrappers(name) if wrapper._torchdebug_owner is self)
         modes = _get_current_dispatch_mode_stack()
-        while modes and hasattr(modes.pop(), MARK):
+        while modes and getattr(modes.pop(), MARK, None) is self:
             _pop_mode()
             removed += 1
         return removed
@@ -170,7 +208,7 @@ def _wrappers(name: str) -> list[_Wrapper]:
 def _unwrap(name: str, wrapper: _Wrapper) -> bool:
     """Take one wrapper out of the chain, also when a later session's stands before it; whether it stood there."""
     chain = _wrappers(name)
-    wrapper.around = None  # whoever kept a reference to it now calls the original
+    wrapper.is_open = False  # whoever kept a reference to it now calls the original
     if wrapper not in chain:
         return False
     place = chain.index(wrapper)

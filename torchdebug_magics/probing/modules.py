@@ -6,25 +6,38 @@ import gc
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import compress
+from typing import Any, TypeVar
 
 import torch
 
 from torchdebug_magics.probing.hooks import Hooks
 
-__all__ = ["Call", "ModuleCalls", "compiled_parts", "fast_path_parts", "is_compiled", "live_modules", "parts_of", "paths"]
+__all__ = ["Call", "ModuleCalls", "compiled_parts", "fast_path_parts", "is_compiled", "live", "live_modules", "parts_of", "paths"]
+
+T = TypeVar("T")
+
+
+def live(kind: type[T]) -> list[T]:
+    """Every instance alive in the process. Asks the type, never the object, so that no lazy proxy is woken."""
+    ids, todo = set(), [kind]
+    while todo:
+        found = todo.pop()
+        if id(found) not in ids:
+            ids.add(id(found))
+            todo += type.__subclasses__(found)
+    objects = gc.get_objects()
+    return list(compress(objects, map(ids.__contains__, map(id, map(type, objects)))))
 
 
 def live_modules() -> Iterator[torch.nn.Module]:
-    """Every module alive in the process. Asks the type, never the object, so that no lazy proxy is woken."""
-    for one in gc.get_objects():
-        if issubclass(type(one), torch.nn.Module) and "_modules" in getattr(one, "__dict__", ()):
-            yield one
+    """Every module alive in the process."""
+    return (one for one in live(torch.nn.Module) if "_modules" in getattr(one, "__dict__", ()))
 
 
-def parts_of(modules: Iterable[torch.nn.Module]) -> set[int]:
-    """The ids of all that are a part of another one."""
-    return {id(child) for module in modules for child in module._modules.values() if child is not None}
+def parts_of(modules: Iterable[torch.nn.Module]) -> dict[int, torch.nn.Module]:
+    """All that are a part of another one, by id."""
+    return {id(child): child for module in modules for child in module._modules.values() if child is not None}
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
@@ -84,10 +97,11 @@ class Call:
 class ModuleCalls:
     """The stack of running module calls, kept by torch's own global hooks."""
 
-    def __init__(self, roots: Iterable[torch.nn.Module]) -> None:
+    def __init__(self, roots: Iterable[torch.nn.Module], hooks: Hooks | None = None) -> None:
+        self.hooks = hooks or Hooks()
         self._roots = [unwrapped(root) for root in roots]
+        """Held, with those that are met later: the id of one that is gone may be another's."""
         self._paths = paths(self._roots)
-        self._hooks = Hooks()
         self._root_of = {id(module): root for root in reversed(self._roots) for module in root.modules()}
         self._counts: dict[int, int] = {}
         self._again: dict[int, int] = {}
@@ -95,7 +109,7 @@ class ModuleCalls:
 
     def attach(self, stack: ExitStack) -> None:
         """Follow module calls until the stack closes."""
-        self._hooks.module_calls(stack, self._enter, self._leave)
+        self.hooks.module_calls(stack, self._enter, self._leave)
 
     @property
     def current(self) -> Call | None:
@@ -109,11 +123,18 @@ class ModuleCalls:
         # What checkpointing runs again inside a backward is not one more call of the step.
         counts = self._again if torch._C._current_autograd_node() is not None else self._counts
         number = counts[id(module)] = counts.get(id(module), 0) + 1
-        path = self._paths.get(id(module))
-        if path is None:  # made after the watch began: named by the call it runs in
-            outer = self.current
-            path = f"{outer.path}.{type(module).__name__}".lstrip(".") if outer is not None else ""
-        self._running.append(Call(path, number, type(module).__name__, module, self._root_of.get(id(module), module)))
+        if id(module) not in self._paths:
+            self._meet(module)
+        self._running.append(Call(self._paths[id(module)], number, type(module).__name__, module, self._root_of[id(module)]))
+
+    def _meet(self, module: torch.nn.Module) -> None:
+        """One made after the watch began: a root, or a part, named by its type, of the call it runs in."""
+        outer = self.current
+        prefix = f"{outer.path}.{type(module).__name__}".lstrip(".") if outer is not None else ""
+        self._roots.append(module)
+        for path, part in module.named_modules(prefix=prefix):
+            self._paths.setdefault(id(part), path)
+            self._root_of.setdefault(id(part), outer.root if outer is not None else module)
 
     def _leave(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
         if self._running:

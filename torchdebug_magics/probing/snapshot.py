@@ -7,68 +7,85 @@ Which of them it will touch cannot be told beforehand, so all is kept that can b
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+import sys
 from collections.abc import Callable, Iterable
-from types import BuiltinFunctionType, CodeType, FrameType, TracebackType
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-import torch
+from torchdebug_magics.probing.kinds import LEAVES, Kind
+from torchdebug_magics.probing.ways import ways_of
 
-from torchdebug_magics.probing.keepers import cost_bytes, keep
+__all__ = ["Bound", "Faces", "Snapshot", "reachable", "write_back"]
 
-__all__ = ["Snapshot"]
+Faces: TypeAlias = list[tuple[Kind, list[Any]]]
+"""What an object held, by each way to look at it."""
 
-_MOST_OBJECTS = 200_000
-_MOST_BYTES = 256 << 20
-_ATOMS = (int, float, complex, bool, str, bytes, type(None), type(...), range, slice)
-_OPAQUE = frozenset({*_ATOMS, torch.dtype, torch.device, torch.Size, torch.layout, CodeType, FrameType, TracebackType})
-_NOT_THE_USERS = frozenset({__name__.partition(".")[0], "IPython", "ipykernel", "ipywidgets", "traitlets", "zmq", "tornado", "logging"})
-"""Packages whose objects run the notebook, or watch it: what they hold is not the step's, and goes on meanwhile."""
+
+@dataclass(frozen=True)
+class Bound:
+    """How much is looked at."""
+
+    objects: int = 200_000
+    bytes: int = 256 << 20
+    levels: int = sys.maxsize
+
+
+_ALL = Bound()
 
 
 class Snapshot:
-    """What was reachable from `roots` at one moment."""
+    """What was reachable from `roots` at one moment, kept alive until it is put back."""
 
-    def __init__(self, roots: Iterable[object]) -> None:
-        self._actions: list[Callable[[], object]] = []
-        self._seen: dict[int, object] = {}
-        """Also keeps them alive, so that no id is given away."""
-        todo, room_bytes = deque(roots), _MOST_BYTES
-        while todo and len(self._seen) < _MOST_OBJECTS:
-            value = todo.popleft()
-            if id(value) in self._seen or _is_opaque(value):
-                continue
-            self._seen[id(value)] = value
-            room_bytes -= (cost := cost_bytes(value))
-            if room_bytes < 0:
-                room_bytes += cost
-                continue
-            todo.extend(one for one in self._keep(value) if type(one) not in _OPAQUE)
+    def __init__(self, roots: Iterable[object], bound: Bound = _ALL) -> None:
+        self._held = reachable(roots, ways_of, bound)
 
     def put_back(self) -> None:
         """Make all of it as it was; what resists is left."""
-        for action in self._actions:
-            with contextlib.suppress(Exception):
-                action()
-
-    def _keep(self, value: Any) -> Iterable[object]:
-        leads: Iterable[object] = ()
-        put_back = None
-        with contextlib.suppress(Exception):  # a strange object is no reason not to look at the others
-            leads, put_back = keep(value)
-        if put_back is not None:
-            self._actions.append(put_back)
-        return leads
+        for value, faces in self._held:
+            write_back(value, faces)
 
 
-def _is_opaque(value: object) -> bool:
-    kind = type(value)
-    return (
-        kind in _OPAQUE or (kind is BuiltinFunctionType and not _bound(value)) or str(kind.__module__).partition(".")[0] in _NOT_THE_USERS
-    )
+def write_back(value: object, faces: Faces) -> None:
+    """Make one object as it was."""
+    for kind, parts in faces:
+        with contextlib.suppress(Exception):
+            kind.write(value, parts)
 
 
-def _bound(function: Any) -> bool:
-    """``hook = kept.append`` is a built-in function with the list inside it."""
-    owner = function.__self__
-    return owner is not None and type(owner).__name__ != "module"
+def reachable(roots: Iterable[object], ways: Callable[[Any], list[Kind]], bound: Bound, *, whole: bool = False) -> list[tuple[Any, Faces]]:
+    """Objects and what they hold, the nearest first. What takes too much room is passed by; if `whole`, what is read but in part, too."""
+    found: dict[int, tuple[Any, Faces]] = {}  # also keeps all of them alive, so that no id is given away
+    level, room_bytes = list(roots), bound.bytes
+    for _ in range(bound.levels):
+        further: list[object] = []
+        for value in level:
+            if id(value) in found or len(found) >= bound.objects:
+                continue
+            faces, cost_bytes = _look_at(value, ways(value), room_bytes, whole)
+            found[id(value)] = value, faces
+            room_bytes -= cost_bytes
+            for kind, parts in faces:
+                further += [part for part in parts if type(part) not in LEAVES]
+                further += [one for one in kind.also(value) if type(one) not in LEAVES]
+        if not further:
+            break
+        level = further
+    return [(value, faces) for value, faces in found.values() if faces]
+
+
+def _look_at(value: Any, ways: list[Kind], room_bytes: int, whole: bool) -> tuple[Faces, int]:
+    try:
+        cost_bytes = sum(way.cost_bytes(value) for way in ways)
+    except Exception:  # noqa: BLE001 - a strange object is no reason not to look at the others
+        return [], 0
+    if cost_bytes > room_bytes:
+        return [], 0
+    faces = [(way, parts) for way in ways if (parts := _read(way, value)) is not None]
+    return ([], 0) if whole and len(faces) < len(ways) else (faces, cost_bytes)
+
+
+def _read(way: Kind, value: Any) -> list[Any] | None:
+    try:
+        return way.read(value)
+    except Exception:  # noqa: BLE001 - see above
+        return None

@@ -226,8 +226,9 @@ def test_a_call_that_raises_is_left_all_the_same() -> None:
 
 
 def test_a_sweep_takes_a_mode_of_ours_from_the_top() -> None:
-    OpListener(lambda _f, _a, _k, run: run()).__enter__()
-    assert Hooks().sweep() == 1
+    hooks = Hooks()
+    OpListener(lambda _f, _a, _k, run: run(), hooks).__enter__()
+    assert hooks.sweep() == 1
     assert not _get_current_dispatch_mode_stack()
 
 
@@ -242,7 +243,7 @@ def test_a_sweep_leaves_a_users_mode() -> None:
 
 def test_a_sweep_of_one_session_leaves_the_mode_of_another() -> None:
     # The inner session ends while the outer one is in the middle of a replay.
-    outer = OpListener(lambda _f, _a, _k, run: run())
+    outer = OpListener(lambda _f, _a, _k, run: run(), Hooks())
     outer.__enter__()
     try:
         Hooks().sweep()

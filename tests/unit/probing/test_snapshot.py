@@ -16,8 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchdebug_magics.probing import snapshot as snapshot_module
-from torchdebug_magics.probing.snapshot import Snapshot
+from torchdebug_magics.probing.snapshot import Bound, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -239,21 +238,19 @@ def test_nothing_of_the_users_is_run() -> None:
 
 def test_installed_modules_and_our_own_objects_are_left_alone() -> None:
     snapshot = Snapshot([Box(modules=[sys, torch, np, Snapshot([])])])
-    assert len(snapshot._seen) < 50
+    assert len(snapshot._held) < 50
 
 
-def test_there_is_an_end_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_module, "_MOST_OBJECTS", 100)
+def test_there_is_an_end_to_it() -> None:
     chain: list[Any] = []
     for _ in range(300):
         chain = [chain]
-    assert len(Snapshot([chain])._seen) == 100
+    assert len(Snapshot([chain], Bound(objects=100))._held) == 100
 
 
-def test_what_takes_too_much_memory_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_module, "_MOST_BYTES", 8000)
+def test_what_takes_too_much_memory_is_passed_by() -> None:
     large, small = np.zeros(2000), np.zeros(10)
-    snapshot = Snapshot([large, small])
+    snapshot = Snapshot([large, small], Bound(bytes=8000))
     large[0] = small[0] = 1
     snapshot.put_back()
     assert (large[0], small[0]) == (1, 0)

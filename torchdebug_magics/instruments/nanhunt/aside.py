@@ -23,7 +23,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from torchdebug_magics.instruments.nanhunt.writes import Writes
 from torchdebug_magics.probing.buffers import BufferKeeper
-from torchdebug_magics.probing.python_state import PythonState
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.snapshot import Snapshot
 
@@ -43,8 +42,8 @@ def as_at_the_start(
     random, parts = RandomState.take(), [inner for module in modules for inner in module.modules()]
     buffers = BufferKeeper(parts).take()
     inputs = [(tensor, tensor.detach().clone()) for entry in step.entries for tensor, _ in entry.copies]
-    python = PythonState(slot for state in step.python for slot in state.slots)
-    objects = Snapshot([*reached, *modules, *leaves, *_listening()])
+    written = [one for state in step.python for one in state.reached]
+    objects = Snapshot([*written, *reached, *modules, *leaves, *_listening()])
     flags, writes = _Flags(), Writes()
 
     def put_back() -> None:
@@ -52,7 +51,6 @@ def as_at_the_start(
         writes.put_back()
         _write_into(inputs)
         buffers.put_back()
-        python.put_back()
         objects.put_back()
         for leaf, gradient in zip(leaves, gradients, strict=True):
             leaf.grad = gradient

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.instruments.nanhunt.again import run_again
+from torchdebug_magics.instruments.nanhunt.knowledge import is_pointwise
 from torchdebug_magics.instruments.nanhunt.reach import healed, reached
 from torchdebug_magics.probing.tensors import bad_mask, is_bad
 
@@ -37,7 +38,7 @@ def relevant(
         if not where.some:
             continue
         bad = where.mask
-        if bad is not None and wanted is not None:
+        if bad is not None and wanted is not None and not (is_pointwise(op.func) and masks.is_full(wanted)):
             bad = reached(op, tensor, bad, place, wanted)
             if not bool(bad.any()):
                 continue

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from torchdebug_magics.probing.tensors import INF
+from torchdebug_magics.instruments.nanhunt.families import DECOMPOSITIONS, DIVISIONS, EXPONENTIALS, LOGS, MEANS, POLES, POWERS, ROOTS
+from torchdebug_magics.probing.tensors import INF, NAN, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torchdebug_magics.instruments.nanhunt.evidence import Evidence
 
-__all__ = [
-    "DIVISIONS",
-    "LOGS",
-    "NORMALISERS",
-    "OPERAND_CAUSES",
-    "POWERS",
-    "ROOTS",
-    "SELECTORS",
-    "SOFTMAXES",
-    "Diagnosis",
-    "Rule",
-    "is_zero",
-]
+__all__ = ["OPERAND_CAUSES", "Diagnosis", "Rule", "is_zero"]
 
 
 @dataclass(frozen=True)
@@ -39,76 +29,6 @@ class Diagnosis:
 
 
 Rule: TypeAlias = "Callable[[Evidence], Diagnosis | None]"
-
-LOGS = {"log", "log_", "log2", "log2_", "log10", "log10_", "log1p", "log1p_", "xlogy", "special_xlogy", "special_entr"}
-DIVISIONS = {
-    "div",
-    "div_",
-    "reciprocal",
-    "reciprocal_",
-    "true_divide",
-    "divide",
-    "addcdiv",
-    "addcdiv_",
-    "remainder",
-    "fmod",
-    "floor_divide",
-}
-ROOTS = {"sqrt", "sqrt_", "rsqrt", "rsqrt_", "hypot"}
-POWERS = {"pow", "pow_", "float_power"}
-SOFTMAXES = {"_softmax", "_log_softmax", "_safe_softmax", "logsumexp", "logaddexp", "_masked_softmax", "_native_multi_head_attention"}
-SELECTORS = {
-    "where",
-    "masked_fill",
-    "masked_fill_",
-    "nan_to_num",
-    "nan_to_num_",
-    "clamp",
-    "clamp_",
-    "clamp_min",
-    "clamp_min_",
-    "clamp_max",
-    "clamp_max_",
-    "threshold",
-    "relu",
-    "relu_",
-    "index_put",
-    "index_put_",
-    "_index_put_impl_",
-    "masked_scatter",
-    "maximum",
-    "minimum",
-    "hardtanh",
-    "index",
-    "masked_select",
-    "fmax",
-    "fmin",
-}
-NORMALISERS = {
-    "native_layer_norm",
-    "native_group_norm",
-    "native_batch_norm",
-    "_native_batch_norm_legit",
-    "_native_batch_norm_legit_no_training",
-    "_native_batch_norm_legit_functional",
-    "_batch_norm_with_update",
-    "batch_norm",
-    "_fused_rms_norm",
-    "rms_norm",
-    "cudnn_batch_norm",
-}
-POLES = {"acos", "asin", "acosh", "atanh", "erfinv", "logit", "acos_", "asin_", "atanh_", "special_ndtri", "lgamma", "digamma", "tan"}
-DECOMPOSITIONS = {
-    "_linalg_eigh",
-    "_linalg_svd",
-    "linalg_eig",
-    "linalg_qr",
-    "_linalg_slogdet",
-    "_linalg_det",
-    "linalg_inv_ex",
-    "_linalg_solve_ex",
-    "linalg_lu_factor_ex",
-}
 
 
 def _domain(names: set[str], slug: str, test: Callable[[Evidence], bool], explanation: str, fix: str) -> Rule:
@@ -139,6 +59,12 @@ def _div_by_zero(evidence: Evidence) -> bool:
     if op is not None and len(op.inputs()) == 1 and any(is_zero(value) for value in op.args if not isinstance(value, torch.Tensor)):
         return True
     return _operand(-1, lambda value: value == 0)(evidence)
+
+
+def _is_zero_times_infinity(evidence: Evidence) -> bool:
+    op = evidence.forward or evidence.op
+    values = [*evidence.operands(), *(value for value in (op.args if op is not None else ()) if isinstance(value, (int, float)))]
+    return any(is_zero(value) for value in values) and any(isinstance(value, float) and math.isinf(value) for value in values)
 
 
 _LOG_ZERO = _domain(
@@ -201,14 +127,14 @@ _POLE = _domain(
     "clamp the argument a little inside, for example `clamp(-1 + 1e-6, 1 - 1e-6)`",
 )
 _EMPTY_MEAN = _domain(
-    {"mean"},
+    MEANS,
     "empty_mean",
     lambda one: (tensor := one.inputs_at(0)) is not None and tensor.numel() == 0,
     "the mean of nothing is 0 / 0",
     "skip the batch when the selection is empty, or divide a sum by `max(count, 1)`",
 )
 _EXP = _domain(
-    {"exp", "exp_", "expm1", "sinh", "cosh"},
+    EXPONENTIALS,
     "exp_overflow",
     lambda one: one.birth.kind == INF,
     "the exponential left the range of its type",
@@ -222,6 +148,33 @@ _DECOMPOSITION = _domain(
     "add a little to the diagonal: `A + 1e-6 * torch.eye(n)`",
 )
 
+_ZERO_TIMES_INFINITY = _domain(
+    {"mul", "mul_"},
+    "zero_times_inf",
+    _is_zero_times_infinity,
+    "0 times an infinity is NaN: a product does not switch an infinite value off",
+    "choose in place of multiplying, torch.where(mask, x, 0.0) or x.masked_fill(~mask, 0.0), or keep a finite number such as -1e9",
+)
+
+
+def nan_constant(evidence: Evidence) -> Diagnosis | None:
+    """A NaN that the code holds as a number."""
+    op = evidence.op
+    if op is None or not any(map(_is_nan_number, (*op.args, *op.kwargs.values()))):
+        return None
+    hidden = "; the loss does not show it, its derivative does" if evidence.in_gradient else ""
+    return Diagnosis(
+        "nan_constant",
+        f"NaN was written here, as a number{hidden}",
+        "write a finite number in its place, or select the good elements (`x[ok]`) before anything is computed with them",
+    )
+
+
+def _is_nan_number(value: object) -> bool:
+    if isinstance(value, torch.Tensor):  # made of a number by torch
+        return value.dim() == 0 and value.grad_fn is None and not value.requires_grad and bool(kind_of(value) & NAN)
+    return isinstance(value, float) and math.isnan(value)
+
 
 OPERAND_CAUSES = (
     _CTC,
@@ -233,6 +186,7 @@ OPERAND_CAUSES = (
     _POW_NEGATIVE,
     _POW_ZERO,
     _DIV_ZERO,
+    _ZERO_TIMES_INFINITY,
     _EXP,
     _POLE,
     _DECOMPOSITION,

@@ -13,14 +13,17 @@ from torchdebug_magics.instruments.nanhunt import updates
 from torchdebug_magics.instruments.nanhunt.evidence import Context
 from torchdebug_magics.instruments.nanhunt.investigate import Inquiry, Investigator, Outcome
 from torchdebug_magics.instruments.nanhunt.naming import name_nearby
+from torchdebug_magics.instruments.nanhunt.positions import caller, frame_chain
 from torchdebug_magics.instruments.nanhunt.scaler import Overflows, skips
 from torchdebug_magics.instruments.nanhunt.sentinel import Leaves, survey
-from torchdebug_magics.instruments.nanhunt.step import Entries, Entry, frame_chain
+from torchdebug_magics.instruments.nanhunt.undo import Undos
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torchdebug_magics.instruments.nanhunt.entries import Entries
+    from torchdebug_magics.instruments.nanhunt.step import Entry
     from torchdebug_magics.instruments.nanhunt.tally import Tally
     from torchdebug_magics.probing.guard import Guard
 
@@ -46,13 +49,12 @@ class Checks:
         self._last_loss: tuple[torch.Tensor, ...] = ()
         self._unchecked: Callable[[], torch.optim.Optimizer | None] = lambda: None
         self._updated: set[int] = set()
+        self._undos = Undos()
         self._harmless: dict[int, int] = {}
 
     def before_backward(self) -> None:
         """Only after an overflow: are its gradients still there? Then what follows is the same skipped step."""
-        if self._overflows.run:
-            gradients = [one.grad for module in self._entries.entered() for one in module.parameters() if one.grad is not None]
-            self._overflows.still_there = not math.isfinite(survey((), gradients)[1])
+        self._overflows.look_before(self._entries.entered())
 
     def backward(self, tensors: tuple[torch.Tensor, ...], result: Any, *, keeps: bool) -> Outcome | None:
         """One reduction over the loss and all gradients, right after they were computed."""
@@ -60,6 +62,8 @@ class Checks:
             return None
         step = self._entries.step
         step.backwards += 1
+        self._note_going_on()
+        self._undos.saw(step.buffers)
         leaves = self._leaves.of(_site(), tensors, self._entries.parameters())
         results = [one for one in result if isinstance(one, torch.Tensor)] if isinstance(result, (tuple, list)) else []
         gradients = [leaf.grad for leaf in leaves.values() if leaf.grad is not None]
@@ -95,18 +99,34 @@ class Checks:
                 self._name(parameter), gradient, self._context(), overflowed=overflowed, computed=id(gradient) in self._versions
             )
             outcome = Outcome(finding, {"gradient": gradient.detach()})
+        if overflowed:
+            self._overflows.applied()
+            self._tally.overflows = self._overflows.total
         return self._tally.add(outcome)
+
+    def before_update(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
+        """Copies what an update may spoil."""
+        if not self._tally.is_full and (self._may_spoil(optimizer) or (closure and updates.calls_again(optimizer))):
+            self._undos.begin(optimizer, self._entries.step.buffers, copies=self._stops)
+
+    def _may_spoil(self, optimizer: torch.optim.Optimizer) -> bool:
+        """The first update of each optimizer, and those with a risk of their own."""
+        history = self._tally.history
+        return id(optimizer) not in self._updated or updates.is_risky(optimizer, history[-1] if history else math.inf)
 
     def parameters(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
         """Parameters after an update that may have gone wrong: any other shows in the next loss, or at the end of the cell."""
         self._last_loss = ()  # with its graph, where that was retained
-        history = self._tally.history
-        is_first = id(optimizer) not in self._updated
+        self._note_going_on()
+        risky = self._may_spoil(optimizer)
         self._updated.add(id(optimizer))
-        if not is_first and not updates.is_risky(optimizer, history[-1] if history else math.inf):
+        try:
+            if risky:
+                return self._look_at_parameters(optimizer)
             self._unchecked = weakref.ref(optimizer)
-            return None
-        return self._look_at_parameters(optimizer)
+        finally:
+            self._undos.end(optimizer)
+        return None
 
     def finish(self) -> None:
         """The last update of the cell has no next loss to show in. Records, and raises nothing."""
@@ -118,31 +138,33 @@ class Checks:
         held = updates.parameters_of(optimizer)
         if not held or self._tally.is_full or self._tally.has_findings:
             return None
-        parameter = updates.first_bad([one for one in held if id(one) not in self._entries.bad_from_start])
+        parameter = updates.first_bad([one for one in held if id(one) not in self._entries.models.bad_from_start()])
         if parameter is None:
             return None
         finding = updates.bad_parameter(optimizer, parameter, self._name(parameter), self._context())
-        return self._tally.add(Outcome(finding, {"output": parameter.detach().clone()}))
+        bad, undo = Outcome(finding, {"output": parameter.detach().clone()}), self._undos.outermost()
+        outcome = self._tally.add(bad if undo is None else undo.weighed(bad, "weights poisoned"))
+        if outcome is not None and self._stops and undo is not None:
+            self._undo({})
+        return outcome
 
     def output(self, entry: Entry, output: Any, *, inside: bool) -> Outcome | None:
         """What an outermost module call returned, where no gradient will flow from it."""
         step, tensors = self._entries.step, list(tensors_in(output))
         if inside or any(tensor.requires_grad for tensor in tensors):
-            entry.grows_graph = True
+            step.grows_graph = True
             return None
         self._tally.forwards += 1
         outcome = None
         if not self._tally.is_full and not math.isfinite(largest(tensors)) and not self._is_harmless(entry):
             outcome = self._tally.add(self._investigator.output(step, entry, tensors, self._context()))
             self._tally.meant += outcome is None
-        if not any(one.grows_graph for one in step.entries):
+        if not step.grows_graph:
             step.clear()
         return outcome
 
     def _investigate(self, tensors: tuple[torch.Tensor, ...], leaves: dict[int, torch.Tensor]) -> Outcome | None:
         if self._tally.is_full:
-            if self._stops:
-                self._guard.note("the cell went on after the finding was raised: later bad steps were not stopped")
             return None
         context = self._context()
         self._tally.phase = f"replaying step {context.step}"
@@ -155,9 +177,10 @@ class Checks:
             raise
         finally:
             self._tally.phase = "watching"
-        if not outcome.overflow:
-            return self._tally.add(outcome)
-        collapse = self._overflows.count(leaves, context)
+        if outcome.overflow is None:
+            undo = self._undos.outermost()
+            return self._tally.add(outcome if undo is None else undo.told(outcome, context, self._name))
+        collapse = self._overflows.count(leaves, outcome.overflow, context)
         self._tally.overflows = self._overflows.total
         return None if collapse is None else self._tally.add(Outcome(collapse, {}))
 
@@ -167,10 +190,18 @@ class Checks:
             inquiry = Inquiry(tensors, leaves, frame_chain(sys._getframe(1)), self._context())
             self._tally.show_layers(self._guard.run("the layer table", self._investigator.look, self._entries.step, inquiry) or ())
 
+    def _note_going_on(self) -> None:
+        """An `except` of the user's may catch the error. Then the run is theirs, and as it would be without us; the finding stands."""
+        if self._stops and self._tally.has_findings:
+            self._guard.note("something caught the error and the cell went on: bad steps after the finding were not looked into or stopped")
+
     def _undo(self, leaves: dict[int, torch.Tensor]) -> None:
-        """The cell stops here: buffers as they were before the bad step, and no bad gradient left to be applied."""
+        """The cell stops here: all as it was before the bad step, and no bad gradient left to be applied."""
         for buffers in self._entries.step.buffers:
             buffers.put_back()
+        undo = self._undos.outermost()
+        if undo is not None:
+            undo.put_back()
         for leaf in leaves.values():
             leaf.grad = None
         self._entries.step.clear()
@@ -191,7 +222,7 @@ class Checks:
             entries=tuple(self._entries.step.entries),
             history=tuple(self._tally.history)[-_CONTEXT_HISTORY:],
             losses=tuple(self._tally.losses)[-_CONTEXT_HISTORY:],
-            bad_from_start=frozenset(self._entries.bad_from_start),
+            bad_from_start=self._entries.models.bad_from_start(),
         )
 
     def _name(self, parameter: torch.Tensor) -> str:
@@ -199,9 +230,7 @@ class Checks:
         return next(names, None) or name_nearby(parameter, sys._getframe(1))
 
 
-def _site() -> tuple[object, int]:
+def _site() -> tuple[object, int] | None:
     """Which place in the user's program called backward()."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and (frame.f_globals.get("__name__") or "").startswith(("torchdebug_magics", "torch.")):
-        frame = frame.f_back
-    return frame.f_code, frame.f_lasti
+    frame = caller(sys._getframe(1))
+    return None if frame is None else (frame.f_code, frame.f_lasti)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.knowledge import is_pointwise
-from torchdebug_magics.probing.tensors import bad_mask, dense, describe, sizes_of
+from torchdebug_magics.instruments.nanhunt.knowledge import is_movement, is_pointwise
+from torchdebug_magics.probing.tensors import NAN, bad_mask, dense, describe, sizes_of
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.step import Entry
@@ -71,6 +72,41 @@ class Evidence:
         """The op that a user knows."""
         op = self.forward or self.birth.op
         return "" if op is None else op.name
+
+    @property
+    def derivative(self) -> tuple[Op, ...]:
+        """The backward ops, from the birth on, of the one autograd node that the finding is about; none for a finding in the forward."""
+        birth = self.birth.op
+        if birth is None or not (birth.backward or self.in_gradient):
+            return ()
+        chain = list(dropwhile(lambda op: not op.backward, (birth, *self.birth.via)))
+        if not birth.backward and (not chain or self.trace.forward_of(chain[0]) is not birth):
+            return ()  # another op's derivative used a value that was bad in the forward already
+        return tuple(takewhile(lambda op: op.backward and op.node_sequence == chain[0].node_sequence, chain))
+
+    @property
+    def kind(self) -> int:
+        """NaN or infinity; of a derivative, what came of it: an infinity inside its formula that is multiplied by 0 there is a NaN."""
+        mask = self._mask()
+        for op in takewhile(lambda op: is_pointwise(op.func) or is_movement(op.func), self.derivative):
+            for output in op.outputs:
+                bad = bad_mask(output, NAN)
+                if bad is not None and mask is not None and bad.shape == mask.shape and bool((bad & mask).any()):
+                    return NAN
+        return self.birth.kind
+
+    def was_thrown_away(self) -> bool:
+        """Whether the gradient that came back to a birth in a backward is 0 there: the forward did not use the value."""
+        ops = self.derivative
+        if not ops or ops[0] is not self.birth.op:
+            return True  # born in the forward, healed before the loss
+        makers = [(op, tensor, self.maker(tensor)) for op in ops for tensor in op.inputs()]
+        came = [
+            self._value(op, tensor)
+            for op, tensor, maker in makers
+            if maker is not None and maker.backward and maker.node_sequence != ops[0].node_sequence
+        ]
+        return any(isinstance(value, (int, float)) and value == 0 for value in came or self.own_operands())
 
     @property
     def index(self) -> tuple[int, ...]:

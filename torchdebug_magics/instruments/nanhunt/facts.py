@@ -28,6 +28,12 @@ _MAKERS: dict[Phase, str] = {
     "backward": ", by the derivative of `{op}`",
     "optimizer": ", by `{op}`",
 }
+_GRAPH_PHASES: dict[Phase, str] = {
+    "data": "in {tensor}, outside the graph",
+    "parameter": "in a parameter, {tensor}",
+    "forward": "in the forward pass",
+}
+"""A graph that is walked afterwards knows ops, and neither steps nor modules."""
 _REPLAYS = {
     "statements": "the statements of the bad step were run again, operation by operation",
     "module": "the model call of the bad step was run again, operation by operation",
@@ -40,10 +46,11 @@ _MOST_ROWS = 20
 
 def rows(finding: Finding, report: NanReport) -> tuple[tuple[str, str], ...]:
     """Name and value of all that is known."""
+    is_graph = report.replay == "graph"
     known = (
-        ("what", f"{_kind(finding)}, born {_born(finding)}"),
-        ("when", "" if report.replay == "graph" else _when(finding)),
-        ("module", _module(finding)),
+        ("what", f"{_kind(finding)}, born {_born(finding, is_graph=is_graph)}"),
+        ("when", "" if is_graph else _when(finding)),
+        ("module", "" if is_graph else _module(finding)),
         ("rows", _rows(finding)),
         ("first bad element", f"[{', '.join(map(str, finding.index))}]" if finding.index else ""),
         ("made from", _operands(finding)),
@@ -89,12 +96,12 @@ def _kind(finding: Finding) -> str:
     return f"{kind_name(finding)}{became}"
 
 
-def _born(finding: Finding) -> str:
-    # A graph that is walked afterwards knows ops and no modules.
+def _born(finding: Finding, *, is_graph: bool) -> str:
+    phases = {**_PHASES, **_GRAPH_PHASES} if is_graph else _PHASES
     if finding.phase == "optimizer" and finding.sink.startswith("gradient of "):
         where = "in {sink}, before the optimizer's update"
     else:
-        where = "in the forward pass" if finding.phase == "forward" and finding.module is None else _PHASES[finding.phase]
+        where = phases[finding.phase]
     maker = _MAKERS.get(finding.phase, "") if finding.op else ""
     return f"{where}{maker}".format(tensor=_tensor(finding.tensor or ""), op=finding.op, sink=sink(finding))
 

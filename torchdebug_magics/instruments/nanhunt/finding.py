@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.instruments.nanhunt.diagnose import Diagnosis, diagnose
-from torchdebug_magics.instruments.nanhunt.naming import owner_of, variable_name
+from torchdebug_magics.instruments.nanhunt.naming import owner_of, shares_memory, variable_name
 from torchdebug_magics.instruments.nanhunt.report import Finding, Kind, PathStep, Phase
 from torchdebug_magics.probing.modules import Call, unwrapped
 from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, sizes_of, tensors_in
@@ -35,7 +35,7 @@ def write(evidence: Evidence) -> Finding:
     place = _location(evidence, phase)
     call = None if phase in {"data", "parameter", "optimizer"} else _call(evidence)
     finding = Finding(
-        kind="nan" if birth.kind & NAN else "inf",
+        kind="nan" if evidence.kind & NAN else "inf",
         phase=phase,
         op=evidence.name if birth.op is not None else None,
         module=None if call is None else call.path,
@@ -79,7 +79,7 @@ def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
         return phase, variable_name(tensor, context.variables, context.entries)
     if op.late:
         return "optimizer", context.sink.removeprefix("gradient of ")
-    if op.backward or evidence.in_gradient:
+    if op.backward or evidence.derivative:
         return "backward", None
     return ("loss" if _call(evidence) is None else "forward"), None
 
@@ -98,7 +98,7 @@ def _was_bad(held: torch.Tensor, context: Context) -> bool:
         id(parameter) in context.bad_from_start
         for root in context.roots
         for parameter in root.parameters()
-        if parameter is held or parameter.data_ptr() == held.data_ptr()
+        if shares_memory(parameter, held)
     )
 
 
@@ -186,6 +186,8 @@ def kind_word(tensor: torch.Tensor) -> Kind:
 
 def marked(finding: Finding, tensor: torch.Tensor, mask: torch.Tensor | None = None) -> Finding:
     """The finding with where in a tensor it is bad: rows, first index, counts, shape and dtype."""
+    if tensor.is_nested:  # its shape holds no plain numbers
+        return replace(finding, dtype=str(tensor.dtype).removeprefix("torch."))
     mask = bad_mask(tensor) if mask is None else mask
     has_rows = mask is not None and mask.dim() > 0 and bool(mask.any())
     return replace(

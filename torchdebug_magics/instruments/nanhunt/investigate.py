@@ -10,8 +10,9 @@ from torchdebug_magics.instruments.nanhunt.attempt import Attempt, CannotReplay,
 from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.finding import bad_tensors, kind_word, write
 from torchdebug_magics.instruments.nanhunt.livein import local_values
+from torchdebug_magics.instruments.nanhunt.naming import shares_memory
 from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow
-from torchdebug_magics.instruments.nanhunt.scaler import at_scale_one, live_scalers
+from torchdebug_magics.instruments.nanhunt.scaler import at_scale_one, live_scalers, may_be_scaling
 from torchdebug_magics.instruments.nanhunt.step import Entry, Position, Step
 from torchdebug_magics.instruments.nanhunt.walk import Birth, walk
 from torchdebug_magics.probing.tensors import NAN, kind_of
@@ -45,8 +46,8 @@ class Outcome:
     layers: tuple[LayerRow, ...] = ()
     reproduced: bool | None = None
     way: str = ""
-    overflow: bool = False
-    """A scaler skips this step by design."""
+    overflow: tuple[Any, ...] | None = None
+    """The scalers that skip this step by design."""
 
 
 class Investigator:
@@ -59,8 +60,9 @@ class Investigator:
     def sink(self, step: Step, inquiry: Inquiry) -> Outcome:
         """A backward (or grad) call whose loss or gradients are bad."""
         attempt = Attempt(inquiry.tensors, _number(step), inquiry.leaves)
-        if self._overflows(step, inquiry, attempt):
-            return Outcome(None, {}, overflow=True)
+        scalers = self._overflows(step, inquiry, attempt)
+        if scalers is not None:
+            return Outcome(None, {}, overflow=scalers)
         try:
             replayed = self._replayer.statements(step, inquiry.chain, attempt)
             way = "statements"
@@ -119,20 +121,23 @@ class Investigator:
         replayed = self._replayer.statements(step, inquiry.chain, Attempt(inquiry.tensors, _number(step), inquiry.leaves))
         return replayed.layers.rows() if replayed.layers is not None else ()
 
-    def _overflows(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> bool:
-        """Whether the same step is finite at scale 1: then the scaler skips it, and that is how it is meant."""
+    def _overflows(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> tuple[Any, ...] | None:
+        """The scalers without which the same step is finite: they skip it, and that is how it is meant."""
         scalers = live_scalers()
         if not scalers:
-            return False
+            return None
         try:
-            with at_scale_one(scalers):
+            with at_scale_one(scalers) as used:
                 replayed = self._replayer.statements(step, inquiry.chain, attempt)
-        except CannotReplay:
-            # Not to be told: with a scaler at work, a finite loss with bad gradients is what it is there for.
-            return not any(kind_of(tensor) & NAN for tensor in inquiry.tensors)
-        if not replayed.finished or replayed.reproduced:
-            return False  # the loss is the same at scale 1: no scaler is at work here
-        return not any(kind_of(tensor) for tensor in (*replayed.losses, *replayed.gradients.values()))
+        except CannotReplay as reason:
+            if not may_be_scaling(inquiry.tensors, scalers, inquiry.context.losses):
+                return None
+            self._note(f"taken for an overflow that a GradScaler skips, as the step could not be run again without its scale: {reason}")
+            return tuple(scalers)
+        if not replayed.finished or replayed.reproduced or not used:
+            return None  # the loss is the same at scale 1: no scaler is at work here
+        bad = any(kind_of(tensor) for tensor in (*replayed.losses, *replayed.gradients.values()))
+        return None if bad else tuple(used)
 
     def _by_modules(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Outcome:
         """Only the model calls again; then what is known of the sink."""
@@ -225,8 +230,12 @@ def _first(births: list[Birth], context: Context) -> Birth:
     """The earliest; of tensors that were all there before the step, the first in the order of the model's parameters."""
     if births[0].op is not None:
         return births[0]
-    order = {parameter.data_ptr(): place for root in context.roots for place, parameter in enumerate(root.parameters())}
-    return min((birth for birth in births if birth.op is None), key=lambda birth: order.get(birth.tensor.data_ptr(), len(order)))
+    parameters = [parameter for root in context.roots for parameter in root.parameters()]
+
+    def place(birth: Birth) -> int:
+        return next((place for place, one in enumerate(parameters) if shares_memory(one, birth.tensor)), len(parameters))
+
+    return min((birth for birth in births if birth.op is None), key=place)
 
 
 def _visible(replayed: Replayed, inquiry: Inquiry) -> dict[str, Any]:

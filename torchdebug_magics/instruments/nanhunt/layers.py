@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.nanhunt.report import LayerRow
-from torchdebug_magics.probing.hooks import Hook, Hooks
+from torchdebug_magics.probing.hooks import Hook
 from torchdebug_magics.probing.tensors import dense, kind_of, sizes_of, tensors_in
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class LayerWatch:
 
     def __init__(self, calls: ModuleCalls) -> None:
         self._calls = calls
-        self._hooks = Hooks()
+        self._hooks = calls.hooks
         self._rows: list[_Row] = []
 
     def attach(self, stack: ExitStack) -> None:

@@ -26,13 +26,21 @@ class Masks:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], tuple[torch.Tensor, Where]] = {}
+        self._full: dict[int, torch.Tensor] = {}
 
     def of(self, tensor: torch.Tensor, kind: int) -> Where:
         """Where a tensor holds a value of one kind."""
         key = id(tensor), kind
         if key not in self._known:
             self._known[key] = tensor, _where(tensor, kind)
+            where = self._known[key][1]
+            if where.mask is not None and where.everywhere:
+                self._full[id(where.mask)] = where.mask
         return self._known[key][1]
+
+    def is_full(self, mask: torch.Tensor) -> bool:
+        """Whether every element is marked; known without looking where all of a tensor is bad, as most are after a birth."""
+        return id(mask) in self._full or bool(mask.all())
 
     def choose(self, tensor: torch.Tensor, mask: torch.Tensor | None, kinds: int) -> tuple[int, torch.Tensor | None]:
         """The kind to follow, NaN before infinity, and the elements of `mask` that are of it."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.nanhunt.step import Entry
 
-__all__ = ["name_nearby", "owner_of", "variable_name"]
+__all__ = ["name_nearby", "owner_of", "shares_memory", "variable_name"]
 
 
 def owner_of(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -> tuple[str, str] | None:
@@ -24,14 +24,14 @@ def owner_of(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -> tuple[st
     for root in roots:
         for kind, members in (("parameter", root.named_parameters()), ("buffer", root.named_buffers())):
             for name, member in members:
-                if member is tensor or _shares(member, tensor):
+                if shares_memory(member, tensor):
                     return kind, name
     return None
 
 
 def variable_name(tensor: torch.Tensor, variables: Mapping[str, Any], entries: Iterable[Entry]) -> str:
     """The variable that is the tensor, or the model's argument, or one that holds it in its memory."""
-    for same in (_is, _shares):
+    for same in (_is, shares_memory):
         for name, value in variables.items():
             if not name.startswith("_") and isinstance(value, torch.Tensor) and same(value, tensor):
                 return name
@@ -63,7 +63,10 @@ def _is(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one is other
 
 
-def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
+def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether they are the same tensor or views of the same numbers; never an error, whatever kinds they are."""
+    if one is other:
+        return True
     if one.layout is not torch.strided or other.layout is not torch.strided or one.is_meta or one.dtype is not other.dtype:
         return False
     try:

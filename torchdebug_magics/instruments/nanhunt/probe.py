@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.errors import NonFiniteError
 from torchdebug_magics.instruments.nanhunt.checks import Checks
+from torchdebug_magics.instruments.nanhunt.entries import Entries
 from torchdebug_magics.instruments.nanhunt.investigate import Investigator
 from torchdebug_magics.instruments.nanhunt.replay import Replayer
-from torchdebug_magics.instruments.nanhunt.step import Entries, Entry
 from torchdebug_magics.instruments.nanhunt.tally import Tally
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.nanhunt.investigate import Outcome
     from torchdebug_magics.instruments.nanhunt.report import Finding, LiveNan, NanReport
+    from torchdebug_magics.instruments.nanhunt.step import Entry
 
 __all__ = ["NanProbe"]
 
@@ -101,8 +102,11 @@ class NanProbe:
         if self._replayer.active:
             self._replayer.update_call()
         computes_gradients = any(callable(one) for one in (*args[1:], kwargs.get("closure")))
-        if not self._depth and self._entries.is_ours() and not computes_gradients:
+        if self._replayer.active or self._depth or not self._entries.is_ours():
+            return
+        if not computes_gradients:
             self._act_on(self._guard.run("the check before an update", self._checks.gradients, optimizer))
+        self._guard.run("the copy before an update", self._checks.before_update, optimizer, closure=computes_gradients)
 
     def _after_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         __tracebackhide__ = True

@@ -19,11 +19,12 @@ from torchdebug_magics.instruments.nanhunt.sentinel import leaves_of
 from torchdebug_magics.instruments.nanhunt.slicing import Slice, cut
 from torchdebug_magics.instruments.nanhunt.trace import Trace
 from torchdebug_magics.probing.modules import ModuleCalls
-from torchdebug_magics.probing.python_state import iterators_in
+from torchdebug_magics.probing.places import iterators_in
 from torchdebug_magics.probing.tensors import kind_of, tensors_in
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.step import Entries, Position, Step
+    from torchdebug_magics.instruments.nanhunt.entries import Entries
+    from torchdebug_magics.instruments.nanhunt.step import Position, Step
 
 __all__ = ["Replayer"]
 
@@ -135,7 +136,7 @@ class Replayer:
             msg = "the model writes into its input, which is not what it was any more"
             raise CannotReplay(msg)
         roots = self._entries.roots()
-        calls = ModuleCalls(roots)
+        calls = ModuleCalls(roots, self._entries.hooks)
         replayed = self._replayed = Replayed(Trace(calls), names=part.names if part is not None else {})
         replayed.layers = LayerWatch(calls)
         self._attempt, self._seen, self._fed = attempt, 0, 0

@@ -81,10 +81,14 @@ class Finding:
         """The finding on one line, birth first."""
         return " · ".join(part for part in self._parts() if part)
 
+    def details(self) -> tuple[str, ...]:
+        """Which rows, and the numbers that went in."""
+        return (self._rows(), self._operands())
+
     def _parts(self) -> tuple[str, ...]:
         kind = "NaN" if "nan" in {self.kind, self.sink_kind} else "Inf"
         when = f"{kind} born at step {self.step}"
-        return (when, self._what(), self._where(), self._line(), self._rows(), self._operands(), self.weights)
+        return (when, self._what(), self._where(), self._line(), *self.details(), self.weights)
 
     def _what(self) -> str:
         match self.phase:

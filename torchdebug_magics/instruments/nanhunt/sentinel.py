@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-import weakref
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import torch
+from torch._C._autograd import _get_sequence_nr
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.probing.tensors import dense, extremes, largest, peak_of
 
 __all__ = ["Leaves", "leaves_of", "survey"]
+
+_MOST_PLACES = 1000
 
 
 def survey(loss: Iterable[torch.Tensor], gradients: Iterable[torch.Tensor]) -> tuple[float, float]:
@@ -51,19 +53,29 @@ def _unseen() -> Any:
 
 
 class Leaves:
-    """The leaf tensors a backward() gives gradients to. The graph is walked once for each place that calls it."""
+    """The leaf tensors that a backward() gives gradients to.
+
+    Walking the graph of a small model costs a part of its step. It is not walked again where the same place asks after as many new
+    autograd nodes as before, and all leaves were parameters of the models called.
+    """
 
     def __init__(self) -> None:
-        self._sites: dict[Hashable, list[weakref.ref[torch.Tensor]]] = {}
+        self._only_parameters: set[Hashable] = set()
+        self._nodes = 0
 
-    def of(self, site: Hashable, roots: tuple[torch.Tensor, ...], parameters: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Those of the graph, and `parameters`: a graph may differ from step to step."""
-        known = self._sites.get(site)
-        alive = [leaf for reference in known or () if (leaf := reference()) is not None]
-        if known is None or len(alive) < len(known):
-            alive = leaves_of(roots)
-            self._sites[site] = [weakref.ref(leaf) for leaf in alive]
-        return {**parameters, **{id(leaf): leaf for leaf in alive}}
+    def of(self, site: Hashable, roots: tuple[torch.Tensor, ...], parameters: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Those of the graph, and `parameters`."""
+        nodes = _get_sequence_nr()
+        place = site, nodes - self._nodes, len(parameters)
+        self._nodes = nodes
+        if place in self._only_parameters:
+            return parameters
+        leaves = {id(leaf): leaf for leaf in leaves_of(roots)}
+        if len(self._only_parameters) >= _MOST_PLACES:
+            self._only_parameters.clear()  # graphs that are never twice the same
+        if leaves.keys() <= parameters.keys():
+            self._only_parameters.add(place)
+        return {**parameters, **leaves}
 
 
 def leaves_of(roots: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -22,9 +22,12 @@ from torchdebug_magics.probing.where import excerpt
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.evidence import Context
 
-_LARGE = 1e4
+_LARGE, _HUGE = 1e4, 1e15
+"""Of an update, and of a gradient whose square some optimizers keep."""
+_SMALLEST = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}
+"""What is no larger is 0 in that type."""
 
-__all__ = ["bad_gradient", "bad_parameter", "gradients_of", "is_risky", "parameters_of"]
+__all__ = ["bad_gradient", "bad_parameter", "calls_again", "gradients_of", "is_risky", "parameters_of"]
 
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -39,21 +42,40 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def is_risky(optimizer: torch.optim.Optimizer, peak: float) -> bool:
     """Whether an update may leave the range of its type: large numbers, a large rate, or a division by what may be 0."""
-    if not peak < _LARGE or not type(optimizer).__module__.startswith("torch.optim"):
+    if not peak < _HUGE or not _is_torchs(optimizer):
         return True
     for group in optimizer.param_groups:
         rate = group.get("lr", 0.0)
         on_device = isinstance(rate, torch.Tensor) and rate.device.type != "cpu"
-        if group.get("eps", 1.0) == 0.0 or (not on_device and not abs(float(rate)) < 1.0):
+        size = 1.0 if on_device else abs(float(rate))
+        # A centred second moment is a difference, which rounding may leave below 0. Scaled gradients are large, their updates are not.
+        if not size < 1.0 or not size * peak < _LARGE or group.get("centered") or _has_no_eps(group):
             return True
     return False
+
+
+def calls_again(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it may call a closure after it has changed the parameters; torch's own, but for one, call it first of all."""
+    return isinstance(optimizer, torch.optim.LBFGS) or not _is_torchs(optimizer)
+
+
+def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer).__module__.startswith("torch.optim")
+
+
+def _has_no_eps(group: dict[str, Any]) -> bool:
+    """Whether its eps is 0, or is in the type of its parameters, as 1e-8 in float16."""
+    eps, parameters = group.get("eps"), group["params"]
+    if not isinstance(eps, (int, float)) or not parameters:
+        return False
+    return abs(eps) <= _SMALLEST.get(parameters[0].dtype, 0.0)
 
 
 def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflowed: bool, computed: bool) -> Finding:
     """A gradient that is about to be applied; how it came about could not be run again."""
     if overflowed:
-        explanation = "the gradients overflowed at the GradScaler's scale, and this step applies them without the scaler"
-        fix = "step through the scaler: scaler.step(optimizer); scaler.update()"
+        explanation = "the gradients were bad after backward(), and this step applies them: no GradScaler skips it"
+        fix = "where the loss was scaled, step through the scaler: scaler.step(optimizer); scaler.update()"
     elif not computed:
         explanation = f"the gradient of {name} came from no backward() that was seen (torch.func, or code that sets .grad), and is bad"
         fix = (
@@ -132,6 +154,8 @@ def _birth(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Op | No
             trace.attach(stack)
             # Past the wrapper that calls the hooks of `step`, ours among them.
             getattr(type(optimizer).step, "__wrapped__", type(optimizer).step)(double)
+    except Exception:  # noqa: BLE001 - one that wants a closure, or keeps more than its state, cannot be run so: the op stays unknown
+        return None
     finally:
         random.put_back()
     births = walk(trace, [twin.detach()])
@@ -151,11 +175,14 @@ def _finite(value: Any) -> Any:
 def _cause(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> tuple[str, str, str]:
     """(slug, explanation, fix) read from the optimizer's own settings."""
     group, kind = _group(optimizer, parameter) or {}, type(optimizer).__name__
-    if group.get("eps", 1.0) == 0.0:
+    if _has_no_eps({**group, "params": [parameter]}):
+        eps = "eps=0" if group["eps"] == 0.0 else f"eps={group['eps']:g}, which is 0 in {str(parameter.dtype).removeprefix('torch.')},"
         return (
             "adam_eps_zero",
-            f"{kind} with eps=0 divides 0 by 0 where a gradient of {name} has always been 0",
-            "give the optimizer its eps back (1e-8 is the default)",
+            f"{kind} with {eps} divides 0 by 0 where a gradient of {name} has always been 0",
+            "give the optimizer its eps back (1e-8 is the default)"
+            if group["eps"] == 0.0
+            else "keep the parameters in float32: use autocast",
         )
     return (
         "lr_too_high",

@@ -110,6 +110,9 @@ class _Walk:
         """One op: it is a birth, or some of its inputs lead on, or both."""
         via = (op, *wanted.via)
         nans = relevant(self._masks, op, wanted.place, wanted.mask, NAN) if wanted.kind & NAN else []
+        if any(self._is_constant(tensor) for tensor, _ in nans):
+            yield self._birth(op, wanted)  # a NaN that was written into some rows: they are the op's, the constant has none
+            return
         infs = relevant(self._masks, op, wanted.place, wanted.mask, INF) if not nans else []
         inputs = nans or infs
         if not inputs:
@@ -131,6 +134,10 @@ class _Walk:
             return
         for tensor, mask in inputs:
             yield from want(tensor, mask, via, op.index)
+
+    def _is_constant(self, tensor: torch.Tensor) -> bool:
+        maker = self._trace.source(tensor).op
+        return maker is not None and maker.name == "scalar_tensor"
 
     def _is_full(self, nans: list[tuple[torch.Tensor, torch.Tensor | None]]) -> bool:
         """Whether an input is nothing but NaN: whatever the op does with it, it need not be asked."""

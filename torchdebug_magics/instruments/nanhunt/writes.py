@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from torchdebug_magics.instruments.nanhunt.trace import written_by
+from torchdebug_magics.instruments.nanhunt.op import written_by
 from torchdebug_magics.probing.dispatch import OpListener, Run
 from torchdebug_magics.probing.tensors import tensors_in
 

@@ -104,7 +104,9 @@ class Out:
 
 
 @pytest.mark.parametrize(
-    "wrap", [lambda x: (x, None), lambda x: {"a": x}, lambda x: Out("t", x), lambda x: [x], lambda x: ((x,),)], ids=str
+    "wrap",
+    [lambda x: (x, None), lambda x: {"a": x}, lambda x: Out("t", x), lambda x: [x], lambda x: ((x,),)],
+    ids=["tuple", "dict", "dataclass", "list", "nested"],
 )
 def test_the_first_tensor_stands_for_a_nested_output(wrap: Any) -> None:
     class Wraps(nn.Module):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from torchdebug_magics import nanhunt
+from torchdebug_magics.instruments.nanhunt.step import Entry
 from torchdebug_magics.probing.rng import RandomState
 
 if TYPE_CHECKING:
@@ -136,7 +137,27 @@ def test_inference_with_a_graph_keeps_a_bounded_number_of_inputs_and_no_activati
             del x, out
         assert alive(outputs) == 0
         assert alive(model.seen) == 0
-        assert alive(inputs) <= 64
+        assert alive(inputs) <= 64 + 1  # and the `x` that the step began with: a replay begins with it, too
+
+
+def test_what_a_call_leaves_behind_is_one_and_the_same_for_all_old_ones() -> None:
+    model = Net()
+    with nanhunt():
+        for _ in range(500):
+            model(torch.randn(1, 4))
+        entries = sum(type(one) is Entry for one in gc.get_objects())
+    assert entries <= 64 + 1
+
+
+def test_a_model_that_was_dropped_is_freed_while_the_session_goes_on() -> None:
+    references = []
+    with nanhunt():
+        for _ in range(5):
+            model = Net()
+            references += [weakref.ref(model), weakref.ref(model.a.weight)]
+            steps(model, 4)
+            del model
+        assert alive(references) == 0
 
 
 def test_a_loop_that_never_calls_backward_does_not_pile_up_states() -> None:

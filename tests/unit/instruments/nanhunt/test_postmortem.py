@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from torchdebug_magics import TorchDebugError, nanhunt
+from torchdebug_magics.html.plain import render
+from torchdebug_magics.instruments.nanhunt.view import page
 
 nan, inf = math.nan, math.inf
 
@@ -33,7 +36,18 @@ GRAPHS: dict[str, Any] = {
         "nan",
     ),
     "inf - inf": (lambda: ((h := (leaf(1000.0) * 1).exp()) - h).sum().exp(), "exp", "inf"),
-}
+    "a healed infinity is no cause": (lambda: (1 / (leaf(1000.0) * 1).exp() + (leaf(-1.0) * 1).log()).sum(), "log", "nan"),
+    "a mask inside": (
+        lambda: ((x := leaf(1.0, -1.0) * 1).masked_fill(torch.tensor([True, False]), -inf).softmax(0) * x.sqrt()).sum(), "sqrt", "nan",
+    ),
+    "a mask written by an index": (lambda: ((x := leaf(1.0, 2.0) * 1).index_put((torch.tensor([0, 1]),), torch.tensor(-inf))
+                                            .softmax(0) * x).sum(), "_softmax", "nan"),
+    "through views": (lambda: (leaf(0.0, 4.0) * 1).reshape(2, 1).t().log().squeeze(0)[:1].exp().add(1).reciprocal().log10().neg()
+                      .add((leaf(0.0) * 1).rsqrt()).sum(), "rsqrt", "inf"),
+    "one of two outputs": (lambda: torch.cat([(leaf(1.0, -1.0) * 1).split(1)[1].log(), leaf(1.0)]).sum(), "log", "nan"),
+    "layer norm without eps": (lambda: nn.functional.layer_norm(leaf(1.0, 1.0) * 1, (2,), eps=0.0).square().sum(),
+                               "native_layer_norm", "nan"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -157,3 +171,65 @@ def test_a_graph_that_was_only_in_part_freed() -> None:
     report = nanhunt((h - h).log().sum())
     assert report.found
     assert report.finding.kind in {"nan", "inf"}
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 2
+
+
+def test_what_a_function_of_the_users_saved_is_read() -> None:
+    finding = nanhunt(Twice.apply(leaf(-1.0).add(0).sub(1).log()).sum()).finding
+    assert (finding.op, finding.kind) == ("log", "nan")
+
+
+def test_the_parameter_has_its_name() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    with torch.no_grad():
+        model[1].bias[0] = nan
+    report = nanhunt(model(torch.ones(1, 2)).square().sum())
+    assert (report.finding.phase, report.finding.tensor) == ("parameter", "1.bias")
+    assert "1.bias" in report.verdict
+
+
+def test_where_nothing_bad_was_kept_no_op_is_accused() -> None:
+    report = nanhunt((leaf(1e30) * 1e30).sum())
+    assert (report.finding.op, report.finding.phase, report.finding.kind) == (None, "forward", "inf")
+    assert "not known" in report.verdict
+
+
+SHOWN: dict[str, Any] = {
+    "an op": lambda: (leaf(1.0, 0.0) * 1).log().sum(),
+    "a parameter": lambda: (leaf(1.0, nan) * torch.ones(2)).exp().sum(),
+    "data": lambda: (torch.tensor([1.0, nan]) * leaf(1.0, 1.0)).sum(),
+    "no graph": lambda: torch.tensor([1.0, nan]),
+    "nothing kept": lambda: (leaf(1e30) * 1e30).sum(),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_nothing_is_said_of_steps_modules_and_losses(name: str) -> None:
+    text = render(page(nanhunt(SHOWN[name]())))
+    for word in ("step", "the model", "module ", "in loss", "None", "this cell's", "weights"):
+        assert word not in text.replace("neither modules nor lines", ""), text
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_graph_can_still_be_used(reentrant: bool) -> None:
+    x = leaf(1.0, 0.0, 3.0)
+    state = torch.get_rng_state()
+    loss = checkpoint(lambda h: nn.functional.dropout(h * 1, 0.5).add(0).log().sum(), x, use_reentrant=reentrant)
+    after = torch.get_rng_state()
+    assert nanhunt(loss).found
+    assert torch.equal(torch.get_rng_state(), after)
+    loss.backward()
+    torch.set_rng_state(state)
+    y = leaf(1.0, 0.0, 3.0)
+    nn.functional.dropout(y * 1, 0.5).add(0).log().sum().backward()
+    assert torch.equal(x.grad.nan_to_num(), y.grad.nan_to_num())

@@ -490,3 +490,41 @@ def test_an_interrupt_at_any_moment_of_a_replay(delay_s: float) -> None:
     assert not _get_current_dispatch_mode_stack()
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
+
+
+# ------------------------------------------------------------------------------------------------ an error that is swallowed
+
+SWALLOWED = """\
+caught = []
+for i in range(6):
+    try:
+        x = torch.ones(2, 3)
+        loss = model(x).square().mean()
+        if i in {bad}:
+            loss = loss + (loss * 0).log()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    except Exception as error:
+        caught.append(error)
+"""
+
+
+@pytest.mark.parametrize("bad", ["{2}", "{2, 4}", "{5}"])
+def test_an_error_that_is_swallowed_is_reported_once_and_raised_once(observe: Observe, bad: str) -> None:
+    seen = observe("nanhunt", SETUP + SWALLOWED.replace("{bad}", bad))
+    assert seen.error is None
+    assert [type(one) for one in seen.namespace["caught"]] == [NonFiniteError]
+    first = int(bad[1])
+    assert (len(seen.report.findings), seen.report.finding.op, seen.report.finding.step) == (1, "log", first)
+    assert (seen.report.backward_count, seen.report.steps_count) == (6, 5)
+    said = [problem for problem in seen.report.problems if "went on" in problem]
+    assert len(said) == (first < 5)
+    assert clean(seen.namespace)
+
+
+def test_a_run_that_swallows_the_error_skips_that_step_and_no_other(observe: Observe) -> None:
+    watched = observe("nanhunt", SETUP + SWALLOWED.replace("{bad}", "{2}"))
+    plain: dict[str, Any] = {}
+    exec(SETUP + SWALLOWED.replace("{bad}", "{2}").replace("loss = loss + (loss * 0).log()", "continue"), plain)
+    assert all(map(torch.equal, watched.namespace["model"].parameters(), plain["model"].parameters()))

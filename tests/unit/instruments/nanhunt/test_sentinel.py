@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdebug_magics import nanhunt
+from torchdebug_magics.instruments.nanhunt import sentinel
 from torchdebug_magics.instruments.nanhunt.sentinel import Leaves, leaves_of, survey
 
 if TYPE_CHECKING:
@@ -91,7 +92,17 @@ def test_a_deep_graph_is_no_recursion() -> None:
     assert [id(one) for one in leaves_of([h])] == [id(x)]
 
 
-def test_leaves_are_walked_once_a_place_and_held_weakly() -> None:
+def test_a_graph_of_parameters_is_walked_once_a_place_until_it_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[int] = []
+    monkeypatch.setattr(sentinel, "leaves_of", lambda roots: walked.append(1) or leaves_of(roots))
+    leaves, x, y = Leaves(), torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
+    for _ in range(3):
+        assert list(leaves.of("here", (x * 2,), {id(x): x})) == [id(x)]
+    assert len(walked) <= 2  # how many nodes there were before the first call is not known
+    assert set(leaves.of("here", (x * 2 * y,), {id(x): x})) == {id(x), id(y)}
+
+
+def test_leaves_are_held_weakly() -> None:
     leaves, x = Leaves(), torch.ones(1, requires_grad=True)
     assert list(leaves.of("here", (x * 2,), {})) == [id(x)]
     alive = weakref.ref(x)

@@ -7,6 +7,7 @@ import gc
 import io
 import queue
 import random
+import threading
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from dataclasses import dataclass, field
@@ -17,8 +18,15 @@ import numpy as np
 import pytest
 import torch
 
-from torchdebug_magics.probing.contents import Contents
-from torchdebug_magics.probing.kinds import GONE
+from torchdebug_magics.probing.attributes import Names
+from torchdebug_magics.probing.snapshot import Bound, Snapshot
+from torchdebug_magics.probing.weak_snapshot import Place, WeakSnapshot
+
+
+def place(*values: Any) -> Place:
+    """Where the user keeps them."""
+    names = {f"name{number}": value for number, value in enumerate(values)}
+    return Names(names, frozenset(names))
 
 
 class Box:
@@ -77,26 +85,28 @@ CHANGES: dict[str, tuple[Any, Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("alive", [False, True])
+@pytest.mark.parametrize("kind", [WeakSnapshot, Snapshot])
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_changed_comes_back(name: str, alive: bool) -> None:
+def test_what_changed_comes_back(name: str, kind: Any) -> None:
     made, change, read = CHANGES[name]
     value = copy.deepcopy(made)
     before = read(value)
-    kept = Contents([value], alive=alive)
+    kept = kind([place(value)])
     change(value)
     assert read(value) != before
-    assert kept.put_back(value) == [value]
+    kept.put_back()
     assert read(value) == before
 
 
 def test_slots_come_back_also_those_that_were_empty() -> None:
     value = Slotted()
     value.a = [1]
-    kept = Contents([value])
+    kept = WeakSnapshot([place(value)])
     value.a.append(2)
-    kept.put_back(value)
+    value.b = 1
+    kept.put_back()
     assert value.a == [1]
+    assert not hasattr(value, "b")
 
 
 def test_a_queue_comes_back() -> None:
@@ -104,11 +114,11 @@ def test_a_queue_comes_back() -> None:
     for item in ([1], (2, [3])):
         line.put(item)
     first = line.queue[0]
-    kept = Contents([line])
+    kept = WeakSnapshot([place(line)])
     line.get_nowait().append(5)
     line.get_nowait()
     line.task_done()
-    kept.put_back(line)
+    kept.put_back()
     assert line.qsize() == 2
     assert line.unfinished_tasks == 2
     assert line.get_nowait() is first
@@ -119,10 +129,10 @@ def test_a_queue_comes_back() -> None:
 def test_the_objects_are_the_very_same() -> None:
     inner: list[Any] = [1]
     outer = {"inner": inner, "again": inner}
-    kept = Contents([outer])
+    kept = WeakSnapshot([place(outer)])
     outer["inner"], outer["again"] = [], []
     inner.append(2)
-    kept.put_back(outer)
+    kept.put_back()
     assert outer["inner"] is inner
     assert outer["again"] is inner
     assert inner == [1]
@@ -131,9 +141,9 @@ def test_the_objects_are_the_very_same() -> None:
 def test_a_structure_that_holds_itself() -> None:
     loop: list[Any] = [1]
     loop.append((loop, {"loop": loop}))
-    kept = Contents([loop])
+    kept = WeakSnapshot([place(loop)])
     loop.append(2)
-    kept.put_back(loop)
+    kept.put_back()
     assert len(loop) == 2
     assert loop[1][0] is loop
 
@@ -152,21 +162,24 @@ def test_a_structure_that_holds_itself() -> None:
 def test_no_tensor_is_kept_alive(make: Any) -> None:
     x = torch.ones(1)
     alive, value = weakref.ref(x), make(x)
-    kept = Contents([value])
+    names = {"value": value}
+    kept = WeakSnapshot([Names(names, frozenset(names))])
+    names.clear()
     del value, x
     gc.collect()
     assert alive() is None
-    assert kept.put_back() == [GONE]
+    kept.put_back()
+    assert not names
 
 
 def test_a_list_of_tensors_that_still_live_comes_back() -> None:
     x, y = torch.ones(1), torch.zeros(1)
     inner = [x, (y, 1)]
     value = {"k": inner, "n": 1}
-    kept = Contents([value])
+    kept = WeakSnapshot([place(value)])
     inner.clear()
     value["n"] = 2
-    kept.put_back(value)
+    kept.put_back()
     assert value["k"] is inner
     assert value["n"] == 1
     assert inner[0] is x
@@ -176,20 +189,20 @@ def test_a_list_of_tensors_that_still_live_comes_back() -> None:
 def test_what_is_alive_for_a_while_comes_back_although_it_was_dropped() -> None:
     line = deque([(torch.ones(1), torch.zeros(1)), (torch.ones(2), torch.zeros(2))])
     ids = [id(one) for one in line]
-    kept = Contents([line], alive=True)
+    kept = Snapshot([line])
     line.popleft()
     line.popleft()
     gc.collect()
-    kept.put_back(line)
+    kept.put_back()
     assert [id(one) for one in line] == ids
 
 
 def test_a_dead_value_of_a_dict_does_not_hinder_the_others() -> None:
     value = Box(loss=torch.ones(1), n=1)
-    kept = Contents([value])
+    kept = WeakSnapshot([place(value)])
     value.loss, value.n = torch.zeros(1), 2
     gc.collect()
-    kept.put_back(value)
+    kept.put_back()
     assert value.n == 1
     assert value.loss == 0
 
@@ -197,11 +210,11 @@ def test_a_dead_value_of_a_dict_does_not_hinder_the_others() -> None:
 def test_numbers_of_tensors_and_modules_are_not_touched() -> None:
     x, net = torch.ones(1), torch.nn.Linear(1, 1)
     value = [x, net, np.ones(1)]
-    kept = Contents([value])
+    kept = WeakSnapshot([place(value)])
     x.fill_(3)
     net.note = 1
     net.register_forward_hook(lambda *_: None)
-    kept.put_back(value)
+    kept.put_back()
     assert x == 3
     assert net.note == 1
     assert len(net._forward_hooks) == 1
@@ -218,12 +231,12 @@ def test_nothing_of_the_users_is_called() -> None:
     list.append(listed, [1])
     dict.__setitem__(mapped, "k", [1])
     value = [trapped, listed, mapped, {"trap": trapped}]
-    kept = Contents([value])
+    kept = WeakSnapshot([place(value)])
     object.__setattr__(trapped, "n", 2)
     list.append(listed, 2)
     dict.__setitem__(mapped, "k", 3)
     value.clear()
-    kept.put_back(value)
+    kept.put_back()
     assert object.__getattribute__(trapped, "n") == 1
     assert list.__len__(listed) == 1
     assert dict.__getitem__(mapped, "k") == [1]
@@ -236,7 +249,8 @@ def test_a_property_called_dict_is_not_asked() -> None:
         def __dict__(self) -> Any:  # type: ignore[override]
             pytest.fail("asked")
 
-    Contents([Odd()]).put_back()
+    WeakSnapshot([place(Odd())]).put_back()
+    Snapshot([Odd()]).put_back()
 
 
 def test_it_is_bounded() -> None:
@@ -244,11 +258,10 @@ def test_it_is_bounded() -> None:
     for _ in range(50):
         nested = [nested]
     large = list(range(1000))
-    kept = Contents([nested, large, [1]], deepest=3, most=100)
-    small = kept._held
-    assert len(small) < 10
+    kept = WeakSnapshot([place(nested, large, [1])], Bound(bytes=1600, levels=3))
+    assert len(kept._held) < 10
     large.append(1)
-    kept.put_back(nested, large)
+    kept.put_back()
     assert len(large) == 1001
 
 
@@ -259,6 +272,87 @@ def test_what_did_not_change_is_not_written() -> None:
     value = {"a": Counting(x=1), "b": [1, 2]}
     before = {key: id(one) for key, one in value.items()}
     iterator = iter(value)
-    Contents([value]).put_back(value)
+    WeakSnapshot([place(value)]).put_back()
+    Snapshot([value]).put_back()
     assert list(iterator) == ["a", "b"]  # a dict that was written would say that it changed
     assert {key: id(one) for key, one in value.items()} == before
+
+
+@dataclass(frozen=True)
+class Key:
+    name: str
+
+
+class Strange:
+    """A key that is asked for itself."""
+
+    asked = 0
+
+    def __hash__(self) -> int:
+        Strange.asked += 1
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def test_no_key_is_asked_for_its_hash_where_nothing_changed() -> None:
+    held = {Strange(): [1]}
+    Strange.asked = 0
+    for kind in (WeakSnapshot, Snapshot):
+        kept: Any = kind([place(held)])
+        kept.put_back()
+    assert Strange.asked == 0
+
+
+def test_keys_of_the_users_come_back_with_all_that_is_reachable() -> None:
+    made = {Key("a"): [1]}
+    kept = Snapshot([made])
+    made[Key("a")].append(2)
+    made[Key("b")] = [3]
+    kept.put_back()
+    assert made == {Key("a"): [1]}
+
+
+def test_a_list_that_replaced_another_is_the_one_that_is_kept() -> None:
+    names: dict[str, Any] = {"log": [1]}
+    where = Names(names, frozenset(names))
+    WeakSnapshot([where])
+    names["log"] = later = [2]
+    kept = WeakSnapshot([where])
+    later.append(3)
+    kept.put_back()
+    assert names["log"] is later
+    assert later == [2]
+
+
+def test_what_holds_a_lock_is_left_alone() -> None:
+    shared = Box(lock=threading.Lock(), done=0)
+    kept = WeakSnapshot([place(shared)])
+    shared.done = 1
+    kept.put_back()
+    assert shared.done == 1
+
+
+@pytest.mark.parametrize("made", [queue.LifoQueue, queue.PriorityQueue])
+def test_every_queue_comes_back_and_keeps_what_others_put(made: Any) -> None:
+    line = made()
+    for item in (3, 1, 2):
+        line.put(item)
+    kept = Snapshot([line])
+    first = line.get()
+    line.put(5)
+    kept.put_back()
+    assert sorted(line.queue) == [1, 2, 3, 5]
+    assert line.get() == (5 if made is queue.LifoQueue else first)
+
+
+def test_a_place_in_a_class_comes_back() -> None:
+    class Config:
+        count = 0
+
+    kept = WeakSnapshot([Names(Config, frozenset({"count", "new"}))])
+    Config.count, Config.new = 1, 2  # type: ignore[attr-defined]
+    kept.put_back()
+    assert Config.count == 0
+    assert not hasattr(Config, "new")

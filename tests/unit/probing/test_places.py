@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import gc
 import sys
 import weakref
@@ -12,7 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from torchdebug_magics.probing.python_state import PythonState, slots_in, slots_of
+from torchdebug_magics.probing.attributes import Names
+from torchdebug_magics.probing.places import places_of
+from torchdebug_magics.probing.snapshot import Snapshot
+from torchdebug_magics.probing.weak_snapshot import Place, WeakSnapshot
 
 CODE = """\
 import torch
@@ -95,6 +97,10 @@ def caller():
 """
 
 
+def naming(names: dict[str, Any]) -> Place:
+    return Names(names, frozenset(names))
+
+
 @pytest.fixture
 def world() -> dict[str, Any]:
     names: dict[str, Any] = {"sys": sys, "__name__": "users_code"}
@@ -122,7 +128,7 @@ def test_what_a_forward_writes_comes_back(world: dict[str, Any], what: str) -> N
     net = world["Net"]()
     net(torch.ones(1))
     before = READS[what](world, net)
-    state = PythonState(slots_of([net]))
+    state = WeakSnapshot(places_of([net]))
     net(torch.ones(1))
     if what != "attribute that was not there":
         assert READS[what](world, net) != before
@@ -132,7 +138,7 @@ def test_what_a_forward_writes_comes_back(world: dict[str, Any], what: str) -> N
 
 def test_what_was_absent_is_absent_again(world: dict[str, Any]) -> None:
     net = world["Net"]()
-    state = PythonState(slots_of([net]))
+    state = WeakSnapshot(places_of([net]))
     net(torch.ones(1))
     state.put_back()
     assert not hasattr(net, "last")
@@ -142,7 +148,7 @@ def test_what_was_absent_is_absent_again(world: dict[str, Any]) -> None:
 def test_containers_keep_their_identity(world: dict[str, Any]) -> None:
     net = world["Net"]()
     log, seen = net.log, world["seen"]
-    state = PythonState(slots_of([net]))
+    state = WeakSnapshot(places_of([net]))
     net(torch.ones(1))
     state.put_back()
     assert net.log is log
@@ -151,7 +157,7 @@ def test_containers_keep_their_identity(world: dict[str, Any]) -> None:
 
 def test_functions_that_the_caller_names_are_looked_into(world: dict[str, Any]) -> None:
     frame = world["caller"]()
-    state = PythonState(slots_of([], [frame]))
+    state = WeakSnapshot(places_of([], [frame]))
     before = world["total"], dict(world["table"])
     world["helper"]()
     state.put_back()
@@ -160,9 +166,9 @@ def test_functions_that_the_caller_names_are_looked_into(world: dict[str, Any]) 
 
 def test_the_slots_of_a_state_take_the_present_one(world: dict[str, Any]) -> None:
     net = world["Net"]()
-    first = PythonState(slots_of([net]))
+    first = WeakSnapshot(places_of([net]))
     net(torch.ones(1))
-    second = PythonState(first.slots)
+    second = Snapshot(first.reached)
     net(torch.ones(1))
     second.put_back()
     assert net.steps == 1
@@ -171,14 +177,14 @@ def test_the_slots_of_a_state_take_the_present_one(world: dict[str, Any]) -> Non
 
 
 def test_code_that_writes_nothing_costs_nothing() -> None:
-    assert slots_of([torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(2), torch.nn.LSTM(1, 1)]) == []
+    assert places_of([torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(2), torch.nn.LSTM(1, 1)]) == []
 
 
 def test_tensors_are_held_weakly(world: dict[str, Any]) -> None:
     net = world["Net"]()
     x = torch.ones(1)
     net(x)
-    state = PythonState(slots_of([net]))
+    state = WeakSnapshot(places_of([net]))
     alive = weakref.ref(x)
     del net.last, x
     gc.collect()
@@ -191,7 +197,7 @@ def test_a_tensor_that_still_lives_comes_back_itself(world: dict[str, Any]) -> N
     net = world["Net"]()
     x = torch.ones(1)
     net(x)
-    state = PythonState(slots_of([net]))
+    state = WeakSnapshot(places_of([net]))
     net(torch.zeros(1))
     state.put_back()
     assert net.last is x
@@ -212,7 +218,7 @@ def test_a_tensor_that_still_lives_comes_back_itself(world: dict[str, Any]) -> N
 def test_no_tensor_is_kept_alive_by_a_container(made: Any) -> None:
     x = torch.ones(1)
     alive, held = weakref.ref(x), made(x)
-    state = PythonState(slots_in({"held": held}, ast.parse("held").body))
+    state = WeakSnapshot([naming({"held": held})])
     held.clear()
     del x
     gc.collect()
@@ -236,7 +242,7 @@ CONTAINERS: dict[str, tuple[Any, Any]] = {
 def test_every_kind_of_container_comes_back(name: str) -> None:
     held, change = CONTAINERS[name]
     before, kind, order = repr(held), type(held), list(held)
-    state = PythonState(slots_in({"held": held}, ast.parse("held.append(1)").body))
+    state = WeakSnapshot([naming({"held": held})])
     change(held)
     state.put_back()
     assert (repr(held), type(held), list(held)) == (before, kind, order)
@@ -244,7 +250,7 @@ def test_every_kind_of_container_comes_back(name: str) -> None:
 
 def test_a_list_inside_a_container_comes_back() -> None:
     held: dict[str, list[int]] = {"losses": [1]}
-    state = PythonState(slots_in({"held": held}, ast.parse("held['losses'].append(2)").body))
+    state = WeakSnapshot([naming({"held": held})])
     held["losses"].append(2)
     state.put_back()
     assert held == {"losses": [1]}
@@ -261,7 +267,7 @@ def test_attributes_that_statements_store(statement: str, attribute: str) -> Non
     box.n, box.inner = 0, Box()
     box.inner.n = 0
     names: dict[str, Any] = {"box": box}
-    state = PythonState(slots_in(names, ast.parse(statement).body))
+    state = WeakSnapshot([naming(names)])
     exec(statement, names)
     state.put_back()
     assert (box.n, box.inner.n, hasattr(box, "new")) == (0, 0, False)
@@ -276,14 +282,15 @@ def test_no_property_is_asked() -> None:
         def __getattr__(self, name: str) -> Any:
             pytest.fail(f"{name} was asked")
 
-    PythonState(slots_in({"trap": Trap()}, ast.parse("trap.asked.deeper = trap.other").body)).put_back()
+    WeakSnapshot([naming({"trap": Trap()})]).put_back()
+    Snapshot([Trap()]).put_back()
 
 
 def test_large_containers_of_a_function_are_left_alone(world: dict[str, Any]) -> None:
     # They are kept at each step: a list of ten thousand would cost more than it is worth.
     net = world["Net"]()
     world["seen"].extend(range(10_000))
-    state = PythonState(slots_of([net]))
+    state = WeakSnapshot(places_of([net]))
     world["helper"]()
     state.put_back()
     assert len(world["seen"]) == 10_001
@@ -293,7 +300,7 @@ def test_large_containers_of_a_function_are_left_alone(world: dict[str, Any]) ->
 def test_a_large_list_that_a_step_names_is_not_copied_item_by_item() -> None:
     # `losses` of a long run: one entry a step must not make each replay write a hundred thousand.
     held = list(range(100_000))
-    state = PythonState(slots_in({"held": held}, ast.parse("held.append(1)").body))
+    state = Snapshot([held])
     held.append(1)
     state.put_back()
     assert len(held) == 100_000
@@ -312,7 +319,7 @@ meter = Meter()
 """
     exec(compile(source, "/home/me/users_code.py", "exec"), names)
     statement = "meter.update(); meter()"
-    state = PythonState(slots_in(names, ast.parse(statement).body))
+    state = Snapshot([naming(names)])
     exec(statement, names)
     assert (names["noted"], names["meter"].n) == ([[1], [1]], {"seen": [1], "called": True})
     state.put_back()
@@ -330,10 +337,10 @@ def test_an_object_that_was_replaced_since_has_its_present_state_again() -> None
 
     net = Net()
     first = net.log
-    then = PythonState(slots_of([net]))
+    then = WeakSnapshot(places_of([net]))
     first.append(5)
     net.log = [7]
-    now = PythonState(then.slots)
+    now = Snapshot(then.reached)
     then.put_back()
     assert net.log is first
     assert first == [1]

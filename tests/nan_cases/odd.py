@@ -1,0 +1,261 @@
+"""Odd ways to run a step: tasks, callbacks, partial backwards, per-sample gradients, parts of torch that few use."""
+
+from tests.nan_cases import slugs
+from tests.nan_cases.case import ANY, Case, Expect, Nothing
+
+CASES = (
+    Case(
+        name="odd_callbacks_and_events",
+        setup="""
+            class Trainer:
+                def __init__(self, model, data):
+                    self.model, self.data, self.hooks = model, data, []
+                    self.optim = torch.optim.AdamW(model.parameters(), lr=1e-3)
+                def on(self, hook): self.hooks.append(hook); return hook
+                def fire(self, event): [h(self) for h in self.hooks if h.__name__ == event]
+                def fit(self):
+                    for self.batch in self.data:
+                        self.loss = self.model(self.batch).mean()
+                        self.fire("after_loss")
+                        self.loss.backward()
+                        self.fire("after_backward")
+                        self.optim.step(); self.optim.zero_grad()
+            model = nn.Sequential(nn.Linear(2, 2), nn.ELU())
+            data = [torch.rand(2, 2) for _ in range(4)]
+        """,
+        cell="""
+            t = Trainer(model, data)
+            @t.on
+            def after_loss(s):
+                weight = torch.tensor(float(len(s.data) - 4))
+                if s.batch is s.data[2]:
+                    s.loss = s.loss / weight  # <- here
+            t.fit()
+        """,
+        truth=Expect(kind="inf", phase="loss", op="div", module=None, step=2, rows=(), diagnosis=slugs.DIV_ZERO),
+    ),
+    Case(
+        name="odd_two_losses_in_one_backward_call",
+        setup="""
+            trunk, a, b = nn.Linear(2, 2, bias=False), nn.Linear(2, 1), nn.Linear(2, 1)
+            opt = torch.optim.SGD([*trunk.parameters(), *a.parameters(), *b.parameters()], lr=0.1)
+            x = torch.rand(3, 2); x[1] = 0.0
+        """,
+        cell="""
+            h = trunk(x)
+            l1 = a(h).square().mean()
+            l2 = b(h).mean() + h.abs().sum(1).pow(0.5).mean()  # <- here
+            torch.autograd.backward([l1, l2])
+            opt.step()
+        """,
+        truth=Expect(kind="inf", phase="backward", op="pow", module=None, rows=(1,), diagnosis=slugs.POW_ZERO),
+    ),
+    Case(
+        name="odd_backward_into_chosen_inputs",
+        setup="""
+            net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Tanh())
+            x = torch.rand(2, 2); x[0] = 0.0
+            opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        """,
+        cell="""
+            loss = net(x).square().sum(1).sqrt().sum()  # <- here
+            loss.backward(inputs=list(net.parameters()))
+            opt.step()
+        """,
+        truth=Expect(kind="inf", phase="backward", op="sqrt", module=None, rows=(0,), diagnosis=slugs.SQRT_ZERO),
+    ),
+    Case(
+        name="odd_lstm_with_an_infinite_recurrent_weight",
+        setup="""
+            class Net(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.rnn, self.out = nn.LSTM(2, 3, num_layers=2, batch_first=True), nn.Linear(3, 1)
+                def forward(self, x):
+                    return self.out(self.rnn(x)[0][:, -1])
+            net = Net()
+            with torch.no_grad():
+                net.rnn.weight_hh_l1[4, 1] = float("nan")
+            opt = torch.optim.Adam(net.parameters())
+            x = torch.rand(2, 4, 2)
+        """,
+        cell="loss = net(x).mean()\nloss.backward()\nopt.step()",
+        truth=Expect(kind="nan", phase="parameter", op=None, tensor="rnn.weight_hh_l1", rows=(4,)),
+    ),
+    Case(
+        name="odd_multihead_attention_in_projection",
+        setup="""
+            mha = nn.MultiheadAttention(4, 2, batch_first=True)
+            with torch.no_grad():
+                mha.in_proj_weight[9, 0] = math.nan
+            opt = torch.optim.Adam(mha.parameters())
+            x = torch.rand(2, 3, 4)
+        """,
+        cell="out, _ = mha(x, x, x, need_weights=False)\nout.mean().backward()\nopt.step()",
+        truth=Expect(kind="nan", phase="parameter", op=None, tensor="in_proj_weight", rows=(9,)),
+    ),
+    Case(
+        name="odd_per_sample_loss_by_vmap",
+        setup="""
+            net = nn.Linear(2, 1, bias=False)
+            nn.init.ones_(net.weight)
+            opt = torch.optim.SGD(net.parameters(), lr=0.1)
+            x = torch.tensor([[1.0, 1.0], [1.0, -1.0], [2.0, 1.0]])
+        """,
+        cell="""
+            out = net(x)
+            loss = torch.func.vmap(lambda o: torch.log(o).sum())(out).mean()  # <- here
+            loss.backward()
+            opt.step()
+        """,
+        truth=Expect(kind="inf", phase="loss", op="log", module=None, rows=(1,), diagnosis=slugs.LOG_ZERO),
+    ),
+    Case(
+        name="odd_convolution_overflows_in_half",
+        setup="""
+            class Stem(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.conv = nn.Conv1d(1, 2, 3, padding=1, bias=False)
+                def forward(self, x):
+                    return torch.tanh(self.conv(x))  # <- here
+            class Net(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.stem, self.head = Stem(), nn.Linear(4, 1)
+                def forward(self, x):
+                    h = self.stem(x)
+                    return self.head(h - h)
+            net = Net().half()
+            nn.init.ones_(net.stem.conv.weight)
+            opt = torch.optim.SGD(net.parameters(), lr=0.1)
+            x = torch.full((2, 1, 4), 1.0).half(); x[1] = 40000.0
+        """,
+        cell="loss = net(x).float().square().mean()\nloss.backward()\nopt.step()",
+        # tanh(inf) = 1 with slope 0, and the convolution's derivative uses only its finite input: nothing comes of it.
+        truth=Nothing(steps=1),
+    ),
+    Case(
+        name="odd_inference_inf_by_arithmetic",
+        setup="""
+            class Inverse(nn.Module):
+                def forward(self, x):
+                    return 1 / x  # <- here
+            net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), Inverse()).eval()
+            with torch.no_grad():
+                net[0].weight.fill_(1.0); net[0].bias.fill_(0.5)
+            xs = [torch.rand(2, 2), torch.tensor([[1.0, 1.0], [-1.0, -1.0]])]
+        """,
+        cell="""
+            with torch.inference_mode():
+                outs = [net(x) for x in xs]
+        """,
+        truth=Expect(kind="inf", phase="forward", op="reciprocal", module="2", step=0, rows=(1,), diagnosis=slugs.DIV_ZERO, reproduced=ANY),
+    ),
+    Case(
+        name="odd_old_style_weight_norm_of_zero",
+        setup="""
+            net = nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(2, 2)))
+            with torch.no_grad():
+                net[1].weight_v[1] = 0.0
+            opt = torch.optim.SGD(net.parameters(), lr=0.1)
+            x = torch.rand(2, 2)
+        """,
+        cell="loss = net(x).square().mean()\nloss.backward()\nopt.step()",
+        truth=Expect(kind="nan", phase="forward", op="_weight_norm_interface", module=frozenset({"", "1"}), rows=(1,), line=ANY),
+    ),
+    Case(
+        name="odd_async_training",
+        setup="""
+            import asyncio
+            net = nn.Linear(2, 2, bias=False)
+            nn.init.eye_(net.weight)
+            opt = torch.optim.SGD(net.parameters(), lr=0.0)
+            queue = [torch.rand(2, 2) + 1 for _ in range(3)]
+            queue[1][1] = torch.tensor([1.0, 0.0])
+        """,
+        cell="""
+            async def train():
+                for x in queue:
+                    await asyncio.sleep(0)
+                    loss = net(x).log().square().mean()  # <- here
+                    opt.zero_grad(); loss.backward(); opt.step()
+            coroutine = train()
+            try:
+                while True:
+                    coroutine.send(None)
+            except StopIteration:
+                pass
+        """,
+        truth=Expect(kind="inf", phase="loss", op="log", module=None, step=1, rows=(1,), diagnosis=slugs.LOG_ZERO),
+    ),
+    Case(
+        name="odd_jacobian_regulariser",
+        setup="""
+            class Act(nn.Module):
+                def forward(self, x):
+                    return x.abs().pow(1.5)  # <- here
+            net = nn.Sequential(nn.Linear(2, 2, bias=False), Act())
+            opt = torch.optim.SGD(net.parameters(), lr=0.1)
+            x = torch.rand(2, 2); x[1] = 0.0
+            x.requires_grad_()
+        """,
+        cell="""
+            y = net(x)
+            (gx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            loss = y.mean() + gx.square().mean()
+            loss.backward()
+            opt.step()
+        """,
+        # The second derivative of |x| ** 1.5 at 0 is infinite.
+        truth=Expect(kind=frozenset({"inf", "nan"}), phase="backward", op="pow", module="1", backward=ANY, rows=(1,)),
+    ),
+    Case(
+        name="odd_loss_scaled_by_a_dictionary_of_weights",
+        setup="""
+            net = nn.Linear(2, 1)
+            opt = torch.optim.SGD(net.parameters(), lr=0.1)
+            weights = {"a": torch.tensor([1.0, math.inf, 1.0]), "b": 0.5}
+            x = torch.rand(3, 2)
+        """,
+        cell="""
+            loss = (net(x)[:, 0].square() * weights["a"]).mean() * weights["b"]
+            loss.backward()
+            opt.step()
+        """,
+        truth=Expect(kind="inf", phase="data", op=None, rows=(1,), tensor=frozenset({"weights['a']"}), diagnosis=slugs.BAD_ROW),
+    ),
+    Case(
+        name="odd_bare_transformer_encoder",
+        setup="""
+            layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+            encoder = nn.TransformerEncoder(layer, 2)
+            with torch.no_grad():
+                encoder.layers[1].linear1.weight[3, 2] = float("inf")
+            opt = torch.optim.SGD(encoder.parameters(), lr=0.1)
+            x = torch.rand(2, 3, 4)
+        """,
+        cell="""
+            loss = encoder(x).square().mean()
+            loss.backward()
+            opt.step()
+        """,
+        truth=Expect(kind="inf", phase="parameter", op=None, tensor="layers.1.linear1.weight", rows=(3,)),
+    ),
+    Case(
+        name="odd_bare_attention_with_an_empty_row",
+        setup="""
+            mha = nn.MultiheadAttention(4, 2, batch_first=True)
+            opt = torch.optim.SGD(mha.parameters(), lr=0.1)
+            x = torch.rand(2, 3, 4)
+            pad = torch.tensor([[False, False, True], [True, True, True]])
+        """,
+        cell="""
+            out, weights = mha(x, x, x, key_padding_mask=pad)  # <- here
+            loss = out.square().mean()
+            loss.backward()
+            opt.step()
+        """,
+        truth=Expect(kind="nan", phase="forward", op="_softmax", module="", rows=(2, 3), diagnosis=slugs.MASKED_ROW),
+    ),
+)

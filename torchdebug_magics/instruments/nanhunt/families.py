@@ -1,0 +1,115 @@
+"""Ops that go wrong in the same way, by their ATen names."""
+
+from typing import Final
+
+__all__ = [
+    "DECOMPOSITIONS",
+    "DIVISIONS",
+    "EXPONENTIALS",
+    "LOGS",
+    "MEANS",
+    "NORMALISERS",
+    "POLES",
+    "POWERS",
+    "REDUCED_MAXIMA",
+    "ROOTS",
+    "SELECTORS",
+    "SOFTMAXES",
+    "SPREADS",
+]
+
+LOGS: Final = {"log", "log_", "log2", "log2_", "log10", "log10_", "log1p", "log1p_", "xlogy", "special_xlogy", "special_entr"}
+DIVISIONS: Final = {
+    "div",
+    "div_",
+    "reciprocal",
+    "reciprocal_",
+    "true_divide",
+    "divide",
+    "addcdiv",
+    "addcdiv_",
+    "remainder",
+    "fmod",
+    "floor_divide",
+}
+ROOTS: Final = {"sqrt", "sqrt_", "rsqrt", "rsqrt_", "hypot"}
+POWERS: Final = {"pow", "pow_", "float_power"}
+SOFTMAXES: Final = {
+    "_softmax",
+    "_log_softmax",
+    "_safe_softmax",
+    "logsumexp",
+    "logaddexp",
+    "_masked_softmax",
+    "_native_multi_head_attention",
+}
+SELECTORS: Final = {
+    "where",
+    "masked_fill",
+    "masked_fill_",
+    "nan_to_num",
+    "nan_to_num_",
+    "clamp",
+    "clamp_",
+    "clamp_min",
+    "clamp_min_",
+    "clamp_max",
+    "clamp_max_",
+    "threshold",
+    "relu",
+    "relu_",
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "masked_scatter",
+    "maximum",
+    "minimum",
+    "hardtanh",
+    "index",
+    "masked_select",
+    "fmax",
+    "fmin",
+}
+SPREADS: Final = {"std", "var", "std_mean", "var_mean"}
+REDUCED_MAXIMA: Final = {"logsumexp", "amax", "max", "logcumsumexp", "cummax"}
+EXPONENTIALS: Final = {"exp", "exp_", "expm1", "sinh", "cosh"}
+MEANS: Final = {"mean", "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss", "multi_margin_loss"}
+NORMALISERS: Final = {
+    "native_layer_norm",
+    "native_group_norm",
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training",
+    "_native_batch_norm_legit_functional",
+    "_batch_norm_with_update",
+    "batch_norm",
+    "_fused_rms_norm",
+    "rms_norm",
+    "cudnn_batch_norm",
+}
+POLES: Final = {
+    "acos",
+    "asin",
+    "acosh",
+    "atanh",
+    "erfinv",
+    "logit",
+    "acos_",
+    "asin_",
+    "atanh_",
+    "special_ndtri",
+    "lgamma",
+    "digamma",
+    "tan",
+}
+DECOMPOSITIONS: Final = {
+    "_linalg_eigh",
+    "_linalg_svd",
+    "linalg_eig",
+    "linalg_qr",
+    "_linalg_slogdet",
+    "_linalg_det",
+    "linalg_inv_ex",
+    "_linalg_solve_ex",
+    "linalg_lu_factor_ex",
+}

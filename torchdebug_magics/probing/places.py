@@ -1,0 +1,111 @@
+"""Places that a step's code writes: counters on modules, globals, closures, containers and attributes of the user's own objects.
+
+Which names are written is read from the bytecode, once a function, so that taking the state costs next to nothing for code that keeps
+none.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from types import CellType, FrameType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.probing.attributes import Names, attributes_of
+from torchdebug_magics.probing.where import is_user_code
+from torchdebug_magics.probing.written import called_from, writes_of
+
+if TYPE_CHECKING:
+    from torchdebug_magics.probing.weak_snapshot import Place
+
+__all__ = ["iterators_in", "places_of"]
+
+_OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
+
+
+def places_of(modules: Iterable[torch.nn.Module], callers: Iterable[FrameType] = ()) -> list[Place]:
+    """The places that forwards of `modules`, and functions named in the code of `callers`, may write, as far as their code shows."""
+    found = _Found()
+    functions = [
+        value
+        for caller in callers
+        for name in writes_of(caller.f_code).loaded
+        if isinstance(value := caller.f_globals.get(name), FunctionType)
+    ]
+    for module in modules:
+        methods = _methods(type(module))
+        functions += methods
+        held = module.__dict__
+        for method in methods:
+            writes = writes_of(method.__code__)
+            if method.__name__ != "__init__":
+                found.add(held, writes.attributes)
+            loaded = (writes.loaded_attributes & held.keys()) - _OF_EVERY_MODULE
+            found.add(held, (name for name in loaded if _is_container(held[name])))
+    for function in functions:
+        for called in called_from(function):
+            found.add_outside(called)
+    return found.places()
+
+
+def iterators_in(names: Mapping[str, Any], statements: Iterable[ast.stmt]) -> list[str]:
+    """Names of running iterators that functions called by the statements may take from: what they took would be lost."""
+    found: list[str] = []
+    for node in _names_in(statements):
+        for called in called_from(names.get(node.id)):
+            held = called.__globals__
+            loaded = writes_of(called.__code__).loaded & held.keys()
+            found += [name for name in loaded if hasattr(type(held[name]), "__next__") and not hasattr(type(held[name]), "read")]
+    return found
+
+
+class _Found:
+    """Places, each namespace once."""
+
+    def __init__(self) -> None:
+        self._names: defaultdict[int, set[str]] = defaultdict(set)
+        self._owners: dict[int, dict[str, Any] | type] = {}
+        self._cells: dict[int, CellType] = {}
+
+    def add(self, owner: dict[str, Any] | type, names: Iterable[str]) -> None:
+        self._owners[id(owner)] = owner
+        self._names[id(owner)].update(names)
+
+    def add_outside(self, function: FunctionType) -> None:
+        """What one function writes outside itself: globals, what it closes over, containers that it names, attributes that it stores."""
+        writes, names = writes_of(function.__code__), function.__globals__
+        self.add(names, writes.stored_globals)
+        self._cells.update((id(cell), cell) for cell in function.__closure__ or ())
+        for name in writes.loaded & names.keys():
+            value = names[name]
+            if _is_container(value) and value is not names:
+                self.add(names, [name])
+            elif isinstance(value, type):
+                self.add(value, writes.attributes & vars(value).keys())
+            elif not isinstance(value, (torch.Tensor, torch.nn.Module, ModuleType, FunctionType)):
+                held = attributes_of(value) or {}
+                self.add(held, writes.attributes & held.keys())
+
+    def places(self) -> list[Place]:
+        named = [Names(owner, frozenset(self._names[key])) for key, owner in self._owners.items() if self._names[key]]
+        return [*named, *self._cells.values()]
+
+
+def _methods(kind: type) -> list[FunctionType]:
+    return [
+        method
+        for one in kind.__mro__
+        for method in vars(one).values()
+        if isinstance(method, FunctionType) and is_user_code(method.__code__)
+    ]
+
+
+def _is_container(value: object) -> bool:
+    return issubclass(type(value), (list, dict, set, deque))
+
+
+def _names_in(statements: Iterable[ast.stmt]) -> Iterator[ast.Name]:
+    return (node for statement in statements for node in ast.walk(statement) if isinstance(node, ast.Name))

@@ -1,0 +1,131 @@
+"""Objects that have a state inside, or are shared with others: generators of random numbers, files, arrays, tensors, queues."""
+
+from __future__ import annotations
+
+import heapq
+import io
+import random
+from collections.abc import Callable
+from queue import LifoQueue, PriorityQueue, Queue
+from typing import Any
+
+import torch
+
+from torchdebug_magics.probing.kinds import GONE, Kind, State
+
+__all__ = ["QUEUE", "STATES", "TENSOR", "of_numpy"]
+
+
+def _state(take: Callable[[Any], Any], put_back: Callable[[Any, Any], object], cost_bytes: Callable[[Any], int] = lambda _: 0) -> Kind:
+    return Kind(lambda value: [State([take(value)])], lambda value, parts: put_back(value, parts[0][0]), cost_bytes=cost_bytes)
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------------------
+
+
+def _file(kind: Any) -> Kind:
+    """How far it was read. What is written to a file stays written."""
+
+    def read(stream: Any) -> list[Any] | None:
+        # Where `tell` raises (an iterator reads from it, it was closed) there is nothing to come back to.
+        return [kind.tell(stream)] if kind.seekable(stream) and kind.readable(stream) else None
+
+    def write(stream: Any, parts: list[Any]) -> None:
+        if kind.tell(stream) != parts[0]:
+            kind.seek(stream, parts[0])
+
+    return Kind(read, write)
+
+
+def _in_memory(kind: Any) -> Kind:
+    def write(stream: Any, parts: list[Any]) -> None:
+        text, place = parts
+        if kind.getvalue(stream) != text:
+            kind.seek(stream, 0)
+            kind.truncate(stream)
+            kind.write(stream, text)
+        kind.seek(stream, place)
+
+    # How long it is cannot be asked without a copy; who writes to it stands at its end.
+    return Kind(lambda stream: [kind.getvalue(stream), kind.tell(stream)], write, cost_bytes=kind.tell)
+
+
+# --- queues: other threads may put into one meanwhile; only what was taken comes back, to the front ------------------------------
+
+
+def _read_queue(queue: Queue[Any]) -> list[Any]:
+    return [queue.unfinished_tasks, *queue.queue]
+
+
+def _write_queue(queue: Queue[Any], parts: list[Any]) -> None:
+    unfinished, *before = parts
+    if any(item is GONE for item in before):
+        return
+    known = {id(item) for item in before}
+    with queue.mutex:
+        new = [item for item in queue.queue if id(item) not in known]
+        queue.unfinished_tasks = unfinished + len(new)
+        held: Any = queue.queue
+        held.clear()
+        held.extend(before)
+        for item in new:
+            heapq.heappush(held, item) if isinstance(queue, PriorityQueue) else held.append(item)
+
+
+# --- tensors: hooks, and which memory a parameter stands for; numbers are kept where they are written ---------------------------
+
+
+def _hooks(tensor: torch.Tensor) -> list[Any]:
+    with torch._C.DisableTorchFunctionSubclass():
+        return [tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)]
+
+
+def _read_tensor(tensor: torch.Tensor) -> list[Any]:
+    with torch._C.DisableTorchFunctionSubclass():
+        memory = tensor.data if type(tensor) is torch.nn.Parameter and not tensor.is_meta else None
+    return [*_hooks(tensor), State([memory])]
+
+
+def _write_tensor(tensor: torch.Tensor, parts: list[Any]) -> None:
+    for before, now in zip(parts, _hooks(tensor), strict=False):
+        if before is None and now is not None:
+            now.clear()
+    memory = parts[-1][0]
+    if memory is not None and tensor.data_ptr() != memory.data_ptr():
+        tensor.data = memory
+
+
+# --- NumPy is asked for nothing where nobody imported it --------------------------------------------------------------------------
+
+
+def _write_array(array: Any, copy: Any) -> None:
+    if array.tobytes() != copy.tobytes():
+        array[...] = copy
+
+
+_ARRAY = _state(lambda array: array.copy(), _write_array, lambda array: int(array.nbytes))
+_NUMPYS = {
+    "Generator": _state(
+        lambda generator: generator.bit_generator.state, lambda generator, state: setattr(generator.bit_generator, "state", state)
+    ),
+    "RandomState": _state(lambda generator: generator.get_state(), lambda generator, state: generator.set_state(state)),
+}
+
+
+def of_numpy(value: Any) -> Kind | None:
+    """For an array of plain numbers that can be written, and for generators."""
+    kind = type(value)
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        return _ARRAY if not value.dtype.hasobject and value.flags.writeable else None
+    return _NUMPYS.get(kind.__name__) if kind.__module__.startswith("numpy.random") else None
+
+
+QUEUE = Kind(_read_queue, _write_queue)
+TENSOR = Kind(_read_tensor, _write_tensor)
+STATES: dict[type, Kind] = {
+    random.Random: _state(random.Random.getstate, random.Random.setstate),
+    torch.Generator: _state(torch.Generator.get_state, torch.Generator.set_state),
+    **{kind: _file(kind) for kind in (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)},
+    **{kind: _in_memory(kind) for kind in (io.StringIO, io.BytesIO)},
+    **dict.fromkeys((Queue, LifoQueue, PriorityQueue), QUEUE),
+}
