@@ -71,6 +71,11 @@ class Calls:
             return self.stack[-1]
         return next((one for one in reversed(self.stack) if one is not None), None)
 
+    def owned(self) -> dict[int, str]:
+        """The path of each parameter and buffer, by the `id` of what stands there now."""
+        root = self._root
+        return {} if root is None else {id(one): path for path, one in (*root.named_buffers(), *root.named_parameters())}
+
     def path_of(self, module: torch.nn.Module) -> str:
         """Its name; of several, the one inside the call that runs."""
         outer = self.current

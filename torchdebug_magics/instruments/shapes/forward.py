@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -18,7 +18,7 @@ from torchdebug_magics.instruments.shapes.faking import Fakes, ValueFailure
 from torchdebug_magics.instruments.shapes.flops import FlopFormulas
 from torchdebug_magics.instruments.shapes.leaves import named_tensors
 from torchdebug_magics.instruments.shapes.libraries import answers
-from torchdebug_magics.instruments.shapes.ops import Arithmetic, Failed, Origins
+from torchdebug_magics.instruments.shapes.ops import Arithmetic, Failed, Instead, Made, Origins
 from torchdebug_magics.instruments.shapes.parameters import Parameters
 from torchdebug_magics.instruments.shapes.saved import Saved
 from torchdebug_magics.instruments.shapes.untouched import untouched
@@ -48,6 +48,12 @@ class Forward:
     """Whether the error is one of real tensors, found beside the fakes."""
     used: frozenset[int] = frozenset()
     """The ids of the model's parameters that some op took."""
+    fakes: Fakes | None = None
+    """Which know the values of the whole-number tensors."""
+    made: Callable[[torch.Tensor], Made | None] = lambda _: None
+    """How a tensor of this run came about."""
+    reached: int = 0
+    """How many functions and modules had been called: how far it came."""
 
     @property
     def came_through(self) -> bool:
@@ -60,7 +66,7 @@ def forward(
     inputs: Inputs,
     fakes: Fakes | None,
     *,
-    instead: Mapping[int, Callable[..., Any]] | None = None,
+    instead: Instead | None = None,
     trial: bool = False,
     saves: bool = True,
 ) -> Forward:
@@ -72,7 +78,7 @@ def forward(
     parameters = Parameters(model)
     device = "meta" if any(one.device.type == "meta" for one in model.parameters()) else ""
     calls, writes = Calls(model, parameters, device), Writes()
-    formulas, saved, origins = FlopFormulas(), Saved(calls), Origins(calls, dict(instead or {}))
+    formulas, saved, origins = FlopFormulas(), Saved(calls), Origins(calls, instead)
     arithmetic = Arithmetic(calls, formulas, fakes, None if fakes is None else _checks(fakes), saved=saved, writes=writes)
     stand_in, described = (fakes.of, fakes.zeros) if fakes is not None else _for_real(writes)
     error: Exception | None = None
@@ -117,6 +123,9 @@ def forward(
         failed=origins.failed,
         confirmed=confirmed,
         used=frozenset(originals.get(one, one) for one in origins.used),
+        fakes=fakes,
+        made=origins.made,
+        reached=origins.count + len(calls.made),
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.nested._internal.nested_tensor import NestedTensor
@@ -14,6 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torchdebug_magics.instruments.shapes.flops import scratch_bytes
 from torchdebug_magics.instruments.shapes.leaves import named_tensors, sizes
+from torchdebug_magics.probing.where import user_frame
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.calls import Calls
@@ -22,7 +25,14 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.saved import Saved
     from torchdebug_magics.instruments.shapes.writes import Writes
 
-__all__ = ["Arithmetic", "Failed", "Made", "Origins"]
+__all__ = ["Arithmetic", "Failed", "Instead", "Made", "Origins"]
+
+
+class Instead(Protocol):
+    """Which function runs as the op of a number: another one, or `func` itself. A dict by number is one."""
+
+    def get(self, number: int, func: Any, /) -> Any:
+        """What is called."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +47,8 @@ class Made:
     shape: tuple[int, ...]
     args: tuple[Any, ...] = field(default=(), repr=False)
     """Its arguments that are no tensors."""
+    line: tuple[CodeType, int] | None = field(default=None, repr=False)
+    """The user's own, innermost."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,17 +65,19 @@ class Failed:
     made: tuple[Made | None, ...]
     """How each operand came about."""
     error: BaseException
+    owned: frozenset[int] = frozenset()
+    """Which operands are parameters or buffers."""
 
 
 class Origins(TorchFunctionMode):
     """Follows functions as the user calls them. `instead` may replace one call, by its number, with another function."""
 
-    def __init__(self, calls: Calls, instead: dict[int, Callable[..., Any]] | None = None) -> None:
+    def __init__(self, calls: Calls, instead: Instead | None = None) -> None:
         super().__init__()
         self._calls = calls
-        self._instead = instead or {}
+        self._instead: Instead = {} if instead is None else instead
         self._made: Any = WeakIdKeyDictionary()
-        self._count = 0
+        self.count = 0
         self.failed: Failed | None = None
         self.used: set[int] = set()
         """The ids of the parameters that some op took."""
@@ -84,8 +98,8 @@ class Origins(TorchFunctionMode):
         if name.startswith("__get__") or name in _QUESTIONS:
             return func(*args, **kwargs)
         self._note_use((*args, *kwargs.values()))
-        self._count += 1
-        number = self._count
+        self.count += 1
+        number = self.count
         try:
             out = self._instead.get(number, func)(*args, **kwargs)
         except Exception as error:
@@ -110,13 +124,16 @@ class Origins(TorchFunctionMode):
             if inputs is None:
                 inputs = tuple((sizes(one), self._made.get(one)) for _, one in named_tensors((args, kwargs)))
                 plain = tuple(one for one in args if isinstance(one, (int, float, tuple, list, str)) and not _holds_tensor(one))
-            self._made[tensor] = Made(name, current.path if current else "", number, inputs, sizes(tensor), plain)
+            self._made[tensor] = Made(name, current.path if current else "", number, inputs, sizes(tensor), plain, _line())
 
     def _failed(self, func: Any, name: str, number: int, args: Any, kwargs: Any, error: Exception) -> Failed:
         operands = tuple(named_tensors(args)) + tuple((f"{key}", tensor) for key, tensor in named_tensors(kwargs))
         current = self._calls.current
         made = tuple(self._made.get(tensor) for _, tensor in operands)
-        return Failed(func, name, current.path if current else None, number, args, kwargs, operands, made, error)
+        paths = self._calls.owned()
+        owned = frozenset(at for at, (_, tensor) in enumerate(operands) if id(tensor) in paths)
+        operands = tuple((paths.get(id(tensor), place), tensor) for place, tensor in operands)
+        return Failed(func, name, current.path if current else None, number, args, kwargs, operands, made, error, owned)
 
 
 class Arithmetic(TorchDispatchMode):
@@ -209,6 +226,11 @@ _QUESTIONS = frozenset(
         "get_device",
     ]
 )
+
+
+def _line() -> tuple[CodeType, int] | None:
+    frame = user_frame(sys._getframe(3))
+    return None if frame is None else (frame.f_code, frame.f_lineno)
 
 
 def function_name(func: Any) -> str:

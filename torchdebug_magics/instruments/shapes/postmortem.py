@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.shapes.examine import see
-from torchdebug_magics.instruments.shapes.explain import place, sentence
+from torchdebug_magics.instruments.shapes.explain import of_op, place
 from torchdebug_magics.instruments.shapes.frames import failed_in
-from torchdebug_magics.instruments.shapes.report import Failure, Layout, ShapesReport
+from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import tabulated
 from torchdebug_magics.probing.where import is_user_code
 
@@ -76,15 +76,6 @@ def _deepest(error: BaseException) -> tuple[int | None, tuple[str, int] | None]:
 
 def _alone(failed: Failed, error: Exception, layout: Layout) -> ShapesReport:
     """The report on an op outside every module: there is no table, and there is why."""
-    failure = Failure(
-        module=None,
-        op=failed.op,
-        location=place(error),
-        operand_shapes=tuple(tuple(tensor.shape) for _, tensor in failed.operands),
-        operand_names=tuple(name for name, _ in failed.operands),
-        explanation=sentence(failed, error),
-        error=f"{type(error).__name__}: {error}",
-    )
     return ShapesReport(
         model="",
         rows=(),
@@ -95,7 +86,7 @@ def _alone(failed: Failed, error: Exception, layout: Layout) -> ShapesReport:
         param_bytes=0,
         activation_bytes=0,
         mode="fake",
-        failure=failure,
+        failure=of_op(failed, error),
         layout=layout,
     )
 

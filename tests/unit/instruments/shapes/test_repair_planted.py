@@ -1,0 +1,1527 @@
+"""Broken models, unlike each other: each is to be explained in its own words and, where an edit repairs it, by that edit, tried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - as users write it
+from torch import nn
+
+from torchdebug_magics.instruments.shapes.examine import examine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torchdebug_magics.instruments.shapes.report import Failure
+
+CASES: list[Case] = []
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    build: Callable[[], tuple[Any, ...]]
+    module: str | None
+    op: str | None
+    words: tuple[str, ...]
+    fix: str
+    """Code of the first fix; empty where there is to be none."""
+
+
+def case(module: str | None, op: str | None, *words: str, fix: str = "") -> Callable[..., Any]:
+    def add(build: Callable[[], tuple[Any, ...]]) -> Callable[[], tuple[Any, ...]]:
+        CASES.append(Case(build.__name__, build, module, op, words, fix))
+        return build
+
+    return add
+
+
+def broken(build: Callable[[], tuple[Any, ...]]) -> tuple[nn.Module, Failure]:
+    model, *inputs = build()
+    keywords = inputs.pop() if inputs and isinstance(inputs[-1], dict) else {}
+    failure = examine(model, *inputs, keywords=keywords).report.failure
+    assert failure is not None
+    return model, failure
+
+
+@pytest.mark.parametrize("one", CASES, ids=lambda one: one.name)
+def test_a_broken_model_is_explained_and_repaired(one: Case) -> None:
+    _, failure = broken(one.build)
+    assert (failure.module, failure.op) == (one.module, one.op)
+    for word in one.words:
+        assert word in failure.explanation
+    if not one.fix:
+        assert not [fix for fix in failure.fixes if fix.verified]
+        return
+    assert failure.fixes[0].code == one.fix
+    assert failure.fixes[0].verified
+
+
+# ------------------------------------------------------------------------------------------------- pictures
+
+
+@case("fc1", "linear", "`fc1` expects 256 features, gets 576 = 16 x 6 x 6 from `conv2`", fix="fc1 = nn.Linear(576, 10)")
+def cnn_first_linear() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.conv2 = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, 3)
+            self.pool = nn.MaxPool2d(2)
+            self.fc1 = nn.Linear(256, 10)
+
+        def forward(self, x: Any) -> Any:
+            x = self.pool(F.relu(self.conv1(x)))
+            x = self.pool(F.relu(self.conv2(x)))
+            x = torch.flatten(x, 1)
+            return self.fc1(x)
+
+    return Net(), torch.randn(4, 3, 32, 32)
+
+
+@case("conv", "conv2d", "`conv` expects 3 channels, gets 32", "last", fix="x = x.permute(0, 3, 1, 2)")
+def channels_last_input() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3, padding=1)
+
+        def forward(self, x: Any) -> Any:
+            return self.conv(x).mean((2, 3))
+
+    return Net(), torch.randn(2, 32, 32, 3)
+
+
+@case(
+    "features.3", "conv2d", "`features.3` expects 16 channels, gets 8 from `features.0`", fix="features.3 = nn.Conv2d(8, 32, 3, padding=1)"
+)
+def channels_between_convolutions() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1))
+
+        def forward(self, image: Any) -> Any:
+            return self.features(image)
+
+    return Net(), torch.randn(2, 3, 16, 16)
+
+
+@case(
+    "2",
+    "linear",
+    "`2` expects 128 features",
+    "gets 16 from `0`, the last dimension of 4 x 8 x 16 x 16",
+    fix="model.insert(2, nn.Flatten())\n2 = nn.Linear(2048, 5)",
+)
+def sequential_without_flatten() -> tuple[Any, ...]:
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Linear(128, 5)), torch.randn(4, 3, 16, 16)
+
+
+@case("head", "linear", "`head` expects 512 features", fix="x = x.flatten(1)")
+def forgotten_flatten() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(1, 8, 3, stride=2, padding=1)
+            self.pool = nn.AdaptiveAvgPool2d(8)
+            self.head = nn.Linear(512, 10)
+
+        def forward(self, x: Any) -> Any:
+            x = self.pool(self.conv(x))
+            x = self.head(x)
+            return x  # noqa: RET504
+
+    return Net(), torch.randn(4, 1, 28, 28)
+
+
+@case("conv", "conv2d", "expects 1 channels, gets 4", "without a batch", fix="x = x.unsqueeze(1)")
+def grey_pictures_without_channel() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(1, 4, 3)
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.conv(x).mean((2, 3)))
+
+    return Net(), torch.randn(4, 28, 28)
+
+
+@case(
+    "conv1",
+    "conv2d",
+    "`conv1` expects 3 channels, gets 1 from the input `x`",
+    fix="conv1 = nn.Conv2d(1, 8, 7, stride=2, padding=3, bias=False)",
+)
+def grey_pictures_for_a_colour_net() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1 = nn.Conv2d(3, 8, 7, stride=2, padding=3, bias=False)
+            self.bn1 = nn.BatchNorm2d(8)
+
+        def forward(self, x: Any) -> Any:
+            return self.bn1(self.conv1(x))
+
+    return Net(), torch.randn(2, 1, 28, 28)
+
+
+@case("body.conv", "conv2d", "kernel of 7 x 7", "input of 5 x 5", fix="body.conv = nn.Conv2d(3, 6, 7, padding=3)")
+def kernel_larger_than_picture() -> tuple[Any, ...]:
+    class Body(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 6, 7)
+
+        def forward(self, x: Any) -> Any:
+            return self.conv(x)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = Body()
+
+        def forward(self, x: Any) -> Any:
+            return self.body(x).relu()
+
+    return Net(), torch.randn(2, 3, 5, 5)
+
+
+@case("", "conv2d", "4 dimensions (batch, channels, height, width), gets 2: `input` is 28 x 28", fix="input = input.unsqueeze(0)")
+def one_bare_picture() -> tuple[Any, ...]:
+    return nn.Conv2d(1, 3, 3), torch.randn(28, 28)
+
+
+@case("pools.2", "max_pool2d", "`pools.2` pools windows of 2 x 2, larger than its input of 1 x 1", fix="input of 8 x 8 or more")
+def pooled_to_nothing() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pools = nn.ModuleList(nn.MaxPool2d(2) for _ in range(3))
+
+        def forward(self, x: Any) -> Any:
+            for pool in self.pools:
+                x = pool(x)
+            return x.mean((2, 3))
+
+    return Net(), torch.randn(2, 3, 6, 6)
+
+
+@case("bn", "batch_norm", "`bn` expects 16 channels, gets 8 from `conv`", fix="bn = nn.BatchNorm2d(8)")
+def batch_norm_channels() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3)
+            self.bn = nn.BatchNorm2d(16)
+
+        def forward(self, x: Any) -> Any:
+            return F.relu(self.bn(self.conv(x)))
+
+    return Net(), torch.randn(2, 3, 8, 8)
+
+
+@case("1", None, "`1` is a BatchNorm2d, which expects 4 dimensions, gets 2: 4 x 8", fix="1 = nn.BatchNorm1d(8)")
+def batch_norm_of_the_wrong_kind() -> tuple[Any, ...]:
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm2d(8), nn.ReLU()), torch.randn(4, 5)
+
+
+@case("bn", "batch_norm", "one value a channel", fix="model.eval()")
+def batch_norm_of_one_row() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 6)
+            self.bn = nn.BatchNorm1d(6)
+
+        def forward(self, x: Any) -> Any:
+            return self.bn(self.fc(x))
+
+    return Net(), torch.randn(1, 4)
+
+
+@case("norm", "group_norm", "`norm` expects 12 channels, gets 6 from `conv`", fix="norm = nn.GroupNorm(3, 6)")
+def group_norm() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 6, 1)
+            self.norm = nn.GroupNorm(3, 12)
+
+        def forward(self, x: Any) -> Any:
+            return self.norm(self.conv(x))
+
+    return Net(), torch.randn(2, 3, 8, 8)
+
+
+@case("norm", None, "`norm` expects 4 channels, gets 3", fix="norm = nn.InstanceNorm2d(3, affine=True)")
+def instance_norm() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.InstanceNorm2d(4, affine=True)
+
+        def forward(self, image: Any) -> Any:
+            return self.norm(image) * 2
+
+    return Net(), torch.randn(2, 3, 8, 8)
+
+
+@case(
+    "",
+    "cat",
+    "dimension 2 is 24 and 25",
+    "`up` of 2 x 8 x 24 x 24",
+    "`skip` of 2 x 8 x 25 x 25",
+    fix="torch.cat([F.interpolate(up, size=skip.shape[2:]), skip], dim=1)",
+)
+def unet_skip() -> tuple[Any, ...]:
+    class UNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enc = nn.Conv2d(3, 8, 3, padding=1)
+            self.mid = nn.Conv2d(8, 16, 3, padding=1)
+            self.up = nn.ConvTranspose2d(16, 8, 2, stride=2)
+            self.dec = nn.Conv2d(16, 1, 1)
+
+        def forward(self, x: Any) -> Any:
+            skip = self.enc(x)
+            mid = self.mid(F.max_pool2d(skip, 2))
+            up = self.up(mid)
+            return self.dec(torch.cat([up, skip], dim=1))
+
+    return UNet(), torch.randn(2, 3, 25, 25)
+
+
+@case("dec", "conv2d", "`dec` expects 8 channels, gets 16 = 8 + 8 from `cat`", fix="dec = nn.Conv2d(16, 1, 1)")
+def unet_decoder_channels() -> tuple[Any, ...]:
+    class UNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enc = nn.Conv2d(3, 8, 3, padding=1)
+            self.mid = nn.Conv2d(8, 16, 3, padding=1)
+            self.up = nn.ConvTranspose2d(16, 8, 2, stride=2)
+            self.dec = nn.Conv2d(8, 1, 1)
+
+        def forward(self, x: Any) -> Any:
+            skip = self.enc(x)
+            up = self.up(self.mid(F.max_pool2d(skip, 2)))
+            both = torch.cat([up, skip], 1)
+            return self.dec(both)
+
+    return UNet(), torch.randn(2, 3, 24, 24)
+
+
+@case(
+    "decoder.0",
+    "conv_transpose2d",
+    "`decoder.0` expects 32 channels, gets 16 from `encoder.2`",
+    fix="decoder.0 = nn.ConvTranspose2d(16, 8, 3, stride=2, padding=1, output_padding=1)",
+)
+def autoencoder_of_transposed_convolutions() -> tuple[Any, ...]:
+    class Auto(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU())
+            self.decoder = nn.Sequential(nn.ConvTranspose2d(32, 8, 3, 2, 1, 1), nn.ReLU(), nn.ConvTranspose2d(8, 1, 3, 2, 1, 1))
+
+        def forward(self, x: Any) -> Any:
+            return self.decoder(self.encoder(x))
+
+    return Auto(), torch.randn(2, 1, 28, 28)
+
+
+@case("", "mse_loss", "28 x 28", "27 x 27", fix="")
+def autoencoder_loss_inside() -> tuple[Any, ...]:
+    class Auto(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encode = nn.Conv2d(1, 4, 2, 2)
+            self.decode = nn.ConvTranspose2d(4, 1, 1, 2)
+
+        def forward(self, x: Any) -> Any:
+            again = self.decode(self.encode(x))
+            return F.mse_loss(again, x)
+
+    return Auto(), torch.randn(2, 1, 28, 28)
+
+
+@case("", "add", "`h + self.pos`", "`pos` of 1 x 17 x 32", fix="pos = nn.Parameter(torch.zeros(1, 65, 32))")
+def vit_positions() -> tuple[Any, ...]:
+    class ViT(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patch = nn.Conv2d(3, 32, 4, 4)
+            self.cls = nn.Parameter(torch.zeros(1, 1, 32))
+            self.pos = nn.Parameter(torch.zeros(1, 17, 32))
+            self.norm = nn.LayerNorm(32)
+
+        def forward(self, x: Any) -> Any:
+            h = self.patch(x).flatten(2).transpose(1, 2)
+            h = torch.cat([self.cls.expand(h.shape[0], -1, -1), h], dim=1)
+            h = h + self.pos
+            return self.norm(h)[:, 0]
+
+    return ViT(), torch.randn(2, 3, 32, 32)
+
+
+@case("norm", "layer_norm", "`norm` expects 32 features, gets 64", fix="x = x.transpose(-2, -1)")
+def vit_patches_not_turned() -> tuple[Any, ...]:
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patch = nn.Conv2d(3, 32, 4, 4)
+            self.norm = nn.LayerNorm(32)
+
+        def forward(self, x: Any) -> Any:
+            x = self.patch(x).flatten(2)
+            x = self.norm(x)
+            return x.mean(1)
+
+    return Patches(), torch.randn(2, 3, 32, 32)
+
+
+@case("", "add", "`self.b(x) + x`", "16 and 8 in dimension 1", fix="b = nn.Conv2d(8, 8, 3, padding=1)")
+def residual_channels() -> tuple[Any, ...]:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.b = nn.Conv2d(8, 16, 3, padding=1)
+
+        def forward(self, x: Any) -> Any:
+            return self.b(x) + x
+
+    return Block(), torch.randn(2, 8, 6, 6)
+
+
+@case("up", "pixel_shuffle", "channel", fix="")
+def pixel_shuffle() -> tuple[Any, ...]:
+    class Up(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.PixelShuffle(2)
+
+        def forward(self, x: Any) -> Any:
+            return self.up(x)
+
+    return Up(), torch.randn(2, 3, 6, 6)
+
+
+@case("stages.0.conv", "conv3d", "`stages.0.conv` expects 1 channels, gets 8", fix="clip = clip.transpose(1, 2)")
+def video_with_time_before_channels() -> tuple[Any, ...]:
+    class Stage(nn.Module):
+        def __init__(self, i: int, o: int) -> None:
+            super().__init__()
+            self.conv = nn.Conv3d(i, o, 3, padding=1)
+
+        def forward(self, clip: Any) -> Any:
+            return self.conv(clip)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stages = nn.ModuleList([Stage(1, 4), Stage(4, 8)])
+
+        def forward(self, clip: Any) -> Any:
+            for stage in self.stages:
+                clip = stage(clip)
+            return clip
+
+    return Net(), torch.randn(2, 8, 1, 12, 12)
+
+
+@case(
+    "squeeze",
+    "linear",
+    "`squeeze` expects 4 features, gets 1 from the input `x`, the last dimension of 2 x 8 x 1 x 1",
+    fix="w = w.flatten(1)\nsqueeze = nn.Linear(8, 8)",
+)
+def squeeze_and_excite() -> tuple[Any, ...]:
+    class SE(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.squeeze = nn.Linear(4, 8)
+
+        def forward(self, x: Any) -> Any:
+            w = F.adaptive_avg_pool2d(x, 1)
+            w = self.squeeze(w)
+            return x * w[:, :, None, None]
+
+    return SE(), torch.randn(2, 8, 5, 5)
+
+
+# --------------------------------------------------------------------------------------------- plain networks
+
+
+@case("b", "linear", "`b` expects 6 features, gets 8 from `a`", fix="b = nn.Linear(8, 2)")
+def mlp() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 8), nn.Linear(6, 2)
+
+        def forward(self, x: Any) -> Any:
+            return self.b(self.a(x).relu())
+
+    return Net(), torch.randn(3, 4)
+
+
+@case(
+    "layers.1",
+    "linear",
+    "`layers.1` expects 5 features, gets 8 from `layers.0`",
+    fix="layers.1 = nn.Linear(8, 6)\nlayers.2 = nn.Linear(6, 2, bias=False)",
+)
+def two_errors_in_a_row() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 8), nn.Linear(5, 6), nn.Linear(9, 2, bias=False)])
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+            return x
+
+    return Net(), torch.randn(3, 4)
+
+
+@case("blocks.deep.fc", "linear", "`blocks.deep.fc` expects 7 features, gets 4", fix="blocks.deep.fc = nn.Linear(4, 4)")
+def a_module_dict() -> tuple[Any, ...]:
+    class Block(nn.Module):
+        def __init__(self, i: int) -> None:
+            super().__init__()
+            self.fc = nn.Linear(i, 4)
+
+        def forward(self, x: Any) -> Any:
+            return self.fc(x)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleDict({"first": Block(3), "deep": Block(7)})
+
+        def forward(self, x: Any) -> Any:
+            return self.blocks["deep"](self.blocks["first"](x))
+
+    return Net(), torch.randn(5, 3)
+
+
+@case("fc", "linear", "`fc` expects 1 features, gets 12 from the input `series`", fix="series = series.unsqueeze(-1)")
+def series_without_feature() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(1, 4)
+
+        def forward(self, series: Any) -> Any:
+            return self.fc(series).mean(1)
+
+    return Net(), torch.randn(6, 12)
+
+
+@case(
+    "fc",
+    "linear",
+    "`fc` expects 784 features, gets 28 from the input `img`, the last dimension of 8 x 1 x 28 x 28",
+    fix="img = img.flatten(1)",
+)
+def mnist_mlp() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(784, 10)
+
+        def forward(self, img: Any) -> Any:
+            return F.log_softmax(self.fc(img), dim=-1)
+
+    return Net(), torch.randn(8, 1, 28, 28)
+
+
+@case("join", "bilinear", "`join` expects 5 features (in1_features)", fix="join = nn.Bilinear(4, 6, 3)")
+def bilinear() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.join = nn.Bilinear(5, 6, 3)
+
+        def forward(self, a: Any, b: Any) -> Any:
+            return self.join(a, b)
+
+    return Net(), torch.randn(2, 4), torch.randn(2, 6)
+
+
+@case("fc", "linear", "`fc` has float32 weights, gets `x` in int64", fix="x = x.float()")
+def whole_numbers_into_linear() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x: Any) -> Any:
+            return self.fc(x)
+
+    return Net(), torch.ones(3, 4, dtype=torch.int64)
+
+
+@case("enc.0", "linear", "`enc.0` has float16 weights, gets `x` in float32", fix="x = x.half()")
+def half_weights() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enc = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).half()
+
+        def forward(self, x: Any) -> Any:
+            return self.enc(x)
+
+    return Net(), torch.randn(3, 4)
+
+
+@case("b", "linear", "`b` has bfloat16 weights, gets `self.a(x)` in float32", fix="self.b(self.a(x).bfloat16())")
+def a_part_in_another_dtype() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2).bfloat16()
+
+        def forward(self, x: Any) -> Any:
+            return self.b(self.a(x))
+
+    return Net(), torch.randn(3, 4)
+
+
+@case("conv", "conv2d", "`conv` has float32 weights, gets `x` in float64", fix="x = x.float()")
+def doubles_into_a_convolution() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 2, 1)
+
+        def forward(self, x: Any) -> Any:
+            return self.conv(x)
+
+    return Net(), torch.randn(1, 3, 4, 4, dtype=torch.float64)
+
+
+@case("", "linear", "`linear` with `w` expects 6 features, gets 4", fix="w = nn.Parameter(torch.zeros(5, 4))")
+def functional_linear() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(5, 6))
+
+        def forward(self, x: Any) -> Any:
+            return F.linear(x, self.w)
+
+    return Net(), torch.randn(3, 4)
+
+
+@case("", "matmul", "`x @ self.w`", "4 columns meet 6 rows", fix="x @ self.w.t()")
+def a_weight_the_wrong_way_round() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(6, 4))
+
+        def forward(self, x: Any) -> Any:
+            return x @ self.w
+
+    return Net(), torch.randn(3, 4)
+
+
+@case("", "add", "`h + self.shift`", fix="shift = nn.Parameter(torch.zeros(8))")
+def a_bias_too_short() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 8)
+            self.shift = nn.Parameter(torch.zeros(6))
+
+        def forward(self, x: Any) -> Any:
+            h = self.fc(x)
+            return h + self.shift
+
+    return Net(), torch.randn(3, 4)
+
+
+@case("", "mul", "`x * w`", "4 x 6", fix="x * w.unsqueeze(-1)")
+def weights_of_rows() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def forward(self, x: Any, w: Any) -> Any:
+            return (x * w).sum(0)
+
+    return Net(), torch.randn(4, 6), torch.randn(4)
+
+
+@case("", "sub", "`a - b`", fix="a - b.transpose(0, 1)")
+def one_is_turned() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def forward(self, a: Any, b: Any) -> Any:
+            d = a - b
+            return d.pow(2).mean()
+
+    return Net(), torch.randn(4, 6), torch.randn(6, 4)
+
+
+# ---------------------------------------------------------------------------------------------------- words
+
+
+@case("emb", "embedding", "`emb` has 10 rows (0 to 9), gets index 10 at `ids`[0, 1]", fix="emb = nn.Embedding(11, 4)")
+def vocabulary_too_small() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb = nn.Embedding(10, 4)
+
+        def forward(self, ids: Any) -> Any:
+            return self.emb(ids).mean(1)
+
+    return Net(), torch.tensor([[3, 10, 0]])
+
+
+@case("emb", "embedding", "gets index -1", fix="")
+def negative_index() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb = nn.Embedding(10, 4)
+
+        def forward(self, ids: Any) -> Any:
+            return self.emb(ids).mean(1)
+
+    return Net(), torch.tensor([[3, -1, 0]])
+
+
+@case("emb", "embedding", "whole numbers", "`ids` is float32", fix="ids = ids.long()")
+def ids_in_floating_point() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb = nn.Embedding(10, 4, padding_idx=0)
+
+        def forward(self, ids: Any) -> Any:
+            return self.emb(ids).mean(1)
+
+    return Net(), torch.tensor([[3.0, 1.0]])
+
+
+@case("pos", "embedding", "`pos` has 16 rows (0 to 15), gets index 19", fix="pos = nn.Embedding(20, 8)")
+def positions_beyond_the_table() -> tuple[Any, ...]:
+    class GPT(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tok, self.pos = nn.Embedding(50, 8), nn.Embedding(16, 8)
+            self.head = nn.Linear(8, 50, bias=False)
+
+        def forward(self, ids: Any) -> Any:
+            at = torch.arange(ids.shape[1])
+            return self.head(self.tok(ids) + self.pos(at))
+
+    return GPT(), torch.randint(0, 50, (2, 20))
+
+
+@case("lstm", None, "`lstm` expects 5 features (input_size), gets 8 from `emb`", fix="lstm = nn.LSTM(8, 6, num_layers=2, batch_first=True)")
+def lstm_features() -> tuple[Any, ...]:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb = nn.Embedding(20, 8)
+            self.lstm = nn.LSTM(5, 6, num_layers=2, batch_first=True)
+            self.out = nn.Linear(6, 3)
+
+        def forward(self, ids: Any) -> Any:
+            h, _ = self.lstm(self.emb(ids))
+            return self.out(h)
+
+    return Tagger(), torch.randint(0, 20, (2, 7))
+
+
+@case("out", "linear", "`out` expects 6 features, gets 12 from `rnn`", fix="out = nn.Linear(12, 3)")
+def bidirectional_output() -> tuple[Any, ...]:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.GRU(4, 6, bidirectional=True, batch_first=True)
+            self.out = nn.Linear(6, 3)
+
+        def forward(self, x: Any) -> Any:
+            h, _ = self.rnn(x)
+            return self.out(h[:, -1])
+
+    return Tagger(), torch.randn(2, 7, 4)
+
+
+@case("rnn", None, "`rnn` expects a hidden state of 1 x 7 x 6", "gets 1 x 2 x 6", fix="rnn = nn.GRU(4, 6, batch_first=True)")
+def batch_first_forgotten() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.GRU(4, 6)
+
+        def forward(self, x: Any) -> Any:
+            h0 = torch.zeros(1, x.shape[0], 6)
+            out, _ = self.rnn(x, h0)
+            return out
+
+    return Net(), torch.randn(2, 7, 4)
+
+
+@case(
+    "decoder",
+    None,
+    "`decoder` expects a hidden state of 1 x 3 x 6 (layers x batch x hidden), gets 3 x 6",
+    fix="self.decoder(y, h.unsqueeze(0))",
+)
+def seq2seq_state() -> tuple[Any, ...]:
+    class Seq2Seq(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.decoder = nn.GRU(4, 6, batch_first=True), nn.GRU(5, 6, batch_first=True)
+
+        def forward(self, x: Any, y: Any) -> Any:
+            states, _ = self.encoder(x)
+            h = states[:, -1]
+            out, _ = self.decoder(y, h)
+            return out + h[:, None]
+
+    return Seq2Seq(), torch.randn(3, 7, 4), torch.randn(3, 5, 5)
+
+
+@case("cell", "gru_cell", "`cell` expects a hidden state of 3 x 6 (batch x hidden), gets 3 x 5", fix="cell = nn.GRUCell(4, 5)")
+def cell_state() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.start = nn.Linear(2, 5)
+            self.cell = nn.GRUCell(4, 6)
+
+        def forward(self, x: Any, z: Any) -> Any:
+            h = self.start(z)
+            for step in range(x.shape[1]):
+                h = self.cell(x[:, step], h)
+            return h
+
+    return Net(), torch.randn(3, 2, 4), torch.randn(3, 2)
+
+
+@case("conv", "conv1d", "`conv` expects 8 channels, gets 7", "last in 2 x 7 x 8", fix="self.conv(self.emb(ids).transpose(-2, -1))")
+def text_cnn() -> tuple[Any, ...]:
+    class TextCNN(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb = nn.Embedding(20, 8)
+            self.conv = nn.Conv1d(8, 16, 3)
+
+        def forward(self, ids: Any) -> Any:
+            return self.conv(self.emb(ids)).amax(-1)
+
+    return TextCNN(), torch.randint(0, 20, (2, 7))
+
+
+@case("attn", "matmul", "`q @ k` multiplies `q` of 2 x 4 x 7 x 8 by `k` of 2 x 4 x 7 x 8", fix="q @ k.transpose(-2, -1)")
+def attention_by_hand() -> tuple[Any, ...]:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(32, 96)
+
+        def forward(self, x: Any) -> Any:
+            b, t, d = x.shape
+            q, k, v = self.qkv(x).view(b, t, 3, 4, d // 4).permute(2, 0, 3, 1, 4)
+            scores = q @ k / 8**0.5
+            return (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, d)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = Attention()
+
+        def forward(self, x: Any) -> Any:
+            return x + self.attn(x)
+
+    return Block(), torch.randn(2, 7, 32)
+
+
+@case("blocks.0", "matmul", "`q @ k`", fix="q @ k.transpose(-2, -1)")
+def the_same_line_in_each_block() -> tuple[Any, ...]:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            q, k, v = self.q(x), self.k(x), self.v(x)
+            return (q @ k).softmax(-1) @ v
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+        def forward(self, x: Any) -> Any:
+            for block in self.blocks:
+                x = x + block(x)
+            return x
+
+    return Net(), torch.randn(2, 5, 8)
+
+
+@case("", "view", "no view", "`transpose`", fix="o.transpose(1, 2).reshape(b, t, d)")
+def heads_put_together_by_view() -> tuple[Any, ...]:
+    class Merge(nn.Module):
+        def forward(self, o: Any) -> Any:
+            b, h, t, w = o.shape
+            d = h * w
+            return o.transpose(1, 2).view(b, t, d)
+
+    return Merge(), torch.randn(2, 4, 7, 8)
+
+
+@case("", "masked_fill", "mask", "bool", fix="s.masked_fill(mask.bool(), -1000000000.0)")
+def a_mask_of_floats() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def forward(self, s: Any, mask: Any) -> Any:
+            return s.masked_fill(mask, -1e9).softmax(-1)
+
+    return Net(), torch.randn(2, 5, 5), torch.ones(2, 5, 5)
+
+
+@case("", "masked_fill", "2 x 7", fix="scores.masked_fill(mask[:, None, None, :], -1000000000.0)")
+def a_padding_mask_without_heads() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def forward(self, scores: Any, mask: Any) -> Any:
+            return scores.masked_fill(mask, -1e9).softmax(-1)
+
+    return Net(), torch.randn(2, 4, 7, 7), torch.zeros(2, 7, dtype=torch.bool)
+
+
+@case(
+    "attn",
+    "multi_head_attention_forward",
+    "`attn` expects 16 features (embed_dim) in its query, gets 8 from `proj`",
+    fix="attn = nn.MultiheadAttention(8, 4, batch_first=True)",
+)
+def multihead_width() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.proj = nn.Linear(5, 8)
+            self.attn = nn.MultiheadAttention(16, 4, batch_first=True)
+
+        def forward(self, x: Any) -> Any:
+            h = self.proj(x)
+            out, _ = self.attn(h, h, h)
+            return out
+
+    return Net(), torch.randn(2, 7, 5)
+
+
+@case(
+    "attn",
+    "multi_head_attention_forward",
+    "key_padding_mask of 7 x 2",
+    "gets 2 x 7",
+    "batch",
+    fix="attn = nn.MultiheadAttention(8, 2, batch_first=True)",
+)
+def multihead_batch_first() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = nn.MultiheadAttention(8, 2)
+
+        def forward(self, x: Any, padding: Any) -> Any:
+            out, _ = self.attn(x, x, x, key_padding_mask=padding)
+            return out
+
+    return Net(), torch.randn(2, 7, 8), torch.zeros(2, 7, dtype=torch.bool)
+
+
+@case(
+    "attn",
+    "multi_head_attention_forward",
+    "`attn` expects attn_mask of 5 x 7 (target x source), gets 7 x 5",
+    fix="self.attn(q, kv, kv, attn_mask=mask.t())",
+)
+def cross_attention_mask() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, q: Any, kv: Any) -> Any:
+            mask = torch.zeros(kv.shape[1], q.shape[1])
+            out, _ = self.attn(q, kv, kv, attn_mask=mask)
+            return out
+
+    return Net(), torch.randn(2, 5, 8), torch.randn(2, 7, 8)
+
+
+@case(
+    "encoder.layers.0.self_attn",
+    "multi_head_attention_forward",
+    "`encoder` expects 32 features",
+    "gets 16 from `emb`",
+    fix="emb = nn.Embedding(50, 32)",
+)
+def transformer_width() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb = nn.Embedding(50, 16)
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2)
+
+        def forward(self, ids: Any) -> Any:
+            return self.encoder(self.emb(ids)).mean(1)
+
+    return Net(), torch.randint(0, 50, (2, 7))
+
+
+@case(
+    "",
+    None,
+    "reads dimension 1 as the batch",
+    fix="model = nn.Transformer(16, 4, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=32, batch_first=True)",
+)
+def transformer_batch() -> tuple[Any, ...]:
+    return nn.Transformer(16, 4, 1, 1, 32), torch.randn(2, 7, 16), torch.randn(2, 5, 16)
+
+
+@case(
+    "",
+    "scaled_dot_product_attention",
+    "mask that fits 2 x 4 x 7 x 7",
+    "gets 2 x 7",
+    fix="F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :])",
+)
+def sdpa_mask() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def forward(self, q: Any, mask: Any) -> Any:
+            k = v = q
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    return Net(), torch.randn(2, 4, 7, 8), torch.zeros(2, 7, dtype=torch.bool)
+
+
+@case("norm", "rms_norm", "`norm` expects 12 features, gets 8 from `fc`", fix="norm = nn.RMSNorm(8)")
+def rms_norm() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 8)
+            self.norm = nn.RMSNorm(12)
+
+        def forward(self, x: Any) -> Any:
+            return self.norm(self.fc(x))
+
+    return Net(), torch.randn(2, 5, 4)
+
+
+@case("", "einsum", '`einsum("bij,bjk->bik")`: `j` is 4 and 3', fix="torch.einsum('bij,bjk->bik', a, b.transpose(-2, -1))")
+def einsum_letters() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def forward(self, a: Any, b: Any) -> Any:
+            return torch.einsum("bij,bjk->bik", a, b)
+
+    return Net(), torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+
+
+@case("", "bmm", "`bmm` multiplies tensors of 3 dimensions", fix="q @ k")
+def bmm_with_heads() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def forward(self, q: Any, k: Any) -> Any:
+            return torch.bmm(q, k)
+
+    return Net(), torch.randn(2, 3, 5, 4), torch.randn(2, 3, 4, 5)
+
+
+# ------------------------------------------------------------------------------------ several inputs, and graphs
+
+
+@case("head", "linear", "`head` expects 8 features, gets 16 = 8 + 8 from `cat`", fix="head = nn.Linear(16, 1)")
+def siamese() -> tuple[Any, ...]:
+    class Siamese(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tower = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+            self.head = nn.Linear(8, 1)
+
+        def forward(self, a: Any, b: Any) -> Any:
+            both = torch.cat([self.tower(a), self.tower(b)], dim=-1)
+            return self.head(both)
+
+    return Siamese(), torch.randn(3, 4), torch.randn(3, 4)
+
+
+@case("", "cat", "along dimension 0", "dimension 1 is 4 and 6", fix="torch.cat([a, b], dim=-1)")
+def cat_along_the_batch() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def forward(self, a: Any, b: Any) -> Any:
+            return torch.cat([a, b])
+
+    return Net(), torch.randn(3, 4), torch.randn(3, 6)
+
+
+@case("", "cat", "as many dimensions", "`picture` of 3 x 8 x 1 x 1", fix="torch.cat([picture.flatten(1), numbers], dim=1)")
+def multi_input_dimensions() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3)
+
+        def forward(self, image: Any, numbers: Any) -> Any:
+            picture = F.adaptive_avg_pool2d(self.conv(image), 1)
+            return torch.cat([picture, numbers], dim=1)
+
+    return Net(), torch.randn(3, 3, 8, 8), torch.randn(3, 5)
+
+
+@case("", "stack", "equal shapes", "`a` of 3 x 4", fix="torch.cat([a, b], dim=1)")
+def stack_of_unequal() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def forward(self, a: Any, b: Any) -> Any:
+            return torch.stack([a, b])
+
+    return Net(), torch.randn(3, 4), torch.randn(3, 6)
+
+
+@case("", "gather", "index `picked` of 3", fix="scores.gather(1, picked.unsqueeze(-1))")
+def gather_without_dimension() -> tuple[Any, ...]:
+    class Q(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(4, 6)
+
+        def forward(self, state: Any, picked: Any) -> Any:
+            scores = self.net(state)
+            return scores.gather(1, picked)
+
+    return Q(), torch.randn(3, 4), torch.tensor([1, 0, 5])
+
+
+@case("", "gather", "which has 6 (0 to 5), gets index 6", fix="")
+def gather_beyond() -> tuple[Any, ...]:
+    class Q(nn.Module):
+        def forward(self, scores: Any, picked: Any) -> Any:
+            return scores.gather(1, picked[:, None])
+
+    return Q(), torch.randn(3, 6), torch.tensor([1, 6, 5])
+
+
+@case("", "index_add_", "gets index 4", fix="")
+def graph_messages() -> tuple[Any, ...]:
+    class GNN(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(3, 5)
+
+        def forward(self, x: Any, edges: Any) -> Any:
+            messages = self.lin(x)[edges[0]]
+            return torch.zeros(x.shape[0], 5).index_add_(0, edges[1], messages)
+
+    return GNN(), torch.randn(4, 3), torch.tensor([[0, 1, 2], [1, 2, 4]])
+
+
+@case("", "__getitem__", "position 5 of dimension 1, which has 5 (0 to 4)", fix="")
+def a_column_too_far() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x[:, 5]
+
+    return Net(), torch.randn(3, 5)
+
+
+@case("", "__getitem__", "names 3 dimensions", "has 2", fix="x = x.unsqueeze(0)")
+def too_many_subscripts() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(5, 2)
+
+        def forward(self, x: Any) -> Any:
+            last = x[:, -1, :]
+            return self.fc(last)
+
+    return Net(), torch.randn(3, 5)
+
+
+@case("", "__getitem__", "`at`, which is float32", fix="table[at.long()]")
+def a_subscript_of_floats() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def forward(self, table: Any, at: Any) -> Any:
+            return table[at]
+
+    return Net(), torch.randn(3, 5), torch.tensor([0.0, 2.0])
+
+
+@case("", None, "`b, _, h, w = x.shape` unpacks 4 sizes, and `x` has 3 dimensions: 3 x 8 x 8", fix="x = x.unsqueeze(0)")
+def unpacking_a_picture() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: Any) -> Any:
+            b, _, h, w = x.shape
+            return self.conv(x).view(b, 4, h * w)
+
+    return Net(), torch.randn(3, 8, 8)
+
+
+@case("enc", None, "unpacks 2 sizes", "`tokens` has 3 dimensions", fix="tokens = tokens.squeeze(1)")
+def unpacking_too_many() -> tuple[Any, ...]:
+    class Enc(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb = nn.Embedding(10, 4)
+
+        def forward(self, tokens: Any) -> Any:
+            b, t = tokens.size()
+            return self.emb(tokens).view(b, t * 4)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enc = Enc()
+
+        def forward(self, tokens: Any) -> Any:
+            return self.enc(tokens)
+
+    return Net(), torch.randint(0, 10, (3, 1, 5))
+
+
+@case("", "view", "`x.view(-1, 400)`", "4 x 16 x 6 x 6 from `conv`", "2,304 elements", fix="x.flatten(1)\nfc = nn.Linear(576, 10)")
+def a_hard_coded_view() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 16, 3)
+            self.fc = nn.Linear(400, 10)
+
+        def forward(self, x: Any) -> Any:
+            x = self.conv(x)
+            x = x.view(-1, 400)
+            return self.fc(x)
+
+    return Net(), torch.randn(4, 3, 8, 8)
+
+
+@case("", "view", "`x.view(64, 20)`", "takes 1,280", fix="x.view(-1, 20)")
+def a_hard_coded_batch() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(20, 3)
+
+        def forward(self, x: Any) -> Any:
+            return self.fc(x.view(64, 20))
+
+    return Net(), torch.randn(32, 4, 5)
+
+
+@case("", "permute", "names 4 dimensions", "3 x 8 x 8 has 3", fix="x = x.unsqueeze(0)")
+def permute_of_a_single_picture() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(3)
+
+        def forward(self, x: Any) -> Any:
+            h = x.permute(0, 2, 3, 1)
+            return self.norm(h)
+
+    return Net(), torch.randn(3, 8, 8)
+
+
+@case("", "expand", "3", fix="mean.unsqueeze(-1).expand(3, 4)")
+def expand_of_rows() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def forward(self, x: Any) -> Any:
+            mean = x.mean(1)
+            return x - mean.expand(3, 4)
+
+    return Net(), torch.randn(3, 4)
+
+
+@case("", "transpose", "does not have: it has -2 to 1", fix="")
+def transpose_of_two_dimensions() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x: Any) -> Any:
+            return self.fc(x).transpose(1, 2)
+
+    return Net(), torch.randn(3, 4)
+
+
+@case("", "unflatten", "splits a dimension of 10 into 3 x 4 = 12", fix="")
+def unflatten() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 10)
+
+        def forward(self, x: Any) -> Any:
+            return self.fc(x).unflatten(1, (3, 4))
+
+    return Net(), torch.randn(3, 4)
+
+
+# ------------------------------------------------------------------------------------------------- losses inside
+
+
+@case("", "cross_entropy", "wants a target of 3", "gets 3 x 1", fix="F.cross_entropy(logits, y.squeeze(1))")
+def target_with_a_column() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 5)
+
+        def forward(self, x: Any, y: Any) -> Any:
+            logits = self.fc(x)
+            return F.cross_entropy(logits, y)
+
+    return Net(), torch.randn(3, 4), torch.tensor([[1], [0], [4]])
+
+
+@case("loss", "cross_entropy", "`y` is float32", fix="y = y.long()")
+def target_of_floats() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 5)
+            self.loss = nn.CrossEntropyLoss()
+
+        def forward(self, x: Any, y: Any) -> Any:
+            return self.loss(self.fc(x), y)
+
+    return Net(), torch.randn(3, 4), torch.tensor([1.0, 0.0, 4.0])
+
+
+@case("", "cross_entropy", "classes stand in dimension 1", fix="F.cross_entropy(logits.transpose(-2, -1), labels)")
+def language_model_loss() -> tuple[Any, ...]:
+    class LM(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb = nn.Embedding(20, 8)
+            self.head = nn.Linear(8, 20)
+
+        def forward(self, ids: Any, labels: Any) -> Any:
+            logits = self.head(self.emb(ids))
+            return F.cross_entropy(logits, labels)
+
+    return LM(), torch.randint(0, 20, (2, 7)), torch.randint(0, 20, (2, 7))
+
+
+@case("", "cross_entropy", "scores of 5 classes (0 to 4)", "class 5", fix="fc = nn.Linear(4, 6)")
+def a_class_too_many() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 5)
+
+        def forward(self, x: Any, y: Any) -> Any:
+            return F.cross_entropy(self.fc(x), y)
+
+    return Net(), torch.randn(3, 4), torch.tensor([0, 2, 5])
+
+
+@case(
+    "criterion",
+    "binary_cross_entropy_with_logits",
+    "wants a target of 3 x 1, as its input, gets 3",
+    fix="self.criterion(self.fc(x).squeeze(-1), y)",
+)
+def binary_loss() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 1)
+            self.criterion = nn.BCEWithLogitsLoss()
+
+        def forward(self, x: Any, y: Any) -> Any:
+            return self.criterion(self.fc(x), y)
+
+    return Net(), torch.randn(3, 4), torch.ones(3)
+
+
+@case("", "mse_loss", "wants a target of 3 x 5", "gets 3 x 2", fix="fc = nn.Linear(4, 2)")
+def regression_width() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 5)
+
+        def forward(self, x: Any, y: Any) -> Any:
+            return F.mse_loss(self.fc(x), y)
+
+    return Net(), torch.randn(3, 4), torch.randn(3, 2)
+
+
+@case("", "add_", "`out += identity`", "8 and 16", fix="down = nn.Conv2d(8, 16, 1, stride=2)")
+def residual_stride() -> tuple[Any, ...]:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.conv2 = nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+            self.down = nn.Conv2d(8, 16, 1)
+
+        def forward(self, x: Any) -> Any:
+            identity = self.down(x)
+            out = self.conv2(F.relu(self.conv1(x)))
+            out += identity
+            return F.relu(out)
+
+    return Block(), torch.randn(2, 8, 16, 16)
+
+
+@case(
+    "depthwise",
+    "conv2d",
+    "`depthwise` expects 16 channels, gets 24",
+    fix="depthwise = nn.Conv2d(24, 24, 3, groups=24)\npointwise = nn.Conv2d(24, 32, 1)",
+)
+def depthwise_separable() -> tuple[Any, ...]:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.depthwise, self.pointwise = nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 32, 1)
+
+        def forward(self, x: Any) -> Any:
+            return self.pointwise(self.depthwise(x))
+
+    return Block(), torch.randn(2, 24, 8, 8)
+
+
+@case("", "view", "128 from `fc` has 384 elements, which do not divide by 8 x 5 x 5 = 200", fix="self.fc(z).view(-1, 8, 4, 4)")
+def decoder_of_rows() -> tuple[Any, ...]:
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(10, 128)
+            self.up = nn.ConvTranspose2d(8, 4, 4, 2, 1)
+
+        def forward(self, z: Any) -> Any:
+            h = self.fc(z).view(-1, 8, 5, 5)
+            return self.up(h)
+
+    return Decoder(), torch.randn(3, 10)
+
+
+@case("", "masked_fill", "`att` of 2 x 4 x 9 x 9", "16 x 16", fix="att.masked_fill((~self.mask)[:att.size(-2), :att.size(-1)], -1000.0)")
+def a_causal_mask_for_longer_texts() -> tuple[Any, ...]:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.tril(torch.ones(16, 16)).bool())
+
+        def forward(self, q: Any, k: Any) -> Any:
+            att = q @ k.transpose(-2, -1)
+            att = att.masked_fill(~self.mask, -1000.0)
+            return att.softmax(-1)
+
+    return Attention(), torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, 8)
+
+
+@case("enc.self_attn", "multi_head_attention_forward", "key_padding_mask of 2 x 5", "gets 5 x 2", fix="pad = pad.t()")
+def a_mask_inside_a_transformer_layer() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enc = nn.TransformerEncoderLayer(16, 4, batch_first=True)
+
+        def forward(self, x: Any, pad: Any) -> Any:
+            return self.enc(x, src_key_padding_mask=pad)
+
+    return Net(), torch.randn(2, 5, 16), torch.zeros(5, 2, dtype=torch.bool)
+
+
+@case("", "add", "`mu + noise`", "from `logvar`", fix="logvar = nn.Linear(64, 8)")
+def variational_autoencoder() -> tuple[Any, ...]:
+    class VAE(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enc = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU())
+            self.mu, self.logvar, self.dec = nn.Linear(64, 8), nn.Linear(64, 6), nn.Linear(8, 784)
+
+        def forward(self, x: Any) -> Any:
+            h = self.enc(x)
+            mu, logvar = self.mu(h), self.logvar(h)
+            noise = torch.exp(0.5 * logvar)
+            return self.dec(mu + noise)
+
+    return VAE(), torch.randn(4, 1, 28, 28)
+
+
+@case("a", "linear", "`a` expects 4 features, gets 8 from `a`", fix="a = nn.Linear(4, 4)")
+def one_module_under_two_names() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 8)
+            self.b = self.a
+
+        def forward(self, x: Any) -> Any:
+            return self.b(self.a(x))
+
+    return Net(), torch.randn(2, 4)
+
+
+# ----------------------------------------------------------------------------- not about shapes: nothing is invented
+
+
+@case("", None, "only three channels here", fix="")
+def the_users_own_error() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: Any) -> Any:
+            if x.shape[1] != 3:
+                raise ValueError("only three channels here")
+            return self.conv(x)
+
+    return Net(), torch.randn(2, 4, 8, 8)
+
+
+@case("", None, "'missing'", fix="")
+def a_key_error() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleDict({"a": nn.Linear(2, 2)})
+
+        def forward(self, x: Any) -> Any:
+            return self.parts["missing"](x)
+
+    return Net(), torch.randn(2, 2)
+
+
+@case("", None, "wants `mask`, which was not given", fix="")
+def a_missing_argument() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def forward(self, x: Any, mask: Any) -> Any:
+            return x * mask
+
+    return Net(), torch.randn(2, 2)
+
+
+@case("1", None, "`1` expects a tensor, gets a tuple", "(output, state)", fix="")
+def a_tuple_in_a_sequential() -> tuple[Any, ...]:
+    return nn.Sequential(nn.LSTM(4, 6), nn.Linear(6, 2)), torch.randn(3, 2, 4)
+
+
+@case("", None, "no attribute", fix="")
+def an_attribute_error() -> tuple[Any, ...]:
+    class Net(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return self.nothing(x)
+
+    return Net(), torch.randn(2, 2)

@@ -1,0 +1,182 @@
+"""The fixes that are called verified hold for real, leave the model alone, and are looked for within bounds."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import inspect
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchdebug_magics.instruments.shapes.examine import examine, see
+from torchdebug_magics.instruments.shapes.explain import diagnosed
+from torchdebug_magics.instruments.shapes.repair.facts import facts_of
+from torchdebug_magics.instruments.shapes.repair.trial import Trials
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.report import Failure
+
+
+def planted() -> Any:
+    name = "shapes_planted"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("test_repair_planted.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def typed(model: nn.Module, failure: Failure, code: str, arguments: dict[str, Any]) -> bool:
+    """Do what the code says, for real; False where it edits the middle of the forward."""
+    for line in code.splitlines():
+        target, is_assignment, value = line.partition(" = ")
+        known = {"torch": torch, "nn": nn, "F": nn.functional}
+        if is_assignment and target in arguments:
+            if len(failure.chain) > 1:
+                return False
+            arguments[target] = eval(value, known, arguments)
+        elif is_assignment and value.startswith("nn."):
+            parent, _, name = target.rpartition(".")
+            new = eval(value, known)
+            setattr(model.get_submodule(parent), name, new)
+        elif line == "model.eval()":
+            model.eval()
+        else:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("one", [one for one in planted().CASES if one.fix and one.fix.split(" ")[0] != "model"], ids=lambda one: one.name)
+def test_a_verified_fix_holds_for_real(one: Any) -> None:
+    torch.manual_seed(0)
+    model, *inputs = one.build()
+    failure = examine(model, *inputs).report.failure
+    assert failure is not None
+    for fix in failure.fixes:
+        arguments = dict(inspect.signature(model.forward).bind(*inputs).arguments)
+        repaired = copy.deepcopy(model)
+        if fix.verified and typed(repaired, failure, fix.code, arguments):
+            repaired(**arguments)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.fc = nn.Linear(6, 8)
+        self.kept: list[torch.Tensor] = []
+
+    def forward(self, x: Any) -> Any:
+        self.kept.append(x)
+        return self.fc(self.norm(x))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_trials_leave_the_model_as_it_was() -> None:
+    model, x = Net(), torch.randn(4, 8)
+    before = {path: dict(one.__dict__) for path, one in model.named_modules()}
+    tables = {path: (dict(one._modules), dict(one._parameters), dict(one._buffers)) for path, one in model.named_modules()}
+    values = {name: (one.clone(), one._version) for name, one in model.state_dict(keep_vars=True).items()}
+    state = torch.get_rng_state()
+    failure = examine(model, x).report.failure
+    assert failure is not None
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [fix.code for fix in failure.fixes if fix.verified] == ["blocks.0.fc = nn.Linear(8, 8)\nblocks.1.fc = nn.Linear(8, 8)"]
+    for path, one in model.named_modules():
+        assert one.__dict__.keys() == before[path].keys()
+        assert all(one.__dict__[name] is value for name, value in before[path].items())
+        assert (dict(one._modules), dict(one._parameters), dict(one._buffers)) == tables[path]
+        assert not getattr(one, "kept", [])
+    for name, one in model.state_dict(keep_vars=True).items():
+        assert torch.equal(one, values[name][0])
+        assert one._version == values[name][1]
+
+
+def test_facts_alone_give_the_same_words_and_fixes_that_are_not_tried() -> None:
+    seen = see(Net(), (torch.randn(4, 8),), {})
+    assert seen.error is not None
+    failure = diagnosed(facts_of(seen.run, seen.error), seen.error)
+    assert failure.explanation == "`blocks.0.fc` expects 6 features, gets 8 from the input `x`"
+    assert [(fix.code, fix.verified) for fix in failure.fixes] == [("blocks.0.fc = nn.Linear(8, 8)", False)]
+
+
+def test_no_more_trials_than_allowed() -> None:
+    seen = see(Net(), (torch.randn(4, 8),), {})
+    trials = Trials(seen.model, seen.inputs, most=1)
+    assert trials.left
+    trials.run([])
+    assert not trials.left
+
+
+def test_a_model_whose_trial_is_slow_is_tried_once() -> None:
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x: Any) -> Any:
+            time.sleep(2.1)
+            return self.fc(x)
+
+    began = time.monotonic()
+    failure = examine(Slow(), torch.randn(3, 5)).report.failure
+    assert failure is not None
+    assert failure.fixes[0].code == "fc = nn.Linear(5, 2)"
+    assert time.monotonic() - began < 15
+
+
+def test_what_a_trial_prints_and_warns_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    class Loud(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x: Any) -> Any:
+            print("here")
+            return self.fc(x)
+
+    failure = examine(Loud(), torch.randn(3, 5)).report.failure
+    assert failure is not None
+    assert failure.fixes[0].verified
+    assert capsys.readouterr().out.count("here") <= 2
+
+
+def test_a_meta_model_gets_its_fix() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 8), nn.Linear(9, 2))
+    failure = examine(model, (3, 4)).report.failure
+    assert failure is not None
+    assert (failure.fixes[0].code, failure.fixes[0].verified) == ("1 = nn.Linear(8, 2)", True)
+
+
+def test_a_forward_that_needs_data_after_the_failure_is_tried_for_real() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x: Any) -> Any:
+            y = self.fc(x)
+            return y if y.sum().item() > 0 else -y
+
+    failure = examine(Net(), torch.randn(3, 5)).report.failure
+    assert failure is not None
+    assert (failure.fixes[0].code, failure.fixes[0].verified) == ("fc = nn.Linear(5, 2)", True)

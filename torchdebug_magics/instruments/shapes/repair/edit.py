@@ -1,0 +1,184 @@
+"""An edit of the user's code: what to type, and the same thing done to a trial run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.instruments.shapes.leaves import rebuilt
+from torchdebug_magics.instruments.shapes.repair.history import same_input
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand, Sizes
+    from torchdebug_magics.instruments.shapes.repair.source import Site
+
+__all__ = ["CallEdit", "Change", "Edit", "OpEdit", "method", "on_operand", "parameter_edit", "together"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Of one tensor: as text, and as it is done."""
+
+    text: Callable[[str], str]
+    apply: Callable[[Any], Any]
+
+
+def method(name: str, *args: Any) -> Change:
+    """``method("flatten", 1)`` is ``x.flatten(1)``."""
+    shown = ", ".join(map(repr, args))
+    return Change(lambda x: f"{x}.{name}({shown})", lambda tensor: getattr(tensor, name)(*args))
+
+
+@dataclass(frozen=True, eq=False)
+class OpEdit:
+    """At this place of the user's, ``run(func, args, kwargs)`` instead of ``func(*args, **kwargs)``."""
+
+    site: Site
+    op: str
+    run: Callable[[Any, Any, Any], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class CallEdit:
+    """A module's arguments, changed where it is called from this place; from anywhere without one."""
+
+    path: str
+    site: Site | None
+    arguments: Callable[[Any, Any], tuple[Any, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """One place of the code changed."""
+
+    code: str
+    why: str = ""
+    rank: int = 20
+    """How natural it is; less is more."""
+    modules: Mapping[str, Callable[[torch.nn.Module], torch.nn.Module]] = field(default_factory=dict)
+    """The new one for each path, made from the old one."""
+    parameters: Mapping[str, Sizes] = field(default_factory=dict)
+    ops: tuple[OpEdit, ...] = ()
+    calls: tuple[CallEdit, ...] = ()
+    inputs: Mapping[str, Change] = field(default_factory=dict)
+    """By the forward's names for them."""
+    many: int = 1
+    """How many places of the code it touches."""
+
+    @property
+    def natural(self) -> bool:
+        """Whether it is worth showing before one that touches more places."""
+        return self.rank < _UNNATURAL
+
+
+_UNNATURAL = 45
+
+
+def together(first: Edit, second: Edit) -> Edit:
+    """Two edits of which the first alone leads no further."""
+    return Edit(
+        f"{first.code}\n{second.code}",
+        "; ".join(filter(None, (first.why, second.why))),
+        first.rank,
+        {**first.modules, **second.modules},
+        {**first.parameters, **second.parameters},
+        (*first.ops, *second.ops),
+        (*first.calls, *second.calls),
+        {**first.inputs, **second.inputs},
+        first.many + second.many,
+    )
+
+
+def on_operand(facts: Facts, at: int, change: Change, *, rank: int = 10, why: str = "", first: bool = False) -> list[Edit]:
+    """The edit that changes the operand at this place of the failing op or module, written where the user would write it.
+
+    None where that is not in the user's code. An input is changed at the `first` line of the forward, if it is to be.
+    """
+    operand = facts.operands[at]
+    if operand.owned:
+        return []
+    if facts.calls_module:
+        edit = _input(operand, change) or _argument(facts, at, change) or _insertion(facts, at, change)
+        edit = edit or _input(replace(operand, made=same_input(operand.made), name=""), change)
+    else:
+        edit = (first and _input(operand, change)) or _in_place(facts, at, change) or _input(operand, change)
+    return [] if edit is None else [_ranked(edit, rank, why)]
+
+
+def parameter_edit(operand: Operand, sizes: Sizes, *, rank: int = 30) -> list[Edit]:
+    """A parameter of the user's own with other sizes."""
+    if not operand.owned or not isinstance(operand.tensor, torch.nn.Parameter):
+        return []
+    code = f"{operand.name} = nn.Parameter(torch.zeros({', '.join(map(str, sizes))}))"
+    return [Edit(code, "the parameter as large as what it meets", rank, parameters={operand.name: sizes})]
+
+
+def at_tensor(at: int, change: Callable[[Any], Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments with their tensor at this place changed."""
+    count = -1
+
+    def one(tensor: torch.Tensor) -> Any:
+        nonlocal count
+        count += 1
+        return change(tensor) if count == at else tensor
+
+    return rebuilt(args, one), rebuilt(kwargs, one)
+
+
+def _input(operand: Operand, change: Change) -> Edit | None:
+    """The model's input, at the beginning of its forward."""
+    if operand.made is None or not operand.is_input:
+        return None
+    name = operand.made.op
+    shown = operand.name if operand.name.isidentifier() else name
+    return Edit(f"{shown} = {change.text(shown)}", inputs={name: change})
+
+
+def _in_place(facts: Facts, at: int, change: Change) -> Edit | None:
+    """Inside the user's expression, which calls the op itself."""
+    site, operand = facts.site, facts.operands[at]
+    if site is None or facts.op is None or not facts.direct:
+        return None
+    node = site.operand_node(at, operand.tensor, direct=True)
+    if node is None:
+        return None
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = at_tensor(at, change.apply, args, kwargs)
+        return func(*args, **kwargs)
+
+    return Edit(site.changed(node, change.text), ops=(OpEdit(site, facts.op, run),))
+
+
+def _argument(facts: Facts, at: int, change: Change) -> Edit | None:
+    """In the user's call of the module."""
+    site = facts.site
+    if site is None or facts.path is None or not facts.direct or at >= len(facts.given):
+        return None
+    tensor = facts.given[at].tensor
+    node = site.operand_node(at, tensor, direct=True)
+    if node is None:
+        return None
+    name = getattr(node, "id", "")
+    code = f"{name} = {change.text(name)}" if name and site.assigns_over(name) else site.changed(node, change.text)
+    return Edit(code, calls=(CallEdit(facts.path, site, lambda args, kwargs: at_tensor(at, change.apply, args, kwargs)),))
+
+
+def _insertion(facts: Facts, at: int, change: Change) -> Edit | None:
+    """A module put before the failing one in its `nn.Sequential`."""
+    layer = change.text("x")
+    parent, _, place = (facts.path or "").rpartition(".")
+    if at or facts.path is None or not place.isdigit() or type(facts.modules.get(parent)) is not torch.nn.Sequential:
+        return None
+    if layer != "x.flatten(1)":
+        return None
+    code = f"{parent or 'model'}.insert({place}, nn.Flatten())"
+    return Edit(code, calls=(CallEdit(facts.path, None, lambda args, kwargs: at_tensor(0, change.apply, args, kwargs)),))
+
+
+def _ranked(edit: Edit, rank: int, why: str) -> Edit:
+    return replace(edit, rank=rank, why=why or edit.why)

@@ -1,0 +1,207 @@
+"""What is known of a failure: the op, its operands and where each came from, the module, the user's line."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.instruments.shapes.leaves import named_tensors, sizes
+from torchdebug_magics.instruments.shapes.repair.source import Site, site_of
+from torchdebug_magics.probing.where import owner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import FrameType
+
+    from torchdebug_magics.instruments.shapes.forward import Forward
+    from torchdebug_magics.instruments.shapes.ops import Failed, Made
+
+__all__ = ["Call", "Facts", "Operand", "Sizes", "facts_of", "facts_of_op", "first_line", "module_calls"]
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """A tensor that the failing op, or the failing module, was given."""
+
+    tensor: torch.Tensor
+    name: str
+    """The path of the parameter, the user's own text for it, or the forward's name of an input; empty where none is known."""
+    owned: bool
+    """Whether it is a parameter or buffer of the model."""
+    made: Made | None
+
+    @property
+    def sizes(self) -> Sizes:
+        """Its shape."""
+        return sizes(self.tensor)
+
+    @property
+    def is_input(self) -> bool:
+        """Whether the model was called with this very tensor."""
+        return self.made is not None and self.made.number == 0
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A module call that was running, from its frame."""
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """All that the rules look at. A failure of Python code has no `op`; one outside any module has no `module`."""
+
+    error: BaseException
+    """With its traceback."""
+    text: str = ""
+    """What it says, in torch's words for real tensors; its first line."""
+    op: str | None = None
+    func: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    operands: tuple[Operand, ...] = ()
+    """Of the op; without one, what the innermost module was given."""
+    path: str | None = None
+    module: torch.nn.Module | None = None
+    """The innermost one that was running, and its `path`."""
+    given: tuple[Operand, ...] = ()
+    """The tensors that this module was called with."""
+    call: Call | None = None
+    modules: Mapping[str, torch.nn.Module] = field(default_factory=dict)
+    """Those that ran, by path."""
+    inputs: tuple[tuple[str, torch.Tensor], ...] = ()
+    """What the model was called with."""
+    site: Site | None = None
+    """The user's own expression; None where the innermost line is not the user's."""
+    direct: bool = False
+    """Whether that expression itself calls the failing op or the failing module, with nothing of the user's in between."""
+    values: Callable[[torch.Tensor], torch.Tensor | None] = lambda _: None
+    """The numbers in a tensor, where they are known."""
+
+    @property
+    def who(self) -> str:
+        """The failing module as the user knows it."""
+        if self.path:
+            return f"`{self.path}`"
+        return f"`{type(self.module).__name__}`" if self.module is not None else f"`{self.op}`"
+
+    @property
+    def calls_module(self) -> bool:
+        """Whether a part of torch's own failed, rather than an op in the user's code."""
+        return self.module is not None and owner(_file(self.module)) == "torch"
+
+    def argument(self, at: int, name: str, default: Any = None) -> Any:
+        """An argument of the op, by place or name."""
+        if name in self.kwargs:
+            return self.kwargs[name]
+        return self.args[at] if at < len(self.args) else default
+
+    def operand(self, tensor: object) -> Operand | None:
+        """The operand that is this very tensor."""
+        return next((one for one in (*self.operands, *self.given) if one.tensor is tensor), None)
+
+
+def _file(module: torch.nn.Module) -> str:
+    code = getattr(type(module).forward, "__code__", None)
+    return code.co_filename if code is not None else ""
+
+
+def facts_of(run: Forward, said: BaseException | None = None) -> Facts:
+    """From a run that broke; `said` is its error for real tensors, where that is known."""
+    assert run.error is not None
+    failed = run.failed if run.failed is not None and run.failed.error is run.error else None
+    frames = list(traceback.walk_tb(run.error.__traceback__))
+    calls = module_calls([frame for frame, _ in frames])
+    running = [one for one in run.calls.made if one.outputs is None]
+    site, after = site_of(run.error)
+    below = module_calls([frame for frame, _ in frames[after:]]) if site is not None else calls
+    last = running[-1] if running else None
+    inner = next((one for one in reversed(running) if calls and one.module is calls[-1].module), last)
+    inputs = tuple(named_tensors(run.given.named_values()))
+    names = {id(tensor): name for name, tensor in inputs}
+    call = calls[-1] if calls else None
+    given = tuple(
+        Operand(one, _named(one, at, "", site, names, direct=len(below) == 1), owned=False, made=run.made(one))
+        for at, (_, one) in enumerate(named_tensors((call.args, call.kwargs) if call is not None else ()))
+    )
+    operands = _operands(failed, site, names, below) if failed is not None else given
+    return Facts(
+        error=run.error,
+        text=first_line(said or run.error),
+        op=failed.op if failed is not None else None,
+        func=failed.func if failed is not None else None,
+        args=failed.args if failed is not None else (),
+        kwargs=failed.kwargs if failed is not None else {},
+        operands=operands,
+        path=inner.path if inner is not None else None,
+        module=inner.module if inner is not None else None,
+        given=given,
+        call=call,
+        modules={one.path: one.module for one in run.calls.made},
+        inputs=inputs,
+        site=site,
+        direct=site is not None and len(below) <= 1,
+        values=_values(run),
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """What the error says."""
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+
+
+def module_calls(frames: list[FrameType]) -> list[Call]:
+    """The module calls among these frames, the outermost first."""
+    return [
+        Call(frame.f_locals["self"], tuple(frame.f_locals.get("args", ())), dict(frame.f_locals.get("kwargs", {})))
+        for frame in frames
+        if frame.f_code is _CALL and isinstance(frame.f_locals.get("self"), torch.nn.Module)
+    ]
+
+
+_CALL = torch.nn.Module._call_impl.__code__
+
+
+def facts_of_op(failed: Failed, said: BaseException) -> Facts:
+    """From an op outside every module, or one of which no more is known."""
+    site, _ = site_of(failed.error)
+    return Facts(
+        error=failed.error,
+        text=first_line(said),
+        op=failed.op,
+        func=failed.func,
+        args=failed.args,
+        kwargs=failed.kwargs,
+        operands=_operands(failed, site, {}, []),
+        path=failed.module,
+        site=site,
+        direct=site is not None,
+        values=lambda tensor: tensor.detach(),
+    )
+
+
+def _operands(failed: Failed, site: Site | None, names: Mapping[int, str], below: list[Call]) -> tuple[Operand, ...]:
+    found = []
+    for at, ((place, tensor), made) in enumerate(zip(failed.operands, failed.made, strict=True)):
+        owned = at in failed.owned
+        name = place if owned else _named(tensor, at, "", site, names, direct=len(below) <= 1 and not (below and at > 0))
+        found.append(Operand(tensor, name, owned, made))
+    return tuple(found)
+
+
+def _named(tensor: torch.Tensor, at: int, place: str, site: Site | None, names: Mapping[int, str], *, direct: bool) -> str:
+    text = site.operand_text(at, tensor, direct=direct) if site is not None else ""
+    return text or names.get(id(tensor), place)
+
+
+def _values(run: Forward) -> Callable[[torch.Tensor], torch.Tensor | None]:
+    fakes = run.fakes
+    return (lambda tensor: tensor.detach()) if fakes is None else fakes.value

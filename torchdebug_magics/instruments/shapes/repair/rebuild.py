@@ -1,0 +1,132 @@
+"""A module of torch's own made again with other sizes, and the code that makes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from torchdebug_magics.instruments.shapes.repair.edit import Edit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["arguments", "rebuilt_module"]
+
+_CONV = (("in_channels", "out_channels", "kernel_size"), {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True})
+_TRANSPOSED = (("in_channels", "out_channels", "kernel_size"), {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "bias": True})
+_NORM = (("num_features",), {"eps": 1e-5, "momentum": 0.1, "affine": True, "track_running_stats": True})
+_INSTANCE = (("num_features",), {"eps": 1e-5, "momentum": 0.1, "affine": False, "track_running_stats": False})
+_RNN = (
+    ("input_size", "hidden_size"),
+    {"num_layers": 1, "nonlinearity": "tanh", "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False, "proj_size": 0},
+)
+_CELL = (("input_size", "hidden_size"), {"bias": True, "nonlinearity": "tanh"})
+_ATTENTION = (("embed_dim", "num_heads"), {"dropout": 0.0, "bias": True, "kdim": None, "vdim": None, "batch_first": False})
+
+# (arguments by place, keyword arguments with their defaults) of each; an attribute of the same name holds the value.
+_KINDS: dict[type[nn.Module], tuple[tuple[str, ...], dict[str, Any]]] = {
+    nn.Linear: (("in_features", "out_features"), {"bias": True}),
+    nn.Bilinear: (("in1_features", "in2_features", "out_features"), {"bias": True}),
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), (_CONV[0], {**_CONV[1], "padding_mode": "zeros"})),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), (_TRANSPOSED[0], {**_TRANSPOSED[1], "dilation": 1})),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), _NORM),
+    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _INSTANCE),
+    nn.LayerNorm: (("normalized_shape",), {"eps": 1e-5, "elementwise_affine": True, "bias": True}),
+    nn.RMSNorm: (("normalized_shape",), {"eps": None, "elementwise_affine": True}),
+    nn.GroupNorm: (("num_groups", "num_channels"), {"eps": 1e-5, "affine": True}),
+    nn.Embedding: (
+        ("num_embeddings", "embedding_dim"),
+        {"padding_idx": None, "max_norm": None, "norm_type": 2.0, "scale_grad_by_freq": False, "sparse": False},
+    ),
+    nn.EmbeddingBag: (("num_embeddings", "embedding_dim"), {"max_norm": None, "mode": "mean", "sparse": False, "padding_idx": None}),
+    **dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU), _RNN),
+    **dict.fromkeys((nn.RNNCell, nn.LSTMCell, nn.GRUCell), _CELL),
+    nn.MultiheadAttention: _ATTENTION,
+    nn.PReLU: (("num_parameters",), {}),
+}
+_MANY = ("kernel_size", "stride", "padding", "dilation", "output_padding", "normalized_shape")
+_WITHOUT = {
+    nn.LSTM: {"nonlinearity"},
+    nn.GRU: {"nonlinearity", "proj_size"},
+    nn.LSTMCell: {"nonlinearity"},
+    nn.GRUCell: {"nonlinearity"},
+    nn.RNN: {"proj_size"},
+}
+
+
+def arguments(module: nn.Module) -> tuple[type[nn.Module], dict[str, Any]] | None:
+    """The class and its arguments that make a module like this one; None where it is not torch's own."""
+    kind = next((kind for kind in _KINDS if type(module).__init__ is kind.__init__ and isinstance(module, kind)), None)
+    kind = type(module) if type(module) in _KINDS else kind
+    if kind is None or hasattr(module, "parametrizations"):
+        return None
+    places, keywords = _KINDS[kind]
+    names = [*places, *(name for name in keywords if name not in _WITHOUT.get(kind, ()))]
+    return type(module), {name: _value(module, name) for name in names}
+
+
+def _value(module: Any, name: str) -> Any:
+    if name in {"bias", "affine", "elementwise_affine"}:
+        if isinstance(getattr(module, name, None), bool):
+            return getattr(module, name)
+        held = module.in_proj_bias if isinstance(module, nn.MultiheadAttention) else getattr(module, "bias", None)
+        return held is not None
+    if name in {"kdim", "vdim"}:
+        return None if getattr(module, name) == module.embed_dim else getattr(module, name)
+    if name == "num_parameters":
+        return module.weight.numel()
+    value = getattr(module, name)
+    if name in _MANY and isinstance(value, tuple) and len(set(value)) == 1 and (name != "normalized_shape" or len(value) == 1):
+        return value[0]
+    return value
+
+
+def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20, why: str = "", **changes: Any) -> list[Edit]:
+    """The edit that makes this part anew with some arguments changed; none where it cannot be told how it was made."""
+    found = arguments(module) if module is not None else None
+    if found is None or module is None:
+        return []
+    kind, made_with = found
+    if any(name not in made_with for name in changes):
+        return []
+    new = {**made_with, **changes}
+    if not _possible(kind, new):
+        return []
+    code = f"{path or 'model'} = {_code(kind, new)}"
+    return [Edit(code, why, rank, modules={path or "": _maker(kind, new)})]
+
+
+def _possible(kind: type[nn.Module], new: dict[str, Any]) -> bool:
+    try:
+        with torch.device("meta"):
+            kind(**new)
+    except Exception:  # noqa: BLE001 - it says in its own way that such a module cannot be
+        return False
+    return True
+
+
+def _maker(kind: type[nn.Module], new: dict[str, Any]) -> Callable[[nn.Module], nn.Module]:
+    def made(old: nn.Module) -> nn.Module:
+        like = next(old.parameters(), None)
+        with torch.device("meta"):
+            module = kind(**new)
+        if like is not None and like.is_floating_point():
+            module = module.to(like.dtype)
+        return module.train(old.training)
+
+    return made
+
+
+def _code(kind: type[nn.Module], new: dict[str, Any]) -> str:
+    base = next(one for one in kind.__mro__ if one in _KINDS)
+    places, defaults = _KINDS[base]
+    shown = [repr(_short(new[name])) for name in places]
+    shown += [f"{name}={_short(new[name])!r}" for name, default in defaults.items() if name in new and new[name] != default]
+    prefix = "nn." if kind.__module__.startswith("torch.nn") else ""
+    return f"{prefix}{kind.__name__}({', '.join(shown)})"
+
+
+def _short(value: Any) -> Any:
+    return tuple(value) if isinstance(value, (tuple, torch.Size)) else value

@@ -1,0 +1,88 @@
+"""Linear and Bilinear: the last dimension is to have as many features as the weights have columns."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand, parameter_edit, together
+from torchdebug_magics.instruments.shapes.repair.history import product
+from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, gets, named, producer_edits, reordered
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts
+
+__all__ = ["bilinear", "linear"]
+
+_IMAGES = 4
+
+
+def linear(facts: Facts) -> Diagnosis | None:
+    """``fc1`` expects 256 features, gets 576."""
+    if facts.op not in {"linear", "addmm"} or len(facts.operands) < 2:
+        return None
+    at = 1 if facts.op == "addmm" else 0
+    x, weight = facts.operands[at], facts.operands[at + 1]
+    if len(weight.sizes) != 2 or not x.sizes:
+        return None
+    expected = weight.sizes[1] if facts.op == "linear" else weight.sizes[0]
+    got = x.sizes[-1]
+    if got == expected:
+        return None
+    whole = "" if product(x.made, got) or len(x.sizes) <= 2 else f", the last dimension of {shape(x.sizes)}"
+    sentence = f"{_who(facts, weight.name)} expects {expected} features, gets {gets(x, got)}{whole}"
+    return Diagnosis(sentence, tuple(_edits(facts, at, expected)), x, (got, expected) if product(x.made, got) else None)
+
+
+def _who(facts: Facts, weight: str) -> str:
+    return facts.who if isinstance(facts.module, nn.Linear) else f"`{facts.op}`{f' with `{weight}`' if weight else ''}"
+
+
+def _edits(facts: Facts, at: int, expected: int) -> list[Edit]:
+    x = facts.operands[at]
+    got = x.sizes[-1]
+    edits: list[Edit] = []
+    if len(x.sizes) > 2:
+        right = math.prod(x.sizes[1:]) == expected
+        flat = on_operand(facts, at, method("flatten", 1), rank=1 if right else 12, why=f"{shape(x.sizes[1:])} in one dimension")
+        edits += flat if right else []
+        if not right and len(x.sizes) >= _IMAGES and flat and isinstance(facts.module, nn.Linear):
+            edits += [together(flat[0], one) for one in rebuilt_module(facts.module, facts.path, in_features=math.prod(x.sizes[1:]))]
+    if math.prod(x.sizes) == expected and len(x.sizes) > 1:
+        edits += on_operand(facts, at, method("reshape", 1, -1), rank=6, why="a batch of one")
+    edits += reordered(facts, at, -1, expected)
+    if expected == 1:
+        edits += on_operand(facts, at, method("unsqueeze", -1), rank=4, why="a feature dimension of one")
+    if isinstance(facts.module, nn.Linear):
+        # Behind a convolution, the last dimension alone is seldom what is meant.
+        rank = 45 if len(x.sizes) >= _IMAGES else 20
+        edits += rebuilt_module(facts.module, facts.path, in_features=got, rank=rank)
+    else:
+        weight = facts.operands[at + 1]
+        sizes = (weight.sizes[0], got) if facts.op == "linear" else (got, weight.sizes[1])
+        edits += parameter_edit(weight, sizes, rank=20)
+    return edits + producer_edits(facts, x, got, expected)
+
+
+def bilinear(facts: Facts) -> Diagnosis | None:
+    """Either input."""
+    module = facts.module
+    if not isinstance(module, nn.Bilinear) or len(facts.operands) < 2:
+        return None
+    for at, name in enumerate(("in1_features", "in2_features")):
+        x, expected = facts.operands[at], getattr(module, name)
+        if x.sizes and x.sizes[-1] != expected:
+            sentence = f"{facts.who} expects {expected} features ({name}) in {named(x)}, gets {gets(x, x.sizes[-1])}"
+            edits = [*reordered(facts, at, -1, expected), *rebuilt_module(module, facts.path, **dict[str, Any]({name: x.sizes[-1]}))]
+            edits += producer_edits(facts, x, x.sizes[-1], expected)
+            return Diagnosis(sentence, tuple(edits), x)
+    first, second = facts.operands[0], facts.operands[1]
+    if first.sizes[:-1] != second.sizes[:-1]:
+        return Diagnosis(
+            f"{facts.who} expects two inputs of the same rows, gets {shape(first.sizes)} and {shape(second.sizes)}", (), second
+        )
+    return None

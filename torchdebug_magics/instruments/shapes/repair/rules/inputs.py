@@ -1,0 +1,56 @@
+"""The model's own inputs: sequences that are longer than the model takes, and masks or labels of another length than the ids."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit
+
+if TYPE_CHECKING:
+    import torch
+
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts
+    from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis
+
+__all__ = ["beside", "shortened"]
+
+
+def shortened(facts: Facts, size: int, to: int, *, rank: int = 25) -> list[Edit]:
+    """All sequences among the inputs that are `size` long, cut to the length that the model takes."""
+    long = [name for name, one in facts.inputs if one.dim() >= 2 and one.shape[1] == size and not one.is_floating_point()]
+    if not long or not 0 < to < size:
+        return []
+    cut = Change(lambda x: f"{x}[:, :{to}]", lambda one: one[:, :to])
+    code = "\n".join(f"{name} = {cut.text(name)}" for name in long)
+    return [Edit(code, f"as long as the model takes: {to}", rank, inputs=dict.fromkeys(long, cut), many=len(long))]
+
+
+def beside(facts: Facts, found: Diagnosis) -> Diagnosis:
+    """Where a library's code broke: an input whose length is not that of the first, named and repaired."""
+    if facts.site is not None or facts.op is None or len(facts.inputs) < 2:
+        return found
+    name, first = facts.inputs[0]
+    odd = [(other, one) for other, one in facts.inputs[1:] if one.dim() == first.dim() == 2 and one.shape != first.shape]
+    if not odd or first.is_floating_point():
+        return found
+    other, one = odd[0]
+    sentence = f"{found.sentence}; `{other}` is {shape(tuple(one.shape))} beside `{name}` of {shape(tuple(first.shape))}"
+    return replace(found, sentence=sentence, edits=(*_alike(name, first, other, one), *found.edits))
+
+
+def _alike(name: str, first: torch.Tensor, other: str, one: torch.Tensor) -> list[Edit]:
+    rows, length = first.shape
+    if one.shape[0] == rows and one.shape[1] > length:
+        cut = Change(lambda x: f"{x}[:, :{length}]", lambda tensor: tensor[:, :length])
+        return [Edit(f"{other} = {cut.text(other)}", f"as long as `{name}`", 5, inputs={other: cut})]
+    fill = "ones" if "mask" in other else "zeros" if "type" in other else ""
+    if not fill:
+        return []
+    return [Edit(f"{other} = torch.{fill}_like({name})", f"as large as `{name}`", 6, inputs={other: Change(str, _filled(fill, first))})]
+
+
+def _filled(fill: str, first: torch.Tensor) -> Any:
+    sizes = tuple(first.shape)
+    return lambda one: one.new_ones(sizes) if fill == "ones" else one.new_zeros(sizes)

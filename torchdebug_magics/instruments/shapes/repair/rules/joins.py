@@ -1,0 +1,169 @@
+"""``torch.cat`` and ``torch.stack``: sizes that differ where they are to be equal."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, interpolated, orders, producer_edits, shown, turned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
+
+__all__ = ["join"]
+
+_CATS = frozenset({"cat", "concat", "concatenate"})
+_IMAGES = (4, 5)
+
+
+def join(facts: Facts) -> Diagnosis | None:
+    """Either."""
+    if facts.op not in {*_CATS, "stack"} or not facts.operands:
+        return None
+    if len({one.tensor.device for one in facts.operands}) > 1:
+        return None
+    parts = facts.operands
+    many = {len(one.sizes) for one in parts}
+    told = ", ".join(shown(one) for one in parts[:4])
+    if facts.op == "stack":
+        return _stack(facts, told)
+    dim = _dim(facts)
+    if len(many) > 1:
+        sentence = f"`torch.cat` joins tensors of as many dimensions, gets {told}"
+        return Diagnosis(sentence, tuple(_dimensions(facts, dim)), parts[-1])
+    places = len(parts[0].sizes)
+    if not -places <= dim < places:
+        sentence = f"`torch.cat` is to join along dimension {dim}, and {told} have {places}"
+        return Diagnosis(sentence, tuple(_other_dims(facts, places, dim)), parts[0])
+    wrong = [at for at in range(places) if at != dim % places and len({one.sizes[at] for one in parts}) > 1]
+    if not wrong:
+        return None
+    sizes = " and ".join(dict.fromkeys(str(one.sizes[wrong[0]]) for one in parts))
+    sentence = f"`torch.cat` along dimension {dim} wants all other sizes equal, and dimension {wrong[0]} is {sizes}: {told}"
+    return Diagnosis(sentence, tuple(_sizes(facts, dim, wrong)), _odd(parts, wrong[0]), _fit(parts, wrong[0]))
+
+
+def _fit(parts: tuple[Operand, ...], at: int) -> tuple[int, int]:
+    return parts[0].sizes[at], parts[1].sizes[at] if len(parts) > 1 else 0
+
+
+def _dim(facts: Facts) -> int:
+    dim = facts.kwargs.get("dim", facts.kwargs.get("axis", facts.args[1] if len(facts.args) > 1 else 0))
+    return dim if isinstance(dim, int) else 0
+
+
+def _odd(parts: tuple[Operand, ...], at: int) -> Operand:
+    """The one that differs from the first."""
+    return next((one for one in parts if one.sizes[at] != parts[0].sizes[at]), parts[-1])
+
+
+def _dimensions(facts: Facts, dim: int) -> list[Edit]:
+    edits: list[Edit] = []
+    most = max(len(one.sizes) for one in facts.operands)
+    whole = next(one for one in facts.operands if len(one.sizes) == most)
+    few = [(at, one) for at, one in enumerate(facts.operands) if len(one.sizes) == most - 1]
+    if len(few) == 1:
+        at, one = few[0]
+        for place in range(most):
+            sizes = (*one.sizes[:place], 1, *one.sizes[place:])
+            others = [here == there for k, (here, there) in enumerate(zip(sizes, whole.sizes, strict=True)) if k != dim % most]
+            if all(others):
+                edits += on_operand(facts, at, method("unsqueeze", place), rank=4)
+    for at, one in enumerate(facts.operands):
+        if len(one.sizes) == most and most > min(len(other.sizes) for other in facts.operands) == 2:
+            edits += on_operand(facts, at, method("flatten", 1), rank=8)
+    return edits
+
+
+def _other_dims(facts: Facts, places: int, dim: int) -> list[Edit]:
+    edits: list[Edit] = []
+    for at in range(places - 1, -1, -1):
+        same = all(len({one.sizes[k] for one in facts.operands}) == 1 for k in range(places) if k != at)
+        if same and at != dim % max(places, 1):
+            edits += _along(facts, -1 if at == places - 1 and places > 1 else at, rank=3)
+    return edits
+
+
+def _along(facts: Facts, dim: int, *, rank: int) -> list[Edit]:
+    """The same call with another ``dim``."""
+    site = facts.site
+    if site is None or not facts.direct or not isinstance(site.expression, ast.Call) or facts.op is None or not site.expression.args:
+        return []
+    call = site.expression
+    rest = [ast.keyword(one.arg, one.value) for one in call.keywords if one.arg not in {"dim", "axis"}]
+    number = ast.parse(str(dim), mode="eval").body
+    new = ast.Call(call.func, call.args[:1], [*rest, ast.keyword("dim", number)])
+    op = OpEdit(site, facts.op, lambda func, args, _: func(args[0], dim=dim))
+    return [Edit(ast.unparse(new), "", rank, ops=(op,))]
+
+
+def _sizes(facts: Facts, dim: int, wrong: list[int]) -> list[Edit]:
+    parts = facts.operands
+    places = len(parts[0].sizes)
+    edits = _other_dims(facts, places, dim)
+    if places in _IMAGES and all(at > 1 for at in wrong) and len(parts) == 2:
+        for at, (one, other) in enumerate(((parts[0], parts[1]), (parts[1], parts[0]))):
+            edits += on_operand(
+                facts,
+                at,
+                interpolated(other.name, other.sizes),
+                rank=6 + at,
+                why=f"{shape(one.sizes[2:])} becomes {shape(other.sizes[2:])}",
+            )
+            if all(here >= there for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)):
+                edits += _cut(facts, at, other.sizes, rank=10)
+    if len(wrong) == 1:
+        at = wrong[0]
+        for place, one in enumerate(parts):
+            other = parts[1 - place] if len(parts) == 2 else parts[0]
+            if one.sizes[at] == 1 and other.sizes[at] > 1:
+                sizes = tuple(other.sizes[k] if k == at else -1 for k in range(places))
+                edits += on_operand(facts, place, method("expand", *sizes), rank=5)
+            edits += producer_edits(facts, one, one.sizes[at], other.sizes[at])
+            edits += _turned_to(facts, place, other, dim)
+    return edits
+
+
+def _turned_to(facts: Facts, place: int, other: Operand, dim: int) -> list[Edit]:
+
+    one = facts.operands[place]
+    many = len(one.sizes)
+    for order in orders(many):
+        sizes = [one.sizes[at] for at in order]
+        if order != tuple(range(many)) and all(
+            here == there for at, (here, there) in enumerate(zip(sizes, other.sizes, strict=True)) if at != dim % many
+        ):
+            return turned(facts, place, order, rank=8)
+    return []
+
+
+def _cut(facts: Facts, at: int, sizes: tuple[int, ...], *, rank: int) -> list[Edit]:
+    cut = ", ".join([":", ":", *(f":{size}" for size in sizes[2:])])
+    ends = (slice(None), slice(None), *(slice(size) for size in sizes[2:]))
+    return on_operand(facts, at, Change(lambda x: f"{x}[{cut}]", lambda one: one[ends]), rank=rank, why="cut at the edge")
+
+
+def _stack(facts: Facts, told: str) -> Diagnosis | None:
+    parts = facts.operands
+    if len({one.sizes for one in parts}) <= 1:
+        return None
+    edits: list[Edit] = []
+    site, op = facts.site, facts.op
+    if site is not None and facts.direct and isinstance(site.expression, ast.Call) and op is not None and site.expression.args:
+        for dim in range(len(parts[0].sizes)):
+            same = {(*one.sizes[:dim], *one.sizes[dim + 1 :]) for one in parts}
+            if len(same) == 1 and len({len(one.sizes) for one in parts}) == 1:
+                code = f"torch.cat({ast.unparse(site.expression.args[0])}, dim={dim})"
+                run = OpEdit(site, op, _cat_along(dim))
+                edits.append(Edit(code, "joined along the dimension in which they differ", 8, ops=(run,)))
+    return Diagnosis(f"`torch.stack` wants equal shapes, gets {told}", tuple(edits), parts[-1])
+
+
+def _cat_along(dim: int) -> Callable[[Any, Any, Any], Any]:
+    return lambda _, args, __: torch.cat(args[0], dim=dim)

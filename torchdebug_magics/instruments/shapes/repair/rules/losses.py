@@ -1,0 +1,124 @@
+"""Losses: targets of the wrong shape, dtype or class."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, named, orders, producer_edits, short_dtype, turned
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
+
+__all__ = ["loss"]
+
+_CLASSES = frozenset({"cross_entropy", "nll_loss", "nll_loss_nd"})
+_PAIRS = frozenset(
+    [
+        "binary_cross_entropy",
+        "binary_cross_entropy_with_logits",
+        "mse_loss",
+        "l1_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+        "kl_div",
+        "soft_margin_loss",
+        "poisson_nll_loss",
+    ]
+)
+
+
+def loss(facts: Facts) -> Diagnosis | None:
+    """Of whichever kind."""
+    if facts.op not in _CLASSES | _PAIRS or len(facts.operands) < 2:
+        return None
+    scores, target = facts.operands[0], facts.operands[1]
+    if scores.tensor.device != target.tensor.device:
+        return None
+    return _classes(facts, scores, target) if facts.op in _CLASSES else _pairs(facts, scores, target)
+
+
+def _classes(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
+    op = f"`{facts.op}`"
+    many = len(scores.sizes)
+    classes = scores.sizes[1] if many > 1 else scores.sizes[0] if many else 0
+    wanted = (*scores.sizes[:1], *scores.sizes[2:]) if many > 1 else ()
+    if target.sizes == scores.sizes and not target.tensor.is_floating_point():
+        edits = on_operand(facts, 1, method("float"), rank=8, why="probabilities of the classes")
+        return Diagnosis(
+            f"{op} reads {named(target)} of {shape(target.sizes)} as probabilities, and it is {short_dtype(target)}", tuple(edits), target
+        )
+    if target.sizes == wanted and target.tensor.dtype is not torch.int64 and target.tensor.dtype is not torch.uint8:
+        edits = on_operand(facts, 1, method("long"), rank=2, why="classes are int64")
+        return Diagnosis(f"{op} takes classes as int64, and {named(target, 'the target')} is {short_dtype(target)}", tuple(edits), target)
+    if target.sizes == wanted:
+        return _out_of_range(facts, scores, target, classes)
+    sentence = (
+        f"{op} of scores {shape(scores.sizes)} wants a target of {shape(wanted)} (classes stand in dimension 1), gets {shape(target.sizes)}"
+    )
+    return Diagnosis(sentence, tuple(_class_edits(facts, scores, target, wanted)), target)
+
+
+def _class_edits(facts: Facts, scores: Operand, target: Operand, wanted: tuple[int, ...]) -> list[Edit]:
+    edits: list[Edit] = []
+    for dim, size in enumerate(target.sizes):
+        if size == 1 and (*target.sizes[:dim], *target.sizes[dim + 1 :]) == wanted:
+            edits += on_operand(facts, 1, method("squeeze", dim), rank=1)
+    many = len(scores.sizes)
+    if many > 2 and target.sizes == scores.sizes[:-1]:
+        order = (0, many - 1, *range(1, many - 1))
+        edits += turned(facts, 0, order, rank=2, why="the classes in dimension 1")
+    if many == 2 and len(target.sizes) == 2 and target.sizes[0] * target.sizes[1] == scores.sizes[0]:
+        edits += on_operand(facts, 1, method("flatten"), rank=2, why="a class a row")
+    if many == 2 and len(target.sizes) == 2 and target.sizes[0] == scores.sizes[0]:
+        edits += (
+            on_operand(facts, 1, method("argmax", 1), rank=12, why="the class of a one-hot row")
+            if target.sizes[1] == scores.sizes[1]
+            else []
+        )
+    if target.tensor.is_floating_point():
+        edits += on_operand(facts, 1, method("long"), rank=20, why="classes are int64")
+    return edits
+
+
+def _out_of_range(facts: Facts, scores: Operand, target: Operand, classes: int) -> Diagnosis | None:
+    values = facts.values(target.tensor)
+    if values is None or not values.numel():
+        return None
+    ignored = facts.kwargs.get("ignore_index", getattr(facts.module, "ignore_index", -100))
+    kept = values[values != ignored]
+    if not kept.numel() or (int(kept.min()) >= 0 and int(kept.max()) < classes):
+        return None
+    wrong = int(kept.max()) if int(kept.max()) >= classes else int(kept.min())
+    sentence = f"`{facts.op}` has scores of {classes} classes (0 to {classes - 1}), and {named(target, 'the target')} holds class {wrong}"
+    edits = producer_edits(facts, scores, classes, wrong + 1, rank=10) if wrong >= classes else []
+    if wrong == classes and int(kept.min()) >= 1:
+        edits += on_operand(facts, 1, Change(lambda x: f"{x} - 1", lambda one: one - 1), rank=12, why="classes that begin at 0")
+    return Diagnosis(sentence, tuple(edits), scores)
+
+
+def _pairs(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
+    if scores.sizes == target.sizes:
+        if scores.tensor.dtype == target.tensor.dtype:
+            return None
+        casts = on_operand(facts, 1, method("float"), rank=2) if scores.tensor.dtype is torch.float32 else []
+        return Diagnosis(f"`{facts.op}` wants a target of {short_dtype(scores)}, gets {short_dtype(target)}", tuple(casts), target)
+    sentence = f"`{facts.op}` wants a target of {shape(scores.sizes)}, as its input, gets {shape(target.sizes)}"
+    edits: list[Edit] = []
+    for at, (one, other) in enumerate(((scores, target), (target, scores))):
+        for dim in reversed(range(len(one.sizes))):
+            if one.sizes[dim] == 1 and (*one.sizes[:dim], *one.sizes[dim + 1 :]) == other.sizes:
+                shown = -1 if dim == len(one.sizes) - 1 else dim
+                edits += on_operand(facts, at, method("squeeze", shown), rank=3)
+                edits += on_operand(facts, 1 - at, method("unsqueeze", shown), rank=4)
+    if len(scores.sizes) == len(target.sizes):
+        differ = [dim for dim, pair in enumerate(zip(scores.sizes, target.sizes, strict=True)) if pair[0] != pair[1]]
+        if differ == [len(scores.sizes) - 1] or len(differ) == 1:
+            edits += producer_edits(facts, scores, scores.sizes[differ[0]], target.sizes[differ[0]], rank=15)
+        if sorted(scores.sizes) == sorted(target.sizes):
+            order = next((one for one in orders(len(target.sizes)) if tuple(target.sizes[dim] for dim in one) == scores.sizes), None)
+            edits += turned(facts, 1, order, rank=6) if order is not None else []
+    return Diagnosis(sentence, tuple(edits), target)

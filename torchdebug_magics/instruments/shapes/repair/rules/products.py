@@ -1,0 +1,163 @@
+"""Matrix products: the inner dimensions, and the batches around them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand, parameter_edit
+from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, named, orders, producer_edits, shown, turned
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
+
+__all__ = ["einsum", "matmul"]
+
+_PRODUCTS = frozenset(["matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "dot", "baddbmm", "inner"])
+
+
+def matmul(facts: Facts) -> Diagnosis | None:
+    """``q @ k`` whose inner dimensions differ."""
+    if facts.op not in _PRODUCTS or len(facts.operands) < 2:
+        return None
+    first = 1 if facts.op == "baddbmm" else 0
+    a, b = facts.operands[first], facts.operands[first + 1]
+    if facts.op == "__rmatmul__":
+        a, b = b, a
+    text = f"`{facts.site.text}`" if facts.site is not None and facts.site.text and facts.direct else f"`{(facts.op or '').strip('_')}`"
+    if not a.sizes or not b.sizes:
+        return None
+    inner_a, inner_b = a.sizes[-1], b.sizes[-2] if len(b.sizes) > 1 else b.sizes[0]
+    if inner_a != inner_b:
+        sentence = f"{text} multiplies {_told(a)} by {_told(b)}: {inner_a} columns meet {inner_b} rows"
+        return Diagnosis(sentence, tuple(_inner(facts, a, b, inner_a, inner_b)), a if a.made is not None else b)
+    if facts.op in {"bmm", "mm", "mv", "dot", "baddbmm"} and not _right_dimensions(facts.op, a, b):
+        edits = _as_matmul(facts) if facts.op in {"bmm", "mm"} else []
+        many = {"bmm": 3, "baddbmm": 3, "mm": 2, "mv": 2, "dot": 1}[facts.op]
+        return Diagnosis(f"{text}: `{facts.op}` multiplies tensors of {many} dimensions, gets {_told(a)} and {_told(b)}", tuple(edits), a)
+    if a.sizes[:-2] != b.sizes[:-2]:
+        sentence = f"{text} multiplies {_told(a)} by {_told(b)}: their batches {shape(a.sizes[:-2])} and {shape(b.sizes[:-2])} do not fit"
+        return Diagnosis(sentence, tuple(_batches(facts, a, b)), a)
+    return None
+
+
+def _told(operand: Operand) -> str:
+    return shown(operand)
+
+
+def _inner(facts: Facts, a: Operand, b: Operand, inner_a: int, inner_b: int) -> list[Edit]:
+    at_a, at_b = facts.operands.index(a), facts.operands.index(b)
+    edits: list[Edit] = []
+    if len(b.sizes) > 1 and b.sizes[-1] == inner_a:
+        edits += on_operand(facts, at_b, method("transpose", -2, -1), rank=2) or _owned_turned(facts, at_b)
+    if len(a.sizes) > 1 and a.sizes[-2] == inner_b:
+        edits += on_operand(facts, at_a, method("transpose", -2, -1), rank=5) or _owned_turned(facts, at_a)
+    if len(a.sizes) > 1 and len(b.sizes) > 1 and b.sizes[-1] == a.sizes[-2] and facts.site is not None and facts.op == "__matmul__":
+        edits += _swapped(facts, a, b)
+    if b.owned and len(b.sizes) > 1:
+        edits += parameter_edit(b, (*b.sizes[:-2], inner_a, b.sizes[-1]))
+    if a.owned and len(a.sizes) > 1:
+        edits += parameter_edit(a, (*a.sizes[:-1], inner_b))
+    return edits + producer_edits(facts, a, inner_a, inner_b) + producer_edits(facts, b, inner_b, inner_a)
+
+
+def _owned_turned(facts: Facts, at: int) -> list[Edit]:
+    """A parameter, turned in the expression that uses it."""
+    operand = facts.operands[at]
+    free = replace(operand, owned=False, made=None)
+    operands = tuple(free if one is operand else one for one in facts.operands)
+    change = method("t") if len(operand.sizes) == 2 else method("transpose", -2, -1)
+    return on_operand(replace(facts, operands=operands), at, change, rank=4)
+
+
+def _swapped(facts: Facts, a: Operand, b: Operand) -> list[Edit]:
+    site = facts.site
+    if site is None or facts.op is None or not a.name or not b.name or not facts.direct:
+        return []
+    return [
+        Edit(f"{b.name} @ {a.name}", "the other way round", 8, ops=(OpEdit(site, facts.op, lambda func, args, _: func(args[1], args[0])),))
+    ]
+
+
+def _right_dimensions(op: str, a: Operand, b: Operand) -> bool:
+    many = {"bmm": (3, 3), "baddbmm": (3, 3), "mm": (2, 2), "mv": (2, 1), "dot": (1, 1)}[op]
+    return (len(a.sizes), len(b.sizes)) == many
+
+
+def _as_matmul(facts: Facts) -> list[Edit]:
+
+    site = facts.site
+    if site is None or facts.op is None or not facts.direct or not all(one.name for one in facts.operands[:2]):
+        return []
+    code = f"{facts.operands[0].name} @ {facts.operands[1].name}"
+    return [
+        Edit(code, "takes any number of dimensions", 3, ops=(OpEdit(site, facts.op, lambda _, args, __: torch.matmul(args[0], args[1])),))
+    ]
+
+
+def _batches(facts: Facts, a: Operand, b: Operand) -> list[Edit]:
+    edits: list[Edit] = []
+    for one, other in ((a, b), (b, a)):
+        at = facts.operands.index(one)
+        if len(one.sizes) < len(other.sizes):
+            edits += [edit for dim in range(1, len(other.sizes) - 2) for edit in on_operand(facts, at, method("unsqueeze", dim), rank=6)]
+        if len(one.sizes) == len(other.sizes) > 2:
+            for order in orders(len(one.sizes)):
+                if tuple(one.sizes[dim] for dim in order[:-2]) == other.sizes[:-2] and order != tuple(range(len(order))):
+                    edits += turned(facts, at, order, rank=7)
+    return edits
+
+
+def einsum(facts: Facts) -> Diagnosis | None:
+    """A letter that stands for two sizes, or letters that do not match the dimensions."""
+    if facts.op != "einsum" or not facts.args or not isinstance(facts.args[0], str):
+        return None
+    equation = facts.args[0].replace(" ", "")
+    terms = equation.split("->")[0].split(",")
+    told = ", ".join(f"{term} of {shape(one.sizes)}" for term, one in zip(terms, facts.operands, strict=False))
+    if len(terms) != len(facts.operands):
+        return Diagnosis(f'`einsum("{equation}")` names {len(terms)} tensors, gets {len(facts.operands)}')
+    for at, (term, one) in enumerate(zip(terms, facts.operands, strict=True)):
+        letters = re.sub(r"\.\.\.", "", term)
+        if "..." not in term and len(letters) != len(one.sizes):
+            name = named(one, f"operand {at}")
+            sentence = f'`einsum("{equation}")` reads {name} as `{term}`, and it has {len(one.sizes)} dimensions: {shape(one.sizes)}'
+            return Diagnosis(sentence, (), one)
+    clash = _clash(terms, facts)
+    if clash is None:
+        return None
+    letter, first, second = clash
+    return Diagnosis(
+        f'`einsum("{equation}")`: `{letter}` is {first} and {second} ({told})', tuple(_einsum_edits(facts, terms)), facts.operands[0]
+    )
+
+
+def _sizes_of(terms: list[str], facts: Facts) -> list[list[tuple[str, int]]]:
+    return [list(zip(term, one.sizes, strict=False)) for term, one in zip(terms, facts.operands, strict=True) if "." not in term]
+
+
+def _clash(terms: list[str], facts: Facts) -> tuple[str, int, int] | None:
+    known: dict[str, int] = {}
+    for pairs in _sizes_of(terms, facts):
+        for letter, size in pairs:
+            if known.setdefault(letter, size) != size and 1 not in {size, known[letter]}:
+                return letter, known[letter], size
+    return None
+
+
+def _einsum_edits(facts: Facts, terms: list[str]) -> list[Edit]:
+    edits: list[Edit] = []
+    for at, one in reversed(list(enumerate(facts.operands))):
+        others = {letter: size for place, pairs in enumerate(_sizes_of(terms, facts)) if place != at for letter, size in pairs}
+        for order in orders(len(one.sizes)):
+            sizes = [one.sizes[dim] for dim in order]
+            if order != tuple(range(len(order))) and all(
+                others.get(letter, size) == size for letter, size in zip(terms[at], sizes, strict=False)
+            ):
+                edits += turned(facts, at, order)
+                break
+    return edits

@@ -1,0 +1,151 @@
+"""RNN, LSTM, GRU and their cells: features, dimensions, and the hidden state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, gets, named, producer_edits, reordered, turned
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
+
+__all__ = ["recurrent"]
+
+
+def recurrent(facts: Facts) -> Diagnosis | None:
+    """Of whichever kind."""
+    module = facts.module
+    if not isinstance(module, (nn.RNNBase, nn.RNNCellBase)) or not facts.given:
+        return None
+    facts = replace(facts, operands=facts.given)  # the op has the weights among its own
+    x, states = facts.given[0], facts.given[1:]
+    whole = isinstance(module, nn.RNNBase)
+    fits = (2, 3) if whole else (1, 2)
+    if len(x.sizes) not in fits:
+        return _dimensions(facts, x, fits)
+    if x.sizes[-1] != module.input_size:
+        return _features(facts, x, module)
+    return _state(facts, x, states, module)
+
+
+def _dimensions(facts: Facts, x: Operand, fits: tuple[int, int]) -> Diagnosis:
+    words = "(steps, batch, features)" if fits[1] == 3 else "(batch, features)"
+    if getattr(facts.module, "batch_first", False):
+        words = "(batch, steps, features)"
+    sentence = f"{facts.who} expects {fits[0]} or {fits[1]} dimensions {words}, gets {len(x.sizes)}: {shape(x.sizes)}"
+    module: Any = facts.module
+    edits: list[Edit] = []
+    if len(x.sizes) == fits[0] - 1 and module.input_size == 1:
+        edits += on_operand(facts, 0, method("unsqueeze", -1), rank=3, why="one feature")
+    if len(x.sizes) > fits[1]:
+        edits += on_operand(facts, 0, method("flatten", 2), rank=6, why="one dimension of features")
+        if 1 in x.sizes:
+            edits += on_operand(facts, 0, method("squeeze", x.sizes.index(1)), rank=4, why="without the dimension of one")
+    return Diagnosis(sentence, tuple(edits), x)
+
+
+def _features(facts: Facts, x: Operand, module: Any) -> Diagnosis:
+    got, wanted = x.sizes[-1], module.input_size
+    edits = reordered(facts, 0, -1, wanted)
+    if wanted == 1:
+        edits += on_operand(facts, 0, method("unsqueeze", -1), rank=3, why="one feature")
+    edits += rebuilt_module(module, facts.path, input_size=got)
+    edits += producer_edits(facts, x, got, wanted)
+    return Diagnosis(f"{facts.who} expects {wanted} features (input_size), gets {gets(x, got)}", tuple(edits), x)
+
+
+def _state(facts: Facts, x: Operand, states: tuple[Operand, ...], module: Any) -> Diagnosis | None:
+    wanted = _state_sizes(x, module)
+    if isinstance(module, (nn.LSTM, nn.LSTMCell)) and len(states) == 1 and _takes_tensor(facts):
+        return Diagnosis(
+            f"{facts.who} expects its state as two tensors (h, c) of {shape(wanted[0])}, gets one tensor of {shape(states[0].sizes)}"
+        )
+    for at, (state, sizes) in enumerate(zip(states, wanted, strict=False), 1):
+        if state.sizes != sizes:
+            words = (
+                "layers x batch x hidden" if len(sizes) == 3 else "layers x hidden" if isinstance(module, nn.RNNBase) else "batch x hidden"
+            )
+            sentence = f"{facts.who} expects a hidden state of {shape(sizes)} ({words}), gets {shape(state.sizes)}"
+            if not module_batch_first(module) and _fits_batch_first(x, states, module):
+                sentence += f": it reads {shape(x.sizes)} as steps x batch x features"
+            return Diagnosis(sentence, tuple(_state_edits(facts, at, state, sizes, module)), state)
+    return None
+
+
+def module_batch_first(module: Any) -> bool:
+    """Whether the batch comes first."""
+    return bool(getattr(module, "batch_first", False))
+
+
+def _takes_tensor(facts: Facts) -> bool:
+    given = facts.call.args[1:2] if facts.call is not None else ()
+    return bool(given) and isinstance(given[0], torch.Tensor)
+
+
+def _state_sizes(x: Operand, module: Any) -> list[tuple[int, ...]]:
+    if isinstance(module, nn.RNNCellBase):
+        return [(*x.sizes[:-1], module.hidden_size)] * 2
+    layers = module.num_layers * (2 if module.bidirectional else 1)
+    batch = () if len(x.sizes) == 2 else (x.sizes[0 if module.batch_first else 1],)
+    return [(layers, *batch, getattr(module, "proj_size", 0) or module.hidden_size), (layers, *batch, module.hidden_size)]
+
+
+def _fits_batch_first(x: Operand, states: tuple[Operand, ...], module: Any) -> bool:
+    return (
+        len(x.sizes) == 3 and all(len(one.sizes) == 3 and one.sizes[1] == x.sizes[0] for one in states) and isinstance(module, nn.RNNBase)
+    )
+
+
+def _state_edits(facts: Facts, at: int, state: Operand, wanted: tuple[int, ...], module: Any) -> list[Edit]:
+    edits: list[Edit] = []
+    have = state.sizes
+    if isinstance(module, nn.RNNBase) and len(have) == 3 and len(wanted) == 3 and have[0] == wanted[0] and have[2] == wanted[2]:
+        x = facts.given[0]
+        if x.sizes[1 if module.batch_first else 0] == have[1]:
+            edits += rebuilt_module(
+                module,
+                facts.path,
+                batch_first=not module.batch_first,
+                rank=5,
+                why=f"{named(x)} has its batch {'second' if module.batch_first else 'first'}",
+            )
+            edits += turned(facts, 0, (1, 0, 2), rank=15)
+    return edits + _state_turned(facts, at, have, wanted) + _other_sizes(facts, state, wanted, module)
+
+
+def _state_turned(facts: Facts, at: int, have: tuple[int, ...], wanted: tuple[int, ...]) -> list[Edit]:
+    """The state itself with other dimensions."""
+    edits: list[Edit] = []
+    for dim in range(len(wanted)):
+        if have == wanted[:dim] + wanted[dim + 1 :] and wanted[dim] == 1:
+            edits += on_operand(facts, at, method("unsqueeze", dim), rank=4)
+        if have[:dim] + have[dim + 1 :] == wanted and dim < len(have) and have[dim] == 1:
+            edits += on_operand(facts, at, method("squeeze", dim), rank=4)
+    if len(have) == len(wanted) + 1 and have[0] == 1 and have[1:] == wanted:
+        edits += on_operand(facts, at, method("squeeze", 0), rank=4)
+    if len(have) == 3 and len(wanted) == 3 and (have[1], have[0], have[2]) == wanted:
+        edits += turned(facts, at, (1, 0, 2), rank=4)
+    return edits
+
+
+def _other_sizes(facts: Facts, state: Operand, wanted: tuple[int, ...], module: Any) -> list[Edit]:
+    """The module made for such a state, or what made the state."""
+    edits: list[Edit] = []
+    have = state.sizes
+    if len(have) == len(wanted) and have[1:] == wanted[1:] and isinstance(module, nn.RNNBase):
+        layers = have[0] // (2 if module.bidirectional else 1)
+        if have[0] == 2 * wanted[0] and not module.bidirectional:
+            edits += rebuilt_module(module, facts.path, bidirectional=True, rank=21, why="both directions, as the state has")
+        if layers:
+            edits += rebuilt_module(module, facts.path, num_layers=layers, rank=20, why=f"{layers} layers, as the state has")
+    if have and wanted and have[:-1] == wanted[:-1] and have[-1] != wanted[-1] and not getattr(module, "proj_size", 0):
+        edits += rebuilt_module(module, facts.path, hidden_size=have[-1], rank=20, why=f"{have[-1]} hidden features, as the state has")
+        edits += producer_edits(facts, state, have[-1], wanted[-1], rank=22)
+    return edits

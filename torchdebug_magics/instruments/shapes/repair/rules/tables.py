@@ -1,0 +1,51 @@
+"""Embeddings: an index beyond the table, or one that is no whole number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.history import maker
+from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, named, short_dtype
+from torchdebug_magics.instruments.shapes.repair.rules.inputs import shortened
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts
+
+__all__ = ["embedding"]
+
+
+def embedding(facts: Facts) -> Diagnosis | None:
+    """``emb`` has 10 rows (0 to 9), gets index 10."""
+    if facts.op not in {"embedding", "embedding_bag"}:
+        return None
+    ids, table = facts.operands[0], facts.operands[1]
+    if facts.op == "embedding_bag" and not table.owned and ids.owned:
+        ids, table = table, ids
+    if ids.tensor.dtype not in {torch.int64, torch.int32}:
+        at = facts.operands.index(ids)
+        sentence = f"{facts.who} looks up whole numbers, and {named(ids)} is {short_dtype(ids)}"
+        return Diagnosis(sentence, tuple(on_operand(facts, at, method("long"), rank=1, why="indices are int64")), ids)
+    values = facts.values(ids.tensor)
+    rows = table.sizes[0]
+    if values is None or not values.numel():
+        return None
+    low, high = int(values.min()), int(values.max())
+    if low >= 0 and high < rows:
+        return None
+    wrong = high if high >= rows else low
+    place = [int(one) for one in (values == wrong).nonzero()[0]]
+    where = f" at {f'`{ids.name}`' if ids.name else ''}{place}" if place else ""
+    sentence = f"{facts.who} has {rows} rows (0 to {rows - 1}), gets index {wrong}{where}"
+    edits: list[Edit] = []
+    if low >= 0 and isinstance(facts.module, (nn.Embedding, nn.EmbeddingBag)):
+        edits += rebuilt_module(facts.module, facts.path, num_embeddings=high + 1, why=f"rows for the indices 0 to {high}")
+        if low >= 1 and high == rows:
+            edits += on_operand(facts, 0, Change(lambda x: f"{x} - 1", lambda one: one - 1), rank=30, why="indices that begin at 0")
+    if maker(ids.made) is not None and not ids.is_input and low == 0:  # positions, counted along a sequence
+        edits += shortened(facts, high + 1, rows)
+    return Diagnosis(sentence, tuple(edits), ids)

@@ -1,0 +1,276 @@
+"""view, reshape, permute and their like: as many elements as before, and dimensions that are there."""
+
+from __future__ import annotations
+
+import ast
+import math
+from typing import TYPE_CHECKING, Any
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.history import came_from, steps
+from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, named, producer_edits
+from torchdebug_magics.instruments.shapes.repair.rules.inputs import shortened
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
+
+__all__ = ["dimension", "expand", "view"]
+
+_VIEWS = frozenset({"view", "reshape", "view_as", "reshape_as", "unflatten"})
+_BY_DIMENSION = frozenset(
+    [
+        "transpose",
+        "permute",
+        "swapaxes",
+        "swapdims",
+        "movedim",
+        "unsqueeze",
+        "squeeze",
+        "flatten",
+        "softmax",
+        "log_softmax",
+        "sum",
+        "mean",
+        "max",
+        "min",
+        "argmax",
+        "argmin",
+        "std",
+        "var",
+        "cumsum",
+        "chunk",
+        "split",
+        "unbind",
+        "select",
+        "narrow",
+        "size",
+        "norm",
+        "topk",
+        "sort",
+        "flip",
+        "roll",
+        "cat",
+        "stack",
+        "amax",
+        "amin",
+        "prod",
+        "all",
+        "any",
+        "logsumexp",
+        "mT",
+        "t",
+    ]
+)
+
+
+def view(facts: Facts) -> Diagnosis | None:
+    """``x.view(-1, 400)`` of a tensor that has not so many elements."""
+    if facts.op not in _VIEWS or not facts.operands:
+        return None
+    x = facts.operands[0]
+    text = f"`{facts.site.text}`" if facts.site is not None and facts.direct and facts.site.text else f"`{facts.op}`"
+    many = math.prod(x.sizes)
+    if "stride" in facts.text or "contiguous" in facts.text:
+        sentence = f"{text} of {_told(x)} is no view: `{_turner(x)}` left its elements in another order in memory; `reshape` copies"
+        return Diagnosis(sentence, tuple(_reshaped(facts)), x)
+    wanted = _wanted(facts)
+    if wanted is None:
+        return None
+    if facts.op == "unflatten":
+        dim = facts.argument(1, "dim", 0)
+        size = x.sizes[dim] if isinstance(dim, int) and -len(x.sizes) <= dim < len(x.sizes) else many
+        return Diagnosis(f"{text} splits a dimension of {size} into {shape(wanted)} = {math.prod(wanted):,}", (), x)
+    known = math.prod(one for one in wanted if one != -1)
+    whole = f"{_told(x)} has {many:,} elements"
+    if -1 in wanted:
+        rest = [one for one in wanted if one != -1]
+        factors = f"{shape(rest)} = {known:,}" if len(rest) > 1 else f"{known:,}"
+        sentence = f"{text}: {whole}, which do not divide by {factors}"
+    else:
+        sentence = f"{text}: {whole}, and {shape(wanted)} takes {known:,}"
+    return Diagnosis(sentence, tuple(_sizes(facts, x, wanted)), x, (math.prod(x.sizes[1:]), _per_row(wanted)))
+
+
+def _per_row(wanted: tuple[int, ...]) -> int:
+    return math.prod(one for one in wanted[1:] if one != -1)
+
+
+def _told(x: Operand) -> str:
+    source = came_from(x.made)
+    return f"{named(x, 'the tensor')} of {shape(x.sizes)}{f' {source}' if source and f'`{x.name}`' not in source else ''}"
+
+
+def _turner(x: Operand) -> str:
+
+    turns = ("transpose", "permute", "t", "mT", "T", "__getitem__", "expand", "swapaxes", "movedim", "flip")
+    return next((step.op.strip("_") for step in steps(x.made) if step.op in turns), "an op before")
+
+
+def _wanted(facts: Facts) -> tuple[int, ...] | None:
+    given: Any = facts.args[1:] if facts.op != "unflatten" else facts.args[2:]
+    given = given or tuple(facts.kwargs.get(name) for name in ("shape", "size", "sizes") if name in facts.kwargs)
+    if facts.op in {"view_as", "reshape_as"} and len(facts.operands) > 1:
+        return facts.operands[1].sizes
+    if len(given) == 1 and isinstance(given[0], (tuple, list)):
+        given = tuple(given[0])
+    return tuple(int(one) for one in given) if given and all(isinstance(one, int) for one in given) else None
+
+
+def _reshaped(facts: Facts) -> list[Edit]:
+    site = facts.site
+    call = site.expression if site is not None else None
+    if site is None or not facts.direct or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or facts.op is None:
+        return []
+    new = ast.Call(ast.Attribute(call.func.value, "reshape" if facts.op == "view" else "reshape_as"), call.args, call.keywords)
+    name = new.func.attr  # type: ignore[attr-defined]
+    run = OpEdit(site, facts.op, lambda _, args, kwargs: getattr(args[0], name)(*args[1:], **kwargs))
+    return [Edit(ast.unparse(new), "copies where a view is not possible", 2, ops=(run,))]
+
+
+def _sizes(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit]:
+    """One of the sizes as it comes out; a batch that was written as a number, first of all."""
+    many = math.prod(x.sizes)
+    edits: list[Edit] = []
+    if len(wanted) == 2 and x.sizes and len(x.sizes) > 2:
+        edits += _with_sizes(
+            facts,
+            (x.sizes[0], -1),
+            rank=3,
+            text=f"{_receiver(facts)}.flatten(1)" if _receiver(facts) else "",
+            why="each row in one dimension",
+        )
+    edits += _made_to_fit(facts, x, wanted)
+    free = wanted.index(-1) if -1 in wanted else None
+    for at in range(len(wanted)):
+        if at == free:
+            continue
+        rest = math.prod(one for place, one in enumerate(wanted) if place not in {at, free})
+        rows = x.sizes[0] if free == 0 and x.sizes else 1
+        if rest and many % (rest * rows) == 0 and (free is None or (free == 0 and at != 0)):
+            size = many // (rest * rows)
+            new = tuple(size if place == at else one for place, one in enumerate(wanted))
+            if free is None:
+                edits += _with_sizes(
+                    facts, tuple(-1 if place == at else one for place, one in enumerate(wanted)), rank=_place_rank(at, x.sizes, wanted)
+                )
+            else:
+                edits += _with_sizes(facts, new, rank=10)
+    return edits
+
+
+def _made_to_fit(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit]:
+    """Rows that are laid out as pictures: of another height and width, or made as long as it takes."""
+    if len(x.sizes) != 2 or wanted[0] not in {-1, x.sizes[0]} or -1 in wanted[1:]:
+        return []
+    edits = producer_edits(facts, x, x.sizes[1], math.prod(wanted[1:]), rank=15)
+    if len(wanted) == 4 and wanted[2] == wanted[3] and x.sizes[1] % wanted[1] == 0:
+        side = math.isqrt(x.sizes[1] // wanted[1])
+        if side**2 * wanted[1] == x.sizes[1]:
+            edits += _with_sizes(facts, (*wanted[:2], side, side), rank=8)
+    return edits
+
+
+def _place_rank(at: int, sizes: tuple[int, ...], wanted: tuple[int, ...]) -> int:
+    """A batch that was written as a number, first of all."""
+    if at == 0:
+        return 2 if math.prod(sizes[1:]) == math.prod(wanted[1:]) else 6
+    return 8 + len(wanted) - at
+
+
+def _receiver(facts: Facts) -> str:
+    call = facts.site.expression if facts.site is not None and facts.direct else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and facts.op == call.func.attr:
+        return ast.unparse(call.func.value) if not isinstance(call.func.value, ast.BinOp) else f"({ast.unparse(call.func.value)})"
+    return ""
+
+
+def _with_sizes(facts: Facts, sizes: tuple[int, ...], *, rank: int, text: str = "", why: str = "") -> list[Edit]:
+    site = facts.site
+    if site is None or not facts.direct or facts.op is None or not isinstance(site.expression, ast.Call):
+        return []
+    code = text or _call_with(site.expression, sizes)
+    if not code:
+        return []
+    run = OpEdit(site, facts.op, lambda _, args, __: args[0].reshape(sizes))
+    return [Edit(code, why, rank, ops=(run,))]
+
+
+def _call_with(call: ast.Call, sizes: tuple[int, ...]) -> str:
+    """The same call with other sizes; those that stay are written as they were."""
+    new = [ast.parse(str(size), mode="eval").body for size in sizes]
+    old: list[ast.expr] = list(call.args)
+    if len(old) == 1 and isinstance(old[0], (ast.Tuple, ast.List)):
+        inner = [was if _same(was, size) else one for was, one, size in zip(old[0].elts, new, sizes, strict=False)]
+        return ast.unparse(ast.Call(call.func, [ast.Tuple(inner, ast.Load())], [])) if len(inner) == len(sizes) else ""
+    if len(old) != len(sizes):
+        return ""
+    return ast.unparse(ast.Call(call.func, [was if _same(was, size) else one for was, one, size in zip(old, new, sizes, strict=True)], []))
+
+
+def _same(node: ast.expr, size: int) -> bool:
+    """A name or a call, such as ``x.size(0)``, is kept where the new size is no -1."""
+    return not isinstance(node, (ast.Constant, ast.UnaryOp)) and size != -1
+
+
+def expand(facts: Facts) -> Diagnosis | None:
+    """Only a dimension of one grows."""
+    if facts.op not in {"expand", "expand_as", "broadcast_to"} or not facts.operands:
+        return None
+    x = facts.operands[0]
+    given: Any = (
+        facts.operands[1].sizes if facts.op == "expand_as" and len(facts.operands) > 1 else facts.args[1:] or tuple(facts.kwargs.values())
+    )
+    wanted = tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else tuple(given)
+    if not all(isinstance(one, int) for one in wanted):
+        return None
+    if len(wanted) < len(x.sizes):
+        return Diagnosis(f"`{facts.op}` to {shape(wanted)}: {_told(x)} has {len(x.sizes)} dimensions already", (), x)
+    text = f"`{facts.site.text}`" if facts.site is not None and facts.direct and facts.site.text else f"`{facts.op}`"
+    pairs = [
+        (here, there) for here, there in zip(reversed(x.sizes), reversed(wanted), strict=False) if there not in {-1, here} and here != 1
+    ]
+    if not pairs:
+        return None
+    sentence = f"{text} grows a dimension of 1 only, and {_told(x)} has {pairs[0][0]} where {pairs[0][1]} is wanted"
+    edits = [
+        edit
+        for dim in range(len(x.sizes) + 1)
+        if len(wanted) > len(x.sizes) and dim and _grows((*x.sizes[:dim], 1, *x.sizes[dim:]), wanted)
+        for edit in on_operand(facts, 0, method("unsqueeze", -1 if dim == len(x.sizes) else dim), rank=5)
+    ]
+    edits += shortened(facts, pairs[0][1], pairs[0][0])
+    return Diagnosis(sentence, tuple(edits), x)
+
+
+def _grows(sizes: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    return all(there in {-1, here} or here == 1 for here, there in zip(reversed(sizes), reversed(wanted), strict=False))
+
+
+def dimension(facts: Facts) -> Diagnosis | None:
+    """A dimension that the tensor does not have, or too many, or too few of them named."""
+    if facts.op is None or not facts.operands:
+        return None
+    x = facts.operands[0]
+    text = f"`{facts.site.text}`" if facts.site is not None and facts.direct and facts.site.text else f"`{facts.op}`"
+    if facts.op == "permute":
+        given = facts.args[1:]
+        order = tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+        if len(order) != len(x.sizes):
+            edits = _as_many(facts, len(order))
+            return Diagnosis(f"{text} names {len(order)} dimensions, and {_told(x)} has {len(x.sizes)}", tuple(edits), x)
+    if "Dimension out of range" in facts.text or ("dimension" in facts.text.lower() and facts.op in _BY_DIMENSION):
+        last = len(x.sizes) - 1
+        return Diagnosis(
+            f"{text} names a dimension that {_told(x)} does not have: it has {-last - 1} to {last}",
+            tuple(_as_many(facts, len(x.sizes) + 1)),
+            x,
+        )
+    return None
+
+
+def _as_many(facts: Facts, many: int) -> list[Edit]:
+    """The input with the batch dimension that was forgotten."""
+    x = facts.operands[0]
+    lacks_batch = x.is_input and len(x.sizes) == many - 1
+    return on_operand(facts, 0, method("unsqueeze", 0), rank=10, why="a batch of one", first=True) if lacks_batch else []

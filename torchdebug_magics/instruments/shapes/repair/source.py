@@ -1,0 +1,193 @@
+"""The user's own expression that failed, and how it reads with an operand changed."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import linecache
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.probing.where import owner, span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from types import CodeType
+
+__all__ = ["Site", "site_of"]
+
+_SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@"}
+_LONGEST = 60
+"""Characters up to which an expression stands for a tensor's name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One expression in one line of the user's, as it ran."""
+
+    code: CodeType
+    instruction: int
+    line: int
+    statement: ast.stmt | None
+    expression: ast.AST | None
+    """The call, operator or subscript that failed; None where it cannot be told."""
+    names: Mapping[str, Any]
+    """The user's variables at that moment."""
+
+    @property
+    def text(self) -> str:
+        """The failing expression."""
+        return "" if self.expression is None else ast.unparse(self.expression)
+
+    def operand_text(self, at: int, tensor: torch.Tensor, *, direct: bool) -> str:
+        """What the user calls a tensor here: a variable that holds it, or the text of the operand where the expression takes it."""
+        node = self.operand_node(at, tensor, direct=direct)
+        if node is not None:
+            text = ast.unparse(node)
+            return text if len(text) <= _LONGEST else ""
+        return next((name for name, value in self.names.items() if value is tensor and name.isidentifier()), "")
+
+    def operand_node(self, at: int, tensor: torch.Tensor, *, direct: bool) -> ast.expr | None:
+        """The part of the expression that is this operand."""
+        nodes = self._operands()
+        for node in (*nodes[at : at + 1], *nodes):  # the same tensor may have two names
+            if isinstance(node, ast.Name) and self.names.get(node.id) is tensor:
+                return node
+        if not direct or at >= len(nodes):
+            return None
+        node = nodes[at]
+        if isinstance(node, ast.Name) and isinstance(self.names.get(node.id), torch.Tensor):
+            return None  # it holds another tensor
+        return None if isinstance(node, ast.Name) and node.id in self.names else node
+
+    def changed(self, node: ast.expr, text: Callable[[str], str]) -> str:
+        """The expression with one operand changed."""
+        assert self.expression is not None
+        whole = self.expression
+        if isinstance(whole, ast.AugAssign) and node is whole.target:
+            return f"{ast.unparse(node)} = {text(ast.unparse(node))} {_SIGNS.get(type(whole.op), '+')} {ast.unparse(whole.value)}"
+        return ast.unparse(_Put(node, ast.parse(text(_in_brackets(node)), mode="eval").body).visit(copy.deepcopy(self.expression)))
+
+    def assigns_over(self, name: str) -> bool:
+        """Whether nothing after this line reads the variable as it is now: it is given anew, or returned from."""
+        statement = self.statement
+        if isinstance(statement, ast.Return):
+            return True
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        return any(isinstance(one, ast.Name) and one.id == name for one in targets)
+
+    def _operands(self) -> list[ast.expr]:
+        node = self.expression
+        if isinstance(node, ast.BinOp):
+            return [node.left, node.right]
+        if isinstance(node, ast.AugAssign):
+            return [node.target, node.value]
+        if isinstance(node, ast.Compare):
+            return [node.left, *node.comparators]
+        if isinstance(node, ast.Subscript):
+            return [node.value, *_spread([node.slice])]
+        if isinstance(node, ast.Call):
+            return list(_spread([*self._receiver(node), *node.args, *(one.value for one in node.keywords)]))
+        return []
+
+    def _receiver(self, node: ast.Call) -> list[ast.expr]:
+        """The tensor whose method is called."""
+        if not isinstance(node.func, ast.Attribute):
+            return []
+        root: ast.expr = node.func.value
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if isinstance(root, ast.Name):
+            if isinstance(self.names.get(root.id), torch.nn.Module):
+                called = _attribute(self.names[root.id], node.func)
+                return [] if isinstance(called, torch.nn.Module) or called is None else [node.func.value]
+            return [node.func.value] if isinstance(self.names.get(root.id), torch.Tensor) else []
+        return [node.func.value]
+
+
+def site_of(error: BaseException) -> tuple[Site | None, int]:
+    """(the innermost line of the user's, how many frames lead to it); None where code of a library lies below it, or none is the user's."""
+    found: tuple[Any, int, int, int] | None = None
+    step, depth = error.__traceback__, 0
+    while step is not None:
+        depth += 1
+        kind = owner(step.tb_frame.f_code.co_filename)
+        if kind == "user":
+            found = (step.tb_frame, step.tb_lasti, step.tb_lineno, depth)
+        elif kind == "library":
+            found = None
+        step = step.tb_next
+    if found is None:
+        return None, depth
+    frame, instruction, line, depth = found
+    statement, expression = _nodes(frame.f_code, instruction, line)
+    return Site(frame.f_code, instruction, line, statement, expression, dict(frame.f_locals)), depth
+
+
+def _nodes(code: CodeType, instruction: int, line: int) -> tuple[ast.stmt | None, ast.AST | None]:
+    tree = _tree("".join(linecache.getlines(code.co_filename)))
+    if tree is None:
+        return None, None
+    statements = [one for one in ast.walk(tree) if isinstance(one, ast.stmt) and one.lineno <= line <= (one.end_lineno or one.lineno)]
+    statement = max(statements, key=lambda one: (one.lineno, one.col_offset), default=None)
+    place = span(code, instruction)
+    if place is None:
+        return statement, _only(statement)
+    first, column, last, end = place
+    fits = (
+        one
+        for one in ast.walk(tree)
+        if isinstance(one, (ast.expr, ast.stmt))
+        and (one.lineno, one.col_offset, one.end_lineno, one.end_col_offset) == (first, column, last, end)
+    )
+    return statement, next(fits, None)
+
+
+@functools.lru_cache(maxsize=16)
+def _tree(source: str) -> ast.Module | None:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _only(statement: ast.stmt | None) -> ast.AST | None:
+    """Before Python 3.11 the instruction does not tell its place: the one call or operator of the statement, if there is but one."""
+    if statement is None:
+        return None
+    whole = [one for one in ast.walk(statement) if isinstance(one, (ast.Call, ast.BinOp, ast.Subscript, ast.AugAssign))]
+    return whole[0] if len(whole) == 1 else None
+
+
+def _spread(nodes: list[ast.expr]) -> Iterator[ast.expr]:
+    for node in nodes:
+        if isinstance(node, (ast.List, ast.Tuple)):
+            yield from _spread(node.elts)
+        elif not isinstance(node, (ast.Constant, ast.Slice, ast.JoinedStr)):
+            yield node
+
+
+def _attribute(module: torch.nn.Module, func: ast.Attribute) -> object:
+    value: object = module
+    for name in ast.unparse(func).split(".")[1:]:
+        value = getattr(value, name, None)
+    return value
+
+
+def _in_brackets(node: ast.expr) -> str:
+    text = ast.unparse(node)
+    return text if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant)) else f"({text})"
+
+
+class _Put(ast.NodeTransformer):
+    def __init__(self, old: ast.expr, new: ast.expr) -> None:
+        self._place = (old.lineno, old.col_offset, old.end_lineno, old.end_col_offset)
+        self._kind = type(old)
+        self._new = new
+
+    def visit(self, node: ast.AST) -> Any:
+        place = tuple(getattr(node, name, None) for name in ("lineno", "col_offset", "end_lineno", "end_col_offset"))
+        return self._new if type(node) is self._kind and place == self._place else self.generic_visit(node)
