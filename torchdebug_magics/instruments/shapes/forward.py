@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
@@ -55,6 +56,7 @@ class Forward:
     """How a tensor of this run came about."""
     reached: int = 0
     """How many functions and modules had been called: how far it came."""
+    took_s: float = 0.0
 
     @property
     def came_through(self) -> bool:
@@ -76,6 +78,7 @@ def forward(
     ``instead`` replaces single functions by their number in the run. A trial prints and warns nothing.
     Unless it `saves`, nothing is told of what a backward pass would need, and no hook of ours is in the graph.
     """
+    began = time.monotonic()
     parameters = Parameters(model)
     device = "meta" if any(one.device.type == "meta" for one in model.parameters()) else ""
     calls, writes = Calls(model, parameters, device), Writes()
@@ -129,6 +132,7 @@ def forward(
         fakes=fakes,
         made=origins.made,
         reached=origins.count + len(calls.made),
+        took_s=time.monotonic() - began,
     )
 
 

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 import torchdebug_magics
 from torchdebug_magics import TorchDebugError
 
+
 class Scaled(nn.Module):
     def __init__(self):
         super().__init__()
