@@ -20,6 +20,8 @@ __all__ = ["is_limit_of_fakes", "real_error"]
 _LARGEST = 1 << 26
 """Elements that are made for real to hear torch's own words."""
 
+_PRODUCTS = frozenset({"linear", "matmul", "__matmul__", "mm", "bmm"})
+
 _LIMITS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
 _LIMIT_NAMES = frozenset({"GuardOnDataDependentSymNode", "FakeTensorDeviceMismatchError", "PendingUnbackedSymbolNotFound", "UserError"})
 _LIMIT_WORDS = ("not supported for tensor subclasses", "FakeTensor", "fake tensor", "FakeScriptObject", "meta tensor", "Meta")
@@ -39,13 +41,14 @@ def is_limit_of_fakes(error: BaseException) -> bool:
 def real_error(failed: Failed) -> tuple[bool, Exception | None]:
     """(whether it was tried, the error) of the failed op on real zeros of the same shapes; no error where it works for real."""
     size = sum(math.prod(tensor.shape) for _, tensor in named_tensors((failed.args, failed.kwargs)))
-    if size > _LARGEST:
+    if size > _LARGEST and not _is_refused(failed):
         return False, None
+    real = _zeros if size <= _LARGEST else _without_memory
     before = RandomState.take()
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            failed.func(*rebuilt(failed.args, _real), **rebuilt(failed.kwargs, _real))
+            failed.func(*rebuilt(failed.args, real), **rebuilt(failed.kwargs, real))
     except Exception as error:  # noqa: BLE001 - whatever torch says
         return True, error
     finally:
@@ -53,6 +56,23 @@ def real_error(failed: Failed) -> tuple[bool, Exception | None]:
     return True, None
 
 
-def _real(tensor: torch.Tensor) -> Any:
-    device = "cpu" if tensor.device.type == "meta" else tensor.device
-    return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=device).zero_()
+def _is_refused(failed: Failed) -> bool:
+    """A matrix product whose inner sizes differ: torch looks at the shapes before it computes anything."""
+    if failed.op not in _PRODUCTS or len(failed.operands) < 2:  # noqa: PLR2004
+        return False
+    first, second = (tuple(tensor.shape) for _, tensor in failed.operands[:2])
+    inner = -1 if failed.op == "linear" else -2
+    return min(len(first), len(second)) > 1 and first[-1] != second[inner]
+
+
+def _zeros(tensor: torch.Tensor) -> Any:
+    return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=_place(tensor)).zero_()
+
+
+def _without_memory(tensor: torch.Tensor) -> Any:
+    """One zero, said to be as large."""
+    return torch.zeros((), dtype=tensor.dtype, device=_place(tensor)).expand(tuple(tensor.shape))
+
+
+def _place(tensor: torch.Tensor) -> torch.device:
+    return torch.device("cpu") if tensor.device.type == "meta" else tensor.device

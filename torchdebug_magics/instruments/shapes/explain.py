@@ -26,6 +26,7 @@ __all__ = ["diagnosed", "explained", "of_op", "place"]
 
 _SHOWN = 5
 _QUICK_FLOPS = 2e9
+_TOO_SLOW_S = 2.0
 
 
 def explained(seen: Seen) -> Failure:
@@ -69,6 +70,8 @@ def _fixes(facts: Facts, found: Diagnosis, reached: int, trials: Trials | None) 
 
 def _trials(seen: Seen) -> Trials | None:
     """On fakes, save for scripted parts; none where only a long run would tell."""
+    if seen.run.took_s > _TOO_SLOW_S:
+        return None
     scripted = any(isinstance(one, torch.jit.ScriptModule) for one in seen.model.modules())
     return None if scripted and seen.run.flops > _QUICK_FLOPS else Trials(seen.model, seen.inputs, real=scripted)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
@@ -54,6 +55,7 @@ class Forward:
     """How a tensor of this run came about."""
     reached: int = 0
     """How many functions and modules had been called: how far it came."""
+    took_s: float = 0.0
 
     @property
     def came_through(self) -> bool:
@@ -75,6 +77,7 @@ def forward(
     ``instead`` replaces single functions by their number in the run. A trial prints nothing.
     Unless it `saves`, nothing is told of what a backward pass would need, and no hook of ours is in the graph.
     """
+    began = time.monotonic()
     parameters = Parameters(model)
     device = "meta" if any(one.device.type == "meta" for one in model.parameters()) else ""
     calls, writes = Calls(model, parameters, device), Writes()
@@ -126,6 +129,7 @@ def forward(
         fakes=fakes,
         made=origins.made,
         reached=origins.count + len(calls.made),
+        took_s=time.monotonic() - began,
     )
 
 

@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["fixes"]
 
-_MOST_EDITS = 3
 _SHOWN = 4
-_WIDE = 5
-"""How many half-way states are taken further from each round."""
+_WIDE = (5, 3, 2, 1)
+"""How many half-way states are taken further after each round; there is one round more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +29,27 @@ class _State:
     edits: tuple[Edit, ...]
     facts: Facts
     reached: int
+    rank: int = 0
+    remade: bool = False
+    """Whether a module was made anew twice, for what comes in and for what is to go out."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """Edits that let the whole forward through."""
+
+    edits: tuple[Edit, ...]
+    rank: int
+    remade: bool
 
     @property
-    def rank(self) -> tuple[int, int]:
-        return sum(edit.rank for edit in self.edits), -self.reached
+    def natural(self) -> bool:
+        return all(edit.natural for edit in self.edits)
+
+    @property
+    def order(self) -> tuple[bool, int, int]:
+        """What comes first: natural ones, then the fewest edits, then the least rank."""
+        return not self.natural, _many(self.edits), self.rank
 
 
 def fixes(candidates: Sequence[Edit], facts: Facts, reached: int, trials: Trials | None) -> tuple[Fix, ...]:
@@ -43,51 +59,57 @@ def fixes(candidates: Sequence[Edit], facts: Facts, reached: int, trials: Trials
     """
     if trials is None or not candidates:
         return tuple(_fix((edit,), verified=False) for edit in _by_rank(candidates)[:2])
+    search = _Search(trials)
     states = [_State((), facts, reached)]
-    through: list[tuple[int, tuple[Edit, ...]]] = []
-    in_vain: set[str] = set()
-    while states and not any(_natural(edits) for _, edits in through) and _many(states[0].edits) < _MOST_EDITS:
+    for wide in (*_WIDE, 0):
+        states = sorted(search.round(states, candidates), key=lambda one: (one.remade, one.rank, -one.reached))[:wide]
+        if not states or any(way.natural for way in search.through):
+            break
+    if not search.through:
+        left = [edit for edit in _by_rank(candidates) if edit.code not in search.in_vain]
+        return tuple(_fix((edit,), verified=False) for edit in left[:2])
+    plain = [way for way in search.through if not way.remade]
+    return tuple(_fix(way.edits, verified=True) for way in sorted(plain or search.through, key=lambda way: way.order)[:_SHOWN])
+
+
+class _Search:
+    """Breadth first: every state with every edit that its facts suggest."""
+
+    def __init__(self, trials: Trials) -> None:
+        self._trials = trials
+        self.through: list[_Way] = []
+        self.in_vain: set[str] = set()
+
+    def round(self, states: Sequence[_State], candidates: Sequence[Edit]) -> list[_State]:
+        """The states that one edit more leads to."""
         following: list[_State] = []
         for state in states:
-            for edit in _by_rank(candidates if not state.edits else diagnosis(state.facts).edits):
-                if not trials.left or (through and _worse(edit, state, through)):
+            for edit in _by_rank(diagnosis(state.facts).edits if state.edits else candidates):
+                if not self._trials.left or self._is_full(state.rank + edit.rank):
                     break
-                if not _try(trials, state, edit, through, following):
-                    in_vain.add(edit.code)
-        states = sorted(following, key=lambda one: one.rank)[:_WIDE]
-    if not through:
-        left = [edit for edit in _by_rank(candidates) if edit.code not in in_vain]
-        return tuple(_fix((edit,), verified=False) for edit in left[:2])
-    through.sort(key=lambda one: (not _natural(one[1]), _many(one[1]), one[0]))
-    return tuple(_fix(edits, verified=True) for _, edits in through[:_SHOWN])
+                following += self._tried(state, edit)
+        return following
 
+    def _is_full(self, rank: int) -> bool:
+        """Whether a way of this rank could only add to a list that is long enough."""
+        return len(self.through) >= _SHOWN and rank > max(way.rank for way in self.through)
 
-def _natural(edits: tuple[Edit, ...]) -> bool:
-    return all(edit.natural for edit in edits)
+    def _tried(self, state: _State, edit: Edit) -> list[_State]:
+        # A module that is made anew once more, from what it was made before: one place, not two.
+        kept = tuple(one for one in state.edits if not one.modules or one.modules.keys() - edit.modules.keys())
+        edits, rank, remade = (*kept, edit), state.rank + edit.rank, state.remade or len(kept) < len(state.edits)
+        run = self._trials.run(edits)
+        if run is not None and run.error is None:
+            self.through.append(_Way(edits, rank, remade))
+        elif run is not None and run.reached > state.reached + len(edit.calls):  # a changed argument is one call more
+            return [_State(edits, facts_of(run), run.reached, rank, remade)]
+        elif run is not None:
+            self.in_vain.add(edit.code)
+        return []
 
 
 def _many(edits: tuple[Edit, ...]) -> int:
     return sum(edit.many for edit in edits)
-
-
-def _worse(edit: Edit, state: _State, through: Sequence[tuple[int, tuple[Edit, ...]]]) -> bool:
-    """Whether it could only add to a list that is full."""
-    return len(through) >= _SHOWN and state.rank[0] + edit.rank > max(rank for rank, _ in through)
-
-
-def _try(trials: Trials, state: _State, edit: Edit, through: list[tuple[int, tuple[Edit, ...]]], following: list[_State]) -> bool:
-    """Whether it led further, or that cannot be told."""
-    edits = (*state.edits, edit)
-    run = trials.run(edits)
-    if run is None:
-        return True
-    if run.error is None:
-        through.append((sum(one.rank for one in edits), edits))
-        return True
-    if run.reached > state.reached + len(edit.calls):  # a changed argument is one call more
-        following.append(_State(edits, facts_of(run), run.reached))
-        return True
-    return False
 
 
 def _by_rank(edits: Sequence[Edit]) -> list[Edit]:
