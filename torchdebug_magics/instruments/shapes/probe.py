@@ -11,11 +11,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.shapes.calls import Calls, shapes
+from torchdebug_magics.instruments.shapes.columns import layout
 from torchdebug_magics.instruments.shapes.flops import FlopFormulas
 from torchdebug_magics.instruments.shapes.ops import Arithmetic, Origins
 from torchdebug_magics.instruments.shapes.parameters import Parameters
 from torchdebug_magics.instruments.shapes.postmortem import after_error
-from torchdebug_magics.instruments.shapes.report import Layout
 from torchdebug_magics.instruments.shapes.saved import Saved
 from torchdebug_magics.instruments.shapes.tabulate import of_cell
 from torchdebug_magics.probing.guard import Guard
@@ -39,7 +39,7 @@ class ShapesProbe:
     """See `shapes`."""
 
     def __init__(self, **options: Any) -> None:
-        self._layout = Layout.of(**options)
+        self._layout = layout(**options)
         self._guard = Guard()
         self._hooks = Hooks()
         self._thread = threading.get_ident()
