@@ -248,6 +248,6 @@ def _sentence(need: Need) -> str:
     limit = f"the {byte_size(need.limit_bytes)}{f' of {need.limit}' if need.limit else ''}"
     most = need.largest_batch
     if need.fits:
-        return f"{said}: fits {limit}{f'; batch {most:,} would too' if most and most != need.batch else ''}."
-    rest = "" if most is None else f"; batch {most:,} would" if most else "; no batch would"
+        return f"{said}: fits {limit}{f'; batch {count(most)} would too' if most and most != need.batch else ''}."
+    rest = "" if most is None else f"; batch {count(most)} would" if most else "; no batch would"
     return f"{said}: does not fit {limit}{rest}."

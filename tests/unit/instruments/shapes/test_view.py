@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from IPython.core.error import UsageError
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.html import markup, plain
@@ -325,3 +328,10 @@ def test_the_picture_shows_the_largest_parts_and_together_all():
         if measure.name == "parameters":
             assert sum(measure.values) == one.total_params
     assert not blocks(report(*rows), Bars)
+
+
+@pytest.mark.parametrize("cell", ["%shapes model (4, 2) --sort weird", "%%shapes --columns weird\nmodel", "%shapes 3"])
+def test_what_is_asked_in_the_wrong_way_is_said_in_one_line(shell: Any, capsys: pytest.CaptureFixture[str], cell: str) -> None:
+    shell.run_cell("import torch; model = torch.nn.Linear(2, 3)")
+    assert type(shell.run_cell(cell).error_in_exec) is UsageError
+    assert "Traceback" not in capsys.readouterr().out
