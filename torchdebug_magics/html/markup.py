@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.html import style
+from torchdebug_magics.html.bars import bars
 from torchdebug_magics.html.chart import chart
 from torchdebug_magics.html.elements import Markup, el, prose
-from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Note, Page, Table
+from torchdebug_magics.html.page import Bars, Chart, Code, Facts, Fold, Note, Page, Table
 from torchdebug_magics.html.table import table
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ __all__ = ["render", "render_blocks"]
 
 _ROOM = 60_000
 """Bytes that the tables of one page may take, so that an output with a chart stays below 100 KB."""
+_LEAST = 6_000
+"""For a short table that comes after a long one."""
 
 
 def render(page: Page) -> str:
@@ -49,12 +52,10 @@ class _Writer:
     def blocks(self, blocks: tuple[Block, ...]) -> list[Markup]:
         return [self._block(block) for block in blocks]
 
-    def _block(self, block: Block) -> Markup:
+    def _block(self, block: Block) -> Markup:  # noqa: PLR0911 - one for each kind
         match block:
             case Table():
-                written = table(block, self._room) if block.rows else Markup()
-                self._room -= len(written.encode())
-                return written
+                return self._counted(table(block, max(self._room, _LEAST)) if block.rows else Markup())
             case Fold():
                 return el("details", el("summary", _prose(block.title), style=style.SUMMARY), *self.blocks(block.blocks), style=style.FOLD)
             case Facts():
@@ -63,8 +64,14 @@ class _Writer:
                 return _code(block)
             case Chart():
                 return chart(block)
+            case Bars():
+                return self._counted(bars(block))
             case Note():
                 return _note(block)
+
+    def _counted(self, written: Markup) -> Markup:
+        self._room -= len(written.encode())
+        return written
 
 
 def _facts(block: Facts) -> Markup:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from itertools import accumulate
+from typing import Literal, NamedTuple, TypeAlias
 
 from torchdebug_magics.format import Format, cell
 
-__all__ = ["Block", "Cell", "Chart", "Code", "Facts", "Fold", "Note", "Page", "Status", "Table"]
+__all__ = ["Bars", "Block", "Cell", "Chart", "Code", "Facts", "Fold", "Measure", "Note", "Page", "Place", "Status", "Table"]
 
 Status: TypeAlias = Literal["good", "bad", "warn", "info", "busy"]
 Cell: TypeAlias = str | int | float | None
+
+_DEEPEST = 24
+"""Levels of a tree that are told apart by how far a row stands to the right."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,13 @@ class Code:
     title: str = ""
 
 
+class Place(NamedTuple):
+    """Where a row stands in a tree: its depth, and what it is called among its neighbours."""
+
+    depth: int
+    label: str
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows under named columns. Numbers stay numbers, so that a widget can sort them; `formats` says how a column is written."""
@@ -45,6 +57,10 @@ class Table:
     """Rows to be seen first (a bad one), by position."""
     is_sequence: bool = False
     """Whether the order of the rows is what it tells: then a widget neither sorts nor filters them."""
+    tree: tuple[Place, ...] = ()
+    """One place a row, in the order of a tree read from the top; empty where there is none. The first cell still names a row in full."""
+    whole: Table | None = None
+    """The same with nothing folded together, for a view in which one can search."""
 
     def text(self, position: int) -> tuple[str, ...]:
         """The cells of one row as they are written."""
@@ -57,6 +73,40 @@ class Table:
     def is_text(self, column: str) -> bool:
         """Whether a column holds words, which begin at the left; numbers end at the right."""
         return self.format(column) in {"text", "prose", "code"}
+
+    def label(self, position: int, *, step: str = "  ", closed: bool = False) -> str:
+        """What a row of a tree is called where it stands, a step to the right for each level; a closed one says how many it holds."""
+        depth, label = self.tree[position]
+        many = len(self.inside(position)) if closed else 0
+        return f"{step * min(depth, _DEEPEST)}{cell(label)}{f'  + {many:,} inside' if many else ''}"
+
+    def inside(self, position: int) -> range:
+        """The rows that stand in a row of a tree, at any depth."""
+        end = position + 1
+        while end < len(self.tree) and self.tree[end].depth > self.tree[position].depth:
+            end += 1
+        return range(position + 1, end)
+
+    def seen_first(self, cap: int) -> list[int]:
+        """Of a tree, the rows down to the depth at which there are at most `cap`; a marked one always, with those that it stands in."""
+        depths = [place.depth for place in self.tree]
+        deepest = self.open_depth(cap)
+        around = {at for mark in self.marked for at in self._around(mark)}
+        return [at for at, depth in enumerate(depths) if depth <= deepest or at in around]
+
+    def open_depth(self, cap: int) -> int:
+        """The deepest level of a tree down to which there are at most `cap` rows; the first below the roots at least."""
+        depths = Counter(place.depth for place in self.tree)
+        many = list(accumulate(depths[level] for level in range(max(depths, default=0) + 1)))
+        return max(1, sum(rows <= cap for rows in many) - 1)
+
+    def _around(self, position: int) -> set[int]:
+        depth, found = self.tree[position].depth, {position}
+        for at in range(position - 1, -1, -1):
+            if self.tree[at].depth < depth:
+                depth = self.tree[at].depth
+                found.add(at)
+        return found
 
     def order(self, cap: int) -> list[int]:
         """Positions in the order to be shown: as they are, unless a marked row would fall beyond `cap`."""
@@ -78,6 +128,24 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class Measure:
+    """One quantity of each thing, such as the parameters of each module."""
+
+    name: str
+    values: tuple[float, ...]
+    format: Format
+
+
+@dataclass(frozen=True)
+class Bars:
+    """How some quantities are spread over the same things, in bars side by side."""
+
+    title: str
+    labels: tuple[str, ...]
+    measures: tuple[Measure, ...]
+
+
+@dataclass(frozen=True)
 class Note:
     """A sentence under the verdict."""
 
@@ -93,7 +161,7 @@ class Fold:
     blocks: tuple[Block, ...]
 
 
-Block: TypeAlias = "Facts | Code | Table | Chart | Note | Fold"
+Block: TypeAlias = "Facts | Code | Table | Chart | Bars | Note | Fold"
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,24 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import one_line, sparkline
+from torchdebug_magics.format import cell, one_line, share, sparkline
+from torchdebug_magics.html.bars import shares
 from torchdebug_magics.html.chart import describe
-from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Note, Page, Table
+from torchdebug_magics.html.page import Bars, Chart, Code, Facts, Fold, Note, Page, Table
 from torchdebug_magics.html.style import STATUS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from torchdebug_magics.html.page import Block
+    from torchdebug_magics.html.page import Block, Measure
 
 __all__ = ["render"]
 
 _WIDTH = 100
 _ROWS = 12
+_TREE_ROWS = 60
+"""A tree is read from the top, where a list is looked up."""
+_BAR = 16
 
 
 def render(page: Page) -> str:
@@ -28,7 +32,7 @@ def render(page: Page) -> str:
     return "\n\n".join(text for text in (verdict, *map(_block, page.blocks)) if text)
 
 
-def _block(block: Block) -> str:
+def _block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
     match block:
         case Facts():
             return _facts(block) if block.rows else ""
@@ -38,6 +42,8 @@ def _block(block: Block) -> str:
             return _table(block) if block.rows else ""
         case Chart():
             return f"{_wrapped(describe(block))}\n  {sparkline(block.values)}"
+        case Bars():
+            return _bars(block)
         case Note():
             look = STATUS[block.status]
             return _wrapped(block.text, first=f"{look.symbol} {look.word}: ", indent="  ")
@@ -58,13 +64,38 @@ def _code(block: Code) -> str:
 
 
 def _table(block: Table) -> str:
-    shown = block.order(_ROWS)[:_ROWS]
-    texts = [tuple(map(one_line, block.columns)), *(block.text(position) for position in shown)]
+    shown = _shown(block)
+    texts = [tuple(map(one_line, block.columns)), *(_texts(block, position, position + 1 not in shown) for position in shown)]
     marks = ["  ", *("->" if position in block.marked else "  " for position in shown)]
     aligned = [_column(block, name, [row[column] for row in texts]) for column, name in enumerate(block.columns)]
     bands = ["\n".join(map(_line, marks, *band)) for band in _bands(aligned)]
     left_out = len(block.rows) - len(shown)
     return "\n".join([one_line(block.caption), "\n\n".join(bands), *([f"   {left_out:,} more, see the report"] if left_out else [])])
+
+
+def _shown(block: Table) -> list[int]:
+    if not block.tree:
+        return block.order(_ROWS)[:_ROWS]
+    seen = block.seen_first(_TREE_ROWS)
+    return sorted({*seen[:_TREE_ROWS], *(at for at in seen if at in block.marked)})
+
+
+def _texts(block: Table, position: int, closed: bool) -> tuple[str, ...]:
+    name, *cells = block.text(position)
+    return (block.label(position, closed=closed) if block.tree else name, *cells)
+
+
+def _bars(block: Bars) -> str:
+    width = max(map(len, block.labels), default=0)
+    labels = [f"  {one_line(label):<{width}}" for label in block.labels]
+    return "\n\n".join([one_line(block.title), *("\n".join([one_line(one.name), *_bar_lines(labels, one)]) for one in block.measures)])
+
+
+def _bar_lines(labels: Sequence[str], one: Measure) -> Iterator[str]:
+    longest = max(one.values, default=0) or 1
+    for label, value, part in zip(labels, one.values, shares(one), strict=True):
+        bar = "█" * round(_BAR * value / longest) or ("▏" if value else "")
+        yield _line(label, f"{bar:<{_BAR}}", f"{cell(value, one.format)} ({share(part)})" if value else "-")
 
 
 def _column(block: Table, name: str, texts: Sequence[str]) -> list[str]:

@@ -67,5 +67,8 @@ CHART_IMAGE = "padding:0"
 CHART_WORD = "text-align:{side};vertical-align:{edge};padding:0 6px"
 # Colours of lines: 3:1 and more on white and on near black.
 CHART_LINE, CHART_BAD, CHART_FRAME = "#3d7fd9", "#e04b3f", "#808080"
+BAR = "width:{wide}px;height:12px;max-width:none;margin:0;vertical-align:middle"
+BAR_CELL = "text-align:left;white-space:nowrap;min-width:{wide}px;padding:3px 6px 3px 12px"
+BAR_WORD = "text-align:left;white-space:nowrap;padding:3px 12px 3px 0"
 FOLD = "margin:10px 0"
 SUMMARY = "cursor:pointer;padding:4px 0"

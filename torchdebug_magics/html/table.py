@@ -16,14 +16,22 @@ if TYPE_CHECKING:
 __all__ = ["OPEN_ROWS", "table"]
 
 OPEN_ROWS = 50
+_STEP = "\N{NO-BREAK SPACE}\N{NO-BREAK SPACE}"
 _LOOKS: Mapping[Format, str] = {"text": style.TEXT, "prose": style.PROSE, "code": style.CODE_CELL}
 
 
 def table(block: Table, room: int) -> Markup:
-    """The whole table in at most about `room` bytes; marked rows come first where they would be folded away."""
+    """The whole table in at most about `room` bytes; marked rows come first where they would be folded away.
+
+    Of a tree that is long, the upper levels are open; what is inside follows in the fold, each row under its full name.
+    """
+    order, opened = _order(block)
+    closed = _closed(block, order[:opened])
     rows: list[Markup] = []
-    for position in block.order(OPEN_ROWS):
-        row = _row(block, position)
+    for number, position in enumerate(order):
+        in_tree = block.tree and number < opened
+        name = block.label(position, step=_STEP, closed=position in closed) if in_tree else block.text(position)[0]
+        row = _row(block, position, name)
         room -= len(row.encode())
         if room < 0 and rows:
             break
@@ -31,11 +39,27 @@ def table(block: Table, room: int) -> Markup:
     left_out = len(block.rows) - len(rows)
     return join(
         [
-            _framed(block, block.caption, rows[:OPEN_ROWS]),
-            _fold(block, rows[OPEN_ROWS:]),
+            _framed(block, block.caption, rows[:opened]),
+            _fold(block, rows[opened:]),
             el("p", f"{left_out:,} more, see the report", style=style.BLOCK) if left_out else "",
         ]
     )
+
+
+def _order(block: Table) -> tuple[list[int], int]:
+    """The positions as they are shown, and how many of them are open."""
+    if not block.tree:
+        return block.order(OPEN_ROWS), OPEN_ROWS
+    seen = block.seen_first(OPEN_ROWS)
+    first = {*seen[:OPEN_ROWS], *(at for at in seen if at in block.marked)}
+    rest = [at for at in range(len(block.rows)) if at not in first]
+    return [*sorted(first), *rest], len(first)
+
+
+def _closed(block: Table, shown: Sequence[int]) -> set[int]:
+    """Those of a tree after which what they hold is not shown."""
+    known = {*shown}
+    return {at for at in shown if block.tree and at + 1 not in known}
 
 
 def _fold(block: Table, rows: Sequence[Markup]) -> Markup:
@@ -62,8 +86,8 @@ def _framed(block: Table, caption: str, rows: Sequence[Markup]) -> Markup:
     return el("div", whole, style=style.BLOCK)
 
 
-def _row(block: Table, position: int) -> Markup:
-    name, *cells = block.text(position)
+def _row(block: Table, position: int, name: str) -> Markup:
+    cells = block.text(position)[1:]
     marked = position in block.marked
     return el(
         "tr",

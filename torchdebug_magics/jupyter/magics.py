@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from IPython.core.error import UsageError
@@ -67,17 +68,13 @@ class InstrumentMagic:
             self._open(text, subjects=True)
         elif asked.subjects:
             subjects, keywords = self._evaluated(asked.subjects, local_ns)
-            self._show(asked, self._report_on(subjects, keywords, asked))
+            with _in_one_line():
+                examined = self.row.report_on(subjects, keywords, asked.options)
+            self._show(asked, examined)
         elif (report := self._of_failed_cell(asked)) is not None:
             self._show(asked, Examined(report))
         else:
             self._open(text, subjects=True)
-
-    def _report_on(self, subjects: tuple[object, ...], keywords: dict[str, object], asked: Arguments) -> Examined:
-        try:
-            return self.row.report_on(subjects, keywords, asked.options)
-        except TorchDebugError as error:
-            raise UsageError(str(error)) from None
 
     def _evaluated(self, sources: tuple[str, ...], local_ns: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
         """The values, read as the arguments of a call are."""
@@ -105,6 +102,17 @@ class InstrumentMagic:
         if asked.help:
             self._screen.say(self.parser.help)
             return
-        session = self.row.session(**asked.options)
+        with _in_one_line():
+            session = self.row.session(**asked.options)
         deliver = Delivery(self.row, asked, self._screen, lambda name, report: self._keep(name, report, session))
         self._cells.open(self.row.name, ShownSession(session, deliver))
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """What was asked in the wrong way is said as of any magic."""
+    __tracebackhide__ = True
+    try:
+        yield
+    except TorchDebugError as error:
+        raise UsageError(str(error)) from None

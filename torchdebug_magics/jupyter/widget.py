@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 
 from torchdebug_magics.html import markup
-from torchdebug_magics.html.page import Fold, Table
+from torchdebug_magics.html.page import Fold, Place, Table
 from torchdebug_magics.html.table import table as table_html
+from torchdebug_magics.html.tree import tree as tree_html
 
 if TYPE_CHECKING:
     from torchdebug_magics.html.page import Block, Page
@@ -51,34 +52,64 @@ def _is_interactive(block: Block) -> bool:
 
 
 class TableView:
-    """One table with a filter box and a choice of the column to sort by."""
+    """One table with a filter box and a choice of the column to sort by; a tree can be opened and closed."""
 
     def __init__(self, table: Table) -> None:
-        self._table = table
+        self._table = table.whole or table
         self.filter = ipywidgets.Text(placeholder="filter rows", continuous_update=True)
-        self.column = ipywidgets.Dropdown(options=[_AS_IS, *table.columns], description="sort by")
+        self.column = ipywidgets.Dropdown(options=[_AS_IS, *self._table.columns], description="sort by")
         self.descending = ipywidgets.Checkbox(value=True, description="largest first", indent=False)
+        self.open = ipywidgets.Button(description="expand all")
+        self.close = ipywidgets.Button(description="collapse all")
         self.html = ipywidgets.HTML()
-        self.box = ipywidgets.VBox([ipywidgets.HBox([self.filter, self.column, self.descending]), self.html])
+        buttons = [self.open, self.close] if self._table.tree else []
+        row = ipywidgets.Layout(flex_flow="row wrap")
+        self.box = ipywidgets.VBox([ipywidgets.HBox([self.filter, self.column, self.descending, *buttons], layout=row), self.html])
         for control in (self.filter, self.column, self.descending):
             control.observe(self._draw, "value")
+        self.open.on_click(lambda _: self._draw(opened=range(len(self._table.rows))))
+        self.close.on_click(lambda _: self._draw(opened=()))
         self._draw()
 
-    def _draw(self, _: Any = None) -> None:
+    def _draw(self, _: Any = None, *, opened: Collection[int] | None = None) -> None:
         column = None if self.column.value == _AS_IS else self._table.columns.index(self.column.value)
         shown = arranged(self._table, needle=self.filter.value, column=column, descending=self.descending.value)
-        self.html.value = str(table_html(shown, _ROOM)) if shown.rows else "<p>no row matches the filter</p>"
+        if not shown.rows:
+            self.html.value = "<p>no row matches the filter</p>"
+        elif shown.tree:
+            everything = range(len(shown.rows)) if self.filter.value and opened is None else opened
+            self.html.value = str(tree_html(shown, opened=everything))
+        else:
+            self.html.value = str(table_html(shown, _ROOM))
 
 
 def arranged(table: Table, *, needle: str = "", column: int | None = None, descending: bool = True) -> Table:
-    """The rows that hold `needle` in any cell, in the order of a column; the marks go along."""
+    """The rows that hold `needle` in any cell, in the order of a column; the marks go along.
+
+    A tree keeps what its rows stand in; sorted it is a list, in which each row has its full name.
+    """
     kept = [at for at in range(len(table.rows)) if needle.casefold() in " ".join(table.text(at)).casefold()]
     if column is not None:
         known = [at for at in kept if _known(table.rows[at][column])]
         rest = [at for at in kept if not _known(table.rows[at][column])]  # what was not measured goes last, whatever the direction
         kept = sorted(known, key=lambda at: _key(table.rows[at][column]), reverse=descending) + rest
+    elif table.tree:
+        kept = _with_those_around(table, kept)
     marked = frozenset(new for new, old in enumerate(kept) if old in table.marked)
-    return replace(table, rows=tuple(table.rows[at] for at in kept), marked=marked)
+    tree = tuple(table.tree[at] if column is None else Place(0, str(table.rows[at][0])) for at in kept) if table.tree else ()
+    return replace(table, rows=tuple(table.rows[at] for at in kept), marked=marked, tree=tree)
+
+
+def _with_those_around(table: Table, kept: Sequence[int]) -> list[int]:
+    """One pass from the last row to the first: a row stays where one that stands in it does."""
+    found: list[int] = []
+    wanted, depth = {*kept}, -1  # depth: of the last row that stays and whose holder is still to come
+    for at in range(len(table.rows) - 1, -1, -1):
+        own = table.tree[at].depth
+        if at in wanted or own < depth:
+            found.append(at)
+            depth = own
+    return found[::-1]
 
 
 def _known(cell: object) -> bool:

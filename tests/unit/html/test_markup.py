@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from torchdebug_magics.html import markup
-from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Note, Page, Table
+from torchdebug_magics.html.page import Bars, Chart, Code, Facts, Fold, Measure, Note, Page, Place, Table
 
 EVIL = "<script>alert('x')</script>\" onload=\"y"
 VOID = {"br", "img"}
@@ -56,6 +56,8 @@ EVERYTHING = page(
     Code(((1, "x = 1"), (22, EVIL)), 22, EVIL),
     Table(EVIL, ("module", EVIL), ((EVIL, EVIL),), {}, frozenset({0})),
     Chart(EVIL, (1.0, float("nan"), 3.0), EVIL, EVIL),
+    Bars(EVIL, (EVIL,), (Measure(EVIL, (1.0,), "count"),)),
+    Table(EVIL, ("module",), ((EVIL,),), {}, tree=(Place(0, EVIL),)),
     Note(EVIL, "warn"),
     Fold(EVIL, (Note("inside"),)),
     verdict=EVIL,
@@ -145,3 +147,37 @@ def test_without_matplotlib_a_chart_is_bars_of_text(monkeypatch):
     # Then it is still told
     assert "<img" not in html
     assert "loss: ▁█ loss: 2 values; from 1.0 to 10.0, largest 10.0" in html
+
+
+def branching(outer: int, inner: int, *, marked: frozenset[int] = frozenset()) -> Table:
+    """A root with `outer` parts, each with `inner` parts."""
+    rows, places = [("net", 0)], [Place(0, "net")]
+    for one in range(outer):
+        rows += [(f"p{one}", 1), *((f"p{one}.q{two}", two) for two in range(inner))]
+        places += [Place(1, f"p{one}"), *(Place(2, f"q{two}") for two in range(inner))]
+    return Table("tree", ("module", "n"), rows, {"n": "count"}, marked, tree=tuple(places))
+
+
+def test_a_small_tree_is_open_and_each_level_stands_further_to_the_right():
+    html = markup.render(page(branching(2, 2)))
+    assert re.findall(r"<th scope=\"row\"[^>]*>([^<]*)", html) == ["net", *(f"\xa0\xa0p{at}" if not sub else f"\xa0\xa0\xa0\xa0q{sub - 1}" for at in range(2) for sub in range(3))]  # fmt: skip  # noqa: E501
+    assert "<details" not in html
+
+
+def test_of_a_long_tree_the_upper_levels_are_open_and_say_what_they_hold():
+    opened, folded = markup.render(page(branching(10, 20))).split("<details", 1)
+    assert opened.count('scope="row"') == 11
+    assert opened.count("+ 20 inside") == 10
+    assert folded.count('scope="row"') == 200
+    assert ">p9.q19<" in folded
+
+
+def test_a_marked_row_of_a_long_tree_is_open_with_what_it_stands_in():
+    opened = markup.render(page(branching(10, 20, marked=frozenset({25})))).split("<details", 1)[0]
+    assert "q2 \N{HEAVY MULTIPLICATION X}<" in opened
+
+
+def test_each_bar_is_an_image_with_words():
+    html = markup.render(page(Bars("where", ("a", "b"), (Measure("params", (30, 10), "count"), Measure("bytes", (0, 2048), "bytes")))))
+    assert re.findall(r'alt="([^"]*)" width="(\d+)"', html) == [("75%", "140"), ("25%", "47"), ("100%", "140")]
+    assert {"30 · 75%", "10 · 25%", "2.0 KiB · 100%", "-"} <= set(re.findall(r">([^<>]+)<", html))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchdebug_magics.html import plain
-from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Note, Page, Table
+from torchdebug_magics.html.page import Bars, Chart, Code, Facts, Fold, Measure, Note, Page, Place, Table
 
 
 def lines(*blocks: object, verdict: str = "it broke") -> list[str]:
@@ -75,3 +75,18 @@ def test_no_escape_sequence_and_no_line_break_of_the_users_gets_through(evil):
     )
     assert not {"\x1b", "\r"} & set(shown)
     assert "\nb" not in shown
+
+
+def test_a_tree_is_indented_and_cut_by_depth():
+    rows, places = [("net",)], [Place(0, "net")]
+    for one in range(4):
+        rows += [(f"p{one}",), *((f"p{one}.q{two}",) for two in range(30))]
+        places += [Place(1, f"p{one}"), *(Place(2, f"q{two}") for two in range(30))]
+    shown = lines(Table("all", ("name",), rows, {}, tree=tuple(places)))
+    assert shown[4:] == ["    net", *(f"      p{at}  + 30 inside" for at in range(4)), "   120 more, see the report"]
+
+
+def test_bars_are_blocks_with_their_numbers():
+    shown = lines(Bars("where", ("a", "long"), (Measure("params", (30, 10), "count"), Measure("bytes", (0, 1), "bytes"))))
+    assert shown[2:] == ["where", "", "params", f"  a     {'█' * 16}  30 (75%)", f"  long  {'█' * 5}{' ' * 11}  10 (25%)", "", "bytes",
+                         f"  a     {' ' * 16}  -", f"  long  {'█' * 16}  1 B (100%)"]  # fmt: skip

@@ -7,22 +7,25 @@ import copy
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import Examined
+from torchdebug_magics.instruments.shapes.columns import layout
 from torchdebug_magics.instruments.shapes.confirm import is_limit_of_fakes, real_error
 from torchdebug_magics.instruments.shapes.faking import CannotBeFakedError, Fakes
 from torchdebug_magics.instruments.shapes.forward import Forward, forward, zeros
 from torchdebug_magics.instruments.shapes.inputs import Inputs, readings
 from torchdebug_magics.instruments.shapes.leaves import is_lazy
 from torchdebug_magics.instruments.shapes.parameters import packed_weights
-from torchdebug_magics.instruments.shapes.report import Layout, Mode
 from torchdebug_magics.instruments.shapes.tabulate import params_only, tabulated
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.rng import RandomState
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.report import Mode
 
 __all__ = ["Seen", "examine", "see"]
 
@@ -61,11 +64,11 @@ def examine(
     if not isinstance(model, torch.nn.Module):
         msg = f"the first value is to be a torch.nn.Module, and this is a {type(model).__name__}: write `%shapes model input`"
         raise TorchDebugError(msg)
-    layout = Layout.of(**options)
+    shown = layout(**options)
     if not args and not keywords:
-        return Examined(params_only(_inner(model), layout))
+        return Examined(params_only(_inner(model), shown))
     seen = see(model, args, dict(keywords or {}), real=real)
-    return Examined(tabulated(seen, layout), seen.error if strict else None)
+    return Examined(tabulated(seen, shown), seen.error if strict else None)
 
 
 def see(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, real: bool = False) -> Seen:

@@ -123,32 +123,47 @@ def _running(frame: FrameType, instruction: int) -> ast.expr | None:
     return ast.parse(f"({textwrap.dedent(''.join(lines))}\n)", mode="eval").body
 
 
-def _value(node: ast.expr, frame: FrameType) -> Any:  # noqa: C901, PLR0911 - one case a kind of expression
+def _value(node: ast.expr, frame: FrameType) -> Any:
     """What an expression stands for, from names, attributes of modules and tensors, and constants alone."""
-    match node:
-        case ast.Constant():
-            return node.value
-        case ast.Name():
-            return _named(node.id, frame)
-        case ast.Tuple() | ast.List():
-            values = [_value(one, frame) for one in node.elts]
-            return tuple(values) if isinstance(node, ast.Tuple) else values
-        case ast.UnaryOp(op=ast.USub()) if isinstance(number := _value(node.operand, frame), (int, float)):
-            return -number
-        case ast.Slice():
-            return slice(*(None if one is None else _value(one, frame) for one in (node.lower, node.upper, node.step)))
-        case ast.Subscript():
-            return _item(_value(node.value, frame), _value(node.slice, frame))
-        case ast.Attribute():
-            own = _value(node.value, frame)
-            if isinstance(own, torch.Tensor) and node.attr in {"T", "mT", "H", "mH"}:
-                return getattr(own, node.attr)
-            if isinstance(own, torch.nn.Module):
-                return _part(own, node.attr)
-            found = vars(own).get(node.attr) if hasattr(own, "__dict__") else None
-            if found is not None:
-                return found
-    raise _Unknown
+    read = _READERS.get(type(node))
+    if read is None:
+        raise _Unknown
+    return read(node, frame)
+
+
+def _negative(node: ast.UnaryOp, frame: FrameType) -> Any:
+    number = _value(node.operand, frame)
+    if not isinstance(node.op, ast.USub) or not isinstance(number, (int, float)):
+        raise _Unknown
+    return -number
+
+
+def _slice(node: ast.Slice, frame: FrameType) -> slice:
+    return slice(*(None if one is None else _value(one, frame) for one in (node.lower, node.upper, node.step)))
+
+
+def _attribute(node: ast.Attribute, frame: FrameType) -> Any:
+    own = _value(node.value, frame)
+    if isinstance(own, torch.Tensor) and node.attr in {"T", "mT", "H", "mH"}:
+        return getattr(own, node.attr)
+    if isinstance(own, torch.nn.Module):
+        return _part(own, node.attr)
+    names = vars(own) if hasattr(own, "__dict__") else {}
+    if node.attr not in names:
+        raise _Unknown
+    return names[node.attr]
+
+
+_READERS: dict[type[ast.AST], Callable[[Any, FrameType], Any]] = {
+    ast.Constant: lambda node, _: node.value,
+    ast.Name: lambda node, frame: _named(node.id, frame),
+    ast.Tuple: lambda node, frame: tuple(_value(one, frame) for one in node.elts),
+    ast.List: lambda node, frame: [_value(one, frame) for one in node.elts],
+    ast.UnaryOp: _negative,
+    ast.Slice: _slice,
+    ast.Subscript: lambda node, frame: _item(_value(node.value, frame), _value(node.slice, frame)),
+    ast.Attribute: _attribute,
+}
 
 
 def _item(own: Any, key: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchdebug_magics.instruments.shapes.columns import layout as layout_of
 from torchdebug_magics.instruments.shapes.examine import see
 from torchdebug_magics.instruments.shapes.explain import of_op, place
 from torchdebug_magics.instruments.shapes.frames import failed_in
@@ -39,7 +40,7 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
     """The report on a failed call; None where no module was running and no op of torch's failed."""
     if not isinstance(error, Exception):
         return None
-    layout = layout or Layout.of(**options)
+    layout = layout or layout_of(**options)
     called = _outermost_call(error)
     if called is not None:
         seen = see(called.model, called.args, called.kwargs)

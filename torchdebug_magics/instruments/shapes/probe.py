@@ -11,13 +11,13 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.shapes.calls import Calls, shapes
+from torchdebug_magics.instruments.shapes.columns import layout
 from torchdebug_magics.instruments.shapes.flops import FlopFormulas
 from torchdebug_magics.instruments.shapes.ops import Arithmetic, Origins
 from torchdebug_magics.instruments.shapes.parameters import Parameters
 from torchdebug_magics.instruments.shapes.postmortem import after_error
-from torchdebug_magics.instruments.shapes.report import Layout
 from torchdebug_magics.instruments.shapes.saved import Saved
-from torchdebug_magics.instruments.shapes.tabulate import of_cell
+from torchdebug_magics.instruments.shapes.tabulate import Watched, of_cell
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import unwrapped
@@ -39,7 +39,7 @@ class ShapesProbe:
     """See `shapes`."""
 
     def __init__(self, **options: Any) -> None:
-        self._layout = Layout.of(**options)
+        self._layout = layout(**options)
         self._guard = Guard()
         self._hooks = Hooks()
         self._thread = threading.get_ident()
@@ -69,17 +69,9 @@ class ShapesProbe:
     def report(self) -> ShapesReport:
         """The rows so far, and why the cell failed where a shape was the reason."""
         failure = self._failed.failure if self._failed is not None else None
-        return of_cell(
-            self._calls.rows(),
-            self._parameters,
-            self._formulas,
-            flops=self._flops,
-            saved_bytes=self._saved.total_bytes,
-            failure=failure,
-            layout=self._layout,
-            problems=tuple(self._guard.problems),
-            counts={self._parts[one]: sum(seen.values()) for one, seen in self._seen.items()},
-        )
+        counts = {self._parts[one]: sum(seen.values()) for one, seen in self._seen.items()}
+        watched = Watched(self._calls, self._parameters, self._formulas, self._flops, self._saved.total_bytes, counts)
+        return of_cell(watched, self._layout, failure, self._guard.problems)
 
     def live(self) -> None:
         """There is no live view."""

@@ -169,7 +169,8 @@ class ShapesReport(Report):
         if self.mode == "params":
             return f"{size}, {plural(len(self.rows), 'module')}; name an input to see shapes: `%shapes model (1, 3, 224, 224)`"
         ends = f", {self.inputs} → {_outputs(self.rows)}" if self.inputs and self.rows else ""
-        return f"{size}{ends}, {count(self.total_flops)} FLOPs, {byte_size(self.activation_bytes)} saved for backward"
+        cost = f"{count(self.total_flops)} FLOPs, {byte_size(self.activation_bytes)} of activations kept for backward"
+        return f"{size}{ends}, {cost}{_idle(self.unused)}"
 
 
 def _broken(failure: Failure) -> str:
@@ -178,6 +179,13 @@ def _broken(failure: Failure) -> str:
     where = f" · {failure.location}" if failure.location is not None else ""
     line = f": `{failure.location.source}`" if failure.location is not None and failure.location.source else ""
     return f"{failure.explanation}{where}{line}{fix}"
+
+
+def _idle(unused: tuple[str, ...]) -> str:
+    if not unused:
+        return ""
+    named = ", ".join(f"`{path}`" for path in unused[:3])
+    return f"; never called: {named}" + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")  # noqa: PLR2004
 
 
 def _outputs(rows: tuple[Row, ...]) -> str:

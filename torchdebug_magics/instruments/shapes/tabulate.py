@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.shapes.explain import explained
@@ -14,11 +15,12 @@ from torchdebug_magics.instruments.shapes.uncalled import row_of, uncalled
 if TYPE_CHECKING:
     import torch
 
+    from torchdebug_magics.instruments.shapes.calls import Calls
     from torchdebug_magics.instruments.shapes.examine import Seen
     from torchdebug_magics.instruments.shapes.flops import FlopFormulas
-    from torchdebug_magics.instruments.shapes.report import Failure, Row
+    from torchdebug_magics.instruments.shapes.report import Failure
 
-__all__ = ["params_only", "tabulated"]
+__all__ = ["Watched", "of_cell", "params_only", "tabulated"]
 
 
 def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
@@ -46,36 +48,36 @@ def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
     )
 
 
-def of_cell(  # noqa: PLR0913 - the facts of a cell, each from another place
-    rows: tuple[Row, ...],
-    parameters: Parameters,
-    formulas: FlopFormulas,
-    *,
-    flops: int,
-    saved_bytes: int,
-    failure: Failure | None,
-    layout: Layout,
-    problems: tuple[str, ...],
-    counts: Mapping[torch.nn.Module, int],
-) -> ShapesReport:
-    """What the modules of a cell did; `counts` says how often each model was called in all."""
-    often = {type(model).__name__: many for model, many in counts.items() if many > 1}
-    names = [type(model).__name__ for model in counts]
+@dataclass(frozen=True, eq=False)
+class Watched:
+    """What was seen of the modules that a cell called."""
+
+    calls: Calls
+    parameters: Parameters
+    formulas: FlopFormulas
+    flops: int
+    saved_bytes: int
+    counts: Mapping[torch.nn.Module, int]
+    """How often each model was called in all."""
+
+
+def of_cell(watched: Watched, layout: Layout, failure: Failure | None, problems: Iterable[str]) -> ShapesReport:
+    """What the modules of a cell did, and why it failed."""
+    names = [type(model).__name__ for model in watched.counts]
+    often = [(type(model).__name__, many) for model, many in watched.counts.items() if many > 1]
+    notes = [f"{name} was called {many:,} times; the first call of each input shape is shown" for name, many in often]
     return ShapesReport(
-        problems=(
-            *problems,
-            *(f"{name} was called {many:,} times; the first call of each input shape is shown" for name, many in often.items()),
-        ),
+        problems=(*problems, *notes),
         model=", ".join(names),
-        rows=rows,
-        total_params=parameters.total,
-        trainable_params=parameters.trainable,
-        buffer_count=parameters.buffers,
-        total_flops=flops,
-        uncounted_ops=formulas.names(),
-        param_bytes=parameters.bytes,
-        buffer_bytes=parameters.buffer_bytes,
-        activation_bytes=saved_bytes,
+        rows=watched.calls.rows(),
+        total_params=watched.parameters.total,
+        trainable_params=watched.parameters.trainable,
+        buffer_count=watched.parameters.buffers,
+        total_flops=watched.flops,
+        uncounted_ops=watched.formulas.names(),
+        param_bytes=watched.parameters.bytes,
+        buffer_bytes=watched.parameters.buffer_bytes,
+        activation_bytes=watched.saved_bytes,
         mode="real",
         failure=failure,
         layout=layout,

@@ -1,76 +1,253 @@
-"""What a shapes report shows: the verdict, why it broke and the fixes, the table, the totals."""
+"""What a shapes report shows: the verdict; where it broke and what to change; the table; what it takes to train."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import byte_size, count, shape
-from torchdebug_magics.html.page import Facts, Fold, Note, Page, Table
+from torchdebug_magics.format import byte_size, count, plural
+from torchdebug_magics.html.page import Bars, Code, Facts, Fold, Measure, Note, Page, Place, Table
+from torchdebug_magics.instruments.shapes.columns import COLUMNS, chosen, common_kind, full_name, shapes, whole
+from torchdebug_magics.instruments.shapes.outline import outline, walk
+from torchdebug_magics.instruments.shapes.parts import largest_parts, sizes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torchdebug_magics.format import Format
-    from torchdebug_magics.html.page import Block, Cell
-    from torchdebug_magics.instruments.shapes.report import Failure, Row, ShapesReport
+    from torchdebug_magics.html.page import Block, Cell, Status
+    from torchdebug_magics.instruments.shapes.outline import Node
+    from torchdebug_magics.instruments.shapes.report import Failure, Fix, Need, ShapesReport, Step
 
 __all__ = ["page"]
 
-_COLUMNS: dict[str, Format] = {
-    "module": "text",
-    "type": "text",
-    "call": "count",
-    "input": "text",
-    "output": "text",
-    "dtype": "text",
-    "params": "count",
-    "FLOPs": "count",
+_LONG_CHAIN = 8
+_CHAIN: dict[str, Format] = {"#": "count", "operation": "code", "module": "code", "from": "text", "to": "text", "line": "text"}
+_WEIGHTED = ("conv", "linear", "norm", "embedding")
+"""What stands in the name of an operation whose further inputs are weights."""
+_NEEDS: dict[str, Format] = {
+    "optimizer": "text",
+    "parameters": "bytes",
+    "gradients": "bytes",
+    "optimizer state": "bytes",
     "activations": "bytes",
-    "note": "text",
+    "sum": "bytes",
+    "fits": "text",
+    "largest batch": "count",
+}
+_PLOTTED: dict[str, Format] = {"parameters": "count", "FLOPs": "count", "activations": "bytes"}
+_HOW = {
+    "fake": "nothing was computed: the forward ran on tensors without data, and the model is as it was",
+    "meta": "nothing was computed: the weights are on `meta` and hold no data",
+    "real": "the forward ran for real",
+    "params": "the forward was not run",
 }
 
 
 def page(report: ShapesReport) -> Page:
     """The whole report."""
-    blocks: list[Block] = []
-    if report.failure is not None:
-        blocks += _failure(report.failure)
-    blocks += [Note(problem, "warn") for problem in report.problems]
-    blocks += [_table(report), Facts(tuple(_totals(report)))]
+    blocks: list[Block] = [*(_failure(report.failure) if report.failure is not None else ())]
+    blocks += [Note(problem) for problem in report.problems]
+    if report.rows:
+        nodes = outline(report)
+        totals = (*_totals(report), ("to read it", _legend(report, nodes)))
+        blocks += [*_plot(report, nodes), _table(report, nodes), Facts(totals)]
+    blocks += _needs(report.needs)
     if report.uncounted_ops:
-        blocks.append(Fold("ops whose arithmetic is not counted", (Facts((("not counted", ", ".join(report.uncounted_ops)),)),)))
-    return Page("shapes", "bad" if report.failure else "good", report.verdict, tuple(blocks))
+        title = f"{plural(len(report.uncounted_ops), 'operation')} whose FLOPs are not counted"
+        blocks.append(Fold(title, (Facts((("no formula for", ", ".join(f"`{op}`" for op in report.uncounted_ops)),)),)))
+    status: Status = "bad" if report.failure else "good" if report.rows and not report.unused else "info"
+    return Page("shapes", status, report.verdict, tuple(blocks))
+
+
+# Where it broke ---------------------------------------------------------------------------------------------------------
 
 
 def _failure(failure: Failure) -> list[Block]:
-    rows = [("error", failure.error)]
-    rows += [("fix, tried" if fix.verified else "fix, not tried", f"`{fix.code}`  {fix.why}".rstrip()) for fix in failure.fixes]
-    return [Facts(tuple(rows))]
+    verified = [fix for fix in failure.fixes if fix.verified]
+    others = [fix for fix in failure.fixes if not fix.verified]
+    advice = [(f"fix {number}" if len(verified) > 1 else "fix", _fix(fix)) for number, fix in enumerate(verified, start=1)]
+    advice += [("to try", _fix(fix)) for fix in others]
+    location = failure.location
+    code = [Code(((location.line, location.source),), location.line, str(location))] if location is not None and location.source else []
+    facts = Facts(tuple((name, text) for name, text in _facts(failure) if text))
+    return [*([Facts(tuple(advice))] if advice else []), *code, facts, *_chain(failure.chain)]
 
 
-def _table(report: ShapesReport) -> Table:
-    rows = [_cells(row) for row in report.rows]
-    return Table("every module call, in its order", tuple(_COLUMNS), rows, _COLUMNS)
+def _fix(fix: Fix) -> str:
+    """What to write, why, and what was done to know that it helps."""
+    edits = "` and `".join(line.strip() for line in fix.code.splitlines() if line.strip())
+    tried = "tried on a copy: the forward comes through" if fix.verified else "not tried"
+    return f"`{edits}`{f' · {fix.why}' if fix.why else ''} · {tried}"
 
 
-def _cells(row: Row) -> tuple[Cell, ...]:
-    name = f"{'  ' * row.depth}{row.path.rpartition('.')[2] or '(root)'}"
-    return (
-        name,
-        row.type,
-        row.call,
-        ", ".join(map(shape, row.input_shapes)),
-        ", ".join(map(shape, row.output_shapes)),
-        row.dtype,
-        row.own_params,
-        row.flops,
-        row.activation_bytes,
-        row.note,
+def _facts(failure: Failure) -> list[tuple[str, str]]:
+    where = "" if failure.module is None else f"`{failure.module}`" if failure.module else "the model's own forward, outside its parts"
+    names = [f"`{name}`" for name in failure.operand_names]
+    return [
+        ("operation", f"`{failure.op}`" if failure.op else ""),
+        ("module", where),
+        ("operands", shapes(failure.operand_shapes, names)),
+        ("error", failure.error),
+    ]
+
+
+def _chain(chain: Sequence[Step]) -> list[Block]:
+    if not chain:
+        return []
+    last = chain[-_LONG_CHAIN:]
+    caption = f"How `{shapes((chain[-1].output_shape,))}` came about"
+    if len(last) == len(chain):
+        return [_steps(caption, chain, 1)]
+    everything = _steps(f"{caption}, from the input on", chain, 1)
+    return [
+        _steps(f"{caption}, the last operations", last, len(chain) - len(last) + 1),
+        Fold(f"All {len(chain)} operations", (everything,)),
+    ]
+
+
+def _steps(caption: str, steps: Sequence[Step], first: int) -> Table:
+    known = any(step.location is not None for step in steps)
+    columns = tuple(_CHAIN) if known else tuple(_CHAIN)[:-1]
+    rows = [_step(number, step)[: len(columns)] for number, step in enumerate(steps, first)]
+    return Table(caption, columns, rows, _CHAIN, is_sequence=True)
+
+
+def _step(number: int, step: Step) -> tuple[Cell, ...]:
+    line = None if step.location is None else str(step.location)
+    data = step.input_shapes[:1] if any(word in step.op for word in _WEIGHTED) else step.input_shapes
+    return (number, step.op, step.module or None, shapes(data) or None, shapes((step.output_shape,)), line)
+
+
+# The table --------------------------------------------------------------------------------------------------------------
+
+
+def _table(report: ShapesReport, nodes: Sequence[Node]) -> Table:
+    """Folded, as a tree; in full beside it, for a view in which one can search. Sorted, it is flat and in full."""
+    if report.layout.sort:
+        return _sorted(_tree(report, outline(report, folded=False)), report.layout.sort)
+    table = _tree(report, nodes)
+    many = sum(1 for _ in walk(nodes))
+    return table if many == len(report.rows) + len(report.unused) else replace(table, whole=_tree(report, outline(report, folded=False)))
+
+
+def _tree(report: ShapesReport, roots: Sequence[Node]) -> Table:
+    deepest = report.layout.depth
+    placed = [(node, above) for node, above in walk(roots) if deepest is None or len(above) <= deepest]
+    nodes = [node for node, _ in placed]
+    columns = chosen(report, nodes)
+    everything = whole(report)
+    return Table(
+        _caption(report),
+        tuple(column.name for column in columns),
+        [tuple(column.value(node, everything) for column in columns) for node in nodes],
+        {column.name: column.format for column in COLUMNS},
+        frozenset(at for at, node in enumerate(nodes) if everything.broken and any(row is everything.broken for row in node.rows)),
+        tree=tuple(Place(len(above), _label(node, above)) for node, above in placed),
     )
 
 
+def _label(node: Node, above: Sequence[Node]) -> str:
+    outer = above[-1] if above else None
+    name = ".".join(node.names[len(outer.names) if outer is not None else 0 :]) or node.first.type
+    many = len(node.rows)
+    return f"{name}  (x {many:,})" if many > (len(outer.rows) if outer is not None else 1) else name
+
+
+def _caption(report: ShapesReport) -> str:
+    kind = common_kind(report)
+    what = "Every module" if report.mode == "params" else "Every module call up to the failure" if report.failure else "Every module call"
+    down = "" if report.layout.depth is None else f" down to depth {report.layout.depth}"
+    return f"{what}{down}" + (f", all outputs {kind}" if kind else "")
+
+
+def _sorted(table: Table, column: str) -> Table:
+    if column not in table.columns:
+        return table
+    at = table.columns.index(column)
+
+    def size(position: int) -> tuple[bool, float, str]:
+        value = table.rows[position][at]
+        return value is None, 0.0 if value is None or isinstance(value, str) else -value, value if isinstance(value, str) else ""
+
+    order = sorted(range(len(table.rows)), key=size)
+    marked = frozenset(new for new, old in enumerate(order) if old in table.marked)
+    words = "" if table.is_text(column) else ", largest first"
+    caption = f"{table.caption}, by {column}{words}"
+    return replace(table, caption=caption, rows=[table.rows[old] for old in order], marked=marked, tree=())
+
+
+def _plot(report: ShapesReport, nodes: Sequence[Node]) -> list[Bars]:
+    parts = largest_parts(report, nodes) if report.layout.plot else []
+    if not parts:
+        return []
+    totals = (report.total_params, report.total_flops, report.activation_bytes)
+    columns = [list(values) for values in zip(*map(sizes, parts), strict=True)]
+    rest = [total - sum(values) for total, values in zip(totals, columns, strict=True)]
+    labels = [full_name(node) for node in parts]
+    if any(part > 0 for part in rest):
+        labels.append("all else")
+        columns = [[*values, max(0, part)] for values, part in zip(columns, rest, strict=True)]
+    named = zip(_PLOTTED.items(), columns, strict=True)
+    measures = tuple(Measure(name, tuple(values), how) for (name, how), values in named if any(values))
+    return [Bars("Where parameters, FLOPs and activations sit" if len(measures) > 1 else "Where parameters sit", tuple(labels), measures)]
+
+
+# Below the table --------------------------------------------------------------------------------------------------------
+
+
 def _totals(report: ShapesReport) -> list[tuple[str, str]]:
-    return [
-        ("parameters", f"{report.total_params:,} ({byte_size(report.param_bytes)}), {report.trainable_params:,} trainable"),
-        ("FLOPs", count(report.total_flops)),
-        ("activations", f"{byte_size(report.activation_bytes)} saved for backward"),
-        ("run", report.mode),
+    frozen = report.total_params - report.trainable_params
+    trained = f"{report.trainable_params:,} trainable, {frozen:,} frozen" if frozen else "all trainable" if report.total_params else ""
+    found = [("parameters", ", ".join(filter(None, (f"{report.total_params:,} ({byte_size(report.param_bytes)})", trained))))]
+    if report.buffer_count:
+        found.append(("buffers", f"{report.buffer_count:,} ({byte_size(report.buffer_bytes)})"))
+    if report.mode != "params":
+        until = " up to the failure" if report.failure else " in one forward"
+        found.append(("FLOPs", f"{count(report.total_flops)}{until}; 2 per multiply-add"))
+        found.append(("activations", f"{byte_size(report.activation_bytes)} kept for the backward pass{until if report.failure else ''}"))
+    if report.unused:
+        found.append(("never called", f"{', '.join(f'`{path}`' for path in report.unused)}: the forward does not use what they hold"))
+    return [*found, ("how", _HOW[report.mode])]
+
+
+def _legend(report: ShapesReport, nodes: Sequence[Node]) -> str:
+    said = f"{'params are' if report.mode == 'params' else 'params, FLOPs and activations are'} of a module and all inside it"
+    alike = next((node for node, _ in walk(nodes) if len(node.rows) > 1), None)
+    if alike is None or report.layout.sort:
+        return said
+    many = f"{len(alike.rows):,}"
+    return (
+        f"{said}; `{full_name(alike)}` stands for {many} calls that do the same, and its numbers, also those inside it, are of all {many}"
+    )
+
+
+def _needs(needs: Sequence[Need]) -> list[Block]:
+    if not needs:
+        return []
+    rows = [
+        (
+            *(need.optimizer, need.parameters_bytes, need.gradients_bytes, need.optimizer_bytes, need.activations_bytes, need.total_bytes),
+            *(None if need.fits is None else "yes" if need.fits else "no", need.largest_batch),
+        )
+        for need in needs
     ]
+    misfits = frozenset(at for at, need in enumerate(needs) if need.fits is False)
+    table = Table("To train it, estimated", tuple(_NEEDS), rows, _NEEDS, misfits, is_sequence=True)
+    adam = next((need for need in needs if need.optimizer == "Adam"), needs[-1])
+    rest = "Not counted: what kernels need for a moment, and what the allocator leaves unused."
+    return [Note(f"{_sentence(adam)} {rest}", "warn" if adam.fits is False else "info"), table]
+
+
+def _sentence(need: Need) -> str:
+    """What one optimizer takes, whether it fits, and what would."""
+    batch = "" if need.batch is None else f" at batch {need.batch:,}"
+    said = f"Training with {need.optimizer}{batch} needs about {byte_size(need.total_bytes)}"
+    if need.limit_bytes is None:
+        return f"{said}."
+    limit = f"the {byte_size(need.limit_bytes)}{f' of {need.limit}' if need.limit else ''}"
+    most = need.largest_batch
+    if need.fits:
+        return f"{said}: fits {limit}{f'; batch {count(most)} would too' if most and most != need.batch else ''}."
+    rest = "" if most is None else f"; batch {count(most)} would" if most else "; no batch would"
+    return f"{said}: does not fit {limit}{rest}."
