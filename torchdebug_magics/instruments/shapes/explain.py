@@ -26,7 +26,8 @@ __all__ = ["diagnosed", "explained", "of_op", "place"]
 
 _SHOWN = 5
 _QUICK_FLOPS = 2e9
-_TOO_SLOW_S = 2.0
+_TOO_SLOW_S = 4.0
+"""Twice the two seconds that a trial may take: the first run of a process also imports what fakes need."""
 
 
 def explained(seen: Seen) -> Failure:

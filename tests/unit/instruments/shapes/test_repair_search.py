@@ -133,7 +133,7 @@ def test_a_slow_model_is_not_tried() -> None:
             self.fc = nn.Linear(4, 2)
 
         def forward(self, x: Any) -> Any:
-            time.sleep(2.1)
+            time.sleep(4.1)
             return self.fc(x)
 
     failure = examine(Slow(), torch.randn(3, 5)).report.failure

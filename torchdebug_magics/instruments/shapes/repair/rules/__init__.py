@@ -22,7 +22,7 @@ from torchdebug_magics.instruments.shapes.repair.rules import (
     tables,
     views,
 )
-from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis
 
 if TYPE_CHECKING:
     from collections.abc import Callable

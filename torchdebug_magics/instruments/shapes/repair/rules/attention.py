@@ -11,7 +11,7 @@ from torch import nn
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, gets, producer_edits, reordered, turned
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, producer_edits, reordered, turned
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, parameter_edit
 from torchdebug_magics.instruments.shapes.repair.history import came_from, maker, of_inputs
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, interpolated, orders, producer_edits, shown, turned
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, interpolated, orders, producer_edits, shown, turned
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from torchdebug_magics.instruments.shapes.repair.facts import Facts
-    from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis
+    from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis
 
 __all__ = ["beside", "shortened"]
 

@@ -9,7 +9,7 @@ import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, interpolated, orders, producer_edits, shown, turned
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, interpolated, orders, producer_edits, shown, turned
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, named, short_dtype
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, short_dtype
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand

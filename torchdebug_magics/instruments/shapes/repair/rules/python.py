@@ -12,7 +12,7 @@ import torch
 from torchdebug_magics.format import plural, shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
-from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis
 
 __all__ = ["arguments", "tuples", "unpacking"]
 

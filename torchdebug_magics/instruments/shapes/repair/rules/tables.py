@@ -10,8 +10,8 @@ from torch import nn
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.history import maker
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, named, short_dtype
 from torchdebug_magics.instruments.shapes.repair.rules.inputs import shortened
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, short_dtype
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.history import came_from, steps
-from torchdebug_magics.instruments.shapes.repair.rules.common import Diagnosis, named, producer_edits
 from torchdebug_magics.instruments.shapes.repair.rules.inputs import shortened
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, producer_edits
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
