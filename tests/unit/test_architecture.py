@@ -25,6 +25,7 @@ LAYOUT = {
     "instrument",
     "instruments",
     "jupyter",
+    "machine",
     "probing",
     "report",
     "session",

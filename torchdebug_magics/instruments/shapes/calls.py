@@ -34,13 +34,16 @@ class Running:
     inputs: tuple[Shape, ...] = ()
     outputs: tuple[tuple[str, Any, str, str], ...] | None = None
     """(name, sizes, dtype, device) of each; None while it runs, and for ever where it raised."""
+    symbols: tuple[tuple[Any, ...], ...] = ()
+    """The outputs' sizes with their symbols, where they are asked for."""
     owned: Owned = NOTHING
 
 
 class Calls:
     """Follows the calls of modules; linear in their number, however deep they nest."""
 
-    def __init__(self, root: torch.nn.Module | None, parameters: Parameters, device: str = "") -> None:
+    def __init__(self, root: torch.nn.Module | None, parameters: Parameters, device: str = "", *, symbolic: bool = False) -> None:
+        self._symbolic = symbolic
         self._root = root
         self._parameters = parameters
         self._device = device
@@ -107,6 +110,8 @@ class Calls:
                 (name, sizes(tensor), str(tensor.dtype).removeprefix("torch."), self._device or str(tensor.device))
                 for name, tensor in named_tensors(output)
             )
+            if self._symbolic:
+                running.symbols = tuple(tuple(tensor.shape) for _, tensor in named_tensors(output))
         if outer is not None:
             outer.flops += running.flops
             outer.saved_bytes += running.saved_bytes

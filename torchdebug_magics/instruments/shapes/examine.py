@@ -6,7 +6,7 @@ import contextlib
 import copy
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +25,7 @@ from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.rng import RandomState
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.report import Mode
+    from torchdebug_magics.instruments.shapes.report import Mode, ShapesReport
 
 __all__ = ["Seen", "examine", "see"]
 
@@ -53,6 +53,7 @@ def examine(
     *args: Any,
     keywords: Mapping[str, Any] | None = None,
     real: bool = False,
+    symbolic: bool = False,
     strict: bool = False,
     **options: Any,
 ) -> Examined:
@@ -68,7 +69,17 @@ def examine(
     if not args and not keywords:
         return Examined(params_only(_inner(model), shown))
     seen = see(model, args, dict(keywords or {}), real=real)
-    return Examined(tabulated(seen, shown), seen.error if strict else None)
+    report = tabulated(seen, shown)
+    if symbolic and seen.error is None:
+        report = _in_symbols(seen, report)
+    return Examined(report, seen.error if strict else None)
+
+
+def _in_symbols(seen: Seen, report: ShapesReport) -> ShapesReport:
+    from torchdebug_magics.instruments.shapes.symbolic import with_formulas  # noqa: PLC0415 - torch's symbols take half a second to import
+
+    rows, symbols, problem = with_formulas(seen, report.rows)
+    return replace(report, rows=rows, symbols=symbols, problems=(*report.problems, *([problem] if problem else [])))
 
 
 def see(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, real: bool = False) -> Seen:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-__all__ = ["FlopFormulas", "scratch_bytes"]
+__all__ = ["FlopFormulas", "NoFormulas", "scratch_bytes"]
 
 aten = torch.ops.aten
 
@@ -125,6 +125,14 @@ class FlopFormulas:
         name = func._schema.name.partition("::")[2]
         if not func.is_view and name not in _FREE:
             self.uncounted[name] = self.uncounted.get(name, 0) + 1
+
+
+class NoFormulas(FlopFormulas):
+    """Counts nothing: sizes that are symbols may not be multiplied into a number."""
+
+    def count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:  # noqa: ARG002
+        """Always 0."""
+        return 0
 
 
 def _missing() -> dict[Any, Callable[..., int]]:

@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.shapes.calls import Calls
 from torchdebug_magics.instruments.shapes.copies import Copies
 from torchdebug_magics.instruments.shapes.dtypes import check_dtypes
 from torchdebug_magics.instruments.shapes.faking import Fakes, ValueFailure
-from torchdebug_magics.instruments.shapes.flops import FlopFormulas
+from torchdebug_magics.instruments.shapes.flops import FlopFormulas, NoFormulas
 from torchdebug_magics.instruments.shapes.leaves import named_tensors
 from torchdebug_magics.instruments.shapes.libraries import answers
 from torchdebug_magics.instruments.shapes.ops import Arithmetic, Failed, Instead, Made, Origins
@@ -71,18 +71,21 @@ def forward(
     instead: Instead | None = None,
     trial: bool = False,
     saves: bool = True,
+    symbolic: bool = False,
 ) -> Forward:
     """Call ``model(*inputs.args, **inputs.kwargs)`` on fakes, or for real where there are none.
 
-    ``instead`` replaces single functions by their number in the run. A trial prints nothing.
-    Unless it `saves`, nothing is told of what a backward pass would need, and no hook of ours is in the graph.
+    ``instead`` replaces single functions by their number in the run. A trial prints nothing. In a `symbolic` one sizes may be symbols: they
+    are kept as such, and no FLOPs are counted. Unless it `saves`, nothing is told of what a backward pass would need, and no hook of ours
+    is in the graph.
     """
     began = time.monotonic()
     parameters = Parameters(model)
     device = "meta" if any(one.device.type == "meta" for one in model.parameters()) else ""
-    calls, writes = Calls(model, parameters, device), Writes()
-    formulas, saved, origins = FlopFormulas(), Saved(calls), Origins(calls, instead)
-    arithmetic = Arithmetic(calls, formulas, fakes, None if fakes is None else _checks(fakes), saved=saved, writes=writes)
+    calls, writes = Calls(model, parameters, device, symbolic=symbolic), Writes()
+    formulas, saved, origins = NoFormulas() if symbolic else FlopFormulas(), Saved(calls), Origins(calls, instead)
+    check = _checks(fakes) if fakes is not None and not symbolic else None
+    arithmetic = Arithmetic(calls, formulas, fakes, check, saved=None if symbolic else saved, writes=writes)
     stand_in, described = (fakes.of, fakes.zeros) if fakes is not None else _for_real(writes)
     error: Exception | None = None
     output, confirmed = None, False

@@ -154,6 +154,8 @@ class ShapesReport(Report):
     unused: tuple[str, ...] = ()
     """Paths of modules with parameters that the forward never called."""
     mode: Mode
+    symbols: str = ""
+    """What a letter of the formulas stands for where the model fixes it, such as ``"D = 768"``."""
     failure: Failure | None = None
     needs: tuple[Need, ...] = ()
     layout: Layout = Layout()

@@ -1,0 +1,117 @@
+"""Sizes as formulas of the input's: a second run on fakes whose sizes are symbols.
+
+A size that the model fixes (the features of a Linear) turns into its number by itself; what is left depends on the input alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.instruments.shapes.faking import Fakes
+from torchdebug_magics.instruments.shapes.forward import forward
+from torchdebug_magics.instruments.shapes.inputs import Spec
+from torchdebug_magics.instruments.shapes.leaves import named_tensors
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.examine import Seen
+    from torchdebug_magics.instruments.shapes.report import Row
+
+__all__ = ["Symbols", "with_formulas"]
+
+# What the sizes of an input are usually called, by the number of its dimensions.
+_LETTERS = {1: "N", 2: "BT", 3: "BTC", 4: "BCHW", 5: "BCDHW"}
+_IN_BRACKETS = re.compile(r"\([^()]*\)")
+_WIDTH = "D"
+"""The last size that most outputs share."""
+_SMALLEST_WIDTH = 8
+_MOST_TIMES = 8
+
+
+class Symbols(Fakes):
+    """A fake world in which the sizes of the inputs are symbols, each with the real size as its hint."""
+
+    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: PLC0415 - half a second, and only for this
+
+        self._env = ShapeEnv(duck_shape=False)
+        super().__init__(self._env)
+        self._inputs = {id(tensor): tensor for tensor in inputs}
+        self._one_batch = bool(inputs) and all(tensor.dim() and tensor.shape[0] == 1 for tensor in inputs)
+        self._names: dict[Any, str] = {}
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Symbolic for an input, else as in any fake world."""
+        return self._symbolic(tensor) if id(tensor) in self._inputs else super().of(tensor)
+
+    def zeros(self, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A described input."""
+        return self._symbolic(torch.empty(sizes, dtype=dtype, device="cpu" if device.type == "meta" else device))
+
+    def _symbolic(self, tensor: torch.Tensor) -> torch.Tensor:
+        from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext  # noqa: PLC0415
+
+        if (self._one_batch or (tensor.dim() and tensor.shape[0] == 1)) and tensor.dim() > 1:
+            # A size of 1 is never a symbol: it might be broadcast.
+            tensor = torch.empty((2, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device)
+        dims = tensor.dim()
+        context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * dims, constraint_sizes=[None] * dims)
+        fake = self.mode.from_tensor(tensor.detach(), symbolic_context=context)
+        for letter, size in zip(_LETTERS.get(dims, "N" * dims), fake.shape, strict=False):
+            if isinstance(size, torch.SymInt):
+                self._names.setdefault(size.node.expr, self._free(letter))
+        return fake
+
+    def _free(self, letter: str) -> str:
+        taken = set(self._names.values())
+        return next(name for number in range(1, 100) if (name := letter if number == 1 else f"{letter}{number}") not in taken)
+
+    def written(self, sizes: Sequence[Any], width: int | None) -> str:
+        """``(B, T, 4*D)``."""
+        return f"({', '.join(self._size(size, width) for size in sizes)}{',' if len(sizes) == 1 else ''})"
+
+    def _size(self, size: Any, width: int | None) -> str:
+        if isinstance(size, torch.SymInt):
+            expression = self._env.simplify(size.node.expr)
+            if not expression.free_symbols:
+                return self._size(int(expression), width)
+            named = {str(symbol): name for symbol, name in self._names.items()}
+            written = re.sub(r"\bs\d+\b", lambda found: named.get(found[0], found[0]), str(expression))
+            return written[1:-1] if _IN_BRACKETS.fullmatch(written) else written
+        times, rest = divmod(size, width) if width else (0, 1)
+        if rest or not 1 <= times <= _MOST_TIMES:
+            return str(size)
+        return _WIDTH if times == 1 else f"{times}*{_WIDTH}"
+
+
+def with_formulas(seen: Seen, rows: tuple[Row, ...]) -> tuple[tuple[Row, ...], str, str]:
+    """(the rows with their formulas, what the letters stand for that the model fixes, why there are none)."""
+    given = [tensor for _, tensor in named_tensors((seen.inputs.args, dict(seen.inputs.kwargs)))]
+    symbols = Symbols([*given, *(torch.empty(spec.sizes) for spec in _specs(seen) if not given)])
+    run = forward(seen.model, seen.inputs, symbols, trial=True, saves=False, symbolic=True)
+    outputs = [one.symbols for one in run.calls.made]
+    if run.error is not None or len(outputs) > len(rows):
+        reason = next(iter(str(run.error or "its calls depend on the sizes").splitlines()), "")
+        return rows, "", f"sizes could not be kept as symbols: {reason[:160]}"
+    outputs += [()] * (len(rows) - len(outputs))  # rows of modules that were not called
+    width = _width(outputs)
+    written = [
+        replace(row, formula=", ".join(symbols.written(one, width) for one in sizes)) for row, sizes in zip(rows, outputs, strict=True)
+    ]
+    return tuple(written), f"{_WIDTH} = {width}" if any(_WIDTH in row.formula for row in written) else "", ""
+
+
+def _specs(seen: Seen) -> list[Spec]:
+    return [value for value in (*seen.inputs.args, *seen.inputs.kwargs.values()) if isinstance(value, Spec)]
+
+
+def _width(outputs: Sequence[Sequence[Sequence[Any]]]) -> int | None:
+    """The last size of most outputs of three dimensions, where the model fixes it: the width of a transformer."""
+    last = Counter(sizes[-1] for call in outputs for sizes in call if len(sizes) == 3 and isinstance(sizes[-1], int))  # noqa: PLR2004
+    found = last.most_common(1)
+    return found[0][0] if found and found[0][0] >= _SMALLEST_WIDTH else None
