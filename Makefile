@@ -17,7 +17,7 @@ export PYDEVD_DISABLE_FILE_VALIDATION := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help tour lab test check format bench coverage lock browser clean
+.PHONY: help tour lab test check format bench pictures coverage lock browser clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -52,6 +52,10 @@ format: $(READY)
 ## make bench     time against plain torch and against rivals
 bench: $(READY)
 	$(PY) tests/bench/run.py
+
+## make pictures  make the pictures of the README anew, from a real run in JupyterLab
+pictures: $(READY) browser
+	$(PY) tools/pictures.py
 
 ## make coverage  the unit tests, with the lines that they miss
 coverage: $(READY)

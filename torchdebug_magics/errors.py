@@ -11,20 +11,15 @@ line of ``report.problems``.
 
 from __future__ import annotations
 
-import re
-import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torchdebug_magics.instruments.nanhunt.report import Finding
+    from torchdebug_magics.report import Location
 
 __all__ = ["NonFiniteError", "SessionError", "TorchDebugError"]
-
-
-_INSTALLED = re.compile(rf"/(site|dist)-packages/|^{re.escape(Path(__file__).parent.as_posix())}/")
 
 
 class TorchDebugError(Exception):
@@ -38,16 +33,17 @@ class SessionError(TorchDebugError):
 class NonFiniteError(TorchDebugError):
     """A NaN or an infinity was born; the message is the verdict.
 
-    ``finding`` is the pure record, ``bad`` maps names such as ``"input 0"`` and ``"output"`` to the detached tensors at the birth.
+    ``finding`` is the pure record, ``bad`` maps names such as ``"input 0"`` and ``"output"`` to the detached tensors at the birth,
+    ``calls`` are the lines of the user's that led to it, the outermost first.
     """
 
-    def __init__(self, verdict: str, finding: Finding, bad: Mapping[str, object]) -> None:
+    def __init__(self, verdict: str, finding: Finding, bad: Mapping[str, object], calls: Sequence[Location] = ()) -> None:
         super().__init__(verdict)
         self.finding = finding
         self.bad = bad
+        self.calls = tuple(calls)
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in place of the traceback: the user's own lines, then the verdict. Torch's frames say nothing here."""
-        frames = [frame for frame in traceback.extract_tb(self.__traceback__) if not _INSTALLED.search(frame.filename.replace("\\", "/"))]
-        calls = [f"  line {frame.lineno}, in {frame.name}: {frame.line}" for frame in frames]
-        return [f"{type(self).__name__}, stopped at", *calls, f"{type(self).__name__}: {self}"]
+        """What IPython shows in place of the traceback: the user's own calls, as in every report, then the verdict."""
+        calls = [f"  {call}" + (f": {call.source}" if call.source else "") for call in self.calls]
+        return ["Traceback of your own code (most recent call last):", *calls, f"{type(self).__name__}: {self}"]

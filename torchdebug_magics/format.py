@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 __all__ = ["Format", "byte_size", "cell", "count", "duration", "number", "one_line", "plural", "shape", "share", "sparkline"]
 
-Format: TypeAlias = Literal["count", "number", "bytes", "seconds", "share", "text"]
-"""How a column of a table is written."""
+Format: TypeAlias = Literal["count", "number", "bytes", "seconds", "share", "text", "prose", "code"]
+"""How a column of a table is written: ``"text"`` is a word or two, ``"prose"`` may be long, ``"code"`` stands in a program."""
 
 _BARS = "▁▂▃▄▅▆▇█"
 _KILO, _KIBI, _MINUTE = 1000, 1024, 60
@@ -119,4 +119,6 @@ _WRITERS: Mapping[Format, Callable[[Any], str]] = {
     "seconds": duration,
     "share": share,
     "text": str,
+    "prose": str,
+    "code": str,
 }

@@ -204,7 +204,7 @@ def test_the_front_door(kernel: Kernel) -> None:
     kernel.run("%%one -q\n1")
     for line, words in (
         ("%torchdebug", ("%%one", "the fake called two", "Python 3", "memory", "verdict of one")),
-        ("%torchdebug doctor", ("ipykernel", "live in widgets", "verdict of one")),
+        ("%torchdebug doctor", ("ipykernel", "live in a widget", "verdict of one")),
         ("%torchdebug last", ("verdict of one", "alpha")),
         ("%torchdebug --help", ("display MODE",)),
     ):

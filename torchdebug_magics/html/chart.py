@@ -1,4 +1,4 @@
-"""A chart as a PNG with alt text: drawn on a white card of its own, so that it reads on any theme, and without pyplot."""
+"""A chart: the line is a transparent PNG in colours that show on any background, its words are HTML in the theme's own colour."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import number, plural, sparkline
 from torchdebug_magics.html import style
-from torchdebug_magics.html.elements import Markup, el
+from torchdebug_magics.html.elements import Markup, el, prose
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,21 +19,24 @@ if TYPE_CHECKING:
 
 __all__ = ["chart", "describe"]
 
-_WIDTH, _HEIGHT, _PAD, _DPI = 7.2, 2.3, 0.1, 160
+_WIDTH, _HEIGHT, _DPI = 7.2, 1.6, 160
 _CSS_WIDTH = 720
-_TOP = 0.92
+_COLOURS = 32
+"""In the palette of the image, which is then four times smaller."""
+_MARGIN = 0.08
+"""Above the largest and below the smallest value, as a share of the height between them."""
+_LOST = 0.9
 """How high the mark of a non-finite value stands, as a share of the height."""
-_LINE, _BAD, _INK, _GRID = "#2457a6", "#b3261e", "#333333", "#dddddd"
 
 
 def chart(block: Chart) -> Markup:
-    """An image; where it cannot be drawn, bars of text."""
+    """An image between its words; where it cannot be drawn, bars of text."""
     alt = describe(block)
     try:
         data = base64.b64encode(_png(block)).decode("ascii")
     except Exception:  # noqa: BLE001 - a picture that fails never costs the reader the verdict
         return el("p", f"{block.title}: {sparkline(block.values)} {alt}", style=style.BLOCK)
-    return el("div", el("img", src=f"data:image/png;base64,{data}", alt=alt, width=_CSS_WIDTH, style=style.IMAGE), style=style.BLOCK)
+    return _with_words(block, el("img", src=f"data:image/png;base64,{data}", alt=alt, width=_CSS_WIDTH, style=style.IMAGE))
 
 
 def describe(block: Chart) -> str:
@@ -48,6 +51,40 @@ def describe(block: Chart) -> str:
     return "; ".join(parts)
 
 
+def _with_words(block: Chart, image: Markup) -> Markup:
+    """The ends of both axes are named: the largest and the smallest value, the first and the last step."""
+    shown = [value for value in _drawn(block) if not math.isnan(value)]
+    low, high = (number(float(min(shown))), number(float(max(shown)))) if shown else ("", "")
+    first, last = f"{block.first_x:,}", f"{block.first_x + len(block.values) - 1:,}"
+    lost = next((step for step, value in enumerate(block.values, block.first_x) if not math.isfinite(value)), None)
+    said = "" if lost is None else f" (red cross: not finite, first at {lost:,})"
+    rows = (
+        el("tr", _word(high, "right", "top"), el("td", image, rowspan=2, colspan=3, style=style.CHART_IMAGE), style=style.CHART_ROW),
+        el("tr", _word(low if low != high else "", "right", "bottom"), style=style.CHART_ROW),
+        el("tr", _word("", "left", "top"), *map(_below, (first, block.x_label, last), ("left", "center", "right")), style=style.CHART_ROW),
+    )
+    whole = el(
+        "table",
+        el("caption", prose(f"{block.title}{said}", code_style=style.INLINE_CODE), style=style.CAPTION),
+        el("tbody", *rows),
+        style=style.FACTS,
+    )
+    return el("div", whole, style=style.BLOCK)
+
+
+def _below(text: str, side: str) -> Markup:
+    return _word(text, side, "top")
+
+
+def _word(text: str, side: str, edge: str) -> Markup:
+    return el("td", text, style=style.CHART_WORD.format(side=side, edge=edge))
+
+
+def _drawn(block: Chart) -> list[float]:
+    """The values that have a place on the scale, NaN for the others."""
+    return [float(value) if math.isfinite(value) and (value > 0 or not block.log) else math.nan for value in block.values]
+
+
 def _png(block: Chart) -> bytes:
     import matplotlib.style  # noqa: PLC0415 - half a second, and only where there is something to draw
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
@@ -56,57 +93,39 @@ def _png(block: Chart) -> bytes:
 
     with warnings.catch_warnings(), matplotlib.style.context("default"):  # what the user has set does not show here, and is put back
         warnings.simplefilter("ignore")
-        figure = Figure(figsize=(_WIDTH, _HEIGHT), dpi=_DPI, facecolor="white")
-        figure.set_layout_engine("constrained", w_pad=_PAD, h_pad=_PAD)
+        figure = Figure(figsize=(_WIDTH, _HEIGHT), dpi=_DPI, facecolor="none")
         canvas = FigureCanvasAgg(figure)
-        _draw(figure.add_subplot(), block)
+        _draw(figure.add_axes((0.0, 0.0, 1.0, 1.0), facecolor="none"), block)
         canvas.draw()
-    palette = Image.new("P", (1, 1))
-    palette.putpalette(_palette())
     target = io.BytesIO()
     image = Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba()), "raw", "RGBA", 0, 1)
-    image.convert("RGB").quantize(palette=palette, dither=Image.Dither.NONE).save(target, format="png", optimize=True)
+    image.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE).save(target, format="png", optimize=True)
     return target.getvalue()
-
-
-def _palette() -> list[int]:
-    """White, and each of our colours in four strengths on it: the image is four times smaller, and its colours are exact."""
-    colours = [tuple(bytes.fromhex(colour[1:])) for colour in (_LINE, _BAD, _INK, _GRID)]
-    return [255, 255, 255, *(round(255 + (part - 255) * level / 4) for colour in colours for level in (1, 2, 3, 4) for part in colour)]
 
 
 def _draw(axes: Axes, block: Chart) -> None:
     steps = range(block.first_x, block.first_x + len(block.values))
-    drawn = [value if math.isfinite(value) and (value > 0 or not block.log) else math.nan for value in block.values]
-    axes.plot(steps, drawn, color=_LINE, linewidth=1.6, marker="o", markersize=2.5 if len(drawn) <= _CSS_WIDTH // 4 else 0)
-    if all(math.isnan(value) for value in drawn):
-        axes.set_yticks([])
-    elif block.log:
-        _logarithmic(axes)
+    drawn = _drawn(block)
+    axes.plot(steps, drawn, color=style.CHART_LINE, linewidth=1.6, marker="o", markersize=2.5 if len(drawn) <= _CSS_WIDTH // 4 else 0)
     lost = [step for step, value in zip(steps, block.values, strict=True) if not math.isfinite(value)]
     across = axes.get_xaxis_transform()
-    axes.vlines(lost, 0, 1, color=_BAD, linewidth=1.0, linestyle="--", transform=across)
-    axes.plot(lost, [_TOP] * len(lost), "x", color=_BAD, markersize=7, markeredgewidth=2, transform=across)
-    _dress(axes, block)
+    axes.vlines(lost, 0, 1, color=style.CHART_BAD, linewidth=1.0, linestyle="--", transform=across)
+    axes.plot(lost, [_LOST] * len(lost), "x", color=style.CHART_BAD, markersize=7, markeredgewidth=2, transform=across)
+    _dress(axes, block, [value for value in drawn if not math.isnan(value)])
 
 
-def _logarithmic(axes: Axes) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415
-
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    within_two_decades = high < 100 * low
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if within_two_decades else (1.0,), numticks=6))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _dress(axes: Axes, block: Chart) -> None:
-    title = block.title if all(map(math.isfinite, block.values)) else f"{block.title} (red cross: not finite)"
-    axes.set_title(title, loc="left", fontsize=10, color=_INK, fontweight="bold", parse_math=False)
-    axes.set_xlabel(block.x_label, fontsize=9, color=_INK, parse_math=False)
-    axes.set_ylabel(block.y_label, fontsize=9, color=_INK, parse_math=False)
-    axes.tick_params(labelsize=8, color=_INK, labelcolor=_INK)
-    axes.locator_params(axis="x", integer=True)
-    axes.grid(visible=True, color=_GRID, linewidth=0.6)
+def _dress(axes: Axes, block: Chart, shown: list[float]) -> None:
+    """No words here: a frame, and a line at each end of the scale, whose values stand beside the image."""
+    axes.set_xmargin(0.02)
+    axes.set_ymargin(_MARGIN)
+    if block.log and shown:
+        axes.set_yscale("log")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_yticks([], minor=True)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(style.CHART_FRAME)
+    if shown:
+        axes.hlines(
+            (min(shown), max(shown)), 0, 1, color=style.CHART_FRAME, linewidth=0.5, linestyle=":", transform=axes.get_yaxis_transform()
+        )

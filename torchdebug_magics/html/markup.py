@@ -13,7 +13,7 @@ from torchdebug_magics.html.table import table
 if TYPE_CHECKING:
     from torchdebug_magics.html.page import Block
 
-__all__ = ["render"]
+__all__ = ["render", "render_blocks"]
 
 _ROOM = 60_000
 """Bytes that the tables of one page may take, so that an output with a chart stays below 100 KB."""
@@ -22,6 +22,11 @@ _ROOM = 60_000
 def render(page: Page) -> str:
     """The verdict as a card, then the blocks."""
     return str(el("div", _verdict(page), *_Writer().blocks(page.blocks), style=style.PAGE))
+
+
+def render_blocks(blocks: tuple[Block, ...]) -> str:
+    """Some blocks of a page, for a view that sets others between them."""
+    return str(el("div", *_Writer().blocks(blocks), style=style.PAGE))
 
 
 def _verdict(page: Page) -> Markup:
@@ -51,7 +56,7 @@ class _Writer:
                 self._room -= len(written.encode())
                 return written
             case Fold():
-                return el("details", el("summary", block.title, style=style.SUMMARY), *self.blocks(block.blocks), style=style.FOLD)
+                return el("details", el("summary", _prose(block.title), style=style.SUMMARY), *self.blocks(block.blocks), style=style.FOLD)
             case Facts():
                 return _facts(block)
             case Code():
@@ -64,10 +69,11 @@ class _Writer:
 
 def _facts(block: Facts) -> Markup:
     rows = [
-        el("tr", el("th", name, scope="row", style=style.FACT_NAME), el("td", _prose(value), style=style.FACT))
+        el("tr", el("th", name, scope="row", style=style.FACT_NAME), el("td", _prose(value), style=style.FACT), style=style.FACT_ROW)
         for name, value in block.rows
     ]
-    return el("div", el("table", el("tbody", *rows), style=style.FACTS), style=style.BLOCK)
+    title = el("caption", _prose(block.title), style=style.CAPTION) if block.title else ""
+    return el("div", el("table", title, el("tbody", *rows), style=style.FACTS), style=style.BLOCK)
 
 
 def _code(block: Code) -> Markup:

@@ -10,7 +10,7 @@ from torchdebug_magics.format import Format, cell
 
 __all__ = ["Block", "Cell", "Chart", "Code", "Facts", "Fold", "Note", "Page", "Status", "Table"]
 
-Status: TypeAlias = Literal["good", "bad", "warn", "info"]
+Status: TypeAlias = Literal["good", "bad", "warn", "info", "busy"]
 Cell: TypeAlias = str | int | float | None
 
 
@@ -19,6 +19,7 @@ class Facts:
     """Named values, one a line: ``("fix", "add 1e-12 before the log")``."""
 
     rows: tuple[tuple[str, str], ...]
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Table:
     """By column; a column that is not named holds text."""
     marked: frozenset[int] = frozenset()
     """Rows to be seen first (a bad one), by position."""
+    is_sequence: bool = False
+    """Whether the order of the rows is what it tells: then a widget neither sorts nor filters them."""
 
     def text(self, position: int) -> tuple[str, ...]:
         """The cells of one row as they are written."""
@@ -50,6 +53,10 @@ class Table:
     def format(self, column: str) -> Format:
         """How a column is written."""
         return self.formats.get(column, "text")
+
+    def is_text(self, column: str) -> bool:
+        """Whether a column holds words, which begin at the left; numbers end at the right."""
+        return self.format(column) in {"text", "prose", "code"}
 
     def order(self, cap: int) -> list[int]:
         """Positions in the order to be shown: as they are, unless a marked row would fall beyond `cap`."""

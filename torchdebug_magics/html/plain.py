@@ -47,7 +47,8 @@ def _block(block: Block) -> str:
 
 def _facts(block: Facts) -> str:
     names = max(len(name) for name, _ in block.rows) + 2
-    return "\n".join(_wrapped(value, first=f"{name:<{names}}", indent=" " * names) for name, value in block.rows)
+    rows = [_wrapped(value, first=f"{name:<{names}}", indent=" " * names) for name, value in block.rows]
+    return "\n".join([one_line(block.title), *rows] if block.title else rows)
 
 
 def _code(block: Code) -> str:
@@ -68,7 +69,7 @@ def _table(block: Table) -> str:
 
 def _column(block: Table, name: str, texts: Sequence[str]) -> list[str]:
     width = max(map(len, texts))
-    return [text.ljust(width) if block.format(name) == "text" else text.rjust(width) for text in texts]
+    return [text.ljust(width) if block.is_text(name) else text.rjust(width) for text in texts]
 
 
 def _bands(columns: Sequence[list[str]]) -> list[list[list[str]]]:

@@ -33,6 +33,7 @@ STATUS: Mapping[Status, Look] = {
     "bad": Look("✖", "problem", "#b3261e", "rgba(218,54,51,.14)"),
     "warn": Look("▲", "caution", "#8a5300", "rgba(210,153,34,.16)"),
     "info": Look("●", "note", "#2457a6", "rgba(84,134,214,.14)"),
+    "busy": Look("○", "running", "#2457a6", "rgba(84,134,214,.14)"),
 }
 
 _LINE = "1px solid rgba(128,128,128,.35)"
@@ -45,18 +46,26 @@ NAME = "font-size:85%;opacity:.75"
 VERDICT = "margin:6px 0 0 0;font-size:110%;font-weight:bold"
 NOTE = "margin:8px 0;padding:4px 14px;border-left:3px solid {solid}"
 BLOCK = "margin:10px 0;overflow:auto"
-TABLE = "border-collapse:collapse;margin:0;width:max-content"
+TABLE = "border-collapse:collapse;margin:0;width:max-content;max-width:100%"
 CAPTION = "caption-side:top;text-align:left;font-weight:bold;padding:4px 0"
 HEAD = f"text-align:{{side}};border-bottom:{_LINE};white-space:nowrap;vertical-align:bottom"
 ROW_NAME = "text-align:left;font-weight:normal;font-family:monospace;white-space:nowrap"
-TEXT = "text-align:left"
+TEXT = "text-align:left;white-space:nowrap"
+PROSE = "text-align:left"
+CODE_CELL = f"{PROSE};font-family:monospace"
 MARKED = "background:rgba(218,54,51,.2)"
 FACTS = "border-collapse:collapse;margin:0"
+FACT_ROW = "background:transparent"  # no stripes of the theme's: they would tell rows apart that belong together
 FACT_NAME = "text-align:left;vertical-align:top;white-space:nowrap;font-weight:bold;padding:3px 16px 3px 0"
 FACT = "text-align:left;vertical-align:top;padding:3px 0"
 CODE = f"margin:0;padding:8px 10px;border:{_LINE};border-radius:4px;overflow:auto;white-space:pre;font-family:monospace;line-height:1.5"
 CODE_LINE = f"background:{STATUS['bad'].tint};font-weight:bold;display:inline-block;min-width:100%"
 INLINE_CODE = "font-family:monospace;background:rgba(128,128,128,.16);padding:1px 4px;border-radius:3px"
-IMAGE = "max-width:100%;height:auto;border-radius:4px"
+IMAGE = "max-width:100%;height:auto"
+CHART_ROW = "background:transparent"
+CHART_IMAGE = "padding:0"
+CHART_WORD = "text-align:{side};vertical-align:{edge};padding:0 6px"
+# Colours of lines: 3:1 and more on white and on near black.
+CHART_LINE, CHART_BAD, CHART_FRAME = "#3d7fd9", "#e04b3f", "#808080"
 FOLD = "margin:10px 0"
 SUMMARY = "cursor:pointer;padding:4px 0"

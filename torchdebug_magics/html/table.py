@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import plural
 from torchdebug_magics.html import style
-from torchdebug_magics.html.elements import Markup, el, join
+from torchdebug_magics.html.elements import Markup, el, join, prose
 
 if TYPE_CHECKING:
+    from torchdebug_magics.format import Format
     from torchdebug_magics.html.page import Table
 
 __all__ = ["OPEN_ROWS", "table"]
 
 OPEN_ROWS = 50
+_LOOKS: Mapping[Format, str] = {"text": style.TEXT, "prose": style.PROSE, "code": style.CODE_CELL}
 
 
 def table(block: Table, room: int) -> Markup:
@@ -51,7 +53,7 @@ def _framed(block: Table, caption: str, rows: Sequence[Markup]) -> Markup:
     head = [el("th", *_broken(column), scope="col", style=style.HEAD.format(side=_side(block, column))) for column in block.columns]
     whole = el(
         "table",
-        el("caption", caption, style=style.CAPTION),
+        el("caption", prose(caption, code_style=style.INLINE_CODE), style=style.CAPTION),
         el("thead", el("tr", *head)),
         el("tbody", *rows),
         style=style.TABLE,
@@ -65,11 +67,8 @@ def _row(block: Table, position: int) -> Markup:
     marked = position in block.marked
     return el(
         "tr",
-        el("th", f"✖ {name}" if marked else name, scope="row", style=style.ROW_NAME),
-        *(
-            el("td", text, style=style.TEXT if _side(block, column) == "left" else "")
-            for column, text in zip(block.columns[1:], cells, strict=True)
-        ),
+        el("th", f"{name} ✖" if marked else name, scope="row", style=style.ROW_NAME),
+        *(_cell(block, column, text) for column, text in zip(block.columns[1:], cells, strict=True)),
         align="right",
         style=style.MARKED if marked else "",
     )
@@ -81,5 +80,11 @@ def _broken(heading: str) -> list[str]:
     return [*first, el("br"), last] if first else [last]
 
 
+def _cell(block: Table, column: str, text: str) -> Markup:
+    how = block.format(column)
+    shown = prose(text, code_style=style.INLINE_CODE) if how == "prose" else text
+    return el("td", shown, style=_LOOKS.get(how, ""))
+
+
 def _side(block: Table, column: str) -> str:
-    return "left" if column == block.columns[0] or block.format(column) == "text" else "right"
+    return "left" if column == block.columns[0] or block.is_text(column) else "right"

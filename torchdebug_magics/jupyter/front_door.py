@@ -32,11 +32,11 @@ _HELP = """The magics of torchdebug_magics, and this machine.
                                 text     text alone"""
 # By mode where it decides alone, else by the kind of the live view.
 _SHOWN = {
-    "text": "text at the cell's end",
-    "frozen": "frozen HTML at the cell's end",
-    "widget": "interactive widgets",
-    "widgets": "live in widgets, then frozen as HTML",
-    "html": "live as HTML, then frozen",
+    "text": "as text, at the cell's end",
+    "frozen": "as HTML, at the cell's end",
+    "widget": "as interactive widgets",
+    "widgets": "live in a widget while a cell runs, then as HTML that stays",
+    "html": "live as HTML while a cell runs, then as HTML that stays",
 }
 
 
@@ -85,15 +85,15 @@ class FrontDoor:
     def welcome(self) -> Page:
         """Every magic, then the machine in short."""
         rows = tuple((f"%%{row.name}", row.summary) for row in self._rows)
-        magics = Table("Magics", ("write this above a cell", "to see"), rows, {})
-        more = Note("%%NAME? says how each is used; %torchdebug? what else this one does.")
+        magics = Table("Magics", ("magic", "shows"), rows, {"shows": "prose"})
         first = self._rows[0].name if self._rows else "NAME"
-        verdict = f"torchdebug_magics {__version__} is ready: write %%{first} as the first line of a cell"
+        more = Note(f"A question mark shows the help: `%%{first}?`, `%torchdebug?`.")
+        verdict = f"torchdebug_magics {__version__} is ready: write `%%{first}` as the first line of a cell"
         return Page("torchdebug", "info", verdict, (magics, more, *self._state()))
 
     def doctor(self) -> Page:
         """What a person who helps would ask for first."""
-        return Page("torchdebug", "info", f"torchdebug_magics {__version__}: {self._display()}", self._state())
+        return Page("torchdebug", "info", f"torchdebug_magics {__version__}, and what it finds on this machine", self._state())
 
     def _state(self) -> tuple[Block, ...]:
         facts = (
@@ -105,11 +105,11 @@ class FrontDoor:
         if not self._reports:
             return (Facts(facts),)
         latest = tuple((f"%%{name}", report.verdict) for name, report in reversed(self._reports))
-        return (Facts(facts), Table("Last reports", ("magic", "verdict"), latest, {}))
+        return (Facts(facts), Table("Last reports", ("magic", "verdict"), latest, {"verdict": "prose"}))
 
     def _display(self) -> str:
         how = _SHOWN["text"] if self._screen.kind == "text" else _SHOWN.get(self._screen.mode) or _SHOWN[self._screen.kind]
-        return f"reports are shown as {how} (%torchdebug display {self._screen.mode})"
+        return f"reports are shown {how} (`%torchdebug display {self._screen.mode}`)"
 
     def _last(self) -> None:
         if not self._reports:

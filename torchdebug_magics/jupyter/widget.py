@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
@@ -23,28 +24,30 @@ _AS_IS = "as reported"
 
 
 def view(page: Page) -> ipywidgets.Widget:
-    """The page; what needs no controls first, then the tables."""
-    head = ipywidgets.HTML(markup.render(replace(page, blocks=tuple(_without_tables(page.blocks)))))
-    return ipywidgets.VBox([head, *_tables(page.blocks)])
+    """The page, block for block."""
+    head = ipywidgets.HTML(markup.render(replace(page, blocks=())))
+    return ipywidgets.VBox([head, *_parts(page.blocks)])
 
 
-def _tables(blocks: Sequence[Block]) -> Iterator[ipywidgets.Widget]:
-    for block in blocks:
-        if isinstance(block, Table) and block.rows:
-            yield TableView(block).box
-        elif isinstance(block, Fold) and (inside := list(_tables(block.blocks))):
-            fold = ipywidgets.Accordion([ipywidgets.VBox(inside)], selected_index=None)
-            fold.set_title(0, block.title)
-            yield fold
+def _parts(blocks: Sequence[Block]) -> Iterator[ipywidgets.Widget]:
+    """A widget for each block that has controls in it, and one for the blocks between two such."""
+    for interactive, group in groupby(blocks, _is_interactive):
+        if not interactive:
+            yield ipywidgets.HTML(markup.render_blocks(tuple(group)))
+            continue
+        for block in group:
+            if isinstance(block, Fold):
+                fold = ipywidgets.Accordion([ipywidgets.VBox(list(_parts(block.blocks)))], selected_index=None)
+                fold.set_title(0, block.title)
+                yield fold
+            elif isinstance(block, Table):
+                yield TableView(block).box
 
 
-def _without_tables(blocks: Sequence[Block]) -> Iterator[Block]:
-    for block in blocks:
-        if isinstance(block, Fold):
-            if inside := tuple(_without_tables(block.blocks)):
-                yield replace(block, blocks=inside)  # <details> opens by itself
-        elif not isinstance(block, Table):
-            yield block
+def _is_interactive(block: Block) -> bool:
+    if isinstance(block, Fold):
+        return any(map(_is_interactive, block.blocks))
+    return isinstance(block, Table) and bool(block.rows) and not block.is_sequence
 
 
 class TableView:

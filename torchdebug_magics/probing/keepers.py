@@ -95,18 +95,24 @@ def _leading_to(*attributes: str) -> Callable[[Any], Kept]:
 
 
 def _tensor(tensor: torch.Tensor) -> Kept:
-    """Its hooks, and which memory it stands for. Its numbers are kept where they are written, see `Writes`."""
+    """Its hooks, and which memory a parameter stands for. Its numbers are kept where they are written."""
+    hooks = _tensor_hooks(tensor)
     with torch._C.DisableTorchFunctionSubclass():
-        hooks = [tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)]
-        if type(tensor) is not torch.nn.Parameter or tensor.is_meta:
-            return hooks, None
-        memory = tensor.data
+        memory = tensor.data if type(tensor) is torch.nn.Parameter and not tensor.is_meta else None
 
     def put_back() -> None:
-        if tensor.data_ptr() != memory.data_ptr():
+        for before, now in zip(hooks, _tensor_hooks(tensor), strict=True):
+            if before is None and now is not None:
+                now.clear()
+        if memory is not None and tensor.data_ptr() != memory.data_ptr():
             tensor.data = memory
 
     return hooks, put_back
+
+
+def _tensor_hooks(tensor: torch.Tensor) -> list[dict[int, Any] | None]:
+    with torch._C.DisableTorchFunctionSubclass():
+        return [tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)]
 
 
 def _state(read: Callable[[Any], Any], write: Callable[[Any, Any], object]) -> Callable[[Any], Kept]:

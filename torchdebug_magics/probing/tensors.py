@@ -13,7 +13,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["INF", "NAN", "bad_mask", "dense", "extremes", "is_bad", "is_traced", "kind_of", "largest", "peak_of", "tensors_in"]
+__all__ = ["INF", "NAN", "bad_mask", "dense", "extremes", "is_bad", "is_traced", "kind_of", "largest", "peak_of", "sizes_of", "tensors_in"]
 
 NAN, INF = 1, 2
 """Bits of `kind_of`."""
@@ -66,11 +66,13 @@ def dense(tensor: torch.Tensor) -> torch.Tensor | None:
         or tensor.is_quantized
     ):
         return None
-    if is_traced(tensor) or (tensor.is_nested and tensor.layout is torch.strided):
+    if is_traced(tensor):
         return None
     tensor = tensor.detach()
     if tensor.layout is torch.sparse_coo:
         tensor = tensor._values()
+    elif tensor.is_nested and tensor.layout is torch.strided:
+        tensor = tensor.contiguous().values()
     elif tensor.layout is not torch.strided:
         tensor = tensor.values()
     if tensor.numel() == 0:
@@ -104,10 +106,8 @@ def _ends(numbers: torch.Tensor) -> list[float]:
 
 def bad_mask(tensor: torch.Tensor, kinds: int = NAN | INF) -> torch.Tensor | None:
     """Where it holds a value of `kinds`; None where it cannot be looked at or its own indices are not those of its numbers."""
-    if tensor.layout is not torch.strided or type(tensor).__name__ == "NestedTensor":
-        return None
     numbers = dense(tensor)
-    if numbers is None:
+    if numbers is None or tensor.layout is not torch.strided or tensor.is_nested:
         return None
     if kinds == NAN | INF:
         return ~torch.isfinite(numbers)
@@ -128,7 +128,7 @@ def extremes(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     ordinary: dict[torch.dtype, list[torch.Tensor]] = {}
     keys = torch._C._dispatch_keys
     for tensor in tensors:
-        if keys(tensor).raw_repr() == _ORDINARY and (dtype := tensor.dtype) in _FLOATS:
+        if keys(tensor).raw_repr() == _ORDINARY and (dtype := tensor.dtype) in _FLOATS and not is_lazy(tensor):
             ordinary.setdefault(dtype, []).append(tensor)
         elif (numbers := dense(tensor)) is not None:
             if numbers.is_complex():
@@ -168,8 +168,17 @@ def _on_cpu(members: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [extreme for member in whole for extreme in torch.aminmax(member)]
 
 
+def sizes_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Its shape; of a strided nested tensor, which has none, the number of its rows; of a parameter without one, nothing."""
+    if is_lazy(tensor):
+        return ()
+    return (tensor.size(0),) if tensor.is_nested and tensor.layout is torch.strided else tuple(tensor.shape)
+
+
 def describe(value: Any) -> str:
     """A tensor in a few words, for a place where its elements cannot be shown."""
+    if is_lazy(value) or value.is_nested:
+        return "nested" if value.is_nested else "uninitialised"
     numbers = dense(value)
     sizes = "x".join(map(str, value.shape)) or "scalar"
     return sizes if numbers is None else f"{sizes} {str(value.dtype).removeprefix('torch.')}"

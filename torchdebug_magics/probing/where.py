@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import functools
 import linecache
-import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -17,14 +17,14 @@ import torch
 
 from torchdebug_magics.report import Location
 
-__all__ = ["adopt_timed", "excerpt", "frames_above", "is_user_code", "library_frame", "locate", "span", "user_frame"]
+__all__ = ["adopt_timed", "excerpt", "frames_above", "is_user_code", "library_frame", "locate", "span", "user_calls", "user_frame"]
 
 Owner: TypeAlias = Literal["user", "library", "torch", "own", "python"]
 
 _TORCH = str(Path(torch.__file__).parent)
 _OWN = str(Path(__file__).parent.parent)
 _PYTHON = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
-_MAGIC_LINE = re.compile(r"^get_ipython\(\)\.run_cell_magic\('(?P<name>\w+)', '(?P<arguments>[^']*)', None\)")
+_MAGIC_CALL = "get_ipython().run_cell_magic("
 _TIMED = "<timed exec>"
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 
@@ -61,6 +61,11 @@ def user_frame(frame: FrameType | None, *, below: FrameType | None = None) -> Fr
     return _innermost(frame, below, "user")
 
 
+def user_calls(frame: FrameType | None) -> list[Location]:
+    """Where the user's own frames stand, the outermost first."""
+    return [locate(one) for one in frames_above(frame) if is_user_code(one.f_code)][::-1]
+
+
 def library_frame(frame: FrameType | None, *, below: FrameType | None = None) -> FrameType | None:
     """The innermost frame of installed code that stands above the user's: where inside a library it happened."""
     for one in frames_above(frame):
@@ -94,14 +99,20 @@ def location(filename: str, line: int, function: str) -> Location:
 
 def excerpt(where: Location, *, around: int = 2) -> tuple[tuple[int, str], ...]:
     """The line with its neighbours, numbered."""
-    lines = [_MAGIC_LINE.sub(_as_typed, line) for line in linecache.getlines(where.file)]
+    lines = linecache.getlines(where.file)
     first, last = max(1, where.line - around), min(len(lines), where.line + around)
-    return tuple((number, lines[number - 1].rstrip("\n")) for number in range(first, last + 1))
+    return tuple((number, _as_typed(lines[number - 1].rstrip("\n"))) for number in range(first, last + 1))
 
 
-def _as_typed(line: re.Match[str]) -> str:
-    """A magic line reads as it was typed, not as the call that IPython makes of it."""
-    return f"%%{line['name']} {line['arguments']}".rstrip()
+def _as_typed(line: str) -> str:
+    """A magic line reads as it was typed, not as the call that was made of it."""
+    if not line.startswith(_MAGIC_CALL) or not line.endswith(")"):
+        return line
+    try:
+        name, arguments, body = ast.literal_eval(line.removeprefix(_MAGIC_CALL.removesuffix("(")))
+    except (ValueError, SyntaxError, TypeError):  # written by the user, or not the call that we make
+        return line
+    return f"%%{name} {arguments}".rstrip() if body is None else line
 
 
 def adopt_timed(frames: Iterable[FrameType]) -> None:

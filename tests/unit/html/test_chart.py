@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import math
 import re
 import subprocess
@@ -10,6 +11,7 @@ import sys
 
 import matplotlib as mpl
 import pytest
+from PIL import Image
 
 from torchdebug_magics.html.chart import chart, describe
 from torchdebug_magics.html.page import Chart
@@ -54,6 +56,19 @@ def test_the_alt_text_says_what_is_drawn():
 
 def test_the_words_for_nothing_finite():
     assert describe(Chart("loss", (math.nan,), "step", "loss")) == "loss: 1 value; 1 not finite"
+
+
+def test_the_words_are_html_and_name_the_ends_of_both_axes():
+    html = chart(Chart("loss", (2.0, math.nan, 8.0), "step", "loss", first_x=7))
+    texts = re.findall(r">([^<>]+)<", html)
+    assert texts == ["loss (red cross: not finite, first at 8)", "8.0", "2.0", "7", "step", "9"]
+
+
+def test_the_image_is_transparent_so_that_it_reads_on_any_theme():
+    image = Image.open(io.BytesIO(drawn(1.0, 2.0, math.nan))).convert("RGBA")
+    lowest, highest = image.getchannel("A").getextrema()
+    assert (lowest, highest) == (0, 255)
+    assert image.getpixel((image.width // 4, 20))[3] == 0
 
 
 def test_the_users_settings_are_neither_used_nor_changed():

@@ -113,7 +113,15 @@ def test_a_thousand_rows_stay_below_100_kb(name):
 
 def test_a_marked_row_has_a_symbol_and_comes_first_where_it_would_be_folded():
     html = markup.render(page(table(100, marked=frozenset({70}))))
-    assert html.index("✖ layer.70<") < html.index("layer.0<")
+    assert html.index("layer.70 ✖<") < html.index("layer.0<")
+
+
+def test_code_in_captions_and_in_prose_is_code():
+    html = markup.render(
+        page(Table("the gradient of `w`", ("n", "said"), (("1", "put `x`"),), {"said": "prose"}), Facts((("a", "b"),), "of `w`"))
+    )
+    assert html.count(">w</code>") == 2
+    assert ">x</code>" in html
 
 
 def test_wide_tables_scroll_and_names_are_whole():

@@ -28,6 +28,10 @@ def test_facts_are_aligned():
     assert lines(Facts((("fix", "add"), ("surfaced in", "loss"))))[2:] == ["fix          add", "surfaced in  loss"]
 
 
+def test_facts_may_have_a_title():
+    assert lines(Facts((("2", "log"),), "Other findings"))[2:] == ["Other findings", "2  log"]
+
+
 def test_the_marked_line_has_an_arrow():
     assert lines(Code(((9, "a"), (10, "b")), 10, "In[1] line 10"))[2:] == ["In[1] line 10", "    9 | a", "-> 10 | b"]
 

@@ -9,6 +9,7 @@ import pytest
 from torchdebug_magics.html import style
 
 ENOUGH = 4.5
+ENOUGH_FOR_A_LINE = 3
 THEMES = {"light": ((255, 255, 255), (33, 33, 33)), "dark": ((17, 17, 17), (222, 222, 222))}
 TINTS = re.findall(r"rgba\([^)]*\)", " ".join(value for value in vars(style).values() if isinstance(value, str)))
 
@@ -33,6 +34,12 @@ def over(tint: str, background: tuple[int, ...]) -> tuple[float, ...]:
 def test_white_on_a_badge_can_be_read(look):
     solid = tuple(int(look.solid[place : place + 2], 16) for place in (1, 3, 5))
     assert contrast((255, 255, 255), solid) >= ENOUGH
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("colour", [style.CHART_LINE, style.CHART_BAD, style.CHART_FRAME])
+def test_lines_of_a_chart_are_seen_on_every_theme(theme, colour):
+    assert contrast(tuple(bytes.fromhex(colour[1:])), THEMES[theme][0]) >= ENOUGH_FOR_A_LINE
 
 
 @pytest.mark.parametrize("theme", THEMES)

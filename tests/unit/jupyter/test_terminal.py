@@ -40,7 +40,7 @@ def test_live_and_widgets_are_text(terminal: InteractiveShell, capsys: pytest.Ca
     terminal.run_cell("%%one -w --live\nimport time\ntime.sleep(0.5)")
     assert capsys.readouterr().out.count("verdict of one") == 1
     terminal.run_cell("%torchdebug display")
-    assert "text at the cell's end" in capsys.readouterr().out
+    assert "text, at the cell's end" in capsys.readouterr().out
 
 
 def test_the_last_session_and_show(terminal: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,9 +116,11 @@ def test_a_graph_does_not_grow_into_buffers() -> None:
         lambda: torch.tensor([True, False]),
         lambda: torch.tensor([1 + 2j]),
         lambda: torch.ones(1).expand(4),
+        lambda: torch.ones(2, 1, 3).expand(2, 5, 3).transpose(0, 2),
+        lambda: torch._efficientzerotensor((2, 2)),
         lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
     ],
-    ids=["meta", "sparse", "csr", "float8", "quantised", "bool", "complex", "expanded", "nested"],
+    ids=["meta", "sparse", "csr", "float8", "quantised", "bool", "complex", "expanded", "expanded inside", "zero", "nested"],
 )
 def test_no_kind_of_buffer_is_an_error(made: object) -> None:
     module = torch.nn.Module()
@@ -126,6 +128,15 @@ def test_no_kind_of_buffer_is_an_error(made: object) -> None:
     keeper = BufferKeeper([module])
     keeper.take().put_back()
     keeper.take().put_back()
+
+
+def test_an_expanded_buffer_comes_back() -> None:
+    module = torch.nn.Module()
+    module.register_buffer("wide", torch.tensor([[1.0], [2.0]]).expand(2, 5))
+    held = BufferKeeper([module]).take()
+    module.wide[:, 0] = 7.0
+    held.put_back()
+    assert module.wide[:, 3].tolist() == [1.0, 2.0]
 
 
 def test_a_buffer_made_under_inference_mode_is_left_alone() -> None:

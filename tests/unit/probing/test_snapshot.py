@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from torchdebug_magics.probing import snapshot as snapshot_module
 from torchdebug_magics.probing.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -97,9 +98,19 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any]
     "stream written": (lambda: reading("a\nb"), lambda one: one.write("xyz"), lambda one: (one.getvalue(), one.tell())),
     "part of a module": (lambda: nn.Sequential(nn.ReLU()), lambda one: one[0].eval(), lambda one: one[0].training),
     "hook": (
+        lambda: torch.ones(1, requires_grad=True),
+        lambda one: one.register_hook(print),
+        lambda one: len(one._backward_hooks or ()),
+    ),
+    "hook after a gradient": (
+        lambda: torch.ones(1, requires_grad=True),
+        lambda one: one.register_post_accumulate_grad_hook(print),
+        lambda one: len(one._post_accumulate_grad_hooks or ()),
+    ),
+    "one more hook": (
         lambda: nn.Linear(1, 1),
-        lambda one: one.weight.register_post_accumulate_grad_hook(print),
-        lambda one: len(one.weight._post_accumulate_grad_hooks or ()),
+        lambda one: one.register_forward_hook(print),
+        lambda one: len(one._forward_hooks),
     ),
     "data of a parameter": (
         lambda: nn.Linear(1, 1),
@@ -109,7 +120,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any]
 }
 
 
-@pytest.mark.parametrize("name", [name for name in CHANGES if name != "hook"])
+@pytest.mark.parametrize("name", CHANGES)
 def test_what_changed_is_as_it_was(name: str) -> None:
     make, change, look = CHANGES[name]
     one = make()
@@ -231,11 +242,18 @@ def test_installed_modules_and_our_own_objects_are_left_alone() -> None:
     assert len(snapshot._seen) < 50
 
 
-def test_there_is_an_end_to_it() -> None:
+def test_there_is_an_end_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_module, "_MOST_OBJECTS", 100)
     chain: list[Any] = []
-    for _ in range(300_000):
+    for _ in range(300):
         chain = [chain]
-    snapshot = Snapshot([chain])
-    assert len(snapshot._seen) <= 200_000
-    while chain:  # not by the collector's recursion
-        chain = chain.pop()
+    assert len(Snapshot([chain])._seen) == 100
+
+
+def test_what_takes_too_much_memory_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_module, "_MOST_BYTES", 8000)
+    large, small = np.zeros(2000), np.zeros(10)
+    snapshot = Snapshot([large, small])
+    large[0] = small[0] = 1
+    snapshot.put_back()
+    assert (large[0], small[0]) == (1, 0)

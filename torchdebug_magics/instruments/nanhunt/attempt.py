@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.layers import LayerWatch
     from torchdebug_magics.instruments.nanhunt.trace import Trace
 
-__all__ = ["Attempt", "Replayed", "same_bits"]
+__all__ = ["Attempt", "CannotReplay", "Replayed", "same_bits"]
+
+
+class CannotReplay(Exception):  # noqa: N818 - not an error: a reason
+    """Why a step's statements cannot be run again, in words for the report."""
 
 
 @dataclass

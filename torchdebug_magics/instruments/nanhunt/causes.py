@@ -146,80 +146,80 @@ _LOG_ZERO = _domain(
     "log_zero",
     lambda one: any(is_zero(value) for value in one.operands()) or one.name == "log1p",
     "the logarithm of 0 is -inf",
-    "bound the argument from below, log(x.clamp(min=1e-6)), or use log_softmax or BCEWithLogits, which stay finite",
+    "bound the argument from below, `log(x.clamp(min=1e-6))`, or use `log_softmax` or `BCEWithLogitsLoss`, which stay finite",
 )
 _LOG_NEGATIVE = _domain(
     LOGS,
     "log_negative",
     _operand(0, lambda value: value < 0),
     "the logarithm of a negative number is NaN",
-    "make sure that the argument is positive: clamp(min=1e-9), softplus, or a fix of what made it negative",
+    "make sure that the argument is positive: `clamp(min=1e-9)`, `softplus`, or a fix of what made it negative",
 )
 _DIV_ZERO = _domain(
-    DIVISIONS, "div_zero", _div_by_zero, "a division by 0", "add a small number to the denominator, or clamp it: x / y.clamp(min=1e-8)"
+    DIVISIONS, "div_zero", _div_by_zero, "a division by 0", "add a small number to the denominator, or clamp it: `x / y.clamp(min=1e-8)`"
 )
 _ROOT_ZERO = _domain(
     {"sqrt", "sqrt_", "rsqrt", "rsqrt_", "hypot"},
     "sqrt_zero",
     _operand(0, lambda value: value == 0),
     "the slope of a square root at 0 is infinite",
-    "bound it from below, x.clamp(min=1e-12).sqrt(); for a distance use torch.linalg.vector_norm, which is safe at 0",
+    "bound it from below, `x.clamp(min=1e-12).sqrt()`; for a distance use `torch.linalg.vector_norm`, which is safe at 0",
 )
 _ROOT_NEGATIVE = _domain(
     ROOTS,
     "sqrt_negative",
     _operand(0, lambda value: value < 0),
     "the square root of a negative number is NaN",
-    "clamp(min=0) before the root, and look at what made it negative (a difference of squares loses digits)",
+    "`clamp(min=0)` before the root, and look at what made it negative (a difference of squares loses digits)",
 )
 _POW_ZERO = _domain(
     POWERS,
     "pow_zero",
     _operand(0, lambda value: value == 0),
     "a power of 0 whose value or slope is infinite",
-    "add a small number to the base: (x + 1e-12) ** p",
+    "add a small number to the base: `(x + 1e-12) ** p`",
 )
 _POW_NEGATIVE = _domain(
     POWERS,
     "pow_negative",
     _operand(0, lambda value: value < 0),
     "a fractional power of a negative number is NaN",
-    "take abs() or clamp(min=0) first",
+    "take `abs()` or `clamp(min=0)` first",
 )
 _CTC = _domain(
     {"_ctc_loss", "ctc_loss", "_cudnn_ctc_loss"},
     "infeasible_ctc",
     lambda _: True,
     "a target is longer than its input allows (repeated labels need a blank between them), so no alignment exists",
-    "use zero_infinity=True, or drop samples whose input is too short",
+    "use `zero_infinity=True`, or drop samples whose input is too short",
 )
 _POLE = _domain(
     POLES,
     "pole",
     lambda _: True,
     "the argument lies at or beyond the edge of where this function is finite",
-    "clamp the argument a little inside, for example clamp(-1 + 1e-6, 1 - 1e-6)",
+    "clamp the argument a little inside, for example `clamp(-1 + 1e-6, 1 - 1e-6)`",
 )
 _EMPTY_MEAN = _domain(
     {"mean"},
     "empty_mean",
     lambda one: (tensor := one.inputs_at(0)) is not None and tensor.numel() == 0,
     "the mean of nothing is 0 / 0",
-    "skip the batch when the selection is empty, or divide a sum by max(count, 1)",
+    "skip the batch when the selection is empty, or divide a sum by `max(count, 1)`",
 )
 _EXP = _domain(
     {"exp", "exp_", "expm1", "sinh", "cosh"},
     "exp_overflow",
     lambda one: one.birth.kind == INF,
     "the exponential left the range of its type",
-    "subtract the maximum first, or use logsumexp, softmax or softplus, which do so",
+    "subtract the maximum first, or use `logsumexp`, `softmax` or `softplus`, which do so",
 )
 _DECOMPOSITION = _domain(
     DECOMPOSITIONS,
     "degenerate_matrix",
     lambda _: True,
     "the matrix is singular, or has equal eigenvalues, where the derivative is infinite",
-    "add a little to the diagonal: A + 1e-6 * torch.eye(n)",
+    "add a little to the diagonal: `A + 1e-6 * torch.eye(n)`",
 )
 
 

@@ -12,6 +12,7 @@ import torch
 from torchdebug_magics.instruments.nanhunt import updates
 from torchdebug_magics.instruments.nanhunt.evidence import Context
 from torchdebug_magics.instruments.nanhunt.investigate import Inquiry, Investigator, Outcome
+from torchdebug_magics.instruments.nanhunt.naming import name_nearby
 from torchdebug_magics.instruments.nanhunt.scaler import Overflows, skips
 from torchdebug_magics.instruments.nanhunt.sentinel import Leaves, survey
 from torchdebug_magics.instruments.nanhunt.step import Entries, Entry, frame_chain
@@ -90,7 +91,9 @@ class Checks:
         outcome = self._guard.run("the replay up to the update", self._investigator.update, self._entries.step, inquiry)
         if outcome is None:
             parameter, gradient = next((pair for pair in held if kind_of(pair[1])), held[0])
-            finding = updates.bad_gradient(self._name(parameter), gradient, self._context(), overflowed=overflowed)
+            finding = updates.bad_gradient(
+                self._name(parameter), gradient, self._context(), overflowed=overflowed, computed=id(gradient) in self._versions
+            )
             outcome = Outcome(finding, {"gradient": gradient.detach()})
         return self._tally.add(outcome)
 
@@ -193,7 +196,7 @@ class Checks:
 
     def _name(self, parameter: torch.Tensor) -> str:
         names = (name for root in self._entries.roots() for name, one in root.named_parameters() if one is parameter)
-        return next(names, "a parameter")
+        return next(names, None) or name_nearby(parameter, sys._getframe(1))
 
 
 def _site() -> tuple[object, int]:

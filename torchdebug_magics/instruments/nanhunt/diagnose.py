@@ -23,7 +23,7 @@ from torchdebug_magics.instruments.nanhunt.causes import (
 )
 from torchdebug_magics.instruments.nanhunt.knowledge import argument_of
 from torchdebug_magics.instruments.nanhunt.naming import owner_of
-from torchdebug_magics.probing.tensors import INF, NAN, dense
+from torchdebug_magics.probing.tensors import INF, NAN, dense, kind_of
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.evidence import Evidence
@@ -51,7 +51,7 @@ def _bad_row(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "bad_data_row",
         f"the data hold {kind} in {which}; the model only passed it on",
-        f"drop or repair {which} before the model sees it, for example with torch.isfinite(...).all(1)",
+        f"drop or repair {which} before the model sees it, for example with `torch.isfinite(...).all(1)`",
     )
 
 
@@ -69,6 +69,24 @@ def _bad_embedding(evidence: Evidence) -> Diagnosis | None:
 # --- forward -------------------------------------------------------------------------------------------------------------------------
 
 
+def _nan_constant(evidence: Evidence) -> Diagnosis | None:
+    op = evidence.op
+    if op is None or not any(map(_is_nan_number, (*op.args, *op.kwargs.values()))):
+        return None
+    hidden = "; the loss does not show it, its derivative does" if evidence.in_gradient else ""
+    return Diagnosis(
+        "nan_constant",
+        f"NaN was written here, as a number{hidden}",
+        "write a finite number in its place, or select the good elements (`x[ok]`) before anything is computed with them",
+    )
+
+
+def _is_nan_number(value: object) -> bool:
+    if isinstance(value, torch.Tensor):  # made of a number by torch
+        return value.dim() == 0 and value.grad_fn is None and not value.requires_grad and bool(kind_of(value) & NAN)
+    return isinstance(value, float) and math.isnan(value)
+
+
 def _all_ignored(evidence: Evidence) -> Diagnosis | None:
     if not evidence.name.startswith(("nll_loss", "cross_entropy")):
         return None
@@ -81,7 +99,7 @@ def _all_ignored(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "all_ignored",
         "every label of this batch is ignored, so the mean is taken over nothing: 0 / 0",
-        f"skip a batch without labels, `if (labels != {ignored}).any():`, or use reduction='sum' and divide by max(count, 1)",
+        f"skip a batch without labels, `if (labels != {ignored}).any():`, or use `reduction='sum'` and divide by `max(count, 1)`",
     )
 
 
@@ -111,7 +129,7 @@ def _mask_sum(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "mask_sum",
         "two additive masks, each near the smallest number of this type, sum up to -inf; a row full of it is NaN in softmax",
-        "combine the masks before they become numbers (boolean `&`), or clamp the sum with .clamp(min=torch.finfo(x.dtype).min)",
+        "combine the masks before they become numbers (boolean `&`), or clamp the sum with `.clamp(min=torch.finfo(x.dtype).min)`",
     )
 
 
@@ -126,7 +144,7 @@ def _overflow(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         f"{half}_overflow",
         f"the result does not fit {half}, whose largest number is {number(limit)}",
-        "compute this op in float32 (.float() before it, or autocast disabled around it), scale its inputs down"
+        "compute this op in float32 (`.float()` before it, or autocast disabled around it), scale its inputs down"
         + (", or use bfloat16" if half == "fp16" else ""),
     )
 
@@ -150,7 +168,7 @@ def _zero_variance(evidence: Evidence) -> Diagnosis | None:
         return Diagnosis(
             "zero_variance",
             "the spread of a single value is 0 / 0 with the default correction",
-            "use correction=0 (unbiased=False), or skip groups of one",
+            "use `correction=0` (`unbiased=False`), or skip groups of one",
         )
     denominator = (
         evidence.inputs_at(1)
@@ -170,7 +188,7 @@ def _zero_variance(evidence: Evidence) -> Diagnosis | None:
             return Diagnosis(
                 "zero_variance",
                 "the values do not vary, so their spread is 0, and this divides by it",
-                "add a small number to the denominator: (x - mean) / (std + 1e-6)",
+                "add a small number to the denominator: `(x - mean) / (std + 1e-6)`",
             )
         maker = evidence.trace.ops[maker.parents[0]] if maker.parents else None
     return None
@@ -187,7 +205,7 @@ def _exploded(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "lr_too_high",
         f"the run diverged: the largest gradient or loss grew from {number(min(finite))} to {number(finite[-1])}, then left the range",
-        "lower the learning rate (try a tenth), warm it up, or clip with torch.nn.utils.clip_grad_norm_",
+        "lower the learning rate (try a tenth), warm it up, or clip with `torch.nn.utils.clip_grad_norm_`",
     )
 
 
@@ -201,7 +219,7 @@ def _own_parameter(evidence: Evidence) -> Diagnosis | None:
         if owner is not None and owner[0] == "parameter" and (numbers := dense(tensor)) is not None:
             return Diagnosis(
                 "exploding_parameter",
-                f"the parameter {owner[1]} has grown to {number(float(numbers.abs().max()))}, which is too large for {op.name}",
+                f"the parameter {owner[1]} has grown to {number(float(numbers.abs().max()))}, which is too large for `{op.name}`",
                 "lower the learning rate for it, give it weight decay, or bound it (clamp, softplus, a parametrization)",
             )
     return None
@@ -231,24 +249,31 @@ def _where_trap(evidence: Evidence) -> Diagnosis | None:
         return None
     return Diagnosis(
         "where_trap",
-        f"the value of {forward.name} here is thrown away by {selector.name} later, but not its derivative: 0 times a bad number is NaN",
-        f"make the argument safe before {forward.name}, not its result after it: x = torch.where(ok, x, 1.0), then {forward.name}(x)",
+        f"the value of `{forward.name}` here is thrown away by `{selector.name}` later, its derivative is not: 0 times a bad number is NaN",
+        f"make the argument safe before `{forward.name}`, not its result after it: `x = torch.where(ok, x, 1.0)`, then `{forward.name}(x)`",
     )
 
 
 def _plain(evidence: Evidence) -> Diagnosis:
     values = ", ".join(value if isinstance(value, str) else number(value) for value in evidence.operands()[:3])
     kind = "NaN" if evidence.birth.kind == NAN else "an infinity"
-    what = f"the derivative of {evidence.name}" if evidence.op is not None and evidence.op.backward else evidence.name or "it"
+    what = (
+        f"the derivative of `{evidence.name}`"
+        if evidence.op is not None and evidence.op.backward
+        else f"`{evidence.name}`"
+        if evidence.name
+        else "it"
+    )
     if evidence.op is None:
         return Diagnosis(None, f"it held {kind} before the step began", "find out what wrote it")
     return Diagnosis(
-        None, f"{what} made {kind} of finite numbers" + (f" ({values})" if values else ""), f"look at what enters {evidence.name} here"
+        None, f"{what} made {kind} of finite numbers" + (f" ({values})" if values else ""), f"look at what enters `{evidence.name}` here"
     )
 
 
 _LEAF: tuple[Rule, ...] = (_bad_embedding, _bad_row)
 _FORWARD: tuple[Rule, ...] = (
+    _nan_constant,
     _all_ignored,
     _masked_row,
     _mask_sum,
@@ -259,4 +284,4 @@ _FORWARD: tuple[Rule, ...] = (
     _own_parameter,
     *OPERAND_CAUSES,
 )
-_BACKWARD: tuple[Rule, ...] = (_where_trap, *_FORWARD)
+_BACKWARD: tuple[Rule, ...] = (_nan_constant, _where_trap, *_FORWARD[1:])

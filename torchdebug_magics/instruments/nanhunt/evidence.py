@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.nanhunt.knowledge import is_pointwise
-from torchdebug_magics.probing.tensors import bad_mask, dense, describe
+from torchdebug_magics.probing.tensors import bad_mask, dense, describe, sizes_of
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.step import Entry
@@ -108,7 +108,7 @@ class Evidence:
             return describe(tensor)
         if numbers.numel() == 1:
             return numbers.reshape(()).item()
-        aligned = is_pointwise(op.func) or tuple(numbers.shape) == tuple(self.birth.tensor.shape)
+        aligned = is_pointwise(op.func) or tuple(numbers.shape) == sizes_of(self.birth.tensor)
         try:
             return numbers.expand(self.birth.tensor.shape)[self.index].item() if aligned and self.index else describe(tensor)
         except RuntimeError:

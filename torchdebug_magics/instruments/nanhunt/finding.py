@@ -12,7 +12,7 @@ from torchdebug_magics.instruments.nanhunt.diagnose import Diagnosis, diagnose
 from torchdebug_magics.instruments.nanhunt.naming import owner_of, variable_name
 from torchdebug_magics.instruments.nanhunt.report import Finding, Kind, PathStep, Phase
 from torchdebug_magics.probing.modules import Call, unwrapped
-from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, tensors_in
+from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, sizes_of, tensors_in
 from torchdebug_magics.probing.where import excerpt, locate, location, user_frame
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _MOST_PATH = 60
 
 def write(evidence: Evidence) -> Finding:
     """The finding that a person reads."""
+    evidence = _as_written(evidence)
     birth, context = evidence.birth, evidence.context
     phase, tensor = _phase(evidence)
     cause = _explain(evidence, phase, tensor)
@@ -81,6 +82,15 @@ def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
     if op.backward or evidence.in_gradient:
         return "backward", None
     return ("loss" if _call(evidence) is None else "forward"), None
+
+
+def _as_written(evidence: Evidence) -> Evidence:
+    """A plain number that is given to `torch.where` becomes a tensor by an op that nobody wrote: the birth is the op that took it."""
+    birth = evidence.birth
+    if birth.op is None or birth.op.name != "scalar_tensor" or not birth.via or not birth.via[0].outputs:
+        return evidence
+    taker, *via = birth.via
+    return replace(evidence, birth=replace(birth, op=taker, tensor=taker.outputs[0], mask=None, via=tuple(via)))
 
 
 def _was_bad(held: torch.Tensor, context: Context) -> bool:
@@ -186,7 +196,7 @@ def marked(finding: Finding, tensor: torch.Tensor, mask: torch.Tensor | None = N
         index=tuple(mask.nonzero()[0].tolist()) if mask is not None and has_rows else (),
         bad_count=0 if mask is None else int(mask.sum()),
         element_count=tensor.numel(),
-        shape=tuple(tensor.shape),
+        shape=sizes_of(tensor),
         dtype=str(tensor.dtype).removeprefix("torch."),
     )
 

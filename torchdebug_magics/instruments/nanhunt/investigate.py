@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.nanhunt.attempt import Attempt, Replayed
+from torchdebug_magics.instruments.nanhunt.attempt import Attempt, CannotReplay, Replayed
 from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.finding import bad_tensors, kind_word, write
 from torchdebug_magics.instruments.nanhunt.livein import local_values
 from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow
 from torchdebug_magics.instruments.nanhunt.scaler import at_scale_one, live_scalers
-from torchdebug_magics.instruments.nanhunt.slicing import CannotReplay
 from torchdebug_magics.instruments.nanhunt.step import Entry, Position, Step
 from torchdebug_magics.instruments.nanhunt.walk import Birth, walk
 from torchdebug_magics.probing.tensors import NAN, kind_of

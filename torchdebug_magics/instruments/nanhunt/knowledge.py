@@ -91,6 +91,8 @@ _MOVES = frozenset(
         "lift_fresh_copy",
         "split",
         "split_with_sizes",
+        "unsafe_split",
+        "unsafe_split_with_sizes",
         "unbind",
         "chunk",
         "slice_scatter",

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.nanhunt.report import LayerRow
 from torchdebug_magics.probing.hooks import Hook, Hooks
-from torchdebug_magics.probing.tensors import dense, kind_of, tensors_in
+from torchdebug_magics.probing.tensors import dense, kind_of, sizes_of, tensors_in
 
 if TYPE_CHECKING:
     from torchdebug_magics.probing.modules import Call, ModuleCalls
@@ -45,7 +45,7 @@ class _Numbers:
         finite = values[torch.isfinite(values)] if is_bad else values
         low, high, mean_abs = _extremes(finite)
         return cls(
-            shape=tuple(tensor.shape),
+            shape=sizes_of(tensor),
             dtype=str(tensor.dtype).removeprefix("torch."),
             nan_count=int(torch.isnan(values).sum()) if is_bad else 0,
             posinf_count=int((values == math.inf).sum()) if is_bad else 0,

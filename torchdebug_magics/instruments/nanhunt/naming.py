@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.probing.modules import unwrapped
+from torchdebug_magics.probing.where import user_frame
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from torchdebug_magics.instruments.nanhunt.step import Entry
 
-__all__ = ["owner_of", "variable_name"]
+__all__ = ["name_nearby", "owner_of", "variable_name"]
 
 
 def owner_of(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -> tuple[str, str] | None:
@@ -42,6 +45,18 @@ def variable_name(tensor: torch.Tensor, variables: Mapping[str, Any], entries: I
                 if inner := _inside(value, tensor, same):
                     return f"{name}{inner}"
     return "a tensor from before the step"
+
+
+def name_nearby(parameter: torch.Tensor, frame: FrameType | None) -> str:
+    """What the nearest code of the user's calls a parameter of a model whose call was not seen."""
+    user = user_frame(frame)
+    variables = {} if user is None else {**user.f_globals, **user.f_locals}
+    for name, value in variables.items():
+        if isinstance(value, torch.Tensor) and _is(value, parameter):
+            return name
+        if isinstance(value, torch.nn.Module) and (owner := owner_of(parameter, (value,))):
+            return owner[1]
+    return "a parameter"
 
 
 def _is(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.errors import NonFiniteError
@@ -13,6 +14,7 @@ from torchdebug_magics.instruments.nanhunt.tally import Tally
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
+from torchdebug_magics.probing.where import user_calls
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -123,4 +125,4 @@ class NanProbe:
 
 def _stop(finding: Finding, bad: dict[str, torch.Tensor]) -> None:
     __tracebackhide__ = True
-    raise NonFiniteError(finding.sentence(), finding, bad)
+    raise NonFiniteError(finding.sentence(), finding, bad, user_calls(sys._getframe(1)))

@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchdebug_magics.instruments.nanhunt.aside import as_at_the_start, eager, quiet
-from torchdebug_magics.instruments.nanhunt.attempt import Attempt, Replayed, same_bits
+from torchdebug_magics.instruments.nanhunt.attempt import Attempt, CannotReplay, Replayed, same_bits
 from torchdebug_magics.instruments.nanhunt.layers import LayerWatch
 from torchdebug_magics.instruments.nanhunt.livein import read_before_written
 from torchdebug_magics.instruments.nanhunt.sentinel import leaves_of
-from torchdebug_magics.instruments.nanhunt.slicing import CannotReplay, Slice, cut
+from torchdebug_magics.instruments.nanhunt.slicing import Slice, cut
 from torchdebug_magics.instruments.nanhunt.trace import Trace
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.python_state import iterators_in

@@ -93,11 +93,15 @@ class Finding:
             case "parameter":
                 return f"parameter {self.tensor}, bad before this cell's first step"
             case "optimizer":
-                return f"optimizer update of {self.tensor}" + (f" ({self.op})" if self.op else "")
+                in_gradient = self.sink.startswith("gradient of ")
+                where = f"{self.sink}, before the update" if in_gradient else f"optimizer update of {self.tensor}"
+                return where + (f" ({self.op})" if self.op else "")
             case "backward":
                 return f"backward of {self.op}" if self.op else "backward, cause not traced"
+            case "loss":
+                return f"forward of {self.op}, outside the model" if self.op else "loss, cause not traced"
             case _:
-                return f"{self.phase} {self.op}" if self.op else f"{self.phase}, cause not traced"
+                return f"forward of {self.op}" if self.op else "forward, cause not traced"
 
     def _where(self) -> str:
         if self.module is None or self.phase in {"data", "parameter", "optimizer"}:
@@ -113,16 +117,16 @@ class Finding:
     def _rows(self) -> str:
         if not self.rows:
             return ""
+        if 1 < len(self.rows) == next(iter(self.shape), 0):
+            return f"all {len(self.rows)} rows"
         head = ", ".join(str(row) for row in self.rows[:5])
         return f"row{'s' if len(self.rows) > 1 else ''} {head}" + (" …" if len(self.rows) > 5 else "")  # noqa: PLR2004
 
     def _operands(self) -> str:
-        if not self.operands:
-            return ""
         from torchdebug_magics.format import number  # noqa: PLC0415
 
-        shown = [value if isinstance(value, str) else number(value) for value in self.operands[:4]]
-        return f"operand{'s' if len(shown) > 1 else ''} {', '.join(shown)}"
+        shown = [number(value) for value in self.operands[:4] if not isinstance(value, str)]  # a shape says nothing at a glance
+        return f"operand{'s' if len(shown) > 1 else ''} {', '.join(shown)}" if shown else ""
 
 
 @dataclass(frozen=True, kw_only=True)

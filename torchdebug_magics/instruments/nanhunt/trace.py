@@ -24,7 +24,7 @@ from torchdebug_magics.probing.where import user_frame
 if TYPE_CHECKING:
     from torchdebug_magics.probing.modules import Call, ModuleCalls
 
-__all__ = ["Op", "Source", "Trace", "written_in_place"]
+__all__ = ["Op", "Source", "Trace", "written_by"]
 
 _MOST_REMEMBERED_BYTES = 2 << 30
 _NO_SEQUENCE = 1 << 62
@@ -97,7 +97,8 @@ class Trace:
         self._by_sequence: dict[int, Op] = {}
         self._kept: list[torch.Tensor] = []
         self._room_bytes = _MOST_REMEMBERED_BYTES
-        self._users: dict[int, list[Op]] = {}
+        self._users: dict[int, list[tuple[Op, torch.Tensor]]] = {}
+        self._copied: dict[int, torch.Tensor] = {}
         self._originals: dict[int, torch.Tensor] = {}
         """What a copy, made before it was overwritten, is the copy of; for tensors from before the step."""
 
@@ -135,6 +136,10 @@ class Trace:
         op = self._by_place.get(place) if place else None
         return Source(op, tensor)
 
+    def original(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor that a copy was made of before it was overwritten; any other tensor itself."""
+        return self._copied.get(id(tensor), tensor)
+
     def writers(self, tensor: torch.Tensor) -> list[Op]:
         """Ops that wrote non-finite values in place into its memory, the latest first."""
         return self._writers.get(_memory(tensor), [])[::-1]
@@ -163,10 +168,10 @@ class Trace:
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         bad_inputs = [self._is_bad(tensor) for tensor in inputs]
         op.parents = tuple(source.index for source in (self.source(tensor).op for tensor in inputs) if source is not None)
-        written = written_in_place(func, args, kwargs)
+        written = written_by(func, args, kwargs)
         before = {id(tensor): tensor.detach().clone() for tensor in written if _copyable(tensor)}
         prior = {id(tensor): self.source(tensor).op for tensor in written}
-        self._save_for_users(before)
+        self._save_for_users(written, before)
         result = run()
         self._by_sequence.setdefault(sequence, op)
         self.ops.append(op)
@@ -204,7 +209,7 @@ class Trace:
         op.written = tuple(written)
         self._kept += [*op.outputs, *op.inputs()]
         for tensor in op.inputs():
-            self._users.setdefault(id(tensor), []).append(op)
+            self._users.setdefault(_memory(tensor) or id(tensor), []).append((op, tensor))
         for tensor in written:
             memory = _memory(tensor)
             if memory:
@@ -214,6 +219,7 @@ class Trace:
                 # The copy stands for what the tensor was: it has the tensor's earlier maker, not this op.
                 self._known[id(copy)] = _Known(weakref.ref(copy), is_bad(copy), prior[id(tensor)], op.index)
                 self._kept.append(copy)
+                self._copied[id(copy)] = tensor
                 if prior[id(tensor)] is None:
                     self._originals[id(copy)] = tensor
 
@@ -223,13 +229,22 @@ class Trace:
         if self._room_bytes > 0:
             op.args, op.kwargs = args, kwargs
 
-    def _save_for_users(self, before: dict[int, torch.Tensor]) -> None:
-        """Earlier ops were called with what a tensor held then: give them the copy that is made before it is overwritten."""
-        for key, copy in before.items():
-            for user in self._users.pop(key, ()):
+    def _save_for_users(self, written: list[torch.Tensor], before: dict[int, torch.Tensor]) -> None:
+        """Earlier ops were called with what this memory held then: give them the copy that is made before it is overwritten."""
+        for one in written:
+            for user, tensor in self._users.pop(_memory(one) or id(one), ()):
+                if id(tensor) not in before and _copyable(tensor):
+                    before[id(tensor)] = tensor.detach().clone()
+                copy = before.get(id(tensor))
+                if copy is None:
+                    continue
+                if self._copied.get(id(copy)) is not tensor:
+                    self._copied[id(copy)] = tensor
+                    self._known[id(copy)] = _Known(weakref.ref(copy), is_bad(copy), self.source(tensor).op, len(self.ops))
+                    self._kept.append(copy)
 
-                def older(leaf: Any, key: int = key, copy: torch.Tensor = copy) -> Any:
-                    return copy if isinstance(leaf, torch.Tensor) and id(leaf) == key else leaf
+                def older(leaf: Any, tensor: torch.Tensor = tensor, copy: torch.Tensor = copy) -> Any:
+                    return copy if leaf is tensor else leaf
 
                 user.args, user.kwargs = tree_map(older, user.args), tree_map(older, user.kwargs)
 
@@ -266,7 +281,7 @@ def _copyable(tensor: torch.Tensor) -> bool:
     )
 
 
-def written_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors an op writes in place, also those its schema does not admit."""
     found: list[torch.Tensor] = []
     hidden_names = HIDDEN_WRITES.get(op_name(func), ()) if argument_of(func, args, kwargs, "training") is not False else ()

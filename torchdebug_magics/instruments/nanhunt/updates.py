@@ -17,6 +17,7 @@ from torchdebug_magics.instruments.nanhunt.walk import walk
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.tensors import kind_of
+from torchdebug_magics.probing.where import excerpt
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.evidence import Context
@@ -48,25 +49,32 @@ def is_risky(optimizer: torch.optim.Optimizer, peak: float) -> bool:
     return False
 
 
-def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflowed: bool) -> Finding:
+def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflowed: bool, computed: bool) -> Finding:
     """A gradient that is about to be applied; how it came about could not be run again."""
     if overflowed:
         explanation = "the gradients overflowed at the GradScaler's scale, and this step applies them without the scaler"
         fix = "step through the scaler: scaler.step(optimizer); scaler.update()"
+    elif not computed:
+        explanation = f"the gradient of {name} came from no backward() that was seen (torch.func, or code that sets .grad), and is bad"
+        fix = (
+            "look at the loss and at what computes this gradient, as nanhunt cannot look into it: `torch.isfinite(loss)` tells which is bad"
+        )
     else:
         explanation = f"the gradient of {name} was finite after backward() and is not any more: something between the two changed it"
         fix = "look at what scales or clips the gradients before step(): a norm that is infinite or 0, a division by a count of 0"
+    place = here()
     finding = Finding(
         kind="inf" if overflowed else kind_word(gradient),
         phase="optimizer",
         op=None,
         module=None,
         call=None,
-        location=here(),
+        location=place,
+        excerpt=excerpt(place) if place is not None else (),
         step=context.step,
         backward=context.backward,
         tensor=name,
-        diagnosis="clip_inf",
+        diagnosis="clip_inf" if overflowed or computed else None,
         sink=f"gradient of {name}",
         sink_kind=kind_word(gradient),
         weights="weights untouched",
@@ -80,13 +88,15 @@ def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, nam
     """A parameter that an update has just made non-finite."""
     op = _birth(optimizer, parameter)
     slug, explanation, fix = _cause(optimizer, parameter, name)
+    place = here()
     finding = Finding(
         kind=kind_word(parameter),
         phase="optimizer",
         op=None if op is None else op.name,
         module=None,
         call=None,
-        location=here(),
+        location=place,
+        excerpt=excerpt(place) if place is not None else (),
         step=context.step,
         backward=context.backward,
         tensor=name,

@@ -17,8 +17,8 @@ def sentence(report: NanReport) -> str:
     """The first finding; or what was checked and found finite; or that there was nothing to check."""
     if report.finding is not None:
         more = len(report.findings) - 1
-        return report.finding.sentence() + (f" (and {more} more)" if more > 0 else "")
-    return "; ".join(part for part in (_checked(report), _largest(report), overflow(report)) if part)
+        return report.finding.sentence() + (f" · and {plural(more, 'more finding')}" if more > 0 else "")
+    return "; ".join(part for part in (_checked(report), _largest(report)) if part)
 
 
 def overflow(report: NanReport) -> str:
@@ -38,9 +38,12 @@ def _checked(report: NanReport) -> str:
         if amount
     ]
     if not done:
-        return "" if report.overflow_steps_count else "Nothing to check: this cell ran no backward() and no model"
-    infinity = "no infinity but such as were put there on purpose" if report.meant_count else "no infinity"
-    return f"Nothing non-finite: {', '.join(done)}; no NaN and {infinity} in {_subjects(report)}"
+        return (
+            overflow(report) or "Nothing to check: this cell ran no backward(), no optimizer and no model, or left all that to torch.func"
+        )
+    found = "No NaN, and no infinity but those put there on purpose," if report.meant_count else "No NaN and no infinity"
+    skipped = f" but in {overflow(report)}" if report.overflow_steps_count else ""
+    return f"{found} in {_subjects(report)}{skipped}: {', '.join(done)} checked"
 
 
 def _subjects(report: NanReport) -> str:
@@ -51,4 +54,4 @@ def _subjects(report: NanReport) -> str:
 
 def _largest(report: NanReport) -> str:
     finite = [value for value in report.history if math.isfinite(value)]
-    return f"largest magnitude {number(float(max(finite)))}" if finite else ""
+    return f"the largest magnitude was {number(float(max(finite)))}" if finite else ""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
 
-from torchdebug_magics.format import number, plural, sparkline
+from torchdebug_magics.format import number, plural, shape, sparkline
 from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Note, Page, Table
 from torchdebug_magics.instruments.nanhunt import facts
 from torchdebug_magics.instruments.nanhunt.verdict import overflow
@@ -13,42 +14,42 @@ from torchdebug_magics.instruments.nanhunt.verdict import overflow
 if TYPE_CHECKING:
     from torchdebug_magics.format import Format
     from torchdebug_magics.html.page import Block, Cell, Status
-    from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow, LiveNan, NanReport
+    from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow, LiveNan, NanReport, PathStep
 
 __all__ = ["live_page", "page"]
 
 _LONG_PATH = 8
-_OUTPUT: Mapping[str, Format] = {
-    "module": "text",
-    "type": "text",
-    "call": "count",
-    "shape": "text",
-    "dtype": "text",
-    "NaN": "count",
-    "+Inf": "count",
-    "-Inf": "count",
-    "min": "number",
-    "max": "number",
-    "mean magnitude": "number",
-    "of fp16 range": "share",
-}
-_GRADIENT: Mapping[str, Format] = {
-    "gradient NaN": "count",
-    "gradient Inf": "count",
-    "gradient max": "number",
-    "gradient mean": "number",
-}
-_PATH: Mapping[str, Format] = {"#": "count", "operation": "text", "in": "text", "module": "text", "line": "text", "code": "text"}
-_OTHERS: Mapping[str, Format] = {
-    "#": "count",
-    "step": "count",
-    "kind": "text",
-    "in": "text",
-    "operation or tensor": "text",
-    "module": "text",
-    "line": "text",
-    "fix": "text",
-}
+_MOST_NAMES = 6
+"""Of the operations or modules that one row of the path names."""
+_PATH: Mapping[str, Format] = {"#": "count", "pass": "text", "operations": "code", "modules": "code", "line": "text", "code": "code"}
+
+
+class _Column(NamedTuple):
+    """A column of the layer table."""
+
+    name: str
+    format: Format
+    value: Callable[[LayerRow], Cell]
+
+
+_LAYERS = (
+    _Column("module", "code", lambda row: facts.whole_module(row.module)),
+    _Column("type", "text", lambda row: row.type),
+    _Column("call", "count", lambda row: row.call),
+    _Column("shape", "text", lambda row: shape(row.shape)),
+    _Column("dtype", "text", lambda row: row.dtype),
+    _Column("NaN", "count", lambda row: row.nan_count),
+    _Column("+Inf", "count", lambda row: row.posinf_count),
+    _Column("-Inf", "count", lambda row: row.neginf_count),
+    _Column("min", "number", lambda row: row.min),
+    _Column("max", "number", lambda row: row.max),
+    _Column("mean magnitude", "number", lambda row: row.mean_abs),
+    _Column("of fp16 range", "share", lambda row: row.fp16_share),
+    _Column("gradient NaN", "count", lambda row: row.grad_nan_count),
+    _Column("gradient Inf", "count", lambda row: row.grad_inf_count),
+    _Column("gradient max", "number", lambda row: row.grad_max_abs),
+    _Column("gradient mean", "number", lambda row: row.grad_mean_abs),
+)
 
 
 def page(report: NanReport) -> Page:
@@ -56,7 +57,7 @@ def page(report: NanReport) -> Page:
     finding = report.finding
     blocks = (
         *(_finding(finding, report) if finding is not None else ()),
-        *([_other_table(report.findings[1:])] if len(report.findings) > 1 else []),
+        *_others(report.findings[1:]),
         *_overflow(report),
         *(Note(problem, "warn") for problem in report.problems),
         *_history(report),
@@ -75,7 +76,9 @@ def live_page(snapshot: LiveNan) -> Page:
     if snapshot.overflow_steps_count:
         parts.append(f"{snapshot.overflow_steps_count:,} skipped by the GradScaler")
     bars = f"{sparkline(snapshot.history)} {number(float(snapshot.history[-1]))}" if snapshot.history else ""
-    return Page("nanhunt", "info", " · ".join(parts), (Facts((("largest magnitude", bars),)),) if bars else ())
+    return Page(
+        "nanhunt", "busy", " · ".join(parts), (Facts((("largest magnitude in the loss and all gradients", bars),)),) if bars else ()
+    )
 
 
 def _status(report: NanReport) -> Status:
@@ -107,7 +110,13 @@ def _path(finding: Finding) -> tuple[Table | Fold, ...]:
     if not finding.path:
         return ()
     table = _path_table(finding)
-    return (table,) if len(finding.path) <= _LONG_PATH else (Fold(f"{table.caption}: {len(finding.path)} operations", (table,)),)
+    return (table,) if len(table.rows) <= _LONG_PATH else (Fold(f"The way it went: {len(table.rows)} lines", (table,)),)
+
+
+def _others(findings: tuple[Finding, ...]) -> tuple[Facts, ...]:
+    """What was found after the first, each with its own fix."""
+    rows = tuple((f"{number}", f"{one.sentence()}. Fix: {one.fix}") for number, one in enumerate(findings, start=2))
+    return (Facts(rows, "Other findings"),) if rows else ()
 
 
 def _overflow(report: NanReport) -> tuple[Note, ...]:
@@ -128,79 +137,76 @@ def _layers(report: NanReport) -> tuple[Table | Fold, ...]:
     if not report.layers:
         return ()
     table = _layer_table(report)
-    calls = plural(len(report.layers), "module call")
-    return (table,) if report.found else (Fold(f"{table.caption}: {calls}", (table,)),)
+    step = "" if report.layers_step is None else f" of step {report.layers_step:,}"
+    return (table,) if report.found else (Fold(f"Layers: {plural(len(report.layers), 'module call')}{step}", (table,)),)
 
 
 def _layer_table(report: NanReport) -> Table:
     """Every module call of the step that was looked at, in the order of the calls; the bad ones marked."""
-    with_gradients = any(row.grad_max_abs is not None or row.grad_nan_count is not None for row in report.layers)
-    formats = {**_OUTPUT, **_GRADIENT} if with_gradients else dict(_OUTPUT)
     step = "" if report.layers_step is None else f" in step {report.layers_step:,}"
+    dtypes = {row.dtype for row in report.layers}
+    columns = [column for column in _LAYERS if _says_something(column, report.layers)]
+    what = "Outputs and gradients" if any(column.name.startswith("gradient") for column in columns) else "Outputs"
     return Table(
-        f"Outputs{' and gradients' if with_gradients else ''} of every module call{step}",
-        tuple(formats),
-        tuple(_layer(row)[: len(formats)] for row in report.layers),
-        formats,
-        frozenset(position for position, row in enumerate(report.layers) if _is_bad(row)),
+        f"{what} of every module call{step}" + (f", all {dtypes.pop()}" if len(dtypes) == 1 else ""),
+        tuple(column.name for column in columns),
+        tuple(tuple(column.value(row) for column in columns) for row in report.layers),
+        {column.name: column.format for column in columns},
+        frozenset(position for position, row in enumerate(report.layers) if _is_bad(row, report.finding)),
     )
+
+
+def _says_something(column: _Column, rows: tuple[LayerRow, ...]) -> bool:
+    """Columns that hold nothing, a type that all share, and calls that were each the only one, take room and tell nothing."""
+    values = {column.value(row) for row in rows}
+    if column.name == "dtype":
+        return len(values) > 1
+    return values != ({1} if column.name == "call" else {None})
 
 
 def _path_table(finding: Finding) -> Table:
-    """From the birth to where it surfaced."""
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (
-            position,
-            step.op,
-            step.phase,
-            None if step.module is None else facts.whole_module(step.module),
-            None if step.location is None else str(step.location),
-            None if step.location is None else step.location.source,
-        )
-        for position, step in enumerate(finding.path, start=1)
+    """From the birth to where it surfaced, a row for each line of code in each pass."""
+    groups = [tuple(steps) for _, steps in groupby(finding.path, key=lambda step: (step.location, step.phase == "backward"))]
+    rows = [*_origin(finding), *map(_path_row, groups)]
+    return Table(
+        f"From the birth to {facts.sink(finding) or 'where it surfaced'}",
+        tuple(_PATH),
+        tuple((position, *row) for position, row in enumerate(rows, start=1)),
+        _PATH,
+        frozenset({0}),
+        is_sequence=True,
     )
-    return Table(f"From the birth to {finding.sink or 'where it surfaced'}", tuple(_PATH), rows, _PATH, frozenset({0}))
 
 
-def _other_table(findings: tuple[Finding, ...]) -> Table:
-    """What was found after the first."""
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (
-            position,
-            found.step,
-            facts.kind_name(found),
-            found.phase,
-            found.op or found.tensor,
-            None if found.module is None else facts.whole_module(found.module),
-            None if found.location is None else str(found.location),
-            found.fix,
-        )
-        for position, found in enumerate(findings, start=2)
-    )
-    return Table("Other findings", tuple(_OTHERS), rows, _OTHERS)
+def _origin(finding: Finding) -> list[tuple[Cell, ...]]:
+    """What was bad before any operation."""
+    if finding.phase not in {"data", "parameter"}:
+        return []
+    return [("before", f"{'input' if finding.phase == 'data' else 'parameter'} {finding.tensor}", None, None, None)]
 
 
-def _layer(row: LayerRow) -> tuple[Cell, ...]:
+def _path_row(steps: tuple[PathStep, ...]) -> tuple[Cell, ...]:
+    location = steps[0].location
+    modules = list(dict.fromkeys(facts.whole_module(step.module) for step in steps if step.module is not None))
     return (
-        facts.whole_module(row.module),
-        row.type,
-        row.call,
-        " x ".join(map(str, row.shape)),
-        row.dtype,
-        row.nan_count,
-        row.posinf_count,
-        row.neginf_count,
-        row.min,
-        row.max,
-        row.mean_abs,
-        row.fp16_share,
-        row.grad_nan_count,
-        row.grad_inf_count,
-        row.grad_max_abs,
-        row.grad_mean_abs,
+        "backward" if steps[0].phase == "backward" else "forward",
+        _some([step.op for step in steps]),
+        _some(modules) or None,
+        None if location is None else str(location),
+        None if location is None else location.source,
     )
 
 
-def _is_bad(row: LayerRow) -> bool:
-    counts = (row.nan_count, row.posinf_count, row.neginf_count, row.grad_nan_count, row.grad_inf_count)
-    return any(counts)
+def _some(names: list[str]) -> str:
+    """The first and the last, where there are too many to read."""
+    if len(names) <= _MOST_NAMES:
+        return ", ".join(names)
+    half = _MOST_NAMES // 2
+    return f"{', '.join(names[:half])}, … ({len(names) - 2 * half} more) …, {', '.join(names[-half:])}"
+
+
+def _is_bad(row: LayerRow, finding: Finding | None) -> bool:
+    """By its output; by its gradient only where the backward is at fault: a bad loss makes all gradients bad."""
+    outputs = (row.nan_count, row.posinf_count, row.neginf_count)
+    gradients = (row.grad_nan_count, row.grad_inf_count) if finding is not None and finding.phase == "backward" else ()
+    return any((*outputs, *gradients))

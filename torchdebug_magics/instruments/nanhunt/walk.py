@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchdebug_magics.instruments.nanhunt.again import place_of
 from torchdebug_magics.instruments.nanhunt.blame import healed, overlap, relevant, still_bad, tamed
 from torchdebug_magics.instruments.nanhunt.knowledge import is_movement, is_pointwise
 from torchdebug_magics.instruments.nanhunt.masks import Masks
 from torchdebug_magics.instruments.nanhunt.purpose import is_mask, on_purpose
+from torchdebug_magics.instruments.nanhunt.spread import with_all_kinds
 from torchdebug_magics.probing.tensors import INF, NAN
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ class _Wanted:
     """Elements of one output whose cause is looked for."""
 
     tensor: torch.Tensor
+    place: int | None
+    """Which of the op's outputs it is, where that is known."""
     mask: torch.Tensor | None
     kind: int
     via: tuple[Op, ...]
@@ -60,7 +64,7 @@ class _Wanted:
 def walk(trace: Trace, sinks: list[torch.Tensor]) -> list[Birth]:
     """The births that reach any of `sinks`, the earliest first. Births on purpose are left out unless there is no other."""
     with _disable_current_modes(), torch.no_grad(), _without_autocast():
-        births = list(_Walk(trace, Masks()).run([(sink, None, ()) for sink in sinks]))
+        births = [with_all_kinds(birth, trace) for birth in _Walk(trace, Masks()).run([(sink, None, ()) for sink in sinks])]
     births.sort(key=lambda birth: (birth.on_purpose, birth.index))
     meant = [birth for birth in births if not birth.on_purpose]
     return meant or births
@@ -90,7 +94,7 @@ class _Walk:
                     heapq.heappush(heap, -op.index)
                 held = waiting[op.index].get(id(output))
                 if held is None:
-                    waiting[op.index][id(output)] = _Wanted(output, part, kind, via)
+                    waiting[op.index][id(output)] = _Wanted(output, place_of(op, self._trace.original(output)), part, kind, via)
                 else:
                     _join(held, part, kind)
 
@@ -105,18 +109,18 @@ class _Walk:
     def _through(self, op: Op, wanted: _Wanted, want: Any) -> Iterator[Birth]:
         """One op: it is a birth, or some of its inputs lead on, or both."""
         via = (op, *wanted.via)
-        nans = relevant(self._masks, op, wanted.mask, NAN) if wanted.kind & NAN else []
-        infs = relevant(self._masks, op, wanted.mask, INF) if not nans else []
+        nans = relevant(self._masks, op, wanted.place, wanted.mask, NAN) if wanted.kind & NAN else []
+        infs = relevant(self._masks, op, wanted.place, wanted.mask, INF) if not nans else []
         inputs = nans or infs
         if not inputs:
             yield self._birth(op, wanted)
             return
         explained = is_movement(op.func) or (is_pointwise(op.func) and nans) or self._is_full(nans)
-        still = None if explained else still_bad(op, wanted.tensor, wanted.mask, healed)
+        still = None if explained else still_bad(op, wanted.place, wanted.mask, healed)
         if still is not None and bool(still.any()):
-            yield self._birth(op, _Wanted(wanted.tensor, still, wanted.kind, wanted.via))
+            yield self._birth(op, replace(wanted, mask=still))
             # Bad without them: they may still be a second cause, if they alone are enough.
-            alone = still_bad(op, wanted.tensor, wanted.mask, tamed)
+            alone = still_bad(op, wanted.place, wanted.mask, tamed)
             if alone is not None and not bool(alone.any()):
                 return
         if wanted.kind & NAN and not nans:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from torchdebug_magics.instruments.nanhunt.trace import written_in_place
+from torchdebug_magics.instruments.nanhunt.trace import written_by
 from torchdebug_magics.probing.dispatch import OpListener, Run
 from torchdebug_magics.probing.tensors import tensors_in
 
@@ -37,7 +37,7 @@ class Writes:
                     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
     def _before_write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> Any:
-        for tensor in written_in_place(func, args, kwargs):
+        for tensor in written_by(func, args, kwargs):
             memory = _memory(tensor)
             if memory and memory not in self._own:
                 key = memory, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
@@ -75,7 +74,7 @@ def forward(
 ) -> Forward:
     """Call ``model(*inputs.args, **inputs.kwargs)`` on fakes, or for real where there are none.
 
-    ``instead`` replaces single functions by their number in the run. A trial prints and warns nothing.
+    ``instead`` replaces single functions by their number in the run. A trial prints nothing.
     Unless it `saves`, nothing is told of what a backward pass would need, and no hook of ours is in the graph.
     """
     began = time.monotonic()
@@ -92,8 +91,6 @@ def forward(
     with ExitStack() as stack:
         stack.callback(calls.sweep)
         if trial:
-            stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")
             stack.enter_context(redirect_stdout(StringIO()))
         saved.leave_out(model)
         stack.enter_context(untouched(model, (inputs.args, inputs.kwargs), stand_in, writes))

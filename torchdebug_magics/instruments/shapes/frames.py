@@ -123,7 +123,7 @@ def _running(frame: FrameType, instruction: int) -> ast.expr | None:
     return ast.parse(f"({textwrap.dedent(''.join(lines))}\n)", mode="eval").body
 
 
-def _value(node: ast.expr, frame: FrameType) -> Any:
+def _value(node: ast.expr, frame: FrameType) -> Any:  # noqa: C901, PLR0911 - one case a kind of expression
     """What an expression stands for, from names, attributes of modules and tensors, and constants alone."""
     match node:
         case ast.Constant():

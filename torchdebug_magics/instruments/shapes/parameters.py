@@ -109,8 +109,8 @@ class Parameters:
         notes: list[str] = []
         if isinstance(module, torch.jit.ScriptModule):
             notes.append("scripted: its parts are not seen")
-        if id(module) not in self._held:
-            notes.append("made in the forward")
+        if id(module) not in self._held and any(True for _ in own_parameters(module)):
+            notes.append("no registered part: its parameters are not the model's")
         for name, parameter in self._held.get(id(module)) or own_parameters(module):
             owner = self._counted.setdefault(id(parameter), path)
             if owner != path:

@@ -46,7 +46,7 @@ def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
     )
 
 
-def of_cell(
+def of_cell(  # noqa: PLR0913 - the facts of a cell, each from another place
     rows: tuple[Row, ...],
     parameters: Parameters,
     formulas: FlopFormulas,

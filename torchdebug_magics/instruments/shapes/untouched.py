@@ -168,7 +168,11 @@ def _replace(module: torch.nn.Module, stand_in: Callable[[torch.Tensor], torch.T
 
 def _keep_flags(stack: ExitStack) -> None:
     """Torch's flags are put back, whatever the forward sets; the fused kernel of attention is off, as it hides the parts from hooks."""
+    # Nobody asked this run for warnings, and what torch says but once is still to be said when the user's own run says it.
     stack.enter_context(warnings.catch_warnings())
+    warnings.simplefilter("ignore")
+    stack.callback(torch.set_warn_always, torch.is_warn_always_enabled())
+    torch.set_warn_always(True)
     stack.callback(sys.setrecursionlimit, sys.getrecursionlimit())
     sys.setrecursionlimit(2 * sys.getrecursionlimit())  # hooks and modes of ours stand between the frames of the user's
     stack.callback(torch.set_default_dtype, torch.get_default_dtype())

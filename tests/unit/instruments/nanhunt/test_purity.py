@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.nan_cases.door import same
 from torchdebug_magics import nanhunt
@@ -192,6 +193,42 @@ def test_activations_that_a_hook_collects_are_those_of_the_run() -> None:
         loss = (model(torch.ones(1, 2)) * 0 - 1).sqrt().sum()
         loss.backward()
     assert len(kept) == 1
+
+
+class Halved(TorchDispatchMode):
+    """Changes what a multiplication gives, and counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is not torch.ops.aten.mul.Tensor:
+            return result
+        self.seen.append("mul")
+        return result / 2
+
+
+def test_what_hooks_and_modes_change_is_changed_in_the_replay_and_what_they_count_is_not() -> None:
+    def run() -> tuple[list[str], list[str]]:
+        model, calls, mode = nn.Linear(2, 1), [], Halved()
+
+        def negative(_module: nn.Module, _args: Any, out: torch.Tensor) -> torch.Tensor:
+            calls.append("hook")
+            return -out.abs()
+
+        model.register_forward_hook(negative)
+        with mode:
+            loss = (model(torch.ones(1, 2)) * 2).log().sum()  # NaN only for what the hook returns
+            loss.backward()
+        return calls, mode.seen
+
+    plain = run()
+    with nanhunt(keep_going=True) as session:
+        watched = run()
+    assert watched == plain
+    assert (session.report.finding.op, session.report.reproduced) == ("log", True)
 
 
 def test_post_accumulate_hooks_do_not_step_twice() -> None:

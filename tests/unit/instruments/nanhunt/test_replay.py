@@ -8,6 +8,7 @@ import contextlib
 import gc
 import io
 import itertools
+import logging
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -88,6 +89,21 @@ def test_what_the_step_prints_and_warns_is_not_said_again(capsys: pytest.Capture
     assert session.report.found
     assert capsys.readouterr() == ("forward\n", "error\n")
     assert [str(one.message) for one in seen] == ["careful"]
+
+
+def test_what_the_step_logs_is_not_logged_again(caplog: pytest.LogCaptureFixture) -> None:
+    class Loud(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            logging.getLogger("mine").warning("forward")
+            return super().forward(x)
+
+    model = Loud(2, 1)
+    with nanhunt(keep_going=True) as session:
+        loss = bad(model, torch.ones(1, 2))
+        loss.backward()
+    logging.getLogger("mine").warning("after")
+    assert session.report.found
+    assert [record.message for record in caplog.records] == ["forward", "after"]
 
 
 def test_a_stream_that_the_user_put_in_place_stays() -> None:

@@ -104,6 +104,11 @@ REPRODUCED: dict[str, str] = {
     "a loss that is a tuple of two": "out = model(x)\na, b = (out * 0).log().sum(), out.sum()  # bad\ntorch.autograd.backward([a, b])\n",
     "a decorator": "import functools\ndef deco(f):\n    @functools.wraps(f)\n    def inner(*a):\n        return f(*a)\n    return inner\n@deco\ndef step(x):\n    out = model(x)\n    loss = (out * 0).log().sum()  # bad\n    loss.backward()\nstep(x)\n",
     "a string over lines": "out = model(x)\ntext = '''a\n  b'''\nloss = (out * 0 * len(text)).log().sum()  # bad\nloss.backward()\n",
+    "what a queue gave": "import queue\nq = queue.Queue()\nq.put(0)\nout = model(x)\nzero = q.get()\nloss = (out * zero).log().sum()  # bad\nloss.backward()\n",
+    "what an iterator gave": "it = iter([0, 1])\nout = model(x)\nzero = next(it)\nloss = (out * zero).log().sum()  # bad\nloss.backward()\n",
+    "what a file gave": "import io\nfile = io.StringIO('0\\n1')\nout = model(x)\nline = file.readline()\nloss = (out * int(line)).log().sum()  # bad\nloss.backward()\n",
+    "what a stack of the step gave": "stack = []\nstack.append(model(x))\nh = stack.pop()\nloss = (h * 0).log().sum()  # bad\nloss.backward()\n",
+    "a dict that is asked": "out = model(x)\nzero = dict(a=0).get('a')\nloss = (out * zero).log().sum()  # bad\nloss.backward()\n",
 }  # fmt: skip
 
 
@@ -124,6 +129,8 @@ REFUSED: dict[str, tuple[str, str]] = {
         "class B:\n    pass\nb = B()\nb.it = iter(data)\nloss = 0\nfor one in b.it:\n    loss = loss + (model(one) * 0).log().sum()\nloss.backward()\n", "iterator"),
     "an enumerated iterator": (
         "it = iter(data)\nloss = 0\nfor i, one in enumerate(it):\n    loss = loss + (model(one) * 0).log().sum()\nloss.backward()\n", "iterator"),
+    "a queue in a loop": (
+        "import queue\nq = queue.Queue()\nq.put(0)\nout = model(x)\nfor _ in range(1):\n    zero = q.get()\nloss = (out * zero).log().sum()\nloss.backward()\n", "queue"),
     "source that is not at hand": ("exec('loss = (model(x) * 0).log().sum()\\nloss.backward()')\n", ""),
 }  # fmt: skip
 

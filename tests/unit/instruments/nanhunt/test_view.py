@@ -107,25 +107,25 @@ def blocks(shown: Page, kind: type) -> list:
     ("report", "said"),
     [
         (report_of(SQRT), SQRT.sentence()),
-        (report_of(SQRT, SQRT, SQRT), f"{SQRT.sentence()} (and 2 more)"),
+        (report_of(SQRT, SQRT, SQRT), f"{SQRT.sentence()} · and 2 more findings"),
         (
             FINE,
             (
-                "Nothing non-finite: 120 backward passes, 120 optimizer steps; no NaN and no infinity in the loss and all gradients; "
-                "largest magnitude 3.1"
+                "No NaN and no infinity in the loss and all gradients: 120 backward passes, 120 optimizer steps checked; "
+                "the largest magnitude was 3.1"
             ),
         ),
         (
             report_of(backward_count=1, steps_count=1, overflow_steps_count=2),
             (
-                "Nothing non-finite: 1 backward pass, 1 optimizer step; no NaN and no infinity in the loss and all gradients; "
-                "2 steps skipped by the GradScaler by design"
+                "No NaN and no infinity in the loss and all gradients but in 2 steps skipped by the GradScaler by design: "
+                "1 backward pass, 1 optimizer step checked"
             ),
         ),
-        (report_of(forward_count=3), "Nothing non-finite: 3 forward-only model calls; no NaN and no infinity in the outputs"),
-        (report_of(steps_count=2), "Nothing non-finite: 2 optimizer steps; no NaN and no infinity in the gradients"),
+        (report_of(forward_count=3), "No NaN and no infinity in the outputs: 3 forward-only model calls checked"),
+        (report_of(steps_count=2), "No NaN and no infinity in the gradients: 2 optimizer steps checked"),
         (report_of(overflow_steps_count=1), "1 step skipped by the GradScaler by design"),
-        (report_of(), "Nothing to check: this cell ran no backward() and no model"),
+        (report_of(), "Nothing to check: this cell ran no backward(), no optimizer and no model, or left all that to torch.func"),
     ],
 )
 def test_the_verdict_is_one_sentence_that_says_what_was_checked(report, said):
@@ -185,8 +185,10 @@ def test_facts_are_worded_for_a_stranger():
     assert facts["what"] == "infinity (NaN by the time it surfaced), born in the backward pass, by the derivative of `sqrt`"
     assert facts["when"] == "after 5 completed optimizer steps and 5 backward passes in this cell"
     assert facts["module"] == "`1.0` of `model`, call 1 in that step"
-    assert facts["bad elements"] == "1 of 16 (6.2%), in a result of shape 16 and type float32"
-    assert facts["first bad element"] == "[3], made from 0.0"
+    assert facts["bad elements"] == "1 of 16 (6.2%), in a tensor of shape 16 and type float32"
+    assert facts["first bad element"] == "[3]"
+    assert facts["made from"] == "0.0"
+    assert facts["surfaced in"] == "the gradient of `1.0.weight`"
     assert "reproduced: the loss was the same to the last bit" in facts["how it was found"]
 
 
@@ -215,7 +217,8 @@ def test_the_report_is_honest_about_the_replay(replay, reproduced, said):
         ("forward", {}, "in the forward pass, inside the model, by `sqrt`"),
         ("loss", {"module": None}, "in the forward pass, outside the model, by `sqrt`"),
         ("backward", {}, "by the derivative of `sqrt`"),
-        ("optimizer", {"tensor": "head.weight", "module": None}, "in the optimizer's update of `head.weight`"),
+        ("optimizer", {"tensor": "w", "op": "addcdiv_", "sink": "w"}, "in the optimizer's update of `w`, by `addcdiv_`"),
+        ("optimizer", {"tensor": "w", "op": None, "sink": "gradient of w"}, "in the gradient of `w`, before the optimizer's update"),
     ],
 )
 def test_every_phase_has_its_words(phase, fields, said):
@@ -224,15 +227,47 @@ def test_every_phase_has_its_words(phase, fields, said):
     assert said in facts["what"]
 
 
+def path_of(*steps: PathStep, **fields: object) -> Table:
+    (table,) = blocks(page(report_of(dataclasses.replace(SQRT, path=steps, **fields))), Table)
+    return table
+
+
+def test_operations_of_one_line_share_a_row():
+    table = path_of(*SQRT.path)
+    assert table.caption == "From the birth to the gradient of `1.0.weight`"
+    assert [row[:5] for row in table.rows] == [(1, "backward", "sqrt, mul", "1.0", "In[4] line 7"), (2, "backward", "addmm", "1", None)]
+
+
+def test_the_forward_and_the_backward_of_a_line_are_two_rows():
+    step = SQRT.path[0]
+    assert [row[1] for row in path_of(dataclasses.replace(step, phase="loss"), step).rows] == ["forward", "backward"]
+
+
+def test_a_line_that_runs_a_whole_model_names_the_first_and_the_last_operations():
+    table = path_of(*(PathStep(op=f"op{place}", phase="forward", module=str(place), location=LOSS_LINE) for place in range(50)))
+    assert table.rows[0][2:4] == (
+        "op0, op1, op2, … (44 more) …, op47, op48, op49",
+        "0, 1, 2, … (44 more) …, 47, 48, 49",
+    )
+
+
+@pytest.mark.parametrize(("phase", "said"), [("data", "input x"), ("parameter", "parameter x")])
+def test_what_was_bad_before_any_operation_is_the_first_row(phase, said):
+    table = path_of(PathStep(op="addmm", phase="forward", module="0", location=LOSS_LINE), phase=phase, tensor="x", op=None)
+    assert [row[1:3] for row in table.rows] == [("before", said), ("forward", "addmm")]
+    assert table.marked == {0}
+
+
 def test_a_long_path_is_folded():
-    report = report_of(dataclasses.replace(SQRT, path=SQRT.path * 4))
-    (fold,) = blocks(page(report), Fold)
-    assert fold.title == "From the birth to gradient of 1.0.weight: 12 operations"
+    places = (dataclasses.replace(LINE, line=line) for line in range(10))
+    steps = tuple(dataclasses.replace(SQRT.path[0], location=place) for place in places)
+    (fold,) = blocks(page(report_of(dataclasses.replace(SQRT, path=steps))), Fold)
+    assert fold.title == "The way it went: 10 lines"
 
 
-def test_further_findings_get_a_table():
-    (table,) = [block for block in blocks(page(report_of(SQRT, SQRT)), Table) if block.caption == "Other findings"]
-    assert table.rows[0][:3] == (2, 5, "infinity")
+def test_further_findings_are_told_with_their_fixes():
+    (facts,) = [block for block in blocks(page(report_of(SQRT, SQRT)), Facts) if block.title == "Other findings"]
+    assert facts.rows == (("2", f"{SQRT.sentence()}. Fix: {SQRT.fix}"),)
 
 
 # ------------------------------------------------------------------------------------------------------------------- layers
@@ -240,10 +275,25 @@ def test_further_findings_get_a_table():
 
 def test_the_layer_table_keeps_numbers_and_marks_the_bad_rows():
     table = blocks(page(FOUND), Table)[-1]
+    assert table.caption == "Outputs and gradients of every module call in step 5, all float32"
     assert table.marked == {3}
     assert table.rows[0][0] == "(root)"
     assert table.rows[3][table.columns.index("NaN")] == 1
     assert table.text(0)[table.columns.index("of fp16 range")] == "0.0049%"
+
+
+@pytest.mark.parametrize(("phase", "marked"), [("backward", {0, 1}), ("loss", {1}), ("forward", {1})])
+def test_bad_gradients_mark_a_row_only_where_the_backward_is_at_fault(phase, marked):
+    rows = (dataclasses.replace(layer("0"), grad_nan_count=4), layer("1", nan_count=1), layer("2"))
+    table = blocks(page(report_of(dataclasses.replace(SQRT, phase=phase), layers=rows)), Table)[-1]
+    assert table.marked == marked
+
+
+def test_what_is_the_same_in_every_row_takes_no_column():
+    twice = (layer("0"), layer("0", call=2), dataclasses.replace(layer("1"), dtype="float16"))
+    same, other = (blocks(page(report_of(SQRT, layers=rows)), Table)[-1] for rows in ((layer("0"), layer("1")), twice))
+    assert {"call", "dtype"}.isdisjoint(same.columns)
+    assert {"call", "dtype"} <= set(other.columns)
 
 
 def test_without_gradients_their_columns_are_gone():
@@ -254,7 +304,7 @@ def test_without_gradients_their_columns_are_gone():
 
 def test_layers_asked_for_when_nothing_is_wrong_are_folded():
     (fold,) = blocks(page(dataclasses.replace(FINE, layers=(layer("a"), layer("b")))), Fold)
-    assert "2 module calls" in fold.title
+    assert fold.title == "Layers: 2 module calls"
 
 
 def test_a_thousand_layers_stay_below_100_kb_and_show_the_bad_one():

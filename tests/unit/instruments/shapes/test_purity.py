@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import subprocess
 import sys
 import threading
 import warnings
@@ -278,6 +279,7 @@ def world(model, *values):
         torch.is_grad_enabled(),
         torch.backends.mha.get_fastpath_enabled(),
         sys.getrecursionlimit(),
+        torch.is_warn_always_enabled(),
         list(warnings.filters),
         torch.is_autocast_enabled("cpu"),
         torch.distributions.Distribution._validate_args,
@@ -428,3 +430,22 @@ def test_a_model_that_moves_on_in_another_thread_is_never_seen_empty():
         stop.set()
         watcher.join()
     assert missing == []
+
+
+ONCE = """
+import warnings
+import torch
+import torchdebug_magics
+model, x = torch.nn.LSTM(4, 4, proj_size=2), torch.randn(2, 3, 4)
+warnings.simplefilter("error")
+assert torchdebug_magics.shapes(model, x).mode == "fake"
+try:
+    model(x)
+except UserWarning as warning:
+    print(warning)
+"""
+
+
+def test_what_torch_says_but_once_is_still_to_be_said():
+    ran = subprocess.run([sys.executable, "-c", ONCE], capture_output=True, text=True, check=True)
+    assert "LSTM with projections is not supported" in ran.stdout

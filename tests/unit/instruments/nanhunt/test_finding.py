@@ -1,0 +1,69 @@
+"""Findings in the user's words: constants, and gradients that no backward() made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from torchdebug_magics import NonFiniteError, nanhunt
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.nanhunt.report import Finding
+
+NAN = float("nan")
+
+
+def found(do) -> Finding:
+    with pytest.raises(NonFiniteError) as caught, nanhunt():
+        do()
+    return caught.value.finding
+
+
+@pytest.mark.parametrize(
+    ("write", "op"),
+    [
+        (lambda x: torch.where(x > 1, NAN, x), "where"),
+        (lambda x: x.masked_fill(x > 1, NAN), "masked_fill"),
+    ],
+)
+def test_a_nan_that_was_written_down_is_told_by_the_op_that_took_it(write, op):
+    def step():
+        values = torch.arange(4.0, requires_grad=True)
+        write(values).sum().backward()
+
+    finding = found(step)
+    assert (finding.op, finding.diagnosis, finding.rows) == (op, "nan_constant", (2, 3))
+    assert finding.path[0].op == op
+
+
+def test_a_gradient_from_torch_func_has_its_name_and_no_guess_at_its_cause():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def loss(weights):
+        return (torch.func.functional_call(model, weights, (torch.ones(2),)) * 0).abs().sqrt().sum()
+
+    def step():
+        gradients = torch.func.grad(loss)(dict(model.named_parameters()))
+        for name, parameter in model.named_parameters():
+            parameter.grad = gradients[name]
+        optimizer.step()
+
+    finding = found(step)
+    assert (finding.phase, finding.tensor, finding.diagnosis) == ("optimizer", "weight", None)
+    assert "gradient of weight, before the update" in finding.sentence()
+    assert "no backward() that was seen" in finding.explanation
+
+
+def test_a_gradient_that_changed_after_its_backward_still_blames_what_changed_it():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def step():
+        model(torch.ones(2)).sum().backward()
+        model.weight.grad.div_(0)
+        optimizer.step()
+
+    assert found(step).diagnosis in {"clip_inf", "div_zero"}

@@ -1,0 +1,123 @@
+"""Statements of a function edited into code that runs on its own, once more, and says nothing to anybody."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from types import CodeType, FrameType
+from typing import Any
+
+from torchdebug_magics.instruments.nanhunt.attempt import CannotReplay
+from torchdebug_magics.instruments.nanhunt.standins import DRAWN, GET, ITERATE, NEXT, STAND_INS, Drawn
+from torchdebug_magics.instruments.nanhunt.statements import FILLING, root, takes, used
+
+__all__ = ["runnable"]
+
+_REPORTING = frozenset({
+    "append", "appendleft", "extend", "add", "update", "insert", "put", "push", "write", "writelines", "record", "observe", "tick",
+    "log", "log_dict", "debug", "info", "warning", "error", "add_scalar", "add_scalars", "display", "set_postfix", "set_description",
+    "zero_grad", "step",
+})  # fmt: skip
+"""Methods that a statement calls to tell somebody something; the step's numbers do not come from them."""
+_ONCE = "_torchdebug_once"
+
+
+def runnable(statements: list[ast.stmt], frame: FrameType, last_line: int, drawn: Drawn) -> tuple[CodeType, dict[str, Any]]:
+    """Their code, and what else it must be given by name. `last_line` is that of the call which ends the step."""
+    for node in (node for statement in statements for node in ast.walk(statement)):
+        if isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncFor, ast.AsyncWith)):
+            msg = "the step awaits or yields"
+            raise CannotReplay(msg)
+    edit = _Edit(frame, last_line, used(statements))
+    copies: list[ast.stmt] = []
+    for statement in statements:
+        name = drawn.name_in(statement)
+        known = ast.Assign([ast.Name(name, ast.Store())], ast.Name(f"{DRAWN}{name}", ast.Load()), None)
+        copies.append(ast.copy_location(known, statement) if name else edit.visit(copy.deepcopy(statement)))
+    # In a loop of one round, `continue` and `break` of the loop around the step have somewhere to go.
+    once = ast.For(ast.Name(_ONCE, ast.Store()), ast.Tuple([ast.Constant(0)], ast.Load()), copies, [], None)
+    module = ast.fix_missing_locations(ast.Module([ast.copy_location(once, statements[0])], []))
+    code = compile(module, frame.f_code.co_filename, "exec", dont_inherit=True)
+    return code, {**STAND_INS, **{f"{DRAWN}{name}": value for name, value in drawn.values.items()}}
+
+
+class _Edit(ast.NodeTransformer):
+    """Makes a statement of a function one that runs on its own, and takes out what only reports."""
+
+    def __init__(self, frame: FrameType, last_line: int, used: set[str]) -> None:
+        self._last_line = last_line
+        self._used = used
+        self._first = frame.f_code.co_varnames[0] if frame.f_code.co_argcount else ""
+        parts = getattr(frame.f_code, "co_qualname", frame.f_code.co_name).split(".")
+        self._class = parts[-2] if len(parts) > 1 and parts[-2].isidentifier() else ""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        inside = self.generic_visit(node)
+        is_sink = node.lineno <= self._last_line <= (node.end_lineno or node.lineno)
+        changes = (_fills(node) or takes(node.value)) and root(node.value) in self._used
+        is_idle = (_only_reports(node) or takes(node.value)) and not changes
+        return ast.copy_location(ast.Pass(), node) if is_idle and not is_sink else inside
+
+    def visit_Return(self, node: ast.Return) -> ast.AST:
+        value = self.visit(node.value) if node.value is not None else ast.Constant(None)
+        return ast.copy_location(ast.Expr(value), node)
+
+    def visit_Global(self, node: ast.Global) -> ast.AST:
+        return ast.copy_location(ast.Pass(), node)
+
+    def visit_Nonlocal(self, node: ast.Nonlocal) -> ast.AST:
+        return ast.copy_location(ast.Pass(), node)
+
+    def visit_Delete(self, node: ast.Delete) -> ast.AST:
+        return ast.copy_location(ast.Pass(), node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return node
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return node
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        self.generic_visit(node)
+        node.iter = _Checked().visit(node.iter)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "next":
+            return ast.copy_location(ast.Call(ast.Name(NEXT, ast.Load()), [], []), node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+            node.func = ast.copy_location(ast.Call(ast.Name(GET, ast.Load()), [node.func.value], []), node.func)
+        if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args and self._first:
+            node.args = [ast.Name("__class__", ast.Load()), ast.Name(self._first, ast.Load())]
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        if self._class and node.attr.startswith("__") and not node.attr.endswith("__"):
+            node.attr = f"_{self._class.lstrip('_')}{node.attr}"
+        return node
+
+
+def _fills(node: ast.Expr) -> bool:
+    return isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute) and node.value.func.attr in FILLING
+
+
+class _Checked(ast.NodeTransformer):
+    """Asks every variable that a ``for`` runs over whether it can be run over once more."""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.copy_location(ast.Call(ast.Name(ITERATE, ast.Load()), [node], []), node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        return ast.copy_location(ast.Call(ast.Name(ITERATE, ast.Load()), [node], []), node)
+
+
+def _only_reports(statement: ast.stmt) -> bool:
+    """``print(loss)``, ``losses.append(loss.item())``: what is said about the step, not what the step does."""
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return False
+    called = statement.value.func
+    if isinstance(called, ast.Name):
+        return called.id in {"print", "display"}
+    return isinstance(called, ast.Attribute) and called.attr in _REPORTING
