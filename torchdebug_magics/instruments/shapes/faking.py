@@ -7,6 +7,8 @@ in weights and images is not computed.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -89,7 +91,7 @@ class Fakes:
 
     def all(self, values: Any) -> Any:
         """`values` with each tensor replaced by its fake."""
-        return tree_map_only(torch.Tensor, self.of, values)
+        return values if all(map(_is_fake, _found_in(values))) else tree_map_only(torch.Tensor, self.of, values)
 
     def value(self, fake: torch.Tensor) -> torch.Tensor | None:
         """The values of a fake where they are known."""
@@ -125,7 +127,7 @@ class Fakes:
 
     def _shadow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Compute the values of the results where those of the inputs are known."""
-        known, real = self._values(func, args, kwargs) if all(map(_small, _tensors(out))) else (False, None)
+        known, real = self._values(func, args, kwargs) if all(map(_small, _found_in(out))) else (False, None)
         if not known:
             self._forget(func, args, kwargs)
             return
@@ -135,7 +137,7 @@ class Fakes:
 
     def _values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         """Whether all inputs have values, and what the op makes of them."""
-        if not _has_values(func) or any(self.value(tensor) is None for tensor in _tensors((args, kwargs))):
+        if any(self.value(tensor) is None for tensor in _found_in((args, kwargs))) or not _has_values(func):
             return False, None
         args, kwargs = tree_map_only(torch.Tensor, self.value, (args, kwargs))
         if "device" in kwargs:
@@ -148,6 +150,8 @@ class Fakes:
 
     def _forget(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What the op writes to has values that are not known from now on, with all its views."""
+        if not func._schema.is_mutable:
+            return
         for argument, value in zip(func._schema.arguments, args, strict=False):
             self._forget_written(argument, value)
         for argument in func._schema.arguments:
@@ -162,17 +166,29 @@ class Fakes:
                 self._stale[_storage(shadow)] = shadow  # kept, so that no later one gets its address
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+def _found_in(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors among the arguments or results of an op: in lists, at most."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (tuple, list)):
+        for one in values:
+            yield from _found_in(one)
+    elif isinstance(values, dict):
+        yield from _found_in(tuple(values.values()))
 
 
+def _is_fake(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, FakeTensor)
+
+
+@functools.lru_cache(maxsize=4096)
 def _has_values(func: Any) -> bool:
     name = func._schema.name.partition("::")[2]
     return torch.Tag.nondeterministic_seeded not in func.tags and not any(part in name for part in _UNKNOWN_VALUES)
 
 
 def _small(tensor: torch.Tensor) -> bool:
-    if tensor.device.type == "meta" and not isinstance(tensor, FakeTensor):
+    if not isinstance(tensor, FakeTensor) and tensor.is_meta:  # a fake is not asked for its device, which takes an op
         return False
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
         return False
@@ -189,7 +205,7 @@ _NORMS = frozenset({"native_layer_norm", "native_group_norm", "native_batch_norm
 
 def as_on_device(func: Any, args: tuple[Any, ...], out: Any) -> Any:
     """What fakes tell wrong: the CPU keeps the mean and scale of a half-precision input in the precision of the weight."""
-    if func._schema.name.partition("::")[2] not in _NORMS or out[1].device.type != "cpu":
+    if func._schema.name.partition("::")[2] not in _NORMS or out[1].fake_device.type != "cpu":
         return out
     weight = next((one for one in args[1:] if isinstance(one, torch.Tensor)), None)
     if weight is None or weight.dtype == out[1].dtype:

@@ -9,6 +9,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nested._internal.nested_tensor import NestedTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -136,6 +137,9 @@ class Origins(TorchFunctionMode):
         return Failed(func, name, current.path if current else None, number, args, kwargs, operands, made, error, owned)
 
 
+_DEVICE = torch.ops.prim.device.default
+
+
 class Arithmetic(TorchDispatchMode):
     """Every op below autograd: run on fakes where there are some, and counted."""
 
@@ -173,7 +177,8 @@ class Arithmetic(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "prim":
-            return func(*args, **kwargs)
+            # By far the most frequent question: kernels ask each operand for its device.
+            return args[0].fake_device if func is _DEVICE and isinstance(args[0], FakeTensor) else func(*args, **kwargs)
         if any(issubclass(kind, NestedTensor) for kind in types):
             return NotImplemented  # it takes itself apart, and its parts come by again
         if any(isinstance(one, torch.Tensor) and one.is_nested for one in args):
