@@ -1,4 +1,4 @@
-"""Products of tensors of different dtypes: fake ops let them through, real ones do not."""
+"""What fake ops let through and real ones do not: products of different dtypes, a dimension that is not there."""
 
 from __future__ import annotations
 
@@ -22,17 +22,23 @@ _FACTORS = {
     "dot": (0, 1),
     "convolution": (0, 1, 2),
     "_trilinear": (0, 1, 2),
+    "binary_cross_entropy": (0, 1),
 }
 _INDEXED = {"embedding": (1,), "embedding_bag": (1,), "gather": (2,), "index_select": (2,)}
 
+_ALONG_A_DIMENSION = frozenset({"_softmax"})
+"""Ops whose fakes do not ask whether the dimension is there."""
+
 
 def check_dtypes(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-    """Raise what torch would raise for real operands of these dtypes; asked of the op itself, on a few elements each."""
+    """Raise what torch would raise for real operands of these dtypes and dimensions; asked of the op itself, on a few elements each."""
     name = func._schema.name.partition("::")[2]
     if name in _FACTORS:
         factors = [args[at] for at in _FACTORS[name] if at < len(args) and isinstance(args[at], torch.Tensor)]
         if len({one.dtype for one in factors}) > 1:
             _ask(func, name, args)
+    elif name in _ALONG_A_DIMENSION and not -max(args[0].dim(), 1) <= args[1] < max(args[0].dim(), 1):
+        _ask(func, name, args)
     elif name in _INDEXED and not all(_is_index(args[at]) for at in _INDEXED[name] if at < len(args)):
         _ask(func, name, args)
 
