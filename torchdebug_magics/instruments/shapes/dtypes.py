@@ -37,9 +37,7 @@ def check_dtypes(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> N
         factors = [args[at] for at in _FACTORS[name] if at < len(args) and isinstance(args[at], torch.Tensor)]
         if len({one.dtype for one in factors}) > 1:
             _ask(func, name, args)
-    elif name in _ALONG_A_DIMENSION and not -max(args[0].dim(), 1) <= args[1] < max(args[0].dim(), 1):
-        _ask(func, name, args)
-    elif name in _INDEXED and not all(_is_index(args[at]) for at in _INDEXED[name] if at < len(args)):
+    elif (name in _ALONG_A_DIMENSION and not -max(args[0].dim(), 1) <= args[1] < max(args[0].dim(), 1)) or (name in _INDEXED and not all(_is_index(args[at]) for at in _INDEXED[name] if at < len(args))):
         _ask(func, name, args)
 
 
