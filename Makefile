@@ -55,6 +55,7 @@ format: $(READY)
 ## make bench     time against plain torch and against rivals
 bench: $(READY)
 	$(PY) tests/bench/run.py
+	$(PY) tests/bench/shapes.py
 
 ## make pictures  make the pictures of the README anew, from a real run in JupyterLab
 pictures: $(READY) browser

@@ -33,12 +33,24 @@ _ALONG_A_DIMENSION = frozenset({"_softmax"})
 def check_dtypes(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
     """Raise what torch would raise for real operands of these dtypes and dimensions; asked of the op itself, on a few elements each."""
     name = func._schema.name.partition("::")[2]
-    if name in _FACTORS:
-        factors = [args[at] for at in _FACTORS[name] if at < len(args) and isinstance(args[at], torch.Tensor)]
-        if len({one.dtype for one in factors}) > 1:
-            _ask(func, name, args)
-    elif (name in _ALONG_A_DIMENSION and not -max(args[0].dim(), 1) <= args[1] < max(args[0].dim(), 1)) or (name in _INDEXED and not all(_is_index(args[at]) for at in _INDEXED[name] if at < len(args))):
+    if _differ(name, args) or _points_nowhere(name, args) or _indexes_with_other_numbers(name, args):
         _ask(func, name, args)
+
+
+def _differ(name: str, args: tuple[Any, ...]) -> bool:
+    factors = [args[at] for at in _FACTORS.get(name, ()) if at < len(args) and isinstance(args[at], torch.Tensor)]
+    return len({one.dtype for one in factors}) > 1
+
+
+def _points_nowhere(name: str, args: tuple[Any, ...]) -> bool:
+    if name not in _ALONG_A_DIMENSION:
+        return False
+    dims = max(args[0].dim(), 1)
+    return not -dims <= args[1] < dims
+
+
+def _indexes_with_other_numbers(name: str, args: tuple[Any, ...]) -> bool:
+    return not all(_is_index(args[at]) for at in _INDEXED.get(name, ()) if at < len(args))
 
 
 def _is_index(value: Any) -> bool:
