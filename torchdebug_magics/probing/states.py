@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.probing.kinds import GONE, Kind, State
+from torchdebug_magics.probing.tensors import is_traced
 
 __all__ = ["QUEUE", "STATES", "TENSOR", "of_numpy"]
 
@@ -82,7 +83,8 @@ def _hooks(tensor: torch.Tensor) -> list[Any]:
 
 def _read_tensor(tensor: torch.Tensor) -> list[Any]:
     with torch._C.DisableTorchFunctionSubclass():
-        memory = tensor.data if type(tensor) is torch.nn.Parameter and not tensor.is_meta else None
+        has_memory = type(tensor) is torch.nn.Parameter and not tensor.is_meta and not is_traced(tensor.data)
+        memory = tensor.data if has_memory else None
     return [*_hooks(tensor), State([memory])]
 
 

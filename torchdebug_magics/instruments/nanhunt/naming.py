@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.probing.modules import unwrapped
+from torchdebug_magics.probing.tensors import is_traced
 from torchdebug_magics.probing.where import user_frame
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether they are the same tensor or views of the same numbers; never an error, whatever kinds they are."""
     if one is other:
         return True
-    if one.layout is not torch.strided or other.layout is not torch.strided or one.is_meta or one.dtype is not other.dtype:
+    if one.layout is not torch.strided or other.layout is not torch.strided or one.dtype is not other.dtype:
+        return False
+    if any(tensor.is_meta or is_traced(tensor) for tensor in (one, other)):
         return False
     try:
         return one.numel() > 0 and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0

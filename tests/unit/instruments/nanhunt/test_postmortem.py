@@ -233,3 +233,16 @@ def test_a_checkpointed_graph_can_still_be_used(reentrant: bool) -> None:
     y = leaf(1.0, 0.0, 3.0)
     nn.functional.dropout(y * 1, 0.5).add(0).log().sum().backward()
     assert torch.equal(x.grad.nan_to_num(), y.grad.nan_to_num())
+
+
+def test_models_without_data_that_are_alive_are_passed_by() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = nn.Linear(2, 2)
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight[0, 0] = math.nan
+    report = nanhunt(model(torch.ones(1, 2)).sum())
+    assert (report.finding.phase, report.finding.tensor) == ("parameter", "weight")
+    del fake
