@@ -26,6 +26,7 @@ _FACTORS = {
 }
 _INDEXED = {"embedding": (1,), "embedding_bag": (1,), "gather": (2,), "index_select": (2,)}
 
+_LABELS = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
 _ALONG_A_DIMENSION = frozenset({"_softmax"})
 """Ops whose fakes do not ask whether the dimension is there."""
 
@@ -33,7 +34,12 @@ _ALONG_A_DIMENSION = frozenset({"_softmax"})
 def check_dtypes(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
     """Raise what torch would raise for real operands of these dtypes and dimensions; asked of the op itself, on a few elements each."""
     name = func._schema.name.partition("::")[2]
-    if _differ(name, args) or _points_nowhere(name, args) or _indexes_with_other_numbers(name, args):
+    if (
+        _differ(name, args)
+        or _points_nowhere(name, args)
+        or _indexes_with_other_numbers(name, args)
+        or _labels_are_other_numbers(name, args)
+    ):
         _ask(func, name, args)
 
 
@@ -51,6 +57,10 @@ def _points_nowhere(name: str, args: tuple[Any, ...]) -> bool:
 
 def _indexes_with_other_numbers(name: str, args: tuple[Any, ...]) -> bool:
     return not all(_is_index(args[at]) for at in _INDEXED.get(name, ()) if at < len(args))
+
+
+def _labels_are_other_numbers(name: str, args: tuple[Any, ...]) -> bool:
+    return name in _LABELS and args[1].dtype not in {torch.int64, torch.uint8}
 
 
 def _is_index(value: Any) -> bool:

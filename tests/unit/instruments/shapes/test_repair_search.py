@@ -200,3 +200,26 @@ def test_a_forward_that_needs_data_after_the_failure_is_tried_for_real() -> None
     failure = examine(Net(), torch.randn(3, 5)).report.failure
     assert failure is not None
     assert (failure.fixes[0].code, failure.fixes[0].verified) == ("fc = nn.Linear(5, 2)", True)
+
+
+@pytest.mark.parametrize(
+    ("forward", "modules", "x"),
+    [
+        (lambda self, x: self.b(torch.cat([self.a(x), x], 0)), {"a": nn.Linear(4, 4), "b": nn.Linear(8, 3)}, torch.randn(2, 4)),
+        (lambda self, x: self.b(self.a(x).flatten()), {"a": nn.Conv2d(3, 4, 3), "b": nn.Linear(144, 3)}, torch.randn(2, 3, 8, 8)),
+    ],
+    ids=["cat along the batch", "flatten with the batch"],
+)
+def test_a_layer_that_swallows_the_batch_is_no_verified_fix(forward: Any, modules: dict[str, nn.Module], x: torch.Tensor) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, module in modules.items():
+                self.add_module(name, module)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return forward(self, x)
+
+    fixes = examine(Model(), x).report.failure.fixes
+    assert [fix.verified for fix in fixes if "nn.Linear" in fix.code] == [False]
+    assert "the batch is lost" in fixes[0].why

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torchdebug_magics.instruments.shapes.repair.batch import mixed_batch
 from torchdebug_magics.instruments.shapes.repair.facts import Facts, facts_of
 from torchdebug_magics.instruments.shapes.repair.rules import diagnosis
 from torchdebug_magics.instruments.shapes.report import Fix
@@ -41,15 +42,17 @@ class _Way:
     edits: tuple[Edit, ...]
     rank: int
     remade: bool
+    mixed: str = ""
+    """What came out, where the batch of the input is not in it any more: samples were mixed, or taken for features."""
 
     @property
     def natural(self) -> bool:
         return all(edit.natural for edit in self.edits)
 
     @property
-    def order(self) -> tuple[bool, int, int]:
-        """What comes first: natural ones, then the fewest edits, then the least rank."""
-        return not self.natural, _many(self.edits), self.rank
+    def order(self) -> tuple[bool, bool, int, int]:
+        """What comes first: those that keep the batch, then natural ones, then the fewest edits, then the least rank."""
+        return bool(self.mixed), not self.natural, _many(self.edits), self.rank
 
 
 def fixes(candidates: Sequence[Edit], facts: Facts, reached: int, trials: Trials | None) -> tuple[Fix, ...]:
@@ -63,13 +66,14 @@ def fixes(candidates: Sequence[Edit], facts: Facts, reached: int, trials: Trials
     states = [_State((), facts, reached)]
     for wide in (*_WIDE, 0):
         states = sorted(search.round(states, candidates), key=lambda one: (one.remade, one.rank, -one.reached))[:wide]
-        if not states or any(way.natural for way in search.through):
+        if not states or any(way.natural and not way.mixed for way in search.through):
             break
     if not search.through:
         left = [edit for edit in _by_rank(candidates) if edit.code not in search.in_vain]
         return tuple(_fix((edit,), verified=False) for edit in left[:2])
     plain = [way for way in search.through if not way.remade]
-    return tuple(_fix(way.edits, verified=True) for way in sorted(plain or search.through, key=lambda way: way.order)[:_SHOWN])
+    ways = sorted(plain or search.through, key=lambda way: way.order)[:_SHOWN]
+    return tuple(_fix(way.edits, verified=not way.mixed, also=way.mixed) for way in ways)
 
 
 class _Search:
@@ -100,7 +104,10 @@ class _Search:
         edits, rank, remade = (*kept, edit), state.rank + edit.rank, state.remade or len(kept) < len(state.edits)
         run = self._trials.run(edits)
         if run is not None and run.error is None:
-            self.through.append(_Way(edits, rank, remade))
+            mixed = (
+                mixed_batch(run) if any(one.modules for one in edits) else ""
+            )  # a layer made to fit samples that were taken for features
+            self.through.append(_Way(edits, rank, remade, mixed))
         elif run is not None and run.reached > state.reached + len(edit.calls):  # a changed argument is one call more
             return [_State(edits, facts_of(run), run.reached, rank, remade)]
         elif run is not None:
@@ -119,6 +126,6 @@ def _by_rank(edits: Sequence[Edit]) -> list[Edit]:
     return list(seen.values())
 
 
-def _fix(edits: tuple[Edit, ...], *, verified: bool) -> Fix:
-    whys = dict.fromkeys(edit.why for edit in edits if edit.why)
+def _fix(edits: tuple[Edit, ...], *, verified: bool, also: str = "") -> Fix:
+    whys = dict.fromkeys([*(edit.why for edit in edits if edit.why), *([also] if also else [])])
     return Fix(code="\n".join(edit.code for edit in edits), verified=verified, why="; ".join(whys), edits=_many(edits))

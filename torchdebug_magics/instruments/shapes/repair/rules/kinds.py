@@ -37,6 +37,8 @@ def dtype(facts: Facts) -> Diagnosis | None:
         return None
     if facts.op in {"masked_fill", "masked_fill_", "masked_select", "where"}:
         return _mask(facts)
+    if "attention" in facts.op and any(_is_whole(one.tensor) for one in facts.operands):
+        return _mask(facts)  # as numbers it would be added to the scores, and mask nothing
     kinds = {one.tensor.dtype for one in facts.operands}
     if len(kinds) < 2:
         return _alone(facts)
@@ -58,7 +60,10 @@ def dtype(facts: Facts) -> Diagnosis | None:
 
 
 def _mask(facts: Facts) -> Diagnosis | None:
-    at = 0 if facts.op == "where" else 1
+    if "attention" in (facts.op or ""):
+        at = next((at for at, one in enumerate(facts.operands) if _is_whole(one.tensor)), len(facts.operands))
+    else:
+        at = 0 if facts.op == "where" else 1
     if at >= len(facts.operands) or facts.operands[at].tensor.dtype is torch.bool:
         return None
     one = facts.operands[at]
@@ -67,6 +72,10 @@ def _mask(facts: Facts) -> Diagnosis | None:
         tuple(_cast(facts, at, torch.bool, rank=2)),
         one,
     )
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
 
 
 def _alone(facts: Facts) -> Diagnosis | None:
@@ -78,7 +87,7 @@ def _alone(facts: Facts) -> Diagnosis | None:
 
 
 def _cast(facts: Facts, at: int, to: torch.dtype, *, rank: int) -> list[Edit]:
-    if to not in _CASTS:
+    if to not in _CASTS or facts.operands[at].tensor.is_complex():  # it would throw the imaginary part away
         return []
     return on_operand(facts, at, method(_CASTS[to]), rank=rank)
 
