@@ -129,11 +129,20 @@ class Hooks:
 
     def calls_in_full(self, stack: ExitStack, before: Callable[..., Any], after: Callable[..., Any]) -> None:
         """As `module_calls`, and `after(module, args, kwargs, output)`; of a call that raised torch tells no kwargs: they are None."""
+        stack.enter_context(torch_module.register_module_forward_pre_hook(Hook(self, before)))
+        self.call_ends(stack, after)
+
+    def call_starts(self, stack: ExitStack, before: Callable[..., Any]) -> None:
+        """`before(module, args)`, a plain function, at every module call: as cheap as torch's hooks can be."""
+        setattr(before, MARK, self)
+        stack.enter_context(torch_module.register_module_forward_pre_hook(before))
+
+    def call_ends(self, stack: ExitStack, after: Callable[..., Any]) -> None:
+        """`after(module, args, kwargs, output)` at the end of every module call; see `calls_in_full`."""
 
         def leaving(module: torch.nn.Module, args: Any, *rest: Any) -> None:
             after(module, args, *((None, *rest) if len(rest) == 1 else rest))
 
-        stack.enter_context(torch_module.register_module_forward_pre_hook(Hook(self, before)))
         handle = torch_module.register_module_forward_hook(Hook(self, leaving), with_kwargs=True, always_call=True)
         stack.callback(torch_module._global_forward_hooks_with_kwargs.pop, handle.id, None)  # torch forgets it there
         stack.enter_context(handle)

@@ -50,7 +50,11 @@ class ShapesProbe:
         self._seen: dict[int, dict[Any, int]] = {}
         self._parts: dict[int, torch.nn.Module] = {}
         self._flops = 0
+        self._inner: set[int] = set()
+        """Ids of the parts of models that are known: their calls are nothing new, and are passed by first of all."""
         self._running: ExitStack | None = None
+        self._ends = ExitStack()
+        """The hook on the ends of calls. It stays until the next call begins: torch may be going through its hooks when one ends."""
         self._depth = 0
         self._arithmetic: Arithmetic | None = None
         self._failed: ShapesReport | None = None
@@ -59,7 +63,14 @@ class ShapesProbe:
         """Follow every module call."""
         stack.push(self._ended)
         stack.callback(self._close)
-        self._hooks.calls_in_full(stack, self._enter, self._leave)
+        stack.callback(self._ends.close)
+        inner = self._inner
+
+        def starting(module: torch.nn.Module, args: Any) -> None:
+            if self._running is not None or id(module) not in inner:
+                self._enter(module, args)
+
+        self._hooks.call_starts(stack, starting)
 
     def sweep(self) -> None:
         """Remove what an interrupt left."""
@@ -84,7 +95,9 @@ class ShapesProbe:
         if self._running is not None:
             self._depth += 1
             self._guard.run("following a call", self._calls.enter, module, args)
-        elif self._is_new(module, args):
+            return
+        self._ends.close()
+        if self._is_new(module, args):
             self._begin(module, args)
 
     def _is_new(self, module: torch.nn.Module, args: Any) -> bool:
@@ -102,10 +115,13 @@ class ShapesProbe:
         if id(module) not in self._seen:
             self._seen[id(module)] = {shapes(args): 1}
             self._parts.update({id(part): part for part in module.modules()})
+            self._inner.update(id(part) for part in module.modules() if id(part) not in self._seen)
+            self._inner -= self._seen.keys()
             self._parameters.learn(module)
             self._calls.name(module)
             self._saved.leave_out(module)
         self._running, self._depth = ExitStack(), 1
+        self._hooks.call_ends(self._ends, self._leave)
         self._calls.enter(module, args)
         self._arithmetic = Arithmetic(self._calls, self._formulas, None)
         self._running.enter_context(self._saved.hooks())
