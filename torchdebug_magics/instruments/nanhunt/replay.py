@@ -181,17 +181,30 @@ class Replayer:
 
 
 def _merged(evaluated: tuple[Any, Any], recorded: tuple[Any, Any]) -> tuple[Any, Any]:
-    """The recorded arguments, but for tensors inside the graph: those must belong to the graph of the replay."""
+    """The recorded arguments, but for tensors inside the graph, and those that were made again with the same bits.
+
+    The first must belong to the graph of the replay; of the others the replay knows how they were made.
+    """
     new, shape = tree_flatten(evaluated)
     old, old_shape = tree_flatten(recorded)
     if shape != old_shape:
         return recorded
     merged = [
-        now if isinstance(then, torch.Tensor) and then.grad_fn is not None and isinstance(now, torch.Tensor) else then
+        now
+        if isinstance(then, torch.Tensor) and isinstance(now, torch.Tensor) and (then.grad_fn is not None or _is_made_again(now, then))
+        else then
         for now, then in zip(new, old, strict=False)
     ]
     together: tuple[Any, Any] = tree_unflatten(merged, shape)
     return together
+
+
+def _is_made_again(now: torch.Tensor, then: torch.Tensor) -> bool:
+    """Whether it is another tensor with the very same numbers; of kinds that cannot be compared nobody knows."""
+    try:
+        return now is not then and now.device == then.device and now.requires_grad == then.requires_grad and same_bits((now,), (then,))
+    except (RuntimeError, NotImplementedError, TypeError):
+        return False
 
 
 def _values_in(part: Slice | None) -> list[object]:

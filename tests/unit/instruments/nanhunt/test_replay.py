@@ -238,3 +238,37 @@ def test_train_mode_that_the_step_switches_is_put_back() -> None:
         loss = (out * 0 - 1).sqrt().sum()
         loss.backward()
     assert not model.training
+
+
+def normalised(x: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)
+
+
+def test_what_is_computed_inside_the_models_argument_is_no_bad_data() -> None:
+    model = nn.Linear(3, 1)
+    x = torch.tensor([[1.0, 2.0, 4.0], [1.0, 1.0, 1.0]])
+    with nanhunt(keep_going=True) as session:
+        loss = model(normalised(x)).mean()
+        loss.backward()
+    finding = session.report.finding
+    assert (finding.phase, finding.op, finding.rows) == ("loss", "div", (1,))
+    assert finding.location.function == "normalised"
+
+
+def test_a_leaf_that_a_function_makes_is_the_replays_own() -> None:
+    critic = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    for parameter in critic.parameters():
+        nn.init.constant_(parameter, 1.0 if parameter.dim() > 1 else 0.0)
+    x = torch.full((3, 2), -9.0)
+
+    def penalty(x: torch.Tensor) -> torch.Tensor:
+        inner = (x * 1).requires_grad_()
+        (slope,) = torch.autograd.grad(critic(inner).sum(), inner, create_graph=True)
+        return ((slope.pow(2).sum(1).sqrt() - 1) ** 2).mean()
+
+    with nanhunt(keep_going=True) as session:
+        loss = penalty(x)
+        loss.backward()
+    finding = session.report.finding
+    assert (finding.phase, finding.op) == ("backward", "sqrt")
+    assert session.report.problems == ()
