@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
+pytest.register_assert_rewrite("tests.unit.instruments.shapes.planted")
+
 MAY_BE_SKIPPED = "gpu"
+CORPUS_PARTS = 4
 ROOT = Path(__file__).parent.parent
 
 
@@ -26,8 +30,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     # One thread each: models are small, and a second thread costs more than it gives.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a job in the background has it: kernels would inherit that
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # The interpreters and kernels that tests start look at this checkout, wherever they run.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several workers, each takes whole files, whose tests share a kernel; the corpus, the longest by far, is dealt out in parts."""
+    for number, item in enumerate(items):
+        file = item.nodeid.partition("::")[0]
+        part = number % CORPUS_PARTS if file.endswith("test_cases.py") else 0
+        item.add_marker(pytest.mark.xdist_group(f"{file}-{part}"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -69,6 +69,7 @@ def _torch(*, rng: bool) -> dict[str, Any]:
         "torch.nn.Module._call_impl": torch.nn.Module._call_impl,
         "torch.autograd.backward": torch.autograd.backward,
         "torch.autograd.grad": torch.autograd.grad,
+        "the next batch of a DataLoader": torch.utils.data.dataloader._BaseDataLoaderIter.__next__,
         "torch.Tensor.backward": torch.Tensor.backward,
         "the dispatch modes": list(_get_current_dispatch_mode_stack()),
         "the function modes": list(_get_current_function_mode_stack()),

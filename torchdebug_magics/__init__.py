@@ -20,18 +20,25 @@ if TYPE_CHECKING:
     from torchdebug_magics.report import Report
     from torchdebug_magics.session import Session
 
+    memclean: Instrument
+    memgauge: Instrument
+    memmark: Instrument
+    memtrace: Instrument
     nanhunt: Instrument
     shapes: Instrument
 
 __version__ = "0.1.0"
-__all__ = ["NonFiniteError", "SessionError", "TorchDebugError", "__version__", "last_session", "nanhunt", "shapes", "show"]
+__all__ = [
+    "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "last_session", "memclean", "memgauge", "memmark", "memtrace",
+    "nanhunt", "shapes", "show",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     # Late, so that importing the package, and loading the extension, costs next to nothing.
     if name in __all__:
         # Not `from torchdebug_magics import ...`, which would ask this very function for the name of the module.
-        from torchdebug_magics.catalog import INSTRUMENTS, instrument  # noqa: PLC0415
+        from torchdebug_magics.catalog import INSTRUMENTS, instrument  # noqa: PLC0415 - late: importing the package costs next to nothing
 
         if name in INSTRUMENTS:
             return instrument(name)
@@ -49,27 +56,27 @@ def last_session() -> Session[Any] | None:
 
     Only the latest is kept, until the next one ends; it pins those tensors.
     """
-    from torchdebug_magics.jupyter import extension  # noqa: PLC0415
+    from torchdebug_magics.jupyter import extension  # noqa: PLC0415 - late: importing the package costs next to nothing
 
     return extension.last_session()
 
 
 def show(report: Report, *, widget: bool = False) -> None:
     """Show a report again; with `widget`, as an interactive view: filter, sort, expand."""
-    from torchdebug_magics.jupyter import extension  # noqa: PLC0415
+    from torchdebug_magics.jupyter import extension  # noqa: PLC0415 - late: importing the package costs next to nothing
 
     extension.show(report, widget=widget)
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics: ``%load_ext torchdebug_magics``."""
-    from torchdebug_magics.jupyter import extension  # noqa: PLC0415
+    from torchdebug_magics.jupyter import extension  # noqa: PLC0415 - late: importing the package costs next to nothing
 
     extension.load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Leave nothing behind: ``%unload_ext torchdebug_magics``."""
-    from torchdebug_magics.jupyter import extension  # noqa: PLC0415
+    from torchdebug_magics.jupyter import extension  # noqa: PLC0415 - late: importing the package costs next to nothing
 
     extension.unload(shell)

@@ -14,6 +14,10 @@ __all__ = ["INSTRUMENTS", "instrument", "instruments"]
 INSTRUMENTS = {
     "nanhunt": "torchdebug_magics.instruments.nanhunt",
     "shapes": "torchdebug_magics.instruments.shapes",
+    "memtrace": "torchdebug_magics.instruments.memtrace",
+    "memgauge": "torchdebug_magics.instruments.memgauge",
+    "memmark": "torchdebug_magics.instruments.memmark",
+    "memclean": "torchdebug_magics.instruments.memclean",
 }
 
 

@@ -68,7 +68,7 @@ def share(ratio: float) -> str:
     if not math.isfinite(ratio):
         return "?"
     if abs(ratio) >= 10:  # noqa: PLR2004 - a percentage of four digits is read by nobody
-        return f"{ratio:,.0f}x" if abs(ratio) <= 1000 else "> 1,000x"  # noqa: PLR2004
+        return f"{ratio:,.0f}x" if abs(ratio) <= 1000 else "> 1,000x"  # noqa: PLR2004 - beyond it, a multiple says nothing
     percent = 100 * ratio
     return f"{percent:,.0f}%" if percent.is_integer() or abs(percent) >= 99.5 else f"{percent:.2g}%"  # noqa: PLR2004 - which 2 digits cannot say
 

@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torchdebug_magics.errors import SessionError
 from torchdebug_magics.session import Session
 
 if TYPE_CHECKING:
+    from collections import deque
+
     from torchdebug_magics.html.page import Page
     from torchdebug_magics.report import Report
 
@@ -22,7 +25,8 @@ _PLAIN = (bool, int, float, str, type(None))
 class Examined:
     """What came of examining values."""
 
-    report: Report
+    report: Report | None
+    """None where nothing was asked for: then nothing is shown."""
     error: BaseException | None = None
     """To be raised when the report has been shown."""
 
@@ -57,26 +61,47 @@ class Instrument:
     description: str
     """The body of the help: what it does, what it costs, an example."""
     options: tuple[Option, ...] = ()
-    probe: str
-    """``module:callable`` from the options, as keywords, to a `Probe`."""
+    probe: str | None = None
+    """``module:callable`` from the options, as keywords, to a `Probe`; None for what has no session, and only examines."""
     view: str
     """``module:callable`` from a report to a `Page`."""
     live_view: str | None = None
     """``module:callable`` from the probe's live snapshot to a `Page`."""
+    lasting: bool = False
+    """Whether ``%name on`` opens a session that goes on over any number of cells, until ``%name off``."""
+    after_cell: str | None = None
+    """``module:callable`` from two live snapshots of a lasting session to a `Page` that the cell between them shows at its end, or None."""
+    black_box: bool = False
+    """Whether, while a session is open, it is written down where the kernel stands: the next kernel tells, should this one be killed."""
+    reruns: bool = False
+    """Whether the probe takes ``runs``: a bounded deque, the same in every run of the same cell, for what it is to remember from one to
+    the next; None where no cell runs."""
     examine: str | None = None
     """``module:callable`` from the values named on the magic's line, and the options, to a report or `Examined`; no session is opened."""
+    says: bool = False
+    """Whether its function prints the verdict on a value, and returns nothing: it stands in the middle of other code."""
     subjects: str = ""
     """How the values of `examine` are written in the help, such as ``LOSS``; empty where it takes none."""
+    takes_names: bool = False
+    """Whether `examine` has a parameter ``names``: how the values are written on the magic's line, such as ``runs[0]``."""
     takes_keywords: bool = False
     """Whether `examine` has a parameter ``keywords`` for values that are named, as in ``%shapes model x mask=mask``."""
     called: str | None = None
     """``module:callable`` from what is called in a line such as ``%shapes model(x)`` to the subject, or None: of that, no call is made."""
     after_error: str | None = None
-    """``module:callable`` from the exception of the cell before, and the options, to a report for the bare line; None without facts."""
+    """``module:callable`` from the exception of the cell before, and the options, to a report for the bare line; None without facts.
+
+    The probe of a row that has one is then told of it, as ``last_error="ValueError: ..."``.
+    """
+
+    @property
+    def magic(self) -> str:
+        """As it is written: ``%%nanhunt`` above a cell, ``%memclean`` on a line."""
+        return f"%{self.name}" if self.probe is None else f"%%{self.name}"
 
     def __call__(self, *subjects: object, **options: object) -> Any:
-        """A `Session` to be entered, or, where subjects are given, the report on them."""
-        if not subjects:
+        """A `Session` to be entered, or, where subjects are given or there is no session, the report."""
+        if not subjects and self.probe is not None:
             return self.session(**options)
         if self.examine is None:
             msg = f"{self.name}() takes no positional values: write `with torchdebug_magics.{self.name}() as session:`"
@@ -84,15 +109,35 @@ class Instrument:
         examined = self.report_on(subjects, *self._apart(options))
         if examined.error is not None:
             raise examined.error
-        return examined.report
+        if not (self.says and subjects):
+            return examined.report
+        if examined.report is not None:
+            print(examined.report)  # noqa: T201 - as it was asked to
+        return None
 
     def session(self, **options: object) -> Session[Any]:
         """A session that is not yet entered; an unknown option is a TypeError that lists the known ones."""
-        return Session(_load(self.probe)(**self._known(options)))
+        return self.session_of_cell(options)
 
-    def report_on(self, subjects: Sequence[object], keywords: Mapping[str, object], options: Mapping[str, object]) -> Examined:
-        """Examine values at once, without a session."""
-        named = {"keywords": keywords} if self.takes_keywords else {}
+    def session_of_cell(
+        self, options: Mapping[str, object], *, runs: deque[Any] | None = None, after: BaseException | None = None
+    ) -> Session[Any]:
+        """The same for a cell; `runs` is what the probe has remembered of the cell's earlier runs, `after` the error of the cell before."""
+        if self.probe is None:
+            msg = f"{self.name} looks at once and takes no body: write `{self.magic}` on a line of its own"
+            raise SessionError(msg)
+        told: dict[str, object] = {"runs": runs} if self.reruns else {}
+        if after is not None and self.after_error is not None:
+            told["last_error"] = f"{type(after).__name__}: {after}".strip().splitlines()[0]
+        return Session(_load(self.probe)(**self._known(options), **told))
+
+    def report_on(
+        self, subjects: Sequence[object], keywords: Mapping[str, object], options: Mapping[str, object], names: Sequence[str] = ()
+    ) -> Examined:
+        """Examine values at once, without a session; `names` is how they are written, where that is known."""
+        named: dict[str, object] = {"keywords": keywords} if self.takes_keywords else {}
+        if self.takes_names:
+            named["names"] = names
         found = _load(self.examine or "")(*subjects, **named, **self._known(options))
         return found if isinstance(found, Examined) else Examined(found)
 
@@ -113,6 +158,11 @@ class Instrument:
     def live_page(self, snapshot: object) -> Page:
         """What the live view shows of a probe's snapshot."""
         page: Page = _load(self.live_view or "")(snapshot)
+        return page
+
+    def page_after_cell(self, before: object | None, now: object) -> Page | None:
+        """What a lasting session has to say at the end of a cell; `before` is None for the first."""
+        page: Page | None = _load(self.after_cell)(before, now) if self.after_cell else None
         return page
 
     def _apart(self, named: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:

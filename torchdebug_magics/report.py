@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Location", "Report"]
+__all__ = ["Gauge", "Location", "Mark", "Report"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,47 @@ class Location:
             return f"In[{self.cell}] line {self.line}"
         name = self.file.replace("\\", "/").rsplit("/", 1)[-1]
         return f"{name}:{self.line}" + (f" in {self.function}" if self.function.isidentifier() else "")
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """How much of one memory is used, such as a GPU's or a container's."""
+
+    label: str
+    used_bytes: int
+    limit_bytes: int | None
+    """None where there is none, or none is known."""
+    parts: tuple[tuple[str, int], ...] = ()
+    """What `used_bytes` is made of, by name."""
+    note: str = ""
+    """What the numbers do not say, or why there are none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """The memory at one moment that the user has named. What is of a device is None where none is in use."""
+
+    label: str
+    rank: int | None
+    """Of this process in a distributed job."""
+    rss_bytes: int
+    limit: str
+    """Whose limit comes nearest, such as ``"container limit"``; empty where none is known."""
+    limit_used_bytes: int | None
+    """By all that it counts."""
+    limit_bytes: int | None
+    device: str = ""
+    """Torch's current one."""
+    allocated_bytes: int | None = None
+    max_allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    max_reserved_bytes: int | None = None
+    max_is_new: bool = False
+    """Whether the peak of what was allocated lies between the mark before and this one; else it is older, as counters are not reset."""
+    driver_bytes: int | None = None
+    """In use on the whole device, as its driver says."""
+    unaccounted_bytes: int | None = None
+    """Of that, neither torch's nor, where the driver tells, another process's: the context, NCCL, other libraries."""
 
 
 @dataclass(frozen=True, kw_only=True)

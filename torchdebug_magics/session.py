@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from torchdebug_magics.errors import SessionError
 from torchdebug_magics.report import Report
+from torchdebug_magics.tracebacks import without_ours
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -70,6 +71,8 @@ class Session(Generic[ReportT]):
                 self._probe.sweep()
             if self._stack is not None and self._report is None:
                 self._report = self._probe.report()
+            if error is not None:
+                without_ours(error)
 
     @property
     def report(self) -> ReportT:

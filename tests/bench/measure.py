@@ -98,13 +98,13 @@ def _block(contender: Contender, training: Training, steps_count: int, device: t
     return _Block(wall / steps_count, cpu / steps_count, (entered - began) + (time.perf_counter() - timed), settled - entered)
 
 
-def costs(workload: Workload, device: torch.device, rounds: int) -> list[Cost]:
+def costs(workload: Workload, device: torch.device, rounds: int, contenders: Sequence[Contender] = CONTENDERS) -> list[Cost]:
     """Blocks of A B C D E, B C D E A, ...: the ratio of each to the plain block of its own round."""
-    field = [(contender, _fresh(workload, device)) for contender in CONTENDERS]
+    field = [(contender, _fresh(workload, device)) for contender in contenders]
     for contender, training in field:
         contender.prepare(training)
         _block(contender, training, 1, device)
-    blocks: dict[str, list[_Block]] = {contender.name: [] for contender in CONTENDERS}
+    blocks: dict[str, list[_Block]] = {contender.name: [] for contender in contenders}
     gc.collect()
     for number in range(rounds):
         first = number % len(field)

@@ -24,7 +24,7 @@ class Contender:
     watch: Callable[[Training], contextlib.AbstractContextManager[object]] = field(repr=False)
 
 
-def _nothing(_training: Training) -> None:
+def nothing(_training: Training) -> None:
     pass
 
 
@@ -61,14 +61,14 @@ def _hugging_face(training: Training) -> None:
     DebugUnderflowOverflow(training.model)  # keeps no handles: its hooks stay for good
 
 
-def _off(_training: Training) -> contextlib.AbstractContextManager[object]:
+def off(_training: Training) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
 CONTENDERS = (
-    Contender("plain", _nothing, _off),
-    Contender("nanhunt", _nothing, _nanhunt),
-    Contender("detect_anomaly", _nothing, _anomaly),
-    Contender("isfinite hooks, each leaf", _nothing, _finite_hooks),
-    Contender("HF DebugUnderflowOverflow", _hugging_face, _off),
+    Contender("plain", nothing, off),
+    Contender("nanhunt", nothing, _nanhunt),
+    Contender("detect_anomaly", nothing, _anomaly),
+    Contender("isfinite hooks, each leaf", nothing, _finite_hooks),
+    Contender("HF DebugUnderflowOverflow", _hugging_face, off),
 )

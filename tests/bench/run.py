@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from torchdebug_magics.format import byte_size, duration
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     torch.set_num_threads(options.threads)
-    _hush_transformers()
+    hush_transformers()
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         sys.exit("--device cuda: torch sees no CUDA device here")
@@ -57,7 +57,7 @@ def _measured(workload: Workload, device: torch.device, *, quick: bool, parts: S
     found: dict[str, Any] = {}
     if "cost" in parts:
         costs = measure.costs(workload, device, max(3, workload.rounds // 4) if quick else workload.rounds)
-        _print_costs(workload, costs)
+        print_costs(costs, {"nanhunt": workload.asked})
         found["cost"] = [asdict(cost) for cost in costs]
     if "verdict" in parts:
         hunts = [measure.hunt(workload, device, plant, 1 if quick else 3) for plant in PLANTS]
@@ -80,10 +80,12 @@ def _measured(workload: Workload, device: torch.device, *, quick: bool, parts: S
 # --- tables --------------------------------------------------------------------------------------------------------------------------
 
 
-def _print_costs(workload: Workload, costs: Iterable[measure.Cost]) -> None:
+def print_costs(costs: Iterable[measure.Cost], most: Mapping[str, float]) -> None:
+    """A row a contender; `most` says for some of them what ratio is asked."""
     rows = []
     for cost in costs:
-        asked = (f"{workload.asked:.2f}", _word(cost.wall_ratio.median, workload.asked)) if cost.contender == "nanhunt" else ("", "")
+        limit = most.get(cost.contender)
+        asked = ("", "") if limit is None else (f"{limit:.2f}", _word(cost.wall_ratio.median, limit))
         around = (duration(cost.entering_s.median), f"{cost.settling_s.median * 1e3:+.1f} ms")
         rows.append((cost.contender, duration(cost.step_s.median), *_spread(cost.wall_ratio), *_spread(cost.cpu_ratio), *asked, *around))
     settling = f"first {measure.SETTLING_STEPS} steps"
@@ -146,7 +148,8 @@ def _named(name: str) -> Workload:
     return next(workload for workload in WORKLOADS if workload.name == name)
 
 
-def _hush_transformers() -> None:
+def hush_transformers() -> None:
+    """Its advice belongs to another page."""
     import transformers
 
     transformers.logging.set_verbosity_error()

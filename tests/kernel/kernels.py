@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import re
+import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,6 +123,21 @@ class Kernel:
     def inspect(self, code: str) -> str:
         content = self._reply(self.client.inspect(code), 30)
         return ANSI.sub("", content["data"].get("text/plain", ""))
+
+    def kill(self, code: str, when_shown: str) -> None:
+        """Run a cell, and kill the kernel once the cell has printed `when_shown`; then start it again, as a front end does by itself."""
+        pid = int(self.value("__import__('os').getpid()") or 0)
+        self.client.execute(code)
+        while self.client.get_iopub_msg(timeout=60)["content"].get("text", "").strip() != when_shown:
+            pass
+        time.sleep(0.6)  # so that the recorder has looked since
+        os.kill(pid, signal.SIGKILL)
+        self.restart(now=True)
+
+    def restart(self, *, now: bool = False) -> None:
+        """As the button does; with `now`, without asking the kernel to end."""
+        self.manager.restart_kernel(now=now)
+        self.client.wait_for_ready(timeout=60)
 
     def stop(self) -> None:
         self.client.stop_channels()

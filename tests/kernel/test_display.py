@@ -201,6 +201,7 @@ def test_a_line_examines_values(kernel: Kernel) -> None:
 
 
 def test_the_front_door(kernel: Kernel) -> None:
+    before = kernel.value("'torch' in __import__('sys').modules")  # the kernel is shared with tests that use it
     kernel.run("%%one -q\n1")
     for line, words in (
         ("%torchdebug", ("%%one", "the fake called two", "Python 3", "memory", "verdict of one")),
@@ -215,4 +216,4 @@ def test_the_front_door(kernel: Kernel) -> None:
     ran = kernel.run("%torchdebug nonsense")
     assert (ran.ename, ran.stderr.count("\n")) == ("UsageError", 1)
     assert kernel.value("__import__('torchdebug_magics').last_session().bad") == "{'output': 'one'}"
-    assert kernel.value("'torch' in __import__('sys').modules") == "False"
+    assert kernel.value("'torch' in __import__('sys').modules") == before

@@ -15,8 +15,8 @@ from tests.nan_cases.door import compare, compare_location
 CASES = all_cases()
 # What the Colab-like stack lacks (lightning) is left to the other one.
 # Every case runs through the script door (tests/unit); through a kernel, on each stack, as many as the time for CI allows.
-ON_MODERN = CASES[::5]
-ON_COLAB = [case for case in CASES if not case.needs][1::9]
+ON_MODERN = CASES[::8]
+ON_COLAB = [case for case in CASES if not case.needs][1::15]
 RUNS = [
     pytest.param(stack, case, id=f"{stack}-{case.name}") for stack, cases in (("modern", ON_MODERN), ("colab", ON_COLAB)) for case in cases
 ]

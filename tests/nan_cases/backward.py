@@ -334,6 +334,8 @@ CASES = (
             opt.step()
         """,
         # 0 / 0 while the weight is made: a forward birth, inside the parametrization.
-        truth=Expect(kind="nan", phase="forward", op="_weight_norm_interface", module="parametrizations.weight.0", rows=(1,)),
+        truth=Expect(
+            kind="nan", phase="forward", op="_weight_norm_interface", module="parametrizations.weight.0", rows=(1,), diagnosis="zero_norm"
+        ),
     ),
 )

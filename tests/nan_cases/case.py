@@ -62,6 +62,8 @@ class Expect:
     tensor: Any = ANY
     reproduced: Any = DEFAULT
     """True, unless said otherwise, for forward, loss and backward findings."""
+    spoilt_here: Any = ANY
+    """Of a bad parameter: whether it became so in the cell."""
     count: Any = ANY
     """How many findings there are in all."""
 
@@ -80,6 +82,7 @@ class Expect:
             "rows": self.rows,
             "diagnosis": ANY if self.diagnosis is None else self.diagnosis,
             "tensor": self.tensor,
+            "spoilt_here": self.spoilt_here,
             "count": self.count,
             "reproduced": (True if replayed else ANY) if self.reproduced is DEFAULT else self.reproduced,
         }

@@ -176,7 +176,7 @@ def _recorded(namespace: dict[str, Any]) -> Iterator[list[State]]:
     states: list[State] = []
     count = depth = 0
     inside = False
-    ordinary = torch.autograd.backward
+    ordinary, ordinary_grad = torch.autograd.backward, torch.autograd.grad
 
     def backward(*args: Any, **kwargs: Any) -> None:
         nonlocal count, inside
@@ -190,6 +190,12 @@ def _recorded(namespace: dict[str, Any]) -> Iterator[list[State]]:
         finally:
             inside = False
         count += 1
+
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        found = ordinary_grad(*args, **kwargs)
+        count += not (inside or kwargs.get("create_graph") or any(args[4:5]))  # a part of a loss that is still to come
+        return found
 
     def enter(_module: Any, _args: Any) -> None:
         nonlocal depth
@@ -206,6 +212,8 @@ def _recorded(namespace: dict[str, Any]) -> Iterator[list[State]]:
         stack.enter_context(torch.nn.modules.module.register_module_forward_hook(leave, always_call=True))
         stack.callback(setattr, torch.autograd, "backward", ordinary)
         torch.autograd.backward = backward
+        stack.callback(setattr, torch.autograd, "grad", ordinary_grad)
+        torch.autograd.grad = grad
         yield states
 
 

@@ -162,7 +162,15 @@ CASES = (
             x = torch.rand(2, 2)
         """,
         cell="loss = net(x).square().mean()\nloss.backward()\nopt.step()",
-        truth=Expect(kind="nan", phase="forward", op="_weight_norm_interface", module=frozenset({"", "1"}), rows=(1,), line=ANY),
+        truth=Expect(
+            kind="nan",
+            phase="forward",
+            op="_weight_norm_interface",
+            module=frozenset({"", "1"}),
+            rows=(1,),
+            line=ANY,
+            diagnosis="zero_norm",
+        ),
     ),
     Case(
         name="odd_async_training",

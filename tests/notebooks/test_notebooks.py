@@ -72,6 +72,41 @@ def document(request: pytest.FixtureRequest, kernels: None) -> NotebookNode:
     return result
 
 
+# What the cells of a notebook promise, in the order in which they say it.
+SENTENCES = {
+    "memtrace": (
+        r"peak [\d.]+ MiB in the (forward|backward) pass · In\[\d+\] line \d+ \(activations [\d.]+ MiB, .*; no growth over 4 steps",
+        r"checkpointed peaks \d+% lower than plain: activations [\d.]+ (K|M)iB instead of [\d.]+ MiB",
+        r"grows by [\d.]+ MiB each iteration \(6 so far\) · .* kept by `losses\[0\]\.grad_fn.* fix: run the loop under `with torch\.no_grad\(\):`",
+        r"the graph grows by \d+ nodes each iteration · kept by `losses` · fix: keep numbers in `losses`: `\.item\(\)`",
+        r"the graph grows by \d+ nodes each iteration · kept by `total` · fix: add a number to it: `total \+= loss\.item\(\)`",
+        r"grows by [\d.]+ KiB each iteration \(6 so far\) · .* kept by `seen\[0\]`",
+        r"grows by [\d.]+ KiB each iteration \(6 so far\) · .*`cache\[key\] = .* kept by `cache\[0\]` · fix: bound the cache",
+        r"grows by [\d.]+ (K|M)iB each iteration \(5 · .* kept by `state\.grad_fn.* fix: detach it: `state = state\.detach\(\)`",
+        r"each run of this cell leaves 4\.0 MiB more · .* kept by `kept`",
+        r"only by the collector 6\.0 MiB: Batch\.me",
+        r"at the marks: 1 before the forward [\d.]+ MiB, 2 before the backward [\d.]+ MiB, 3 after the backward",
+        r"Interrupted at .* \(MEM_LIMIT of this server\), as the guard is set to 90%: .* most of it in `history`",
+        r"\d+ tensors",
+        r"[\d.]+ MiB are held by the error of In\[\d+\]: `%memclean --free exception` frees them",
+        r"freed exception [\d.]+ MiB",
+        r"mem_0\.pickle with \d+ events",
+        r"the process held at most [\d.]+ MiB; .*no growth",
+    )
+}
+
+
+@pytest.mark.parametrize("document", [run for run in RUNS if run.rpartition("-")[0] in SENTENCES], indirect=True, scope="module")
+def test_a_notebook_says_what_it_promises(document: NotebookNode, request: pytest.FixtureRequest) -> None:
+    outputs = [output for _, cell in code_cells(document) for output in cell.outputs]
+    texts = [output.data.get("text/plain", "") if "data" in output else output.get("text", "") for output in outputs]
+    said = [" ".join(text.split()) for text in texts]
+    for sentence in SENTENCES[request.node.callspec.params["document"].rpartition("-")[0]]:
+        at = next((at for at, text in enumerate(said) if re.search(sentence, text)), None)
+        assert at is not None, f"{sentence!r} is not in what follows: {[text[:150] for text in said]}"
+        said = said[at + 1 :]
+
+
 def test_there_is_a_tour() -> None:
     assert FOLDER / "00_tour.ipynb" in NOTEBOOKS
 

@@ -29,6 +29,7 @@ LAYOUT = {
     "probing",
     "report",
     "session",
+    "tracebacks",
 }
 
 # Contract -> imports that break it, each in a module of that place.
@@ -50,6 +51,10 @@ VIOLATIONS = {
         ("instruments/other/view.py", "import torch"),
         ("html/planted.py", "import torchdebug_magics.probing"),
         ("instruments/other/view.py", "import torchdebug_magics.instruments.other.probe"),
+    ],
+    "machine-without-torch": [
+        ("machine/planted.py", "import torch"),
+        ("machine/limits.py", "def late():\n    import torchdebug_magics.probing.guard"),
     ],
     "spine-bare": [("session.py", "import torch"), ("errors.py", "import torchdebug_magics.html"), ("instrument.py", "import matplotlib")],
     "probing-shows-nothing": [
@@ -147,7 +152,8 @@ def test_every_instrument_has_the_same_parts(root: Path) -> None:
     folders = [path for path in (root / "torchdebug_magics/instruments").iterdir() if (path / "__init__.py").exists()]
     for folder in folders:
         parts = {path.stem for path in folder.glob("*.py")}
-        assert parts >= {"__init__", "report", "probe", "view"}, f"{folder.name} has {sorted(parts)}"
+        assert parts >= {"__init__", "report", "view"}, f"{folder.name} has {sorted(parts)}"
+        assert parts & {"probe", "examine"}, f"{folder.name} has {sorted(parts)}: it neither opens a session nor looks at once"
 
 
 @pytest.mark.parametrize("name", ["utils", "helpers", "common", "misc", "manager", "settings"])

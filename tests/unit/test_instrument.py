@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 import types
+from collections import deque
 from typing import Any
 
 import pytest
 
 import torchdebug_magics
 from torchdebug_magics import catalog
+from torchdebug_magics.errors import SessionError
 from torchdebug_magics.instrument import Instrument, Option
 from torchdebug_magics.session import Session
 
@@ -64,10 +66,37 @@ def test_called_with_values_it_examines_them_at_once(row: Instrument) -> None:
     assert report.options == {"depth": 1}
 
 
+def test_how_values_are_written_reaches_what_asks_for_it_and_nothing_else(row: Instrument) -> None:
+    asks = dataclasses.replace(row, takes_names=True)
+    report: Any = asks.report_on((1,), {}, {}, ("runs[0]",)).report
+    assert report.options == {"names": ("runs[0]",)}
+    assert asks(1).options == {"names": ()}
+    assert row(1).options == {}
+
+
+def test_what_is_remembered_of_a_cell_reaches_the_probe_that_asks_for_it(row: Instrument) -> None:
+    runs = deque[object]()
+    asks = dataclasses.replace(row, reruns=True)
+    assert asks.session_of_cell({"depth": 1}, runs=runs)._probe.options == {"depth": 1, "runs": runs}
+    assert asks()._probe.options == {"runs": None}
+    assert row.session_of_cell({}, runs=runs)._probe.options == {}
+    with pytest.raises(TypeError, match="has no option 'runs'"):
+        asks(runs=runs)
+
+
 def test_values_where_none_are_taken_are_an_error_with_the_repair(row: Instrument) -> None:
     bare = dataclasses.replace(row, examine=None)
     with pytest.raises(TypeError, match=r"write `with torchdebug_magics\.toy\(\) as session:`"):
         bare(1.5)
+
+
+def test_without_a_probe_it_examines_at_once_and_has_no_session(row: Instrument) -> None:
+    bare = dataclasses.replace(row, probe=None)
+    report: Any = bare(depth=1)
+    assert (report.args, report.options) == ((), {"depth": 1})
+    with pytest.raises(SessionError, match=r"toy looks at once and takes no body: write `%toy` on a line of its own"):
+        bare.session()
+    assert (bare.magic, row.magic) == ("%toy", "%%toy")
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import math
-import warnings
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import number, plural, sparkline
 from torchdebug_magics.html import style
 from torchdebug_magics.html.elements import Markup, el, prose
+from torchdebug_magics.html.image import image
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,10 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["chart", "describe"]
 
-_WIDTH, _HEIGHT, _DPI = 7.2, 1.6, 160
-_CSS_WIDTH = 720
-_COLOURS = 32
-"""In the palette of the image, which is then four times smaller."""
+_HEIGHT = 1.6
+_MANY = 180
+"""Values from which their dots would touch."""
 _MARGIN = 0.08
 """Above the largest and below the smallest value, as a share of the height between them."""
 _LOST = 0.9
@@ -33,10 +30,10 @@ def chart(block: Chart) -> Markup:
     """An image between its words; where it cannot be drawn, bars of text."""
     alt = describe(block)
     try:
-        data = base64.b64encode(_png(block)).decode("ascii")
+        picture = image(lambda axes: _draw(axes, block), alt, height=_HEIGHT)
     except Exception:  # noqa: BLE001 - a picture that fails never costs the reader the verdict
         return el("p", f"{block.title}: {sparkline(block.values)} {alt}", style=style.BLOCK)
-    return _with_words(block, el("img", src=f"data:image/png;base64,{data}", alt=alt, width=_CSS_WIDTH, style=style.IMAGE))
+    return _with_words(block, picture)
 
 
 def describe(block: Chart) -> str:
@@ -51,7 +48,7 @@ def describe(block: Chart) -> str:
     return "; ".join(parts)
 
 
-def _with_words(block: Chart, image: Markup) -> Markup:
+def _with_words(block: Chart, picture: Markup) -> Markup:
     """The ends of both axes are named: the largest and the smallest value, the first and the last step."""
     shown = [value for value in _drawn(block) if not math.isnan(value)]
     low, high = (number(float(min(shown))), number(float(max(shown)))) if shown else ("", "")
@@ -59,7 +56,7 @@ def _with_words(block: Chart, image: Markup) -> Markup:
     lost = next((step for step, value in enumerate(block.values, block.first_x) if not math.isfinite(value)), None)
     said = "" if lost is None else f" (red cross: not finite, first at {lost:,})"
     rows = (
-        el("tr", _word(high, "right", "top"), el("td", image, rowspan=2, colspan=3, style=style.CHART_IMAGE), style=style.CHART_ROW),
+        el("tr", _word(high, "right", "top"), el("td", picture, rowspan=2, colspan=3, style=style.CHART_IMAGE), style=style.CHART_ROW),
         el("tr", _word(low if low != high else "", "right", "bottom"), style=style.CHART_ROW),
         el("tr", _word("", "left", "top"), *map(_below, (first, block.x_label, last), ("left", "center", "right")), style=style.CHART_ROW),
     )
@@ -85,28 +82,10 @@ def _drawn(block: Chart) -> list[float]:
     return [float(value) if math.isfinite(value) and (value > 0 or not block.log) else math.nan for value in block.values]
 
 
-def _png(block: Chart) -> bytes:
-    import matplotlib.style  # noqa: PLC0415 - half a second, and only where there is something to draw
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
-    from matplotlib.figure import Figure  # noqa: PLC0415
-    from PIL import Image  # noqa: PLC0415 - matplotlib's own way to write a PNG
-
-    with warnings.catch_warnings(), matplotlib.style.context("default"):  # what the user has set does not show here, and is put back
-        warnings.simplefilter("ignore")
-        figure = Figure(figsize=(_WIDTH, _HEIGHT), dpi=_DPI, facecolor="none")
-        canvas = FigureCanvasAgg(figure)
-        _draw(figure.add_axes((0.0, 0.0, 1.0, 1.0), facecolor="none"), block)
-        canvas.draw()
-    target = io.BytesIO()
-    image = Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba()), "raw", "RGBA", 0, 1)
-    image.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE).save(target, format="png", optimize=True)
-    return target.getvalue()
-
-
 def _draw(axes: Axes, block: Chart) -> None:
     steps = range(block.first_x, block.first_x + len(block.values))
     drawn = _drawn(block)
-    axes.plot(steps, drawn, color=style.CHART_LINE, linewidth=1.6, marker="o", markersize=2.5 if len(drawn) <= _CSS_WIDTH // 4 else 0)
+    axes.plot(steps, drawn, color=style.CHART_LINE, linewidth=1.6, marker="o", markersize=2.5 if len(drawn) <= _MANY else 0)
     lost = [step for step, value in zip(steps, block.values, strict=True) if not math.isfinite(value)]
     across = axes.get_xaxis_transform()
     axes.vlines(lost, 0, 1, color=style.CHART_BAD, linewidth=1.0, linestyle="--", transform=across)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.html import style
+from torchdebug_magics.html.areas import areas
 from torchdebug_magics.html.bars import bars
 from torchdebug_magics.html.chart import chart
 from torchdebug_magics.html.elements import Markup, el, prose
-from torchdebug_magics.html.page import Bars, Chart, Code, Facts, Fold, Note, Page, Table
+from torchdebug_magics.html.meters import meters
+from torchdebug_magics.html.page import Areas, Bars, Chart, Code, Facts, Fold, Meters, Note, Page, Table
 from torchdebug_magics.html.table import table
 
 if TYPE_CHECKING:
@@ -64,8 +66,12 @@ class _Writer:
                 return _code(block)
             case Chart():
                 return chart(block)
+            case Areas():
+                return areas(block)
             case Bars():
                 return self._counted(bars(block))
+            case Meters():
+                return meters(block)
             case Note():
                 return _note(block)
 

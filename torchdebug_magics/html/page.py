@@ -6,11 +6,30 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from torchdebug_magics.format import Format, cell
 
-__all__ = ["Bars", "Block", "Cell", "Chart", "Code", "Facts", "Fold", "Measure", "Note", "Page", "Place", "Status", "Table"]
+if TYPE_CHECKING:
+    from torchdebug_magics.report import Gauge
+
+__all__ = [
+    "Areas",
+    "Bars",
+    "Block",
+    "Cell",
+    "Chart",
+    "Code",
+    "Facts",
+    "Fold",
+    "Measure",
+    "Meters",
+    "Note",
+    "Page",
+    "Place",
+    "Status",
+    "Table",
+]
 
 Status: TypeAlias = Literal["good", "bad", "warn", "info", "busy"]
 Cell: TypeAlias = str | int | float | None
@@ -128,6 +147,25 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class Areas:
+    """Quantities on top of each other over time, such as bytes by category, and what went on meanwhile."""
+
+    title: str
+    series: tuple[tuple[str, tuple[float, ...]], ...]
+    """Name and values; the first lies at the bottom."""
+    format: Format
+    x_label: str
+    stretches: tuple[tuple[str, int], ...] = ()
+    """What went on, and from which point on."""
+    marked: int = 0
+    """The point to be seen first."""
+    marks: tuple[tuple[str, int], ...] = ()
+    """Named points."""
+    top: float | None = None
+    """Where the scale ends; None for the most that is drawn. Pictures that are to be compared have the same."""
+
+
+@dataclass(frozen=True)
 class Measure:
     """One quantity of each thing, such as the parameters of each module."""
 
@@ -146,6 +184,14 @@ class Bars:
 
 
 @dataclass(frozen=True)
+class Meters:
+    """How full each of some memories is, live or as it was."""
+
+    title: str
+    gauges: tuple[Gauge, ...]
+
+
+@dataclass(frozen=True)
 class Note:
     """A sentence under the verdict."""
 
@@ -161,7 +207,7 @@ class Fold:
     blocks: tuple[Block, ...]
 
 
-Block: TypeAlias = "Facts | Code | Table | Chart | Bars | Note | Fold"
+Block: TypeAlias = "Areas | Facts | Code | Table | Chart | Bars | Meters | Note | Fold"
 
 
 @dataclass(frozen=True)

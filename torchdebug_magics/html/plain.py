@@ -6,15 +6,18 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import cell, one_line, share, sparkline
+from torchdebug_magics.html import areas
 from torchdebug_magics.html.bars import shares
 from torchdebug_magics.html.chart import describe
-from torchdebug_magics.html.page import Bars, Chart, Code, Facts, Fold, Note, Page, Table
+from torchdebug_magics.html.meters import details, level
+from torchdebug_magics.html.page import Areas, Bars, Chart, Code, Facts, Fold, Meters, Note, Page, Table
 from torchdebug_magics.html.style import STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torchdebug_magics.html.page import Block, Measure
+    from torchdebug_magics.report import Gauge
 
 __all__ = ["render"]
 
@@ -42,8 +45,12 @@ def _block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
             return _table(block) if block.rows else ""
         case Chart():
             return f"{_wrapped(describe(block))}\n  {sparkline(block.values)}"
+        case Areas():
+            return f"{_wrapped(f'{block.title}: {areas.describe(block)}')}\n  {sparkline(areas.totals(block))}"
         case Bars():
             return _bars(block)
+        case Meters():
+            return _meters(block)
         case Note():
             look = STATUS[block.status]
             return _wrapped(block.text, first=f"{look.symbol} {look.word}: ", indent="  ")
@@ -96,6 +103,21 @@ def _bar_lines(labels: Sequence[str], one: Measure) -> Iterator[str]:
     for label, value, part in zip(labels, one.values, shares(one), strict=True):
         bar = "█" * round(_BAR * value / longest) or ("▏" if value else "")
         yield _line(label, f"{bar:<{_BAR}}", f"{cell(value, one.format)} ({share(part)})" if value else "-")
+
+
+def _meters(block: Meters) -> str:
+    width = max((len(gauge.label) for gauge in block.gauges), default=0)
+    lines = (line for gauge in block.gauges for line in _meter_lines(gauge, width))
+    return "\n".join(filter(None, [one_line(block.title), *lines]))
+
+
+def _meter_lines(gauge: Gauge, width: int) -> list[str]:
+    said, more = level(gauge), details(gauge)
+    filled = round(_BAR * min(1.0, gauge.used_bytes / gauge.limit_bytes)) if gauge.limit_bytes else 0
+    bar = f"{'█' * filled:░<{_BAR}}" if gauge.limit_bytes else " " * _BAR
+    first = f"  {one_line(gauge.label):<{width}}  {bar}  {said}".rstrip() if said else f"  {one_line(gauge.label):<{width}}  {more}"
+    indent = " " * (width + 4)
+    return [first, _wrapped(more, first=indent, indent=indent)] if said and more else [_wrapped(first, first="", indent=indent)]
 
 
 def _column(block: Table, name: str, texts: Sequence[str]) -> list[str]:

@@ -67,8 +67,15 @@ CHART_IMAGE = "padding:0"
 CHART_WORD = "text-align:{side};vertical-align:{edge};padding:0 6px"
 # Colours of lines: 3:1 and more on white and on near black.
 CHART_LINE, CHART_BAD, CHART_FRAME = "#3d7fd9", "#e04b3f", "#808080"
+AREAS = ("#3d7fd9", "#c77b1f", "#2f9e6e", "#9a63c9", "#c9588c", "#7f8c3a", "#808080")
+STRIPES = ("#5b6fb5", "#b58a3c", "#a8524e", "#4f9d8f", "#8a8a8a")
+KEY = "text-align:left;padding:2px 0"
+KEY_ENTRY = "white-space:nowrap;margin-right:14px;display:inline-block"
 BAR = "width:{wide}px;height:12px;max-width:none;margin:0;vertical-align:middle"
 BAR_CELL = "text-align:left;white-space:nowrap;min-width:{wide}px;padding:3px 6px 3px 12px"
 BAR_WORD = "text-align:left;white-space:nowrap;padding:3px 12px 3px 0"
+METER = "width:180px;height:16px;vertical-align:middle"
+METER_CELL = "vertical-align:top;padding:3px 12px 3px 0"
+METER_MORE = "font-size:85%;opacity:.8"
 FOLD = "margin:10px 0"
 SUMMARY = "cursor:pointer;padding:4px 0"

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import keyword
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from IPython.core.error import UsageError
+
+from torchdebug_magics.jupyter.values import as_argument
 
 if TYPE_CHECKING:
     from torchdebug_magics.instrument import Instrument
 
 __all__ = ["Arguments", "MagicParser", "without_comment"]
 
+_SWITCHES = ("on", "off")
 _QUOTED_OR_COMMENT = re.compile(r"""'[^']*'|"[^"]*"|(?:^|(?<=\s))\#.*""")
 _QUOTED_OR_HASH = re.compile(r"""'[^']*'|"[^"]*"|\#""")
 _WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
@@ -32,6 +34,8 @@ class Arguments:
 
     options: dict[str, Any]
     """The instrument's own, as keywords."""
+    switch: Literal["on", "off"] | None = None
+    """What was asked of a session that lasts."""
     subjects: tuple[str, ...] = ()
     """Source text of the values to examine, as they would stand in a call: ``x``, ``mask=mask``, ``**batch``."""
     output: str | None = None
@@ -47,9 +51,13 @@ class MagicParser:
     def __init__(self, row: Instrument) -> None:
         self._row = row
         self._parser = parser = _Parser(
-            prog=f"%%{row.name}", description=row.description, add_help=False, formatter_class=argparse.RawDescriptionHelpFormatter
+            prog=row.magic, description=row.description, add_help=False, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         parser.allow_abbrev = False
+        if row.lasting:
+            parser.add_argument(
+                "switch", nargs="?", metavar="on|off", help=f"%%{row.name} on: from now on, over all cells, until %%{row.name} off"
+            )
         for option in row.options:
             parser.add_argument(option.flag, dest=option.name, help=option.help.replace("%", "%%"), **option.argparse)
         parser.add_argument("-o", "--output", metavar="NAME", type=_name, help="keep the report in the variable NAME, also after an error")
@@ -70,13 +78,25 @@ class MagicParser:
 
     def parse(self, line: str, *, subjects: bool = False) -> Arguments:
         """Read `line`; expressions are allowed where `subjects` says so."""
-        words, expressions = self._split(without_comment(line)) if subjects and self._row.examine else (_words(without_comment(line)), [])
+        takes = subjects and self._row.examine and self._row.subjects
+        words, expressions = self._split(without_comment(line)) if takes else (_words(without_comment(line)), [])
+        try:
+            values = self._values(words, switches=subjects)
+        except _WrongWordsError as wrong:
+            typed = f"%{self._row.name}" if subjects else self._row.magic
+            msg = f"{typed}: {wrong}; {typed}? lists what it takes"
+            raise UsageError(msg) from None
+        common = {name: values.pop(name) for name in ("output", "quiet", "widget", "json", "help")}
+        return Arguments(options=values, switch=values.pop("switch", None), subjects=tuple(expressions), **common)
+
+    def _values(self, words: list[str], *, switches: bool) -> dict[str, Any]:
         found, unknown = self._parser.parse_known_args(words)
         if unknown:
             self._parser.error(_unknown(self._row, unknown[0]))
-        values = vars(found)
-        common = {name: values.pop(name) for name in ("output", "quiet", "widget", "json", "help")}
-        return Arguments(options=values, subjects=tuple(expressions), **common)
+        switch = getattr(found, "switch", None)
+        if switch is not None and not (switches and switch in _SWITCHES):
+            self._parser.error(_unknown(self._row, switch))
+        return vars(found)
 
     def _split(self, line: str) -> tuple[list[str], list[str]]:
         words: list[str] = []
@@ -95,7 +115,7 @@ class MagicParser:
         return words, expressions
 
     def _takes_value(self, flag: str) -> bool:
-        return any(flag in action.option_strings and action.nargs != 0 for action in self._parser._actions)  # noqa: SLF001
+        return any(flag in action.option_strings and action.nargs != 0 for action in self._parser._actions)  # noqa: SLF001 - argparse has no other way
 
     def _expression(self, text: str) -> tuple[str, str]:
         """The first expression of `text`, and the rest: split at a blank where both sides can stand alone."""
@@ -107,10 +127,13 @@ class MagicParser:
         raise UsageError(msg)
 
 
+class _WrongWordsError(Exception):
+    """What argparse says of the options."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        said = f"{self.prog}: {message}; {self.prog}? lists what it takes"
-        raise UsageError(said)
+        raise _WrongWordsError(message)
 
 
 def without_comment(line: str) -> str:
@@ -147,14 +170,12 @@ def _blanks(text: str) -> Iterator[tuple[int, str]]:
 
 def _parses(text: str) -> bool:
     """Whether it can stand among the arguments of a call."""
-    try:
-        ast.parse(f"f({text}\n)", mode="eval")
-    except SyntaxError:
-        return False
-    return True
+    return as_argument(text) is not None
 
 
 def _unknown(row: Instrument, word: str) -> str:
+    if row.lasting and not word.startswith("-"):
+        return f"takes no value such as {word!r}; on a line of its own, `%{row.name} on` and `%{row.name} off`"
     if not word.startswith("-"):
         alone = f"; without a body, %{row.name} {row.subjects} does" if row.examine and row.subjects else ""
         return f"takes no value such as {word!r}{alone}"

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionResult
 
+from torchdebug_magics.jupyter.errors import PlainTracebacks
+
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
@@ -52,6 +54,7 @@ class CellSessions:
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
         self._opened: list[_Opened] = []
+        self._tracebacks = PlainTracebacks(shell)
         self._ender = self._close_ended  # kept, as %autoreload would make another one, which could not be unregistered
 
     def install(self) -> None:
@@ -76,6 +79,7 @@ class CellSessions:
             msg = f"%{name} is open in this cell already"
             raise UsageError(msg)
         self._opened.append(_Opened(name, cell, get_ident(), session))  # first, so that an interrupt cannot lose it
+        self._tracebacks.begin()
         session.__enter__()
 
     def run_as_cell(self, source: str) -> object:
@@ -101,7 +105,7 @@ class CellSessions:
         body = compiler.ast_parse(code, filename=file).body
         last = compiler(ast.Expression(body.pop().value), file, "eval") if isinstance(body[-1], ast.Expr) else "None"
         exec(compiler(ast.Module(body, []), file, "exec"), space)  # noqa: S102 - the user's own cell
-        return eval(last, space)  # noqa: S307
+        return eval(last, space)  # noqa: S307 - the user's own cell
 
     def _close_ended(self, *_: object) -> None:
         running = {id(cell) for cell in running_cells()}
@@ -122,3 +126,5 @@ class CellSessions:
                 if isinstance(failure, KeyboardInterrupt):
                     continue  # what it cut short is finished at the next event
             self._opened.remove(one)
+        if not self._opened:
+            self._tracebacks.end()

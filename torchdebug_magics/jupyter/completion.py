@@ -26,7 +26,7 @@ class FlagCompleter:
     def install(self) -> None:
         """Add the matcher, where IPython has them (8.6 and later)."""
         try:
-            from IPython.core.completer import SimpleCompletion, context_matcher  # noqa: PLC0415
+            from IPython.core.completer import SimpleCompletion, context_matcher  # noqa: PLC0415 - not in IPython 7
         except ImportError:
             return
 

@@ -50,12 +50,12 @@ class Screen:
         """Show a report. What fails here becomes one line: never the cell's error."""
         try:
             self.show_page(row.page(report), widget=widget)
-        except Exception as failure:  # noqa: BLE001
+        except Exception as failure:  # noqa: BLE001 - a view that fails costs its picture, never the cell
             self.say(f"{report.verdict}\n({row.name} could not show its report: {type(failure).__name__}: {failure})")
 
     def say(self, text: str) -> None:
         """Plain words, such as help, that are no report."""
-        print(text)  # noqa: T201
+        print(text)  # noqa: T201 - as a magic answers
 
     def show_page(self, page: Page, *, widget: bool = False) -> None:
         """Show a page: frozen, or as a widget that stays alive."""
@@ -82,11 +82,11 @@ class Screen:
 
     # The live view ---------------------------------------------------------------------------------------------------
 
-    def live_channel(self) -> Channel | None:
-        """A new channel, or None where no live view is wanted or can be updated."""
+    def live_channel(self, *, lasting: bool = False) -> Channel | None:
+        """A new channel, or None where no live view is wanted or can be updated; a saved notebook may hold a lasting one."""
         if not self._rich or self.mode == "frozen" or self._captured:
             return None
-        return _WidgetChannel(self) if self.kind == "widgets" else _HtmlChannel(self)
+        return _WidgetChannel(self) if self.kind == "widgets" and not lasting else _HtmlChannel(self)
 
     @property
     def kind(self) -> Literal["widgets", "html", "text"]:

@@ -12,9 +12,12 @@ from torchdebug_magics.jupyter.cell import CellSessions
 from torchdebug_magics.jupyter.completion import FlagCompleter
 from torchdebug_magics.jupyter.display import ReportFormatter, Screen, row_of
 from torchdebug_magics.jupyter.front_door import FrontDoor
-from torchdebug_magics.jupyter.magics import InstrumentMagic
+from torchdebug_magics.jupyter.lasting import LastingSessions
+from torchdebug_magics.jupyter.magics import Homes, InstrumentMagic
 from torchdebug_magics.jupyter.numbers import CellNumbers
 from torchdebug_magics.jupyter.reading import MagicLines
+from torchdebug_magics.jupyter.recorder import Recorder
+from torchdebug_magics.jupyter.reruns import Reruns
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -39,7 +42,10 @@ class Extension:
         """The latest, with the names of their magics."""
         self._cells = CellSessions(shell)
         self._numbers = CellNumbers(shell)
-        self._magics = {row.name: InstrumentMagic(row, self._cells, self.screen, self._keep) for row in catalog.instruments()}
+        self._lasting = LastingSessions(shell)
+        self._recorder = Recorder(shell)
+        homes = Homes(self._cells, self._lasting, Reruns())
+        self._magics = {row.name: InstrumentMagic(row, homes, self._recorder, self.screen, self._keep) for row in catalog.instruments()}
         self._front_door = FrontDoor([magic.row for magic in self._magics.values()], self.screen, self.reports)
         self._formatter = ReportFormatter(self.screen)
         self._lines = MagicLines(self._magics)
@@ -55,14 +61,18 @@ class Extension:
         register(self._front_door.function(), "line", self._front_door.NAME)
         self.shell.input_transformers_cleanup.append(self._lines)
         self._cells.install()
+        self._lasting.install()
         self._numbers.install()
         self._formatter.install()
         self._completer.install()
         self.shell.magics_manager.registry[_KEY] = self
+        if said := self._recorder.last_words():
+            self.screen.say(said)
 
     def uninstall(self) -> None:
         """Take everything away; open sessions are closed, and show their reports."""
         self._cells.uninstall()
+        self._lasting.uninstall()
         self._numbers.uninstall()
         self.shell.input_transformers_cleanup.remove(self._lines)
         self._formatter.uninstall()
@@ -104,13 +114,13 @@ def show(report: Report, *, widget: bool = False) -> None:
     extension = None if shell is None else loaded(shell)
     row = row_of(report)
     if row is None:
-        print(report)  # noqa: T201
+        print(report)  # noqa: T201 - a script has no other screen
     elif extension is not None:
         extension.screen.show(report, row, widget=widget)
     else:
         from torchdebug_magics.html import plain  # noqa: PLC0415 - nothing is shown when the extension is loaded
 
-        print(plain.render(row.page(report)))  # noqa: T201
+        print(plain.render(row.page(report)))  # noqa: T201 - a script has no other screen
 
 
 def loaded(shell: InteractiveShell) -> Extension | None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from IPython.core.error import UsageError
 from IPython.core.magic import no_var_expand
 
-from torchdebug_magics import __version__, machine
+from torchdebug_magics import __version__
 from torchdebug_magics.html.page import Facts, Note, Page, Table
 from torchdebug_magics.jupyter.arguments import without_comment
 from torchdebug_magics.jupyter.display import MODES, Screen, row_of
+from torchdebug_magics.machine import summary
 
 if TYPE_CHECKING:
     from torchdebug_magics.html.page import Block
@@ -84,7 +85,7 @@ class FrontDoor:
 
     def welcome(self) -> Page:
         """Every magic, then the machine in short."""
-        rows = tuple((f"%%{row.name}", row.summary) for row in self._rows)
+        rows = tuple((row.magic, row.summary) for row in self._rows)
         magics = Table("Magics", ("magic", "shows"), rows, {"shows": "prose"})
         first = self._rows[0].name if self._rows else "NAME"
         more = Note(f"A question mark shows the help: `%%{first}?`, `%torchdebug?`.")
@@ -97,14 +98,15 @@ class FrontDoor:
 
     def _state(self) -> tuple[Block, ...]:
         facts = (
-            ("versions", machine.versions()),
-            ("device", machine.device()),
-            ("memory", machine.memory_limit()),
+            ("versions", summary.versions()),
+            ("device", summary.device()),
+            ("memory", summary.memory_limit()),
             ("display", self._display()),
         )
         if not self._reports:
             return (Facts(facts),)
-        latest = tuple((f"%%{name}", report.verdict) for name, report in reversed(self._reports))
+        magics = {row.name: row.magic for row in self._rows}
+        latest = tuple((magics.get(name, name), report.verdict) for name, report in reversed(self._reports))
         return (Facts(facts), Table("Last reports", ("magic", "verdict"), latest, {"verdict": "prose"}))
 
     def _display(self) -> str:

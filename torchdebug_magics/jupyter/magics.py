@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from IPython.core.error import UsageError
 from IPython.core.magic import needs_local_scope, no_var_expand
@@ -20,22 +20,34 @@ if TYPE_CHECKING:
     from torchdebug_magics.jupyter.arguments import Arguments
     from torchdebug_magics.jupyter.cell import CellSessions
     from torchdebug_magics.jupyter.display import Screen
+    from torchdebug_magics.jupyter.lasting import LastingSessions
+    from torchdebug_magics.jupyter.recorder import Recorder
+    from torchdebug_magics.jupyter.reruns import Reruns
     from torchdebug_magics.report import Report
     from torchdebug_magics.session import Session
 
-__all__ = ["InstrumentMagic", "Keep"]
+__all__ = ["Homes", "InstrumentMagic", "Keep"]
 
 Keep: TypeAlias = "Callable[[str, Report, Session[Any] | None], None]"
 """Told of each report: the magic's name, and the session where there was one."""
 
 
-class InstrumentMagic:
-    """``%%name`` around a cell, ``%name`` from here to the end of the cell, ``%name VALUE`` to examine a value."""
+class Homes(NamedTuple):
+    """What open sessions belong to, and what is remembered of the cells that are over."""
 
-    def __init__(self, row: Instrument, cells: CellSessions, screen: Screen, keep: Keep) -> None:
+    cells: CellSessions
+    lasting: LastingSessions
+    reruns: Reruns
+
+
+class InstrumentMagic:
+    """``%%name`` around a cell, ``%name`` to its end, ``%name on`` until ``%name off``, ``%name VALUE`` to examine a value."""
+
+    def __init__(self, row: Instrument, homes: Homes, recorder: Recorder, screen: Screen, keep: Keep) -> None:
         self.row = row
         self.parser = MagicParser(row)
-        self._cells = cells
+        self._homes = homes
+        self._recorder = recorder
         self._screen = screen
         self._keep = keep
 
@@ -55,7 +67,7 @@ class InstrumentMagic:
                 self._open(text, subjects=False)
                 return None
             # Reached by code that calls run_cell_magic itself, as a notebook exported to a script does.
-            return self._cells.run_as_cell(f"%%{self.row.name} {text}\n{body}")
+            return self._homes.cells.run_as_cell(f"%%{self.row.name} {text}\n{body}")
 
         line.__doc__ = cell.__doc__ = self.parser.help
         line.__name__ = cell.__name__ = self.row.name
@@ -66,15 +78,19 @@ class InstrumentMagic:
         asked = self.parser.parse(text, subjects=True)
         if asked.help:
             self._open(text, subjects=True)
-        elif asked.subjects:
+        elif asked.switch == "off":
+            self._homes.lasting.off(self.row.name)
+        elif asked.switch == "on":
+            self._homes.lasting.on(self.row.name, self._shown(asked, lasting=True))
+        elif asked.subjects or self.row.probe is None:
             subjects, keywords = self._evaluated(asked.subjects, local_ns)
             with _in_one_line():
-                examined = self.row.report_on(subjects, keywords, asked.options)
+                examined = self.row.report_on(subjects, keywords, asked.options, asked.subjects)
             self._show(asked, examined)
         elif (report := self._of_failed_cell(asked)) is not None:
             self._show(asked, Examined(report))
         else:
-            self._open(text, subjects=True)
+            self._open(text, subjects=True, after=self._last_error())
 
     def _evaluated(self, sources: tuple[str, ...], local_ns: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
         """The values, read as the arguments of a call are."""
@@ -86,26 +102,38 @@ class InstrumentMagic:
 
     def _of_failed_cell(self, asked: Arguments) -> Report | None:
         """What the error tells in which the cell before this one ended."""
-        last = self._screen.shell.last_execution_result
-        error = None if last is None else last.error_in_exec
+        error = self._last_error()
         return None if error is None else self.row.report_after(error, asked.options)
+
+    def _last_error(self) -> BaseException | None:
+        last = self._screen.shell.last_execution_result
+        return None if last is None else last.error_in_exec
 
     def _show(self, asked: Arguments, examined: Examined) -> None:
         __tracebackhide__ = True
-        Delivery(self.row, asked, self._screen, lambda name, kept: self._keep(name, kept, None))(examined.report)
+        if examined.report is not None:
+            Delivery(self.row, asked, self._screen, lambda name, kept: self._keep(name, kept, None))(examined.report)
         if examined.error is not None:
             raise examined.error
 
-    def _open(self, text: str, *, subjects: bool) -> None:
+    def _open(self, text: str, *, subjects: bool, after: BaseException | None = None) -> None:
         __tracebackhide__ = True
         asked = self.parser.parse(text, subjects=subjects)
         if asked.help:
             self._screen.say(self.parser.help)
             return
+        if self.row.probe is None:
+            msg = f"%{self.row.name} stands on a line of its own: it watches no cell"
+            raise UsageError(msg)
+        self._homes.cells.open(self.row.name, self._shown(asked, after=after))
+
+    def _shown(self, asked: Arguments, *, lasting: bool = False, after: BaseException | None = None) -> ShownSession:
+        __tracebackhide__ = True
         with _in_one_line():
-            session = self.row.session(**asked.options)
+            runs = self._homes.reruns.of_running_cell(self.row.name) if self.row.reruns else None
+            session = self.row.session_of_cell(asked.options, runs=runs, after=after)
         deliver = Delivery(self.row, asked, self._screen, lambda name, report: self._keep(name, report, session))
-        self._cells.open(self.row.name, ShownSession(session, deliver))
+        return ShownSession(session, deliver, self._recorder, lasting=lasting)
 
 
 @contextmanager

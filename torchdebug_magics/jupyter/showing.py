@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instrument import Instrument
     from torchdebug_magics.jupyter.arguments import Arguments
     from torchdebug_magics.jupyter.display import Screen
+    from torchdebug_magics.jupyter.recorder import Recorder
     from torchdebug_magics.report import Report
     from torchdebug_magics.session import Session
 
@@ -50,16 +51,21 @@ class Delivery:
 
 
 class ShownSession:
-    """Owned by a cell; may be left twice, as the second time finishes what an interrupt cut short."""
+    """Owned by a cell, or lasting; may be left twice, as the second time finishes what an interrupt cut short."""
 
-    def __init__(self, session: Session[Any], deliver: Delivery) -> None:
+    def __init__(self, session: Session[Any], deliver: Delivery, recorder: Recorder, *, lasting: bool = False) -> None:
         self._session = session
         self._deliver = deliver
-        self._live = LiveView(self._draw, deliver.screen)
+        self._recorder = recorder
+        self._live = LiveView(self._draw, deliver.screen, lasting=lasting)
+        self._drawn: tuple[object, tuple[str, str]] = (None, ("", ""))
+        self._after_last_cell: object | None = None
         self._delivered = False
 
     def __enter__(self) -> Self:
         self._session.__enter__()
+        if self._deliver.row.black_box:
+            self._recorder.start(self)
         if not self._deliver.asked.quiet and self._deliver.row.live_view:
             self._live.start()
         return self
@@ -68,10 +74,18 @@ class ShownSession:
         try:
             self._session.__exit__(kind, error, trace)
         finally:
+            self._recorder.stop(self)
             self._live.stop()
             if not self._delivered and (report := self._report()) is not None:
                 self._deliver(report)
                 self._delivered = True
+
+    def after_cell(self) -> None:
+        """Of a lasting session: show what it has to say about the cell that has ended."""
+        snapshot = self._session.live() if self._deliver.row.after_cell else None
+        if snapshot is not None and (page := self._deliver.row.page_after_cell(self._after_last_cell, snapshot)) is not None:
+            self._deliver.screen.show_page(page)
+        self._after_last_cell = snapshot
 
     def _report(self) -> Report | None:
         try:
@@ -82,4 +96,8 @@ class ShownSession:
 
     def _draw(self) -> tuple[str, str] | None:
         snapshot = self._session.live()
-        return None if snapshot is None else self._deliver.screen.draw(self._deliver.row.live_page(snapshot))
+        if snapshot is None:
+            return None
+        if snapshot is not self._drawn[0]:  # a probe that has nothing new gives the same again
+            self._drawn = (snapshot, self._deliver.screen.draw(self._deliver.row.live_page(snapshot)))
+        return self._drawn[1]

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 from IPython.core.error import UsageError
 
-__all__ = ["Values", "evaluated"]
+__all__ = ["Values", "as_argument", "evaluated"]
 
 Values: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 
-_COLLECT, _CALLED = "_torchdebug_values", "_torchdebug_called"
+_COLLECT, _CALLED, _DESCRIBED = "_torchdebug_values", "_torchdebug_called", "_torchdebug_described"
 
 
 def evaluated(
@@ -22,7 +22,7 @@ def evaluated(
 
     A single call such as ``model(x, mask=m)`` of what `subject_of` knows is not made: its subject and its arguments are the values.
     """
-    names = {**local_ns, _COLLECT: _collect}
+    names = {**local_ns, _COLLECT: _collect, _DESCRIBED: slice}
     tree = _read(sources)
     only = tree.body.args[0] if isinstance(tree.body, ast.Call) and len(tree.body.args) == 1 and not tree.body.keywords else None
     if isinstance(only, ast.Call):
@@ -36,8 +36,34 @@ def evaluated(
     return values
 
 
+def as_argument(source: str) -> str | None:
+    """The source of a value, to stand among the arguments of a call; ``(3, 4):int64`` is a slice, as in a subscript. None for neither.
+
+    Either may have a name: ``mask=(3, 4):bool``.
+    """
+    try:
+        ast.parse(f"f({source}\n)", mode="eval")
+    except SyntaxError:
+        name, equals, value = source.partition("=")
+        described = _as_slice(value if equals else source)
+        return f"{name}={described}" if equals and described is not None and name.strip().isidentifier() else described
+    return source
+
+
+def _as_slice(source: str) -> str | None:
+    try:
+        found = ast.parse(f"_[{source}\n]", mode="eval").body
+    except SyntaxError:
+        return None
+    part = found.slice if isinstance(found, ast.Subscript) else None
+    if not isinstance(part, ast.Slice) or not isinstance(part.lower, ast.Tuple) or part.upper is None or part.step is not None:
+        return None
+    called = ast.Call(ast.Name(_DESCRIBED, ast.Load()), [part.lower, ast.Constant(ast.unparse(part.upper))], [])
+    return ast.unparse(called)
+
+
 def _read(sources: tuple[str, ...]) -> ast.Expression:
-    separated = ",\n".join(sources)
+    separated = ",\n".join(as_argument(source) or source for source in sources)
     try:
         tree = ast.parse(f"{_COLLECT}({separated}\n)", mode="eval")
         compile(tree, "<magic line>", "eval")  # finds what the grammar allows and a call does not, such as a name given twice

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import increment_version
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["OpListener", "Run"]
+from torchdebug_magics.probing.compiling import not_compiled
+
+__all__ = ["OpListener", "ResultListener", "Run"]
 
 Run = Callable[[], Any]
 
@@ -49,9 +52,81 @@ class OpListener(TorchDispatchMode):
         return self._listener(func, args, keywords, run)
 
 
+class ResultListener(TorchDispatchMode):
+    """Calls ``listener(func, args, result)`` after each op, ``failed(func, error)`` where one raises; as cheap as a mode can be."""
+
+    def __init__(
+        self, listener: Callable[[Any, tuple[Any, ...], Any], None], failed: Callable[[Any, BaseException], None], owner: object = None
+    ) -> None:
+        super().__init__()
+        self._torchdebug_owner = owner
+        self._listener = listener
+        self._failed = failed
+
+    def put(self, at: int) -> None:
+        """Onto the stack of modes, with so many below it: those that a user has entered meanwhile stay above it."""
+        above = _taken_down_to(at)
+        _push_mode(self)
+        _put_back(above)
+
+    def take(self) -> None:
+        """Off the stack of modes, wherever in it."""
+        modes = _get_current_dispatch_mode_stack()
+        place = next((place for place, mode in enumerate(modes) if mode is self), None)
+        if place is not None:
+            above = _taken_down_to(place + 1)
+            _pop_mode()
+            _put_back(above)
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Asked by the compiler: what first runs under this mode is compiled all the same."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Asked when the class is made. Torch's own way to keep the compiler out puts two frames around each op, and into each traceback.
+        return False
+
+    @not_compiled(nor_what_it_calls=True)
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        __tracebackhide__ = True
+        keywords = kwargs or {}
+        written = _lists_written(func, args, keywords)
+        versions = [tensor._version for tensor in written]
+        try:
+            result = func(*args, **keywords)
+        except BaseException as error:
+            self._failed(func, error)
+            raise
+        if written:
+            increment_version([one for one, version in zip(written, versions, strict=True) if one._version == version])
+        self._listener(func, args, result)
+        return result
+
+
+def _taken_down_to(height: int) -> list[TorchDispatchMode]:
+    """What stands above, taken off, the uppermost first."""
+    return [_pop_mode() for _ in range(len(_get_current_dispatch_mode_stack()) - height)]
+
+
+def _put_back(modes: list[TorchDispatchMode]) -> None:
+    for mode in reversed(modes):
+        _push_mode(mode)
+
+
+@functools.cache
+def _writes_lists(func: Any) -> bool:
+    """Whether an op writes tensors in place that it is given as a list, and moves their versions: the fused and scaling ones do not."""
+    return str(func).startswith("aten._foreach_") and any(
+        argument.alias_info is not None and argument.alias_info.is_write and str(argument.type).startswith("List[")
+        for argument in func._schema.arguments
+    )
+
+
 def _lists_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors that an op writes in place and is given as a list, as the ``_foreach`` ops are."""
-    if not func._schema.is_mutable:
+    if not _writes_lists(func):
         return []
     found: list[torch.Tensor] = []
     for place, argument in enumerate(func._schema.arguments):

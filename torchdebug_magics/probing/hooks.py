@@ -6,13 +6,17 @@ import functools
 import gc
 import pkgutil
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import MethodType
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy, set_eval_frame
+from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from torchdebug_magics.probing.compiling import not_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,18 +33,8 @@ _TABLES: tuple[tuple[object, str], ...] = (
     (torch_optimizer, "_global_optimizer_post_hooks"),
 )
 
-C = TypeVar("C", bound="Callable[..., Any]")
 
-
-def _not_compiled(*, nor_what_it_calls: bool) -> Callable[[C], C]:
-    """A compiled function that runs a part of itself as plain Python has each function called from there compiled, ours too."""
-    inside = _FrameAction.SKIP if nor_what_it_calls else _FrameAction.DEFAULT
-
-    def mark(call: C) -> C:
-        set_code_exec_strategy(call.__code__, _FrameExecStrategy(_FrameAction.SKIP, inside))
-        return call
-
-    return mark
+_WRAPPED: tuple[tuple[Any, str], ...] = ((torch.autograd, "backward"), (torch.autograd, "grad"), (_BaseDataLoaderIter, "__next__"))
 
 
 class Hook:
@@ -53,7 +47,7 @@ class Hook:
         self._torchdebug_owner = owner
         self.call = call
 
-    @_not_compiled(nor_what_it_calls=True)
+    @not_compiled(nor_what_it_calls=True)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What torch calls."""
         __tracebackhide__ = True
@@ -70,17 +64,17 @@ class Hook:
 
 
 class _Wrapper(Hook):
-    """Stands in the place of a function of torch's; once closed, it is only a longer way to it."""
+    """Stands in the place of a function, or a method, of torch's; once closed, it is only a longer way to it."""
 
-    def __init__(self, owner: object, around: Callable[..., Any], name: str) -> None:
+    def __init__(self, owner: object, around: Callable[..., Any], holder: Any, name: str) -> None:
         super().__init__(owner, around)
-        self.name = name
-        self.original: Callable[..., Any] = getattr(torch.autograd, name)
+        self.place = f"{holder.__module__}:{holder.__qualname__}.{name}" if isinstance(holder, type) else f"{holder.__name__}:{name}"
+        self.original: Callable[..., Any] = getattr(holder, name)
         self.is_open = True
 
-    @_not_compiled(nor_what_it_calls=False)
+    @not_compiled(nor_what_it_calls=False)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What `torch.autograd` calls."""
+        """What stands where the original stood."""
         __tracebackhide__ = True
         if not self.is_open:
             return self.original(*args, **kwargs)
@@ -90,11 +84,14 @@ class _Wrapper(Hook):
         finally:
             set_eval_frame(compiler)
 
+    def __get__(self, instance: object, _owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
     def __deepcopy__(self, _memo: object) -> _Wrapper:
         return self  # as a function is
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return pkgutil.resolve_name, (f"torch.autograd:{self.name}",)
+        return pkgutil.resolve_name, (self.place,)
 
 
 def _under(compiler: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -105,6 +102,12 @@ def _under(compiler: Any, original: Callable[..., Any], *args: Any, **kwargs: An
         return original(*args, **kwargs)
     finally:
         set_eval_frame(None)
+
+
+def _only(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a wrapper that was closed in the middle of a call still does."""
+    __tracebackhide__ = True
+    return original(*args, **kwargs)
 
 
 class Hooks:
@@ -166,12 +169,20 @@ class Hooks:
 
         stack.enter_context(torch_module.register_module_module_registration_hook(Hook(self, submodule)))
         stack.enter_context(torch_module.register_module_parameter_registration_hook(Hook(self, part)))
+        stack.enter_context(torch_module.register_module_buffer_registration_hook(Hook(self, part)))
 
     def autograd_calls(self, stack: ExitStack, name: str, around: Callable[..., Any]) -> None:
         """`around(original, *args, **kwargs)` in place of ``torch.autograd.<name>``, which `Tensor.backward` looks up at each call."""
-        wrapper = _Wrapper(self, around, name)
-        stack.callback(_unwrap, name, wrapper)
-        setattr(torch.autograd, name, wrapper)
+        self._wrap(stack, torch.autograd, name, around)
+
+    def loader_batches(self, stack: ExitStack, around: Callable[..., Any]) -> None:
+        """`around(original, iterator)` whenever a running `DataLoader` is asked for its next batch."""
+        self._wrap(stack, _BaseDataLoaderIter, "__next__", around)
+
+    def _wrap(self, stack: ExitStack, holder: Any, name: str, around: Callable[..., Any]) -> None:
+        wrapper = _Wrapper(self, around, holder, name)
+        stack.callback(_unwrap, holder, name, wrapper)
+        setattr(holder, name, wrapper)
 
     def sweep(self, modules: Iterable[torch.nn.Module] = ()) -> int:
         """Remove every hook of this probe, and a mode of ours that stands on top; how many there were."""
@@ -181,8 +192,8 @@ class Hooks:
         for module in (*modules, *_live_modules()) if self.were_copied else modules:
             removed += self._drop(module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
             removed += self._drop(module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called)
-        for name in ("backward", "grad"):
-            removed += sum(_unwrap(name, wrapper) for wrapper in _wrappers(name) if wrapper._torchdebug_owner is self)
+        for holder, name in _WRAPPED:
+            removed += sum(_unwrap(holder, name, wrapper) for wrapper in _wrappers(holder, name) if wrapper._torchdebug_owner is self)
         modes = _get_current_dispatch_mode_stack()
         while modes and getattr(modes.pop(), MARK, None) is self:
             _pop_mode()
@@ -205,24 +216,25 @@ def _nothing(*_: object, **__: object) -> None:
     """What a copied hook does."""
 
 
-def _wrappers(name: str) -> list[_Wrapper]:
+def _wrappers(holder: Any, name: str) -> list[_Wrapper]:
     """Ours around a function of torch's, the outermost first."""
-    found, current = [], getattr(torch.autograd, name)
+    found, current = [], getattr(holder, name)
     while hasattr(current, MARK):
         found.append(current)
         current = current.original
     return found
 
 
-def _unwrap(name: str, wrapper: _Wrapper) -> bool:
+def _unwrap(holder: Any, name: str, wrapper: _Wrapper) -> bool:
     """Take one wrapper out of the chain, also when a later session's stands before it; whether it stood there."""
-    chain = _wrappers(name)
-    wrapper.is_open = False  # whoever kept a reference to it now calls the original
+    chain = _wrappers(holder, name)
+    # Whoever kept a reference to it, as torch's compiler does for good, now calls the original, and holds no probe.
+    wrapper.is_open, wrapper.call = False, _only
     if wrapper not in chain:
         return False
     place = chain.index(wrapper)
     if place:
         chain[place - 1].original = wrapper.original
     else:
-        setattr(torch.autograd, name, wrapper.original)
+        setattr(holder, name, wrapper.original)
     return True

@@ -3,31 +3,50 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from torchdebug_magics.probing.hooks import Hooks
 
-__all__ = ["Call", "ModuleCalls", "compiled_parts", "fast_path_parts", "is_compiled", "live", "live_modules", "parts_of", "paths"]
+__all__ = [
+    "Call", "ModuleCalls", "compiled_parts", "fast_path_parts", "is_compiled", "live", "live_kinds", "live_modules", "parts_of", "paths",
+    "unwrapped",
+]  # fmt: skip
 
 T = TypeVar("T")
 
 
 def live(kind: type[T]) -> list[T]:
     """Every instance alive in the process. Asks the type, never the object, so that no lazy proxy is woken."""
-    ids, todo = set(), [kind]
-    while todo:
-        found = todo.pop()
-        if id(found) not in ids:
-            ids.add(id(found))
-            todo += type.__subclasses__(found)
+    return live_kinds(kind)[kind]
+
+
+def live_kinds(*kinds: type) -> dict[type, list[Any]]:
+    """The same for several kinds, none of which is a part of another, in one pass."""
+    kind_of = {id(line): kind for kind in kinds for line in _lines(kind)}
     objects = gc.get_objects()
-    return list(compress(objects, map(ids.__contains__, map(id, map(type, objects)))))
+    found: dict[type, list[Any]] = {kind: [] for kind in kinds}
+    for one in compress(objects, map(kind_of.__contains__, map(id, map(type, objects)))):
+        found[kind_of[id(type(one))]].append(one)
+    return found
+
+
+def _lines(kind: type) -> list[type]:
+    """A type with all that are made from it."""
+    found: dict[int, type] = {}
+    todo = [kind]
+    while todo:
+        line = todo.pop()
+        if id(line) not in found:
+            found[id(line)] = line
+            todo += type.__subclasses__(line)
+    return list(found.values())
 
 
 def live_modules() -> Iterator[torch.nn.Module]:
@@ -94,21 +113,32 @@ class Call:
     root: torch.nn.Module = field(repr=False, compare=False)
 
 
+class _Known(NamedTuple):
+    path: str
+    root: weakref.ref[torch.nn.Module]
+    itself: weakref.ref[torch.nn.Module]
+    """Tells when the module is gone."""
+
+
 class ModuleCalls:
     """The stack of running module calls, kept by torch's own global hooks."""
 
     def __init__(self, roots: Iterable[torch.nn.Module], hooks: Hooks | None = None) -> None:
         self.hooks = hooks or Hooks()
-        self._roots = [unwrapped(root) for root in roots]
-        """Held, with those that are met later: the id of one that is gone may be another's."""
-        self._paths = paths(self._roots)
-        self._root_of = {id(module): root for root in reversed(self._roots) for module in root.modules()}
+        self._known: dict[int, _Known] = {}
+        """By id, until a module is gone: none is kept alive, and its id may then be another's."""
+        held = [unwrapped(root) for root in roots]
+        named = paths(held)
+        for root in held:
+            for module in root.modules():
+                self._know(module, named[id(module)], root)
         self._counts: dict[int, int] = {}
         self._again: dict[int, int] = {}
         self._running: list[Call | None] = []
 
     def attach(self, stack: ExitStack) -> None:
-        """Follow module calls until the stack closes."""
+        """Follow module calls until the stack closes; it may be closed, and another one be given, in the middle of a call."""
+        stack.callback(self._running.clear)
         self.hooks.module_calls(stack, self._enter, self._leave)
 
     @property
@@ -123,18 +153,27 @@ class ModuleCalls:
         # What checkpointing runs again inside a backward is not one more call of the step.
         counts = self._again if torch._C._current_autograd_node() is not None else self._counts
         number = counts[id(module)] = counts.get(id(module), 0) + 1
-        if id(module) not in self._paths:
+        if id(module) not in self._known:
             self._meet(module)
-        self._running.append(Call(self._paths[id(module)], number, type(module).__name__, module, self._root_of[id(module)]))
+        known = self._known[id(module)]
+        self._running.append(Call(known.path, number, type(module).__name__, module, known.root() or module))
 
     def _meet(self, module: torch.nn.Module) -> None:
         """One made after the watch began: a root, or a part, named by its type, of the call it runs in."""
         outer = self.current
         prefix = f"{outer.path}.{type(module).__name__}".lstrip(".") if outer is not None else ""
-        self._roots.append(module)
         for path, part in module.named_modules(prefix=prefix):
-            self._paths.setdefault(id(part), path)
-            self._root_of.setdefault(id(part), outer.root if outer is not None else module)
+            self._know(part, path, outer.root if outer is not None else module)
+
+    def _know(self, module: torch.nn.Module, path: str, root: torch.nn.Module) -> None:
+        """The first that is said of a module holds."""
+        key = id(module)
+        if key not in self._known:
+            self._known[key] = _Known(path, weakref.ref(root), weakref.ref(module, lambda _: self._forget(key)))
+
+    def _forget(self, key: int) -> None:
+        for table in (self._known, self._counts, self._again):
+            table.pop(key, None)
 
     def _leave(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
         if self._running:

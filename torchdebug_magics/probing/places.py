@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.probing.attributes import Names, attributes_of
-from torchdebug_magics.probing.where import is_user_code
+from torchdebug_magics.probing.states import is_generator
+from torchdebug_magics.probing.where import is_user_code, local_values
 from torchdebug_magics.probing.written import called_from, writes_of
 
 if TYPE_CHECKING:
@@ -27,8 +28,13 @@ _OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
 
 
 def places_of(modules: Iterable[torch.nn.Module], callers: Iterable[FrameType] = ()) -> list[Place]:
-    """The places that forwards of `modules`, and functions named in the code of `callers`, may write, as far as their code shows."""
-    found = _Found()
+    """The places that forwards of `modules`, and functions named in the code of `callers`, may write, as far as their code shows.
+
+    With the generators of random numbers that `callers` name: who draws from one writes it.
+    """
+    found, callers = _Found(), list(callers)
+    drawn = dict(enumerate(generator for caller in callers for generator in _generators_of(caller)))
+    found.add({str(number): generator for number, generator in drawn.items()}, map(str, drawn))
     functions = [
         value
         for caller in callers
@@ -44,7 +50,7 @@ def places_of(modules: Iterable[torch.nn.Module], callers: Iterable[FrameType] =
             if method.__name__ != "__init__":
                 found.add(held, writes.attributes)
             loaded = (writes.loaded_attributes & held.keys()) - _OF_EVERY_MODULE
-            found.add(held, (name for name in loaded if _is_container(held[name])))
+            found.add(held, (name for name in loaded if _is_container(held[name]) or is_generator(held[name])))
     for function in functions:
         for called in called_from(function):
             found.add_outside(called)
@@ -81,7 +87,7 @@ class _Found:
         self._cells.update((id(cell), cell) for cell in function.__closure__ or ())
         for name in writes.loaded & names.keys():
             value = names[name]
-            if _is_container(value) and value is not names:
+            if is_generator(value) or (_is_container(value) and value is not names):
                 self.add(names, [name])
             elif isinstance(value, type):
                 self.add(value, writes.attributes & vars(value).keys())
@@ -101,6 +107,15 @@ def _methods(kind: type) -> list[FunctionType]:
         for method in vars(one).values()
         if isinstance(method, FunctionType) and is_user_code(method.__code__)
     ]
+
+
+def _generators_of(caller: FrameType) -> Iterator[object]:
+    """In variables, and in attributes of what is in variables."""
+    names = caller.f_globals
+    local = {} if caller.f_locals is names else local_values(caller)
+    for value in (*local.values(), *(names[name] for name in writes_of(caller.f_code).loaded & names.keys())):
+        held = {} if isinstance(value, (type, ModuleType, FunctionType)) else attributes_of(value) or {}
+        yield from filter(is_generator, (value, *held.values()))
 
 
 def _is_container(value: object) -> bool:

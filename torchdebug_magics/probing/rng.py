@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import sys
 from dataclasses import dataclass
@@ -9,7 +10,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["RandomState"]
+__all__ = ["RandomKeeper", "RandomState"]
+
+_MT19937_BYTES = 625 * 4
+"""Its 624 words, and how many of them were used."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,12 @@ class RandomState:
     def take(cls) -> RandomState:
         """The states as they are now. Never initialises CUDA."""
         numpy = sys.modules.get("numpy")
+        return cls._with(numpy.random.get_state() if numpy else None)
+
+    @classmethod
+    def _with(cls, numpy: Any) -> RandomState:
         cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()
-        return cls(random.getstate(), numpy.random.get_state() if numpy else None, torch.get_rng_state(), cuda)
+        return cls(random.getstate(), numpy, torch.get_rng_state(), cuda)
 
     def put_back(self) -> None:
         """Make every generator continue from here."""
@@ -36,3 +44,31 @@ class RandomState:
         torch.set_rng_state(self.cpu)
         if self.cuda:
             torch.cuda.set_rng_state_all(list(self.cuda))
+
+
+class RandomKeeper:
+    """Takes the states again and again. NumPy's, which is slow to read, is read anew only where something was drawn from it."""
+
+    def __init__(self) -> None:
+        self._memory = b""
+        self._numpy: Any = None
+
+    def take(self) -> RandomState:
+        """As `RandomState.take`."""
+        numpy = sys.modules.get("numpy")
+        return RandomState._with(self._numpy_state(numpy) if numpy else None)
+
+    def _numpy_state(self, numpy: Any) -> Any:
+        memory = _memory_of(numpy)
+        # A normal number that is kept for the next draw stands outside this memory: it can only go, never come, without a trace here.
+        if not memory or memory != self._memory or self._numpy[3]:
+            self._memory, self._numpy = memory, numpy.random.get_state()
+        return self._numpy
+
+
+def _memory_of(numpy: Any) -> bytes:
+    """What NumPy's global generator holds, by the address that NumPy tells; empty where it is of another kind."""
+    generator: Any = getattr(numpy.random, "get_bit_generator", lambda: None)()
+    if type(generator).__name__ != "MT19937":
+        return b""
+    return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)

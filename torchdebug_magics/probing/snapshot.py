@@ -6,14 +6,16 @@ Which of them it will touch cannot be told beforehand, so all is kept that can b
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torchdebug_magics.probing.kinds import LEAVES, Kind
 from torchdebug_magics.probing.ways import ways_of
+
+if TYPE_CHECKING:
+    from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["Bound", "Faces", "Snapshot", "reachable", "write_back"]
 
@@ -39,17 +41,16 @@ class Snapshot:
     def __init__(self, roots: Iterable[object], bound: Bound = _ALL) -> None:
         self._held = reachable(roots, ways_of, bound)
 
-    def put_back(self) -> None:
-        """Make all of it as it was; what resists is left."""
+    def put_back(self, guard: Guard) -> None:
+        """Make all of it as it was; what resists is left, and noted."""
         for value, faces in self._held:
-            write_back(value, faces)
+            write_back(value, faces, guard)
 
 
-def write_back(value: object, faces: Faces) -> None:
+def write_back(value: object, faces: Faces, guard: Guard) -> None:
     """Make one object as it was."""
     for kind, parts in faces:
-        with contextlib.suppress(Exception):
-            kind.write(value, parts)
+        guard.run(f"putting back a {type(value).__name__}", kind.write, value, parts)
 
 
 def reachable(roots: Iterable[object], ways: Callable[[Any], list[Kind]], bound: Bound, *, whole: bool = False) -> list[tuple[Any, Faces]]:

@@ -14,7 +14,7 @@ import torch
 from torchdebug_magics.probing.kinds import GONE, Kind, State
 from torchdebug_magics.probing.tensors import is_traced
 
-__all__ = ["QUEUE", "STATES", "TENSOR", "of_numpy"]
+__all__ = ["QUEUE", "STATES", "TENSOR", "is_generator", "of_numpy"]
 
 
 def _state(take: Callable[[Any], Any], put_back: Callable[[Any, Any], object], cost_bytes: Callable[[Any], int] = lambda _: 0) -> Kind:
@@ -131,3 +131,9 @@ STATES: dict[type, Kind] = {
     **{kind: _in_memory(kind) for kind in (io.StringIO, io.BytesIO)},
     **dict.fromkeys((Queue, LifoQueue, PriorityQueue), QUEUE),
 }
+
+
+def is_generator(value: object) -> bool:
+    """Whether random numbers are drawn from it."""
+    kind = type(value)
+    return kind in {random.Random, torch.Generator} or (kind.__module__.startswith("numpy.random") and kind.__name__ in _NUMPYS)

@@ -10,12 +10,15 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import CellType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torchdebug_magics.probing.attributes import Names
 from torchdebug_magics.probing.kinds import GONE, same
 from torchdebug_magics.probing.plain import is_leaf, plain_ways_of
 from torchdebug_magics.probing.snapshot import Bound, Faces, reachable, write_back
+
+if TYPE_CHECKING:
+    from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["Place", "WeakSnapshot"]
 
@@ -68,8 +71,8 @@ class WeakSnapshot:
         objects = [value for held in self._held.values() if held.faces and (value := held.pointer()) is not None]
         return [*self._places, *objects]
 
-    def put_back(self) -> None:
-        """Make all of it as it was; what is no more, or resists, is left."""
+    def put_back(self, guard: Guard) -> None:
+        """Make all of it as it was; what is no more is left; what resists, too, and is noted."""
         now = _Now(self._places)
         written = [
             (owner, [(kind, now.values(parts)) for kind, parts in held.faces])
@@ -77,7 +80,7 @@ class WeakSnapshot:
             if held.faces and (owner := now.value_of(held)) is not GONE
         ]
         for owner, faces in written:
-            write_back(owner, faces)
+            write_back(owner, faces, guard)
 
 
 class _Now:

@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import functools
+import gc
 import linecache
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterable, Iterator
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Literal, TypeAlias
 
 import torch
 
+from torchdebug_magics.probing.shell import running_shell
 from torchdebug_magics.report import Location
 
-__all__ = ["adopt_timed", "excerpt", "frames_above", "is_user_code", "library_frame", "locate", "span", "user_calls", "user_frame"]
+__all__ = [
+    "adopt_timed",
+    "excerpt",
+    "frames_above",
+    "is_user_code",
+    "library_frame",
+    "local_values",
+    "locate",
+    "span",
+    "user_calls",
+    "user_frame",
+]
 
 Owner: TypeAlias = Literal["user", "library", "torch", "own", "python"]
 
 _TORCH = str(Path(torch.__file__).parent)
 _OWN = str(Path(__file__).parent.parent)
 _PYTHON = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+_SNAPSHOTS = sys.version_info < (3, 13)
+"""Before, a function's `f_locals` is a dict that the frame keeps, and that keeps alive what it holds."""
 _MAGIC_CALL = "get_ipython().run_cell_magic("
 _TIMED = "<timed exec>"
+_MADE_BY_TORCH = "<eval_with_key>"
+"""Functions that a compiler of torch's wrote."""
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 
 
@@ -33,7 +51,7 @@ _PACKAGES = ("/site-packages/", "/dist-packages/")
 def owner(filename: str) -> Owner:
     """Whose code a file is."""
     path = filename.replace("\\", "/")
-    if path.startswith(_TORCH):
+    if path.startswith((_TORCH, _MADE_BY_TORCH)):
         return "torch"
     if path.startswith(_OWN):
         return "own"
@@ -56,8 +74,8 @@ def frames_above(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def user_frame(frame: FrameType | None, *, below: FrameType | None = None) -> FrameType | None:
-    """The innermost frame of the user's own code, stopping before `below`."""
+def user_frame(frame: FrameType | None, *, below: FrameType | CodeType | None = None) -> FrameType | None:
+    """The innermost frame of the user's own code, stopping before `below`: a frame, or any that runs this code."""
     return _innermost(frame, below, "user")
 
 
@@ -76,13 +94,26 @@ def library_frame(frame: FrameType | None, *, below: FrameType | None = None) ->
     return None
 
 
-def _innermost(frame: FrameType | None, below: FrameType | None, whose: Owner) -> FrameType | None:
+def _innermost(frame: FrameType | None, below: FrameType | CodeType | None, whose: Owner) -> FrameType | None:
     for one in frames_above(frame):
-        if one is below:
+        if one is below or one.f_code is below:
             return None
         if owner(one.f_code.co_filename) == whose:
             return one
     return None
+
+
+def local_values(frame: FrameType, names: frozenset[str] | None = None) -> dict[str, Any]:
+    """A frame's local variables, all or those of `names`; the frame holds nothing more than before."""
+    before = gc.get_referents(frame) if _SNAPSHOTS and frame.f_code.co_flags & CO_OPTIMIZED else []
+    held = frame.f_locals
+    found = dict(held) if names is None else {name: held[name] for name in names if name in held}
+    if _SNAPSHOTS and frame.f_code.co_flags & CO_OPTIMIZED:
+        # A snapshot that nobody else has seen is emptied: we and the frame hold it. Under a tracer, it would be written back.
+        is_new = not any(one is held for one in before) and sys.getrefcount(held) <= 3  # noqa: PLR2004 - here, the argument, the frame
+        if is_new and frame.f_trace is None and sys.gettrace() is None and getattr(threading, "_trace_hook", None) is None:
+            held.clear()
+    return found
 
 
 def locate(frame: FrameType) -> Location:
@@ -138,11 +169,8 @@ def span(code: CodeType, instruction: int) -> tuple[int, int, int, int] | None:
 
 
 def _cell_number(filename: str) -> int | None:
-    """Asked of the shell that runs, without importing IPython: it puts `get_ipython` among the builtins of a cell."""
-    shell = getattr(builtins, "get_ipython", None)
-    if shell is None and "IPython" in sys.modules:
-        shell = getattr(sys.modules["IPython"], "get_ipython", None)
-    running = shell() if shell is not None else None
+    """Asked of the shell that runs."""
+    running = running_shell()
     compiler = getattr(running, "compile", None)
     number = getattr(compiler, "_filename_map", {}).get(filename)
     return number if isinstance(number, int) else _number_in_history(running, filename)

@@ -101,3 +101,27 @@ def test_help_holds_the_description_and_every_flag() -> None:
 )
 def test_comments(line: str, left: str) -> None:
     assert without_comment(line) == left
+
+
+def test_a_magic_that_takes_no_values_says_so_and_its_flag_may_stand_alone() -> None:
+    row = Instrument(
+        name="tidy",
+        summary="s",
+        description="Tidies.",
+        options=(Option("--free", "what", {"nargs": "?", "const": "all", "default": ""}),),
+        view="",
+        examine="somewhere:examine",
+    )
+    parser = MagicParser(row)
+    for line, free in (
+        ("", ""),
+        ("--free", "all"),
+        ("--free out,cache", "out,cache"),
+        ("--free=Out[3] -q", "Out[3]"),
+        ("--free -q", "all"),
+    ):
+        asked = parser.parse(line, subjects=True)
+        assert (asked.options, asked.subjects) == ({"free": free}, ())
+    with pytest.raises(UsageError, match=r"^%tidy: takes no value such as 'loss'; %tidy\? lists what it takes$"):
+        parser.parse("loss", subjects=True)
+    assert parser.help.startswith("usage: %tidy ")

@@ -6,6 +6,7 @@ import copy
 import io
 import itertools
 import pickle
+import weakref
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,11 +14,13 @@ import pytest
 import torch
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchdebug_magics.probing.dispatch import OpListener
 from torchdebug_magics.probing.hooks import Hooks
 
 BACKWARD = torch.autograd.backward
+NEXT = _BaseDataLoaderIter.__next__
 
 
 class Watcher:
@@ -32,6 +35,11 @@ class Watcher:
         self.hooks.module_birth(self.stack, lambda _: note("born"), lambda _: note("adopted"))
         self.hooks.autograd_calls(self.stack, "backward", self._around)
         self.hooks.autograd_calls(self.stack, "grad", self._around)
+        self.hooks.loader_batches(self.stack, self._fetch)
+
+    def _fetch(self, original: Any, iterator: Any) -> Any:
+        self.seen.append("batch")
+        return original(iterator)
 
     def _around(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self.seen.append("sink")
@@ -43,7 +51,7 @@ class Watcher:
         return said
 
 
-ALL = {"before step", "after step", "enter", "leave", "own enter", "own leave", "born", "adopted", "sink"}
+ALL = {"before step", "after step", "enter", "leave", "own enter", "own leave", "born", "adopted", "sink", "batch"}
 
 
 def work(module: torch.nn.Module) -> None:
@@ -51,6 +59,7 @@ def work(module: torch.nn.Module) -> None:
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
     module(torch.ones(1, 2)).sum().backward()
     optimizer.step()
+    assert [batch.item() for batch in torch.utils.data.DataLoader(torch.arange(3))] == [0, 1, 2]
     torch.autograd.grad(module(torch.ones(1, 2)).sum(), list(module.parameters()))
 
 
@@ -69,7 +78,7 @@ def test_a_sweep_leaves_the_other_sessions_hooks(first: int) -> None:
     module = torch.nn.Linear(2, 1)
     pair = [Watcher(module), Watcher(module)]
     swept, other = pair[first], pair[1 - first]
-    assert swept.hooks.sweep([module]) == 10
+    assert swept.hooks.sweep([module]) == 12
     work(module)
     assert swept.told() == set()
     assert other.told() == ALL
@@ -79,6 +88,7 @@ def test_a_sweep_leaves_the_other_sessions_hooks(first: int) -> None:
     assert other.told() == ALL
     other.stack.close()
     assert torch.autograd.backward is BACKWARD
+    assert _BaseDataLoaderIter.__next__ is NEXT
     assert not module._forward_hooks
     assert not module._forward_pre_hooks
 
@@ -133,6 +143,23 @@ def test_a_wrapper_that_somebody_kept_is_only_a_longer_way() -> None:
     leaf = torch.ones(1, requires_grad=True)
     kept(leaf.sum())
     assert seen == []
+    assert leaf.grad is not None
+
+
+def test_a_wrapper_that_somebody_kept_holds_no_probe() -> None:
+    class Probe:
+        def around(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(*args, **kwargs)
+
+    probe = Probe()
+    with ExitStack() as stack:
+        Hooks().autograd_calls(stack, "backward", probe.around)
+        kept = torch.autograd.backward
+    alive = weakref.ref(probe)
+    del probe
+    assert alive() is None
+    leaf = torch.ones(1, requires_grad=True)
+    kept(leaf.sum())
     assert leaf.grad is not None
 
 
@@ -251,3 +278,21 @@ def test_a_sweep_of_one_session_leaves_the_mode_of_another() -> None:
     finally:
         if _get_current_dispatch_mode_stack():
             _pop_mode()
+
+
+def test_an_error_of_a_data_set_passes_a_watched_loader() -> None:
+    class Broken(torch.utils.data.Dataset[int]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, place: int) -> int:
+            return 1 // (1 - place)
+
+    with ExitStack() as stack:
+        Hooks().loader_batches(stack, lambda original, iterator: original(iterator))
+        batches = iter(torch.utils.data.DataLoader(Broken()))
+        assert next(batches).item() == 1
+        with pytest.raises(ZeroDivisionError):
+            next(batches)
+        assert pickle.loads(pickle.dumps(_BaseDataLoaderIter.__next__)) is _BaseDataLoaderIter.__next__
+    assert _BaseDataLoaderIter.__next__ is NEXT

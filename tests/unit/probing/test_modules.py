@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from contextlib import ExitStack
 
 import pytest
@@ -140,3 +141,24 @@ def test_looking_for_modules_wakes_no_lazy_proxy() -> None:
     kept = [Proxy()]
     assert all(module is not kept[0] for module in live_modules())
     assert not Proxy.touched
+
+
+def test_no_module_is_kept_alive_and_its_id_is_free_again():
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    calls, seen = ModuleCalls([first]), []
+    with ExitStack() as stack:
+        calls.attach(stack)
+        for model in (first, second):
+            model.register_forward_pre_hook(lambda *_: seen.append(calls.current))
+            model(torch.ones(1, 2))
+        assert [(call.path, call.number) for call in seen] == [("", 1), ("", 1)]
+        seen.clear()
+        gone = [weakref.ref(first), weakref.ref(second)]
+        del first, second, model
+        assert [one() for one in gone] == [None, None]
+        for _ in range(3):  # each may have the id of the one before it
+            model = nn.Linear(2, 2)
+            model.register_forward_pre_hook(lambda *_: seen.append(calls.current))
+            model(torch.ones(1, 2))
+        assert [call.number for call in seen] == [1, 1, 1]
+        assert [call.root is call.module for call in seen] == [True, True, True]

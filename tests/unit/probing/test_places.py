@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+import random
 import sys
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from torchdebug_magics.probing.attributes import Names
+from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.places import places_of
 from torchdebug_magics.probing.snapshot import Snapshot
 from torchdebug_magics.probing.weak_snapshot import Place, WeakSnapshot
@@ -132,7 +135,7 @@ def test_what_a_forward_writes_comes_back(world: dict[str, Any], what: str) -> N
     net(torch.ones(1))
     if what != "attribute that was not there":
         assert READS[what](world, net) != before
-    state.put_back()
+    state.put_back(Guard())
     assert READS[what](world, net) == before
 
 
@@ -140,7 +143,7 @@ def test_what_was_absent_is_absent_again(world: dict[str, Any]) -> None:
     net = world["Net"]()
     state = WeakSnapshot(places_of([net]))
     net(torch.ones(1))
-    state.put_back()
+    state.put_back(Guard())
     assert not hasattr(net, "last")
     assert not hasattr(net, "inner")
 
@@ -150,7 +153,7 @@ def test_containers_keep_their_identity(world: dict[str, Any]) -> None:
     log, seen = net.log, world["seen"]
     state = WeakSnapshot(places_of([net]))
     net(torch.ones(1))
-    state.put_back()
+    state.put_back(Guard())
     assert net.log is log
     assert world["seen"] is seen
 
@@ -160,7 +163,7 @@ def test_functions_that_the_caller_names_are_looked_into(world: dict[str, Any]) 
     state = WeakSnapshot(places_of([], [frame]))
     before = world["total"], dict(world["table"])
     world["helper"]()
-    state.put_back()
+    state.put_back(Guard())
     assert (world["total"], world["table"]) == before
 
 
@@ -170,9 +173,9 @@ def test_the_slots_of_a_state_take_the_present_one(world: dict[str, Any]) -> Non
     net(torch.ones(1))
     second = Snapshot(first.reached)
     net(torch.ones(1))
-    second.put_back()
+    second.put_back(Guard())
     assert net.steps == 1
-    first.put_back()
+    first.put_back(Guard())
     assert net.steps == 0
 
 
@@ -189,7 +192,7 @@ def test_tensors_are_held_weakly(world: dict[str, Any]) -> None:
     del net.last, x
     gc.collect()
     assert alive() is None
-    state.put_back()
+    state.put_back(Guard())
     assert not hasattr(net, "last")
 
 
@@ -199,7 +202,7 @@ def test_a_tensor_that_still_lives_comes_back_itself(world: dict[str, Any]) -> N
     net(x)
     state = WeakSnapshot(places_of([net]))
     net(torch.zeros(1))
-    state.put_back()
+    state.put_back(Guard())
     assert net.last is x
 
 
@@ -223,7 +226,7 @@ def test_no_tensor_is_kept_alive_by_a_container(made: Any) -> None:
     del x
     gc.collect()
     assert alive() is None
-    state.put_back()
+    state.put_back(Guard())
 
 
 CONTAINERS: dict[str, tuple[Any, Any]] = {
@@ -244,7 +247,7 @@ def test_every_kind_of_container_comes_back(name: str) -> None:
     before, kind, order = repr(held), type(held), list(held)
     state = WeakSnapshot([naming({"held": held})])
     change(held)
-    state.put_back()
+    state.put_back(Guard())
     assert (repr(held), type(held), list(held)) == (before, kind, order)
 
 
@@ -252,7 +255,7 @@ def test_a_list_inside_a_container_comes_back() -> None:
     held: dict[str, list[int]] = {"losses": [1]}
     state = WeakSnapshot([naming({"held": held})])
     held["losses"].append(2)
-    state.put_back()
+    state.put_back(Guard())
     assert held == {"losses": [1]}
 
 
@@ -269,7 +272,7 @@ def test_attributes_that_statements_store(statement: str, attribute: str) -> Non
     names: dict[str, Any] = {"box": box}
     state = WeakSnapshot([naming(names)])
     exec(statement, names)
-    state.put_back()
+    state.put_back(Guard())
     assert (box.n, box.inner.n, hasattr(box, "new")) == (0, 0, False)
 
 
@@ -282,8 +285,8 @@ def test_no_property_is_asked() -> None:
         def __getattr__(self, name: str) -> Any:
             pytest.fail(f"{name} was asked")
 
-    WeakSnapshot([naming({"trap": Trap()})]).put_back()
-    Snapshot([Trap()]).put_back()
+    WeakSnapshot([naming({"trap": Trap()})]).put_back(Guard())
+    Snapshot([Trap()]).put_back(Guard())
 
 
 def test_large_containers_of_a_function_are_left_alone(world: dict[str, Any]) -> None:
@@ -292,7 +295,7 @@ def test_large_containers_of_a_function_are_left_alone(world: dict[str, Any]) ->
     world["seen"].extend(range(10_000))
     state = WeakSnapshot(places_of([net]))
     world["helper"]()
-    state.put_back()
+    state.put_back(Guard())
     assert len(world["seen"]) == 10_001
     assert world["table"] == {"n": 0}
 
@@ -302,7 +305,7 @@ def test_a_large_list_that_a_step_names_is_not_copied_item_by_item() -> None:
     held = list(range(100_000))
     state = Snapshot([held])
     held.append(1)
-    state.put_back()
+    state.put_back(Guard())
     assert len(held) == 100_000
 
 
@@ -322,7 +325,7 @@ meter = Meter()
     state = Snapshot([naming(names)])
     exec(statement, names)
     assert (names["noted"], names["meter"].n) == ([[1], [1]], {"seen": [1], "called": True})
-    state.put_back()
+    state.put_back(Guard())
     assert (names["noted"], names["meter"].n) == ([], {"seen": [0]})
 
 
@@ -341,9 +344,50 @@ def test_an_object_that_was_replaced_since_has_its_present_state_again() -> None
     first.append(5)
     net.log = [7]
     now = Snapshot(then.reached)
-    then.put_back()
+    then.put_back(Guard())
     assert net.log is first
     assert first == [1]
-    now.put_back()
+    now.put_back(Guard())
     assert net.log == [7]
     assert first == [1, 5]
+
+
+class Holder:
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+
+@pytest.mark.parametrize("make", [lambda: torch.Generator().manual_seed(3), lambda: random.Random(3), lambda: np.random.default_rng(3)])
+@pytest.mark.parametrize("where", ["variable", "attribute", "module", "global"])
+def test_a_generator_continues_from_where_it_was(make: Any, where: str) -> None:
+    def draw() -> Any:
+        return generator.random() if hasattr(generator, "random") else torch.rand(1, generator=generator).item()
+
+    generator = make()
+    names: dict[str, Any] = {"generator": generator, "hold": Holder(generator), "where": sys._getframe}
+    modules: list[torch.nn.Module] = []
+    if where == "global":
+        exec(compile("frame = where(0)\ndef draw(): return generator", "<a cell>", "exec"), names)
+        places = places_of((), [names["frame"]])
+    elif where == "module":
+        modules = [Drawing(generator)]
+        places = places_of(modules)
+    else:
+        places = places_of((), [frame_with(generator if where == "variable" else Holder(generator))])
+    taken = WeakSnapshot(places)
+    first = draw()
+    taken.put_back(Guard())
+    assert draw() == first
+
+
+class Drawing(torch.nn.Module):
+    def __init__(self, generator: Any) -> None:
+        super().__init__()
+        self.source = generator
+
+    def forward(self) -> Any:
+        return self.source
+
+
+def frame_with(held: Any) -> Any:
+    return sys._getframe() if held else None

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
-from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.rng import RandomKeeper, RandomState, _memory_of
 
 DRAWS = {
     "python": lambda: [random.random(), random.gauss(0, 1), random.randrange(100)],
@@ -44,3 +45,38 @@ def test_cuda_is_not_woken() -> None:
     before = torch.cuda.is_initialized()
     RandomState.take().put_back()
     assert torch.cuda.is_initialized() is before
+
+
+GLOBAL = np.random  # the global one is the one that users seed
+
+
+def test_a_keeper_sees_every_draw() -> None:
+    keeper = RandomKeeper()
+    draws: list[Callable[[], object]] = [
+        lambda: None,
+        GLOBAL.rand,
+        GLOBAL.randn,  # draws two, and keeps one
+        GLOBAL.randn,  # takes the one that was kept
+        lambda: GLOBAL.rand(624 * 2),
+        GLOBAL.randn,
+        lambda: GLOBAL.seed(0),
+        lambda: None,
+    ]
+    for draw in draws:
+        draw()
+        taken, told = keeper.take(), GLOBAL.get_state()
+        expected = GLOBAL.randn(3).tolist()
+        taken.put_back()
+        assert GLOBAL.randn(3).tolist() == expected
+        GLOBAL.set_state(told)
+
+
+def test_a_keeper_with_another_kind_of_generator() -> None:
+    before = GLOBAL.get_bit_generator()
+    try:
+        GLOBAL.set_bit_generator(GLOBAL.PCG64(1))
+        keeper = RandomKeeper()
+        assert _memory_of(np) == b""
+    finally:
+        GLOBAL.set_bit_generator(before)
+    assert keeper.take().numpy is not None

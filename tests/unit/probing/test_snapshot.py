@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.snapshot import Bound, Snapshot
 
 if TYPE_CHECKING:
@@ -127,8 +128,8 @@ def test_what_changed_is_as_it_was(name: str) -> None:
     snapshot = Snapshot([Box(held=one)])
     change(one)
     assert repr(look(one)) != before
-    snapshot.put_back()
-    snapshot.put_back()  # as after an interrupt in the middle of it
+    snapshot.put_back(Guard())
+    snapshot.put_back(Guard())  # as after an interrupt in the middle of it
     assert repr(look(one)) == before
 
 
@@ -186,7 +187,7 @@ def test_what_a_hook_reaches_is_as_it_was(call: Any, look: Callable[[], Any]) ->
     snapshot = Snapshot([model])
     model(torch.ones(1, 1))
     assert repr(look()) != before
-    snapshot.put_back()
+    snapshot.put_back(Guard())
     assert repr(look()) == before
 
 
@@ -197,7 +198,7 @@ def test_what_others_put_into_a_queue_meanwhile_stays() -> None:
     other = threading.Thread(target=one.put, args=(4,))
     other.start()
     other.join()
-    snapshot.put_back()
+    snapshot.put_back(Guard())
     assert list(one.queue) == [1, 2, 3, 4]
 
 
@@ -205,7 +206,7 @@ def test_what_holds_a_lock_is_left_alone() -> None:
     shared = Box(lock=threading.Lock(), done=0)
     snapshot = Snapshot([shared])
     shared.done = 1
-    snapshot.put_back()
+    snapshot.put_back(Guard())
     assert shared.done == 1
 
 
@@ -215,7 +216,7 @@ def test_a_file_is_read_on_from_where_it_was(tmp_path: Path) -> None:
         lines.readline()
         snapshot = Snapshot([lines])
         lines.readline()
-        snapshot.put_back()
+        snapshot.put_back(Guard())
         assert lines.readline() == "2\n"
 
 
@@ -232,7 +233,7 @@ def test_nothing_of_the_users_is_run() -> None:
     kept = [Trap()]
     snapshot = Snapshot([kept, Trap()])
     kept.append(Trap())
-    snapshot.put_back()
+    snapshot.put_back(Guard())
     assert len(kept) == 1
 
 
@@ -252,5 +253,5 @@ def test_what_takes_too_much_memory_is_passed_by() -> None:
     large, small = np.zeros(2000), np.zeros(10)
     snapshot = Snapshot([large, small], Bound(bytes=8000))
     large[0] = small[0] = 1
-    snapshot.put_back()
+    snapshot.put_back(Guard())
     assert (large[0], small[0]) == (1, 0)

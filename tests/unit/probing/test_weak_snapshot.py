@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from torchdebug_magics.probing.attributes import Names
+from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.snapshot import Bound, Snapshot
 from torchdebug_magics.probing.weak_snapshot import Place, WeakSnapshot
 
@@ -94,7 +95,7 @@ def test_what_changed_comes_back(name: str, kind: Any) -> None:
     kept = kind([place(value)])
     change(value)
     assert read(value) != before
-    kept.put_back()
+    kept.put_back(Guard())
     assert read(value) == before
 
 
@@ -104,7 +105,7 @@ def test_slots_come_back_also_those_that_were_empty() -> None:
     kept = WeakSnapshot([place(value)])
     value.a.append(2)
     value.b = 1
-    kept.put_back()
+    kept.put_back(Guard())
     assert value.a == [1]
     assert not hasattr(value, "b")
 
@@ -118,7 +119,7 @@ def test_a_queue_comes_back() -> None:
     line.get_nowait().append(5)
     line.get_nowait()
     line.task_done()
-    kept.put_back()
+    kept.put_back(Guard())
     assert line.qsize() == 2
     assert line.unfinished_tasks == 2
     assert line.get_nowait() is first
@@ -132,7 +133,7 @@ def test_the_objects_are_the_very_same() -> None:
     kept = WeakSnapshot([place(outer)])
     outer["inner"], outer["again"] = [], []
     inner.append(2)
-    kept.put_back()
+    kept.put_back(Guard())
     assert outer["inner"] is inner
     assert outer["again"] is inner
     assert inner == [1]
@@ -143,7 +144,7 @@ def test_a_structure_that_holds_itself() -> None:
     loop.append((loop, {"loop": loop}))
     kept = WeakSnapshot([place(loop)])
     loop.append(2)
-    kept.put_back()
+    kept.put_back(Guard())
     assert len(loop) == 2
     assert loop[1][0] is loop
 
@@ -168,7 +169,7 @@ def test_no_tensor_is_kept_alive(make: Any) -> None:
     del value, x
     gc.collect()
     assert alive() is None
-    kept.put_back()
+    kept.put_back(Guard())
     assert not names
 
 
@@ -179,7 +180,7 @@ def test_a_list_of_tensors_that_still_live_comes_back() -> None:
     kept = WeakSnapshot([place(value)])
     inner.clear()
     value["n"] = 2
-    kept.put_back()
+    kept.put_back(Guard())
     assert value["k"] is inner
     assert value["n"] == 1
     assert inner[0] is x
@@ -193,7 +194,7 @@ def test_what_is_alive_for_a_while_comes_back_although_it_was_dropped() -> None:
     line.popleft()
     line.popleft()
     gc.collect()
-    kept.put_back()
+    kept.put_back(Guard())
     assert [id(one) for one in line] == ids
 
 
@@ -202,7 +203,7 @@ def test_a_dead_value_of_a_dict_does_not_hinder_the_others() -> None:
     kept = WeakSnapshot([place(value)])
     value.loss, value.n = torch.zeros(1), 2
     gc.collect()
-    kept.put_back()
+    kept.put_back(Guard())
     assert value.n == 1
     assert value.loss == 0
 
@@ -214,7 +215,7 @@ def test_numbers_of_tensors_and_modules_are_not_touched() -> None:
     x.fill_(3)
     net.note = 1
     net.register_forward_hook(lambda *_: None)
-    kept.put_back()
+    kept.put_back(Guard())
     assert x == 3
     assert net.note == 1
     assert len(net._forward_hooks) == 1
@@ -236,7 +237,7 @@ def test_nothing_of_the_users_is_called() -> None:
     list.append(listed, 2)
     dict.__setitem__(mapped, "k", 3)
     value.clear()
-    kept.put_back()
+    kept.put_back(Guard())
     assert object.__getattribute__(trapped, "n") == 1
     assert list.__len__(listed) == 1
     assert dict.__getitem__(mapped, "k") == [1]
@@ -249,8 +250,8 @@ def test_a_property_called_dict_is_not_asked() -> None:
         def __dict__(self) -> Any:  # type: ignore[override]
             pytest.fail("asked")
 
-    WeakSnapshot([place(Odd())]).put_back()
-    Snapshot([Odd()]).put_back()
+    WeakSnapshot([place(Odd())]).put_back(Guard())
+    Snapshot([Odd()]).put_back(Guard())
 
 
 def test_it_is_bounded() -> None:
@@ -261,7 +262,7 @@ def test_it_is_bounded() -> None:
     kept = WeakSnapshot([place(nested, large, [1])], Bound(bytes=1600, levels=3))
     assert len(kept._held) < 10
     large.append(1)
-    kept.put_back()
+    kept.put_back(Guard())
     assert len(large) == 1001
 
 
@@ -272,8 +273,8 @@ def test_what_did_not_change_is_not_written() -> None:
     value = {"a": Counting(x=1), "b": [1, 2]}
     before = {key: id(one) for key, one in value.items()}
     iterator = iter(value)
-    WeakSnapshot([place(value)]).put_back()
-    Snapshot([value]).put_back()
+    WeakSnapshot([place(value)]).put_back(Guard())
+    Snapshot([value]).put_back(Guard())
     assert list(iterator) == ["a", "b"]  # a dict that was written would say that it changed
     assert {key: id(one) for key, one in value.items()} == before
 
@@ -301,7 +302,7 @@ def test_no_key_is_asked_for_its_hash_where_nothing_changed() -> None:
     Strange.asked = 0
     for kind in (WeakSnapshot, Snapshot):
         kept: Any = kind([place(held)])
-        kept.put_back()
+        kept.put_back(Guard())
     assert Strange.asked == 0
 
 
@@ -310,7 +311,7 @@ def test_keys_of_the_users_come_back_with_all_that_is_reachable() -> None:
     kept = Snapshot([made])
     made[Key("a")].append(2)
     made[Key("b")] = [3]
-    kept.put_back()
+    kept.put_back(Guard())
     assert made == {Key("a"): [1]}
 
 
@@ -321,7 +322,7 @@ def test_a_list_that_replaced_another_is_the_one_that_is_kept() -> None:
     names["log"] = later = [2]
     kept = WeakSnapshot([where])
     later.append(3)
-    kept.put_back()
+    kept.put_back(Guard())
     assert names["log"] is later
     assert later == [2]
 
@@ -330,7 +331,7 @@ def test_what_holds_a_lock_is_left_alone() -> None:
     shared = Box(lock=threading.Lock(), done=0)
     kept = WeakSnapshot([place(shared)])
     shared.done = 1
-    kept.put_back()
+    kept.put_back(Guard())
     assert shared.done == 1
 
 
@@ -342,7 +343,7 @@ def test_every_queue_comes_back_and_keeps_what_others_put(made: Any) -> None:
     kept = Snapshot([line])
     first = line.get()
     line.put(5)
-    kept.put_back()
+    kept.put_back(Guard())
     assert sorted(line.queue) == [1, 2, 3, 5]
     assert line.get() == (5 if made is queue.LifoQueue else first)
 
@@ -353,6 +354,6 @@ def test_a_place_in_a_class_comes_back() -> None:
 
     kept = WeakSnapshot([Names(Config, frozenset({"count", "new"}))])
     Config.count, Config.new = 1, 2  # type: ignore[attr-defined]
-    kept.put_back()
+    kept.put_back(Guard())
     assert Config.count == 0
     assert not hasattr(Config, "new")

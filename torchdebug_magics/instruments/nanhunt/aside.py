@@ -28,15 +28,24 @@ from torchdebug_magics.probing.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.step import Step
+    from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["as_at_the_start", "eager", "quiet"]
 
 
 @contextlib.contextmanager
 def as_at_the_start(
-    step: Step, leaves: Iterable[torch.Tensor], modules: list[torch.nn.Module], reached: Iterable[object]
+    step: Step,
+    before: torch.Tensor | None,
+    leaves: Iterable[torch.Tensor],
+    modules: list[torch.nn.Module],
+    reached: Iterable[object],
+    guard: Guard,
 ) -> Iterator[Writes]:
-    """The state at the step's start inside, the present one again outside. `reached`: objects that the replayed code begins from."""
+    """The state at the step's start inside, the present one again outside. `reached`: objects that the replayed code begins from.
+
+    `before`: torch's random state before the first statement. `guard` notes what could not be put back.
+    """
     leaves = list(leaves)
     gradients = [leaf.grad for leaf in leaves]
     random, parts = RandomState.take(), [inner for module in modules for inner in module.modules()]
@@ -51,7 +60,7 @@ def as_at_the_start(
         writes.put_back()
         _write_into(inputs)
         buffers.put_back()
-        objects.put_back()
+        objects.put_back(guard)
         for leaf, gradient in zip(leaves, gradients, strict=True):
             leaf.grad = gradient
         random.put_back()
@@ -62,9 +71,11 @@ def as_at_the_start(
         for kept in step.buffers:
             kept.put_back()
         for state in step.python:
-            state.put_back()
+            state.put_back(guard)
         if step.entries:
             step.entries[0].random.put_back()
+        if before is not None:
+            torch.set_rng_state(before)
         _write_into((tensor, copy) for entry in step.entries for tensor, copy in entry.copies)
         yield writes
     finally:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+
+from torchdebug_magics.probing.tensors import is_bad
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.layers import LayerWatch
     from torchdebug_magics.instruments.nanhunt.trace import Trace
 
-__all__ = ["Attempt", "CannotReplay", "Replayed", "same_bits"]
+__all__ = ["Attempt", "CannotReplay", "Replayed", "agree", "badly_alike", "same_bits", "same_kinds"]
+
+
+Alike: TypeAlias = "Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]], bool]"
 
 
 class CannotReplay(Exception):  # noqa: N818 - not an error: a reason
@@ -51,19 +57,46 @@ class Replayed:
 
 def same_bits(left: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> bool:
     """Bit for bit, one NaN being as good as another."""
+    return _equal(left, right, _bits)
+
+
+def same_kinds(left: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> bool:
+    """Whether the same elements are NaN, infinite and minus infinite."""
+    return _equal(left, right, _kinds)
+
+
+def badly_alike(left: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> bool:
+    """As `same_kinds`, and some of them are."""
+    return same_kinds(left, right) and any(map(is_bad, left))
+
+
+def agree(now: object, then: object, alike: Alike, *, unknown: bool) -> bool:
+    """Whether two tensors are `alike`; `unknown` of kinds that cannot be compared, and of what is no tensor."""
+    if not isinstance(now, torch.Tensor) or not isinstance(then, torch.Tensor):
+        return unknown
+    try:
+        return now.device == then.device and alike((now,), (then,))
+    except (RuntimeError, NotImplementedError, TypeError):
+        return unknown
+
+
+def _equal(left: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...], seen: Callable[[torch.Tensor], torch.Tensor]) -> bool:
     return len(left) == len(right) and all(
-        one.shape == other.shape and one.dtype is other.dtype and bool(torch.equal(_bits(one), _bits(other)))
-        for one, other in zip(left, right, strict=False)
+        one.shape == other.shape and one.dtype is other.dtype and bool(torch.equal(seen(one), seen(other)))
+        for one, other in zip(left, right, strict=True)
     )
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    plain = _real(tensor)
+    return torch.cat([plain.nan_to_num(0.0, posinf=0.0, neginf=0.0)[None], _kinds(tensor).to(plain.dtype)])
+
+
+def _kinds(tensor: torch.Tensor) -> torch.Tensor:
+    plain = _real(tensor)
+    return torch.stack([torch.isnan(plain), torch.isposinf(plain), torch.isneginf(plain)])
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
     plain = tensor.detach()
-    if plain.is_complex():
-        plain = torch.view_as_real(plain)
-    return torch.stack(
-        [
-            plain.nan_to_num(0.0, posinf=0.0, neginf=0.0),
-            *(test(plain).to(plain.dtype) for test in (torch.isnan, torch.isposinf, torch.isneginf)),
-        ]
-    )
+    return torch.view_as_real(plain) if plain.is_complex() else plain

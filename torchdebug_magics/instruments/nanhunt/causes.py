@@ -148,6 +148,22 @@ _DECOMPOSITION = _domain(
     "add a little to the diagonal: `A + 1e-6 * torch.eye(n)`",
 )
 
+
+def _has_a_zero_row(evidence: Evidence) -> bool:
+    weight, op = evidence.inputs_at(0), evidence.forward or evidence.op
+    if weight is None or op is None:
+        return False
+    kept = op.args[2] if len(op.args) > 2 and isinstance(op.args[2], int) else 0  # noqa: PLR2004 - the third argument is the dimension
+    return bool((weight.movedim(kept, 0).reshape(weight.shape[kept], -1) == 0).all(1).any())
+
+
+_WEIGHT_NORM = _domain(
+    {"_weight_norm_interface", "_weight_norm"},
+    "zero_norm",
+    _has_a_zero_row,
+    "a row of the weight is all 0, and weight_norm divides it by its norm: 0 / 0",
+    "give that row small random numbers: under weight_norm set the magnitude (`original0`, `weight_g`) to 0, never the direction",
+)
 _ZERO_TIMES_INFINITY = _domain(
     {"mul", "mul_"},
     "zero_times_inf",
@@ -178,6 +194,7 @@ def _is_nan_number(value: object) -> bool:
 
 OPERAND_CAUSES = (
     _CTC,
+    _WEIGHT_NORM,
     _EMPTY_MEAN,
     _LOG_ZERO,
     _LOG_NEGATIVE,

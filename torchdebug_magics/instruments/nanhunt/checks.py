@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.nanhunt import updates
+from torchdebug_magics.instruments.nanhunt.conclude import bare
 from torchdebug_magics.instruments.nanhunt.evidence import Context
-from torchdebug_magics.instruments.nanhunt.investigate import Inquiry, Investigator, Outcome
+from torchdebug_magics.instruments.nanhunt.inquiry import Inquiry, Outcome
 from torchdebug_magics.instruments.nanhunt.naming import name_nearby
 from torchdebug_magics.instruments.nanhunt.positions import caller, frame_chain
 from torchdebug_magics.instruments.nanhunt.scaler import Overflows, skips
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torchdebug_magics.instruments.nanhunt.entries import Entries
+    from torchdebug_magics.instruments.nanhunt.investigate import Investigator
     from torchdebug_magics.instruments.nanhunt.step import Entry
     from torchdebug_magics.instruments.nanhunt.tally import Tally
     from torchdebug_magics.probing.guard import Guard
@@ -80,6 +82,7 @@ class Checks:
         self._tally.backwards += 1
         self._entries.settle(self._tally.backwards)
         step.closed = step.closed or not keeps
+        self._entries.mark()
         if outcome is not None and self._stops:
             self._undo(leaves)
         return outcome
@@ -126,6 +129,7 @@ class Checks:
             self._unchecked = weakref.ref(optimizer)
         finally:
             self._undos.end(optimizer)
+            self._entries.mark()
         return None
 
     def finish(self) -> None:
@@ -141,8 +145,10 @@ class Checks:
         parameter = updates.first_bad([one for one in held if id(one) not in self._entries.models.bad_from_start()])
         if parameter is None:
             return None
-        finding = updates.bad_parameter(optimizer, parameter, self._name(parameter), self._context())
-        bad, undo = Outcome(finding, {"output": parameter.detach().clone()}), self._undos.outermost()
+        undo = self._undos.outermost()
+        before = undo.before if undo is not None and undo.optimizer is optimizer else updates.nothing_known
+        finding = updates.bad_parameter(optimizer, parameter, self._name(parameter), self._context(), before)
+        bad = Outcome(finding, {"output": parameter.detach().clone()})
         outcome = self._tally.add(bad if undo is None else undo.weighed(bad, "weights poisoned"))
         if outcome is not None and self._stops and undo is not None:
             self._undo({})
@@ -173,7 +179,7 @@ class Checks:
             outcome = self._investigator.sink(self._entries.step, inquiry)
         except (KeyboardInterrupt, SystemExit):
             self._guard.note(f"step {context.step} is bad, and the look into it was interrupted: its cause was not traced")
-            self._tally.add(self._investigator.bare(inquiry))
+            self._tally.add(bare(inquiry))
             raise
         finally:
             self._tally.phase = "watching"
@@ -223,6 +229,7 @@ class Checks:
             history=tuple(self._tally.history)[-_CONTEXT_HISTORY:],
             losses=tuple(self._tally.losses)[-_CONTEXT_HISTORY:],
             bad_from_start=self._entries.models.bad_from_start(),
+            beginning=self._entries.beginning,
         )
 
     def _name(self, parameter: torch.Tensor) -> str:

@@ -1,26 +1,29 @@
-"""Watches for outermost module calls, with hooks on the modules that are called so and on no others."""
+"""The step that is being recorded: each call of a model in it, with what is needed to run it again."""
 
 from __future__ import annotations
 
 import sys
-import weakref
-from collections.abc import Callable
-from contextlib import ExitStack
-from threading import get_ident
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchdebug_magics.instruments.nanhunt.beginning import Beginning
 from torchdebug_magics.instruments.nanhunt.livein import LiveIn
 from torchdebug_magics.instruments.nanhunt.models import Models
-from torchdebug_magics.instruments.nanhunt.positions import caller, frame_chain, same_place
+from torchdebug_magics.instruments.nanhunt.positions import caller, frame_chain, places, same_place
+from torchdebug_magics.instruments.nanhunt.recovering import Batches
 from torchdebug_magics.instruments.nanhunt.step import Entry, Step
-from torchdebug_magics.probing.modules import compiled_parts, fast_path_parts, is_compiled, live_modules, parts_of
-from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.modules import live_modules
+from torchdebug_magics.probing.outermost import OutermostCalls
+from torchdebug_magics.probing.rng import RandomKeeper
 from torchdebug_magics.probing.weak_snapshot import WeakSnapshot
 from torchdebug_magics.probing.where import is_user_code
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.probing.hooks import Hooks
 
@@ -38,32 +41,27 @@ class Entries:
         self.models = Models()
         self.hooks = hooks
         self.replaying: Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any] | None = None
-        self._guard = guard
+        self.guard = guard
+        self.between: torch.Tensor = torch.get_rng_state()
+        """Torch's random state at the last boundary between steps."""
+        self.beginning = Beginning()
+        self.batches = Batches()
+        self._random = RandomKeeper()
         self._done = done
-        self._depth = 0
-        self._thread: int | None = None
-        self._watched: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
-        self._adopted: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
-        self._stacks: dict[int, ExitStack] = {}
-        self._stack = ExitStack()
+        self._outermost = OutermostCalls(hooks, guard, self._before, self._after, found=self.models.found_another)
 
     def attach(self, stack: ExitStack) -> None:
         """Watch every module that is alive, and those still to be made."""
-        stack.enter_context(self._stack)
+        self.mark()
         stack.callback(self._forget)
+        self.batches.attach(stack, self.hooks)
         modules = list(live_modules())
-        self._adopted.update(parts_of(modules))
-        inside = compiled_parts(modules) | fast_path_parts(modules)
-        for module in modules:
-            if id(module) not in inside:
-                self._watch(module)
-        self.hooks.module_birth(self._stack, self._born, self._adopt)
+        self.beginning = self.guard.run("the look at the weights before the cell", Beginning.take, modules) or Beginning()
+        self._outermost.attach(stack, modules)
 
     def is_ours(self) -> bool:
         """Whether this is the thread that trains: the first one in which anything was called."""
-        if self._thread is None:
-            self._thread = get_ident()
-        return self._thread == get_ident()
+        return self._outermost.is_ours()
 
     def roots(self) -> list[torch.nn.Module]:
         """See `Models.roots`."""
@@ -79,61 +77,42 @@ class Entries:
 
     def modules(self) -> list[torch.nn.Module]:
         """Every module that carries a hook of ours."""
-        return list(self._watched.values())
+        return self._outermost.modules()
+
+    @contextmanager
+    def fed_by(self, feed: Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any]) -> Iterator[None]:
+        """Meanwhile outermost calls are not recorded, but given what `feed` says."""
+        self.replaying = feed
+        try:
+            with self._outermost.again():
+                yield
+        finally:
+            self.replaying = None
+
+    def mark(self) -> None:
+        """A backward() or an update is over: what is drawn from now on is the next step's."""
+        self.between = torch.get_rng_state()
 
     def settle(self, backward_count: int) -> None:
         """After a few steps, take the hooks off whatever was never called outermost."""
-        if backward_count != _LEARNING_BACKWARDS:
-            return
-        for key in [key for key in self._watched if key not in self.models and key in self._adopted]:
-            del self._watched[key]
-            self._stacks.pop(key).close()
-
-    def _watch(self, module: torch.nn.Module) -> None:
-        if id(module) in self._watched or is_compiled(module) or fast_path_parts([module]) or isinstance(module, torch.jit.ScriptModule):
-            return
-        if "_forward_pre_hooks" not in module.__dict__:
-            return
-        self.models.found_another()
-        self._watched[id(module)] = module
-        mine = self._stacks[id(module)] = self._stack.enter_context(ExitStack())
-        self.hooks.own_calls(mine, module, self._before, self._after)
-
-    def _born(self, module: torch.nn.Module) -> None:
-        self._guard.run("the watch over a new module", self._watch, module)
-
-    def _adopt(self, child: torch.nn.Module) -> None:
-        self._adopted[id(child)] = child
-        self.models.found_another()
+        if backward_count == _LEARNING_BACKWARDS:
+            self._outermost.settle()
 
     def _forget(self) -> None:
-        self._watched.clear()
-        self._adopted.clear()
-        self._stacks.clear()
         self.models.clear()
         self.step.clear()
 
     def _before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.compiler.is_compiling() or not self.is_ours():
-            return None
-        self._depth += 1
-        if self._depth > 1:
-            return None
         if self.replaying is not None:
             return self.replaying(module, args, kwargs)
         if torch._C._functorch.peek_interpreter_stack() is None:
-            self._guard.run("the look at a model call", self._record, module, args, kwargs)
+            self.guard.run("the look at a model call", self._record, module, args, kwargs)
         return None
 
-    def _after(self, module: torch.nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or not self.is_ours():
-            return
-        self._depth = max(0, self._depth - 1)
-        if self._depth or self.replaying is not None:
-            return
-        entry = self.step.latest(module)
+    def _after(self, module: torch.nn.Module, output: Any) -> None:
+        entry = self.step.latest(module) if self.replaying is None else None
         if entry is not None:
-            self._guard.run("the look at a model's arguments", self._see_writes, entry)
+            self.guard.run("the look at a model's arguments", self._see_writes, entry)
             self._done(entry, output)
 
     def _record(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -142,7 +121,7 @@ class Entries:
         if step.closed or (step.backwards and same_place(step.chain, frame_chain(frame))):
             step.clear()
         if not step.entries:
-            step.chain = frame_chain(frame)
+            step.chain, step.before = frame_chain(frame), self.between
             step.live_in = LiveIn.take(step.chain)
         known = self.models.know(module, [one.frame for one in step.chain if is_user_code(one.frame.f_code)])
         if id(module) not in step.started:
@@ -150,7 +129,7 @@ class Entries:
             step.buffers.append(known.buffers.take())
             if known.places:
                 step.python.append(WeakSnapshot(known.places))
-        step.add(Entry.take(module, args, kwargs, RandomState.take(), copied=known.writes_input))
+        step.add(Entry.take(module, args, kwargs, random=self._random.take(), place=places(frame), copied=known.writes_input))
 
     def _see_writes(self, entry: Entry) -> None:
         if entry.writes_input():

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchdebug_magics.instruments.nanhunt.beginning import Beginning
 from torchdebug_magics.instruments.nanhunt.knowledge import is_movement, is_pointwise
 from torchdebug_magics.probing.tensors import NAN, bad_mask, dense, describe, sizes_of
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.step import Entry
+    from torchdebug_magics.instruments.nanhunt.step import Entry, Position
     from torchdebug_magics.instruments.nanhunt.trace import Op, Trace
     from torchdebug_magics.instruments.nanhunt.walk import Birth
 
@@ -33,6 +34,9 @@ class Context:
     losses: tuple[float, ...] = ()
     bad_from_start: frozenset[int] = frozenset()
     """Ids of parameters that were bad when their module was first called."""
+    beginning: Beginning = field(default_factory=Beginning)
+    chain: tuple[Position, ...] = ()
+    """Where the user's program stands."""
     sink: str = ""
     sink_kind: str = "nan"
 

@@ -16,7 +16,7 @@ __all__ = ["kind_name", "rows", "sink", "whole_module"]
 
 _PHASES: dict[Phase, str] = {
     "data": "in the input {tensor}",
-    "parameter": "in the parameter {tensor}, before this cell's first step",
+    "parameter": "in the parameter {tensor}, {since}",
     "forward": "in the forward pass, inside the model",
     "loss": "in the forward pass, outside the model",
     "backward": "in the backward pass",
@@ -103,7 +103,9 @@ def _born(finding: Finding, *, is_graph: bool) -> str:
     else:
         where = phases[finding.phase]
     maker = _MAKERS.get(finding.phase, "") if finding.op else ""
-    return f"{where}{maker}".format(tensor=_tensor(finding.tensor or ""), op=finding.op, sink=sink(finding))
+    return f"{where}{maker}".format(
+        since=finding.since.removeprefix("bad "), tensor=_tensor(finding.tensor or ""), op=finding.op, sink=sink(finding)
+    )
 
 
 def _when(finding: Finding) -> str:

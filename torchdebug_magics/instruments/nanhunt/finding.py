@@ -11,6 +11,7 @@ import torch
 from torchdebug_magics.instruments.nanhunt.diagnose import Diagnosis, diagnose
 from torchdebug_magics.instruments.nanhunt.naming import owner_of, shares_memory, variable_name
 from torchdebug_magics.instruments.nanhunt.report import Finding, Kind, PathStep, Phase
+from torchdebug_magics.instruments.nanhunt.spoilers import writers_of
 from torchdebug_magics.probing.modules import Call, unwrapped
 from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, sizes_of, tensors_in
 from torchdebug_magics.probing.where import excerpt, locate, location, user_frame
@@ -49,7 +50,8 @@ def write(evidence: Evidence) -> Finding:
         fix=cause.fix,
         explanation=cause.explanation,
         path=_path(evidence),
-        model="" if call is None else _model_name(call.root, context),
+        model=_model_of(evidence) if phase == "parameter" else "" if call is None else _model_name(call.root, context),
+        spoilt_here=phase == "parameter" and _became_bad(evidence),
         sink=context.sink,
         sink_kind="nan" if context.sink_kind == "nan" else "inf",
         weights="weights poisoned" if phase == "optimizer" and birth.op is None else "" if phase == "parameter" else "weights untouched",
@@ -72,7 +74,7 @@ def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
         if owner is not None:
             held = evidence.birth.tensor
             # On a CPU a bad update is seen as it happens: what is found bad only now was written by something else.
-            changed = owner[0] == "parameter" and context.step > 0 and held.device.type != "cpu" and not _was_bad(held, context)
+            changed = held.device.type != "cpu" and context.step > 0 and _is_trained(held, context) and not _was_bad(held, context)
             return "optimizer" if changed else "parameter", owner[1]
         given = any(tensor is one for entry in context.entries for one in tensors_in((entry.args, entry.kwargs)))
         phase: Phase = "parameter" if tensor.is_leaf and tensor.requires_grad and not given else "data"
@@ -94,12 +96,15 @@ def _as_written(evidence: Evidence) -> Evidence:
 
 
 def _was_bad(held: torch.Tensor, context: Context) -> bool:
-    return any(
-        id(parameter) in context.bad_from_start
-        for root in context.roots
-        for parameter in root.parameters()
-        if shares_memory(parameter, held)
-    )
+    return any(id(parameter) in context.bad_from_start for parameter in _parameters_with(held, context))
+
+
+def _is_trained(held: torch.Tensor, context: Context) -> bool:
+    return any(parameter.requires_grad for parameter in _parameters_with(held, context))
+
+
+def _parameters_with(held: torch.Tensor, context: Context) -> list[torch.nn.Parameter]:
+    return [parameter for root in context.roots for parameter in root.parameters() if shares_memory(parameter, held)]
 
 
 def _call(evidence: Evidence) -> Call | None:
@@ -128,7 +133,7 @@ def _operands(evidence: Evidence) -> tuple[int | float | complex | bool | str, .
 
 def _explain(evidence: Evidence, phase: Phase, tensor: str | None) -> Diagnosis:
     if phase == "parameter" and diagnose(evidence).slug != "bad_embedding_row":
-        return Diagnosis(
+        return _spoilt_here(evidence, tensor) or Diagnosis(
             "bad_parameter",
             f"{tensor} was bad before this cell's first step",
             "make the model anew or load good weights: an earlier run poisoned it; put %%nanhunt above the cell that did",
@@ -146,6 +151,33 @@ def _explain(evidence: Evidence, phase: Phase, tensor: str | None) -> Diagnosis:
             "lower the learning rate or clip the gradients; then make the model anew, as its weights are lost",
         )
     return diagnose(evidence)
+
+
+def _spoilt_here(evidence: Evidence, tensor: str | None) -> Diagnosis | None:
+    """Of a parameter that was fine when the cell began, and that no optimizer of torch's has spoilt."""
+    context = evidence.context
+    if not _became_bad(evidence):
+        return None
+    model = _model_of(evidence)
+    lines = writers_of(model, context.chain) if model else []
+    where = f"look at {lines[0]}, `{lines[0].source}`, which writes into it" if len(lines) == 1 else "look at what writes into it by hand"
+    return Diagnosis(
+        "bad_parameter",
+        f"{tensor} was finite when the cell began, or was made in it, and is bad now; no optimizer step was seen to do that",
+        f"{where} (a moving average, an initialisation, `.data`), then make the model anew",
+    )
+
+
+def _became_bad(evidence: Evidence) -> bool:
+    """Whether it is a model's: of other tensors nobody knows how they began."""
+    held, context = evidence.birth.tensor, evidence.context
+    return owner_of(held, context.roots) is not None and context.beginning.was_fine(held)
+
+
+def _model_of(evidence: Evidence) -> str:
+    """The variable of the model that holds the bad tensor."""
+    root = next((root for root in evidence.context.roots if owner_of(evidence.birth.tensor, (root,))), None)
+    return "" if root is None else _model_name(root, evidence.context)
 
 
 def _path(evidence: Evidence) -> tuple[PathStep, ...]:
@@ -174,7 +206,7 @@ def _path_step(op: Op, trace: Trace) -> PathStep:
 
 def _model_name(root: torch.nn.Module, context: Context) -> str:
     for name, value in context.variables.items():
-        if not name.startswith("_") and isinstance(value, torch.nn.Module) and unwrapped(value) is root:
+        if not name.startswith("_") and issubclass(type(value), torch.nn.Module) and unwrapped(value) is root:
             return name
     return ""
 

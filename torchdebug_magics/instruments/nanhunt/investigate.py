@@ -1,53 +1,28 @@
-"""From a bad step to its finding: replay, walk, describe; where one way is closed, the next best, and a word about it."""
+"""The ways to look into a bad step: where one is closed, the next best, and a word about it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.nanhunt.attempt import Attempt, CannotReplay, Replayed
-from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
-from torchdebug_magics.instruments.nanhunt.finding import bad_tensors, kind_word, write
-from torchdebug_magics.instruments.nanhunt.livein import local_values
+from torchdebug_magics.instruments.nanhunt.conclude import bare, conclude
+from torchdebug_magics.instruments.nanhunt.inquiry import Inquiry, Outcome, same_gradients, sinks_of, variables_of
 from torchdebug_magics.instruments.nanhunt.naming import shares_memory
-from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow
 from torchdebug_magics.instruments.nanhunt.scaler import at_scale_one, live_scalers, may_be_scaling
-from torchdebug_magics.instruments.nanhunt.step import Entry, Position, Step
-from torchdebug_magics.instruments.nanhunt.walk import Birth, walk
-from torchdebug_magics.probing.tensors import NAN, kind_of
-from torchdebug_magics.probing.where import frames_above, locate, user_frame
+from torchdebug_magics.instruments.nanhunt.step import Entry, Step
+from torchdebug_magics.probing.tensors import is_bad, kind_of
 
 if TYPE_CHECKING:
     import torch
 
+    from torchdebug_magics.instruments.nanhunt.evidence import Context
     from torchdebug_magics.instruments.nanhunt.replay import Replayer
+    from torchdebug_magics.instruments.nanhunt.report import LayerRow
 
-__all__ = ["Inquiry", "Investigator", "Outcome"]
-
-
-@dataclass(frozen=True)
-class Inquiry:
-    """A bad sink call."""
-
-    tensors: tuple[torch.Tensor, ...]
-    """The loss, or what was differentiated."""
-    leaves: dict[int, torch.Tensor]
-    chain: tuple[Position, ...]
-    context: Context
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of an inquiry."""
-
-    finding: Finding | None
-    bad: dict[str, torch.Tensor]
-    layers: tuple[LayerRow, ...] = ()
-    reproduced: bool | None = None
-    way: str = ""
-    overflow: tuple[Any, ...] | None = None
-    """The scalers that skip this step by design."""
+__all__ = ["Investigator"]
 
 
 class Investigator:
@@ -72,13 +47,26 @@ class Investigator:
         if not replayed.finished:
             self._note(replayed.problem or "the replay did not reach backward()")
             return self._by_modules(step, inquiry, attempt)
+        replayed.reproduced = replayed.reproduced and same_gradients(replayed, inquiry)
+        if replayed.reproduced is False:
+            replayed = self._rest(step, inquiry, attempt) or replayed
         if replayed.reproduced is False:
             self._note(
-                "not reproduced: the replay gave another loss, so the step depends on something that cannot be put back"
+                "not reproduced: the replay gave other numbers, so the step depends on something that cannot be put back"
                 " (outside randomness, a clock, data read anew)"
             )
-        outcome = self._conclude(inquiry, replayed, _sinks(replayed, inquiry), way)
+        outcome = conclude(inquiry, replayed, sinks_of(replayed, inquiry), way, self._note)
         return self._before_the_model(step, inquiry, attempt, outcome) or outcome
+
+    def _rest(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Replayed | None:
+        """A bad loss may be made from what the model's calls left, which is at hand; None where that is not how it was made."""
+        if not any(map(is_bad, inquiry.tensors)) or not step.entries:
+            return None
+        try:
+            replayed = self._replayer.rest(step, inquiry.chain, attempt)
+        except CannotReplay:
+            return None
+        return replayed if replayed.finished and replayed.reproduced else None
 
     def _before_the_model(self, step: Step, inquiry: Inquiry, attempt: Attempt, outcome: Outcome) -> Outcome | None:
         """Data that were made bad between the start of the step and the model call were not bad data: look at what made them."""
@@ -87,13 +75,15 @@ class Investigator:
         if not name.isidentifier() or not step.entries:
             return None
         try:
-            replayed = self._replayer.statements(step, inquiry.chain, attempt, name)
+            for held in chain([{}], self._replayer.guesses(step, inquiry.chain, name)):
+                replayed = self._replayer.statements(step, inquiry.chain, attempt, name, held)
+                if replayed.finished and replayed.reproduced:
+                    again = conclude(inquiry, replayed, sinks_of(replayed, inquiry), outcome.way, self._note)
+                    if again.finding is not None and (again.finding.op is not None or _is_further_back(again, outcome)):
+                        return again
         except CannotReplay:
-            return None
-        if not (replayed.finished and replayed.reproduced):
-            return None
-        again = self._conclude(inquiry, replayed, _sinks(replayed, inquiry), outcome.way)
-        return again if again.finding is not None and again.finding.op is not None else None
+            pass
+        return None
 
     def update(self, step: Step, inquiry: Inquiry) -> Outcome | None:
         """Gradients that went bad between backward() and the optimizer's step; None where that cannot be run again."""
@@ -102,8 +92,8 @@ class Investigator:
             replayed = self._replayer.statements(step, inquiry.chain, attempt)
         except CannotReplay:
             return None
-        sinks = _sinks(replayed, inquiry)
-        outcome = self._conclude(inquiry, replayed, sinks, "statements") if replayed.finished and sinks else None
+        sinks = sinks_of(replayed, inquiry)
+        outcome = conclude(inquiry, replayed, sinks, "statements", self._note) if replayed.finished and sinks else None
         return outcome if outcome is not None and outcome.finding is not None and outcome.finding.op is not None else None
 
     def output(self, step: Step, entry: Entry, tensors: list[torch.Tensor], context: Context) -> Outcome:
@@ -112,9 +102,9 @@ class Investigator:
         replayed = self._replayer.modules(alone, Attempt((), 0, {}))
         bad = [tensor for tensor in replayed.outputs if kind_of(tensor)]
         same = [kind_of(tensor) for tensor in tensors] == [kind_of(tensor) for tensor in replayed.outputs]
-        replayed = replace(replayed, reproduced=same, names=_variables(step.chain))
+        replayed = replace(replayed, reproduced=same, names=variables_of(step.chain))
         inquiry = Inquiry(tuple(tensors), {}, step.chain, replace(context, sink="output"))
-        return self._conclude(inquiry, replayed, [(tensor, "output") for tensor in bad], "module", only_births=True)
+        return conclude(inquiry, replayed, [(tensor, "output") for tensor in bad], "module", self._note, only_births=True)
 
     def look(self, step: Step, inquiry: Inquiry) -> tuple[LayerRow, ...]:
         """The layer table of a step with nothing wrong."""
@@ -145,106 +135,21 @@ class Investigator:
             replayed = self._replayer.modules(step, Attempt(attempt.original, 0, attempt.leaves))
         except CannotReplay as reason:
             self._note(f"the model could not be called again: {reason}")
-            return self.bare(inquiry)
-        replayed = replace(replayed, reproduced=None, names=_variables(inquiry.chain))
+            return bare(inquiry)
+        replayed = replace(replayed, reproduced=None, names=variables_of(inquiry.chain))
         bad = [(tensor, "output") for tensor in replayed.outputs if kind_of(tensor)]
         if bad:
-            return self._conclude(inquiry, replayed, bad, "module")
-        return self.bare(inquiry)
+            return conclude(inquiry, replayed, bad, "module", self._note)
+        return bare(inquiry)
 
-    def _conclude(
-        self, inquiry: Inquiry, replayed: Replayed, sinks: list[tuple[torch.Tensor, str]], way: str, *, only_births: bool = False
-    ) -> Outcome:
-        rows = replayed.layers.rows() if replayed.layers is not None else ()
-        for wanted in _by_priority(sinks):
-            births = walk(replayed.trace, [tensor for tensor, _ in wanted])
-            if only_births:
-                # Nobody differentiates this output: an infinity that somebody put there is a result, not a fault.
-                births = [birth for birth in births if not birth.on_purpose and (birth.op is not None or birth.kind == NAN)]
-            if births:
-                context = replace(
-                    inquiry.context, variables=_visible(replayed, inquiry), sink=wanted[0][1], sink_kind=kind_word(wanted[0][0])
-                )
-                evidence = Evidence(_first(births, context), replayed.trace, context)
-                return Outcome(write(evidence), bad_tensors(evidence), rows, replayed.reproduced, way)
-        if only_births:
-            return Outcome(None, {})
-        if not sinks and replayed.reproduced:
-            self._note("the gradients were bad before this backward(): it only added to them")
-            return Outcome(None, {})
-        if sinks:
-            self._note("the way from the bad value back to its birth was lost")
-        return replace(self.bare(inquiry), layers=rows, reproduced=replayed.reproduced, way=way)
 
-    def bare(self, inquiry: Inquiry) -> Outcome:
-        """What is known without a replay: that the loss, or a gradient, is bad, and who asked for it."""
-        losses = [tensor for tensor in inquiry.tensors if kind_of(tensor)]
-        gradients = [leaf.grad for leaf in inquiry.leaves.values() if leaf.grad is not None and kind_of(leaf.grad)]
-        if not losses and not gradients:
-            return Outcome(None, {})
-        frame = user_frame(inquiry.chain[0].frame) if inquiry.chain else None
-        context, sink = inquiry.context, (losses or gradients)[0]
-        finding = Finding(
-            kind=kind_word(sink),
-            phase="loss" if losses else "backward",
-            op=None,
-            module=None,
-            call=None,
-            location=locate(frame) if frame is not None else None,
-            step=context.step,
-            backward=context.backward,
-            sink="loss" if losses else "gradient",
-            sink_kind=kind_word(sink),
-            weights="weights untouched",
-            explanation="the loss is bad" if losses else "a gradient is bad while the loss is finite",
-            fix="the cause could not be traced: the report's problems say why",
-        )
-        return Outcome(finding, {"loss" if losses else "gradient": sink.detach()})
+def _is_further_back(one: Outcome, other: Outcome) -> bool:
+    """Whether it names other bad data, which the first were made of; a part of a tensor is still that tensor."""
+    assert one.finding is not None
+    named = one.finding.phase == "data" and (one.finding.tensor or "").partition("[")[0].isidentifier()
+    return named and not shares_memory(one.bad["output"], other.bad["output"])
 
 
 def _number(step: Step) -> int:
     """Which backward() of the step this is, 1-based; without a model call the step begins right before it."""
     return max(1, step.backwards) if step.entries else 1
-
-
-def _sinks(replayed: Replayed, inquiry: Inquiry) -> list[tuple[torch.Tensor, str]]:
-    """Bad losses, then bad gradients."""
-    names = {str(key): leaf for key, leaf in inquiry.leaves.items()}
-    parameters = {id(parameter): name for root in inquiry.context.roots for name, parameter in root.named_parameters()}
-    found = [(loss, "loss") for loss in replayed.losses if kind_of(loss)]
-    for key, gradient in replayed.gradients.items():
-        if kind_of(gradient):
-            leaf = names.get(key)
-            found.append((gradient, f"gradient of {parameters.get(id(leaf), 'an input')}" if leaf is not None else "gradient"))
-    return found
-
-
-def _by_priority(sinks: list[tuple[torch.Tensor, str]]) -> list[list[tuple[torch.Tensor, str]]]:
-    """A bad loss explains bad gradients, so it goes first."""
-    losses = [sink for sink in sinks if sink[1] in {"loss", "output"}]
-    others = [sink for sink in sinks if sink[1] not in {"loss", "output"}]
-    return [group for group in (losses, others) if group]
-
-
-def _first(births: list[Birth], context: Context) -> Birth:
-    """The earliest; of tensors that were all there before the step, the first in the order of the model's parameters."""
-    if births[0].op is not None:
-        return births[0]
-    parameters = [parameter for root in context.roots for parameter in root.parameters()]
-
-    def place(birth: Birth) -> int:
-        return next((place for place, one in enumerate(parameters) if shares_memory(one, birth.tensor)), len(parameters))
-
-    return min((birth for birth in births if birth.op is None), key=place)
-
-
-def _visible(replayed: Replayed, inquiry: Inquiry) -> dict[str, Any]:
-    return {**_variables(inquiry.chain), **replayed.names}
-
-
-def _variables(chain: tuple[Position, ...]) -> dict[str, Any]:
-    """What the user can name: the variables of the nearest frame of theirs, and its globals."""
-    frame = user_frame(chain[0].frame) if chain else None
-    for one in frames_above(frame):
-        return {**one.f_globals, **local_values(one)}
-    return {}

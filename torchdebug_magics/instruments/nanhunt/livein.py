@@ -5,19 +5,17 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.probing.where import owner, span
+from torchdebug_magics.probing.where import local_values, owner, span
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.step import Position
 
-__all__ = ["LiveIn", "lists_around", "local_values", "parse", "read_before_written", "written"]
+__all__ = ["LiveIn", "lists_around", "parse", "read_before_written", "written"]
 
 
 @dataclass(frozen=True)
@@ -39,18 +37,6 @@ class LiveIn:
     def of(self, frame: FrameType) -> Mapping[str, Any]:
         """The values of one frame."""
         return self.values.get(id(frame), {})
-
-
-def local_values(frame: FrameType, names: frozenset[str] | None = None) -> dict[str, Any]:
-    """A frame's local variables (all, or those of `names`).
-
-    Before Python 3.13 a function's `f_locals` is a dict that the frame keeps, with all its tensors: it is emptied again.
-    """
-    values = frame.f_locals
-    copy = dict(values) if names is None else {name: values[name] for name in names if name in values}
-    if frame.f_code.co_flags & CO_OPTIMIZED and sys.version_info < (3, 13):
-        values.clear()
-    return copy
 
 
 @functools.lru_cache(maxsize=256)

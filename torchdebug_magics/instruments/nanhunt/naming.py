@@ -1,4 +1,7 @@
-"""What the user calls a tensor: a variable, an argument of the model, a parameter."""
+"""What the user calls a tensor: a variable, an argument of the model, a parameter.
+
+Asks the types of what is in variables: an object of the user's may answer `isinstance` with an error.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.tensors import is_traced
@@ -17,7 +21,7 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.nanhunt.step import Entry
 
-__all__ = ["name_nearby", "owner_of", "shares_memory", "variable_name"]
+__all__ = ["name_nearby", "owner_of", "shares_memory", "uncalled", "variable_name"]
 
 
 def owner_of(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -> tuple[str, str] | None:
@@ -34,18 +38,26 @@ def variable_name(tensor: torch.Tensor, variables: Mapping[str, Any], entries: I
     """The variable that is the tensor, or the model's argument, or one that holds it in its memory."""
     for same in (_is, shares_memory):
         for name, value in variables.items():
-            if not name.startswith("_") and isinstance(value, torch.Tensor) and same(value, tensor):
+            if not name.startswith("_") and issubclass(type(value), torch.Tensor) and same(value, tensor):
                 return name
         for name, value in variables.items():
             if not name.startswith("_") and (inner := _inside(value, tensor, same)):
                 return f"{name}{inner}"
         for entry in entries:
             for name, value in _arguments(entry).items():
-                if isinstance(value, torch.Tensor) and same(value, tensor):
+                if issubclass(type(value), torch.Tensor) and same(value, tensor):
                     return name
                 if inner := _inside(value, tensor, same):
                     return f"{name}{inner}"
     return "a tensor from before the step"
+
+
+def uncalled(values: Iterable[Any], roots: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """The modules among `values` that are no part of others: one whose parameters alone are used is never called."""
+    found = {id(module): module for module in (unwrapped(value) for value in values if issubclass(type(value), torch.nn.Module))}
+    inside = {id(part) for root in roots for part in root.modules()}
+    inside |= {id(part) for module in found.values() for part in module.modules() if part is not module}
+    return [module for key, module in found.items() if key not in inside]
 
 
 def name_nearby(parameter: torch.Tensor, frame: FrameType | None) -> str:
@@ -53,9 +65,9 @@ def name_nearby(parameter: torch.Tensor, frame: FrameType | None) -> str:
     user = user_frame(frame)
     variables = {} if user is None else {**user.f_globals, **user.f_locals}
     for name, value in variables.items():
-        if isinstance(value, torch.Tensor) and _is(value, parameter):
+        if issubclass(type(value), torch.Tensor) and _is(value, parameter):
             return name
-        if isinstance(value, torch.nn.Module) and (owner := owner_of(parameter, (value,))):
+        if issubclass(type(value), torch.nn.Module) and (owner := owner_of(parameter, (value,))):
             return owner[1]
     return "a parameter"
 
@@ -70,7 +82,7 @@ def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
         return True
     if one.layout is not torch.strided or other.layout is not torch.strided or one.dtype is not other.dtype:
         return False
-    if any(tensor.is_meta or is_traced(tensor) for tensor in (one, other)):
+    if any(is_lazy(tensor) or tensor.is_meta or is_traced(tensor) for tensor in (one, other)):
         return False
     try:
         return one.numel() > 0 and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
@@ -81,11 +93,11 @@ def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _inside(value: Any, tensor: torch.Tensor, same: Any) -> str:
     """``["x"]`` or ``[0]`` where a small container holds it."""
     items: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, Mapping) and len(value) <= 64:  # noqa: PLR2004 - a batch, not a data set
+    if issubclass(type(value), Mapping) and len(value) <= 64:  # noqa: PLR2004 - a batch, not a data set
         items = value.items()
-    elif isinstance(value, (list, tuple)) and len(value) <= 64:  # noqa: PLR2004
+    elif issubclass(type(value), (list, tuple)) and len(value) <= 64:  # noqa: PLR2004 - a longer one is data, not a few tensors
         items = enumerate(value)
-    return next((f"[{key!r}]" for key, held in items if isinstance(held, torch.Tensor) and same(held, tensor)), "")
+    return next((f"[{key!r}]" for key, held in items if issubclass(type(held), torch.Tensor) and same(held, tensor)), "")
 
 
 def _arguments(entry: Entry) -> Mapping[str, Any]:

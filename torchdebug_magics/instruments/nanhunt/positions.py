@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
-from types import FrameType
+from types import CodeType, FrameType
+from typing import TypeAlias
 
-from torchdebug_magics.probing.where import frames_above, is_user_code, owner
+from torchdebug_magics.probing.where import frames_above, is_user_code, owner, span
 
-__all__ = ["Position", "caller", "frame_chain", "same_place"]
+__all__ = ["Place", "Position", "caller", "frame_chain", "places", "same_call", "same_place"]
+
+Place: TypeAlias = tuple[CodeType, int]
+"""An instruction: unlike a frame it keeps no variables alive."""
 
 _NOT_THE_USERS = frozenset({"own", "torch"})
 
@@ -45,3 +49,32 @@ def same_place(one: tuple[Position, ...], other: tuple[Position, ...]) -> bool:
         here.frame is there.frame and here.instruction == there.instruction and is_user_code(here.frame.f_code)
         for here, there in zip(one, other, strict=False)
     )
+
+
+def places(frame: FrameType | None, last: CodeType | None = None) -> tuple[Place, ...]:
+    """Where the frame and its callers stand, innermost first, up to a frame of the code `last`; without it, as `frame_chain`."""
+    found = []
+    while frame is not None:
+        code = frame.f_code
+        found.append((code, frame.f_lasti))
+        if code is last or (last is None and not code.co_flags & CO_OPTIMIZED and frame.f_locals is frame.f_globals):
+            break
+        frame = frame.f_back
+    return tuple(found)
+
+
+def same_call(one: tuple[Place, ...], other: tuple[Place, ...]) -> bool:
+    """Whether two calls come from the same expressions of the source, as far out as both are known; their code may be compiled anew."""
+    return all(
+        here == there or (here[0].co_filename == there[0].co_filename and _text(here) == _text(there))
+        for here, there in zip(one, other, strict=False)
+    )
+
+
+def _text(place: Place) -> tuple[int, ...]:
+    code, instruction = place
+    where = span(code, instruction)
+    if where is not None:
+        return where
+    lines = (line for start, end, line in code.co_lines() if start <= instruction < end and line is not None)
+    return (next(lines, 0),)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from torchdebug_magics.instruments.nanhunt.investigate import Outcome
+    from torchdebug_magics.instruments.nanhunt.inquiry import Outcome
     from torchdebug_magics.instruments.nanhunt.report import Finding, LiveNan, NanReport
     from torchdebug_magics.instruments.nanhunt.step import Entry
 

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.instruments.nanhunt.knowledge import ON_PURPOSE, is_movement
+from torchdebug_magics.instruments.nanhunt.naming import owner_of, shares_memory
 from torchdebug_magics.probing.tensors import INF, dense
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torchdebug_magics.instruments.nanhunt.trace import Op
 
-__all__ = ["is_mask", "on_purpose"]
+__all__ = ["is_bad_weight", "is_mask", "on_purpose"]
 
 
 _WRITES_DOWN = frozenset({"masked_fill", "masked_fill_", "where"})
@@ -63,3 +66,30 @@ def is_mask(tensor: torch.Tensor, kind: int, via: tuple[Op, ...]) -> bool:
         used = next((op for op in via if not is_movement(op.func)), None)
         return used is not None and (used.name in _ADDITIVE or "attention" in used.name) and finite.numel() * 4 < numbers.numel() * 3
     return True
+
+
+_FACTORS = {
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "mul", "mul_", "div", "div_", "linear", "einsum", "pow", "_embedding_bag"), ()),
+    **dict.fromkeys(("addmm", "addmv", "addbmm", "baddbmm"), (0,)),
+    **dict.fromkeys(("convolution", "native_batch_norm", "_native_batch_norm_legit_no_training", "native_group_norm", "lstm", "gru"), (2,)),
+    **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), (3,)),
+    **dict.fromkeys(("mkldnn_rnn_layer", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "prelu", "_prelu_kernel"), ()),
+}
+"""Ops that multiply, each with the places of the arguments that it only adds."""
+
+
+def is_bad_weight(tensor: torch.Tensor, via: tuple[Op, ...], roots: Iterable[torch.nn.Module]) -> bool:
+    """Whether infinities that a model holds were put there by nobody: in what is multiplied, or plus infinity in a bias that is trained.
+
+    What is added, compared or chosen from may hold infinities by design, as a mask does.
+    """
+    owner, user = owner_of(tensor, roots), next((op for op in via if not is_movement(op.func)), None)
+    if owner is None or user is None:
+        return False
+    if user.name in _FACTORS:
+        added = [user.args[place] for place in _FACTORS[user.name] if place < len(user.args)]
+        if not any(isinstance(one, torch.Tensor) and shares_memory(one, tensor) for one in added):
+            return True
+    numbers = dense(tensor)
+    plus = numbers is not None and not numbers.is_complex() and bool((numbers == math.inf).any())
+    return plus and tensor.requires_grad and (user.name in _FACTORS or user.name in {"add", "add_"})

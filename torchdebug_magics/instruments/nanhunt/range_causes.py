@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RANGE_CAUSES"]
 
+_MUCH, _TIMES, _LEAST = 1e4, 1e3, 1e-30
+"""A number that has grown is so large, and so many times the smallest of late."""
 _GROWING = {"exp", "exp_", "expm1", "sinh", "cosh", "pow", "square", "mul", "mul_", "addmm", "mm"}
 
 
@@ -70,7 +72,9 @@ def _own_parameter(evidence: Evidence) -> Diagnosis | None:
 
 def _grew(history: tuple[float, ...]) -> bool:
     finite = [value for value in history if math.isfinite(value) and value > 0][-30:]
-    return len(finite) >= 2 and finite[-1] > 1e3 * max(min(finite), 1e-30) and finite[-1] > 1e4 and finite[-1] == max(finite)  # noqa: PLR2004
+    if not finite or finite[-1] < max(finite):
+        return False
+    return finite[-1] > _MUCH and finite[-1] > _TIMES * max(min(finite), _LEAST)
 
 
 RANGE_CAUSES: tuple[Rule, ...] = (_overflow, _exploded, _own_parameter)

@@ -5,26 +5,29 @@ from __future__ import annotations
 import ast
 import contextlib
 import sys
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchdebug_magics.instruments.nanhunt.aside import as_at_the_start, eager, quiet
-from torchdebug_magics.instruments.nanhunt.attempt import Attempt, CannotReplay, Replayed, same_bits
+from torchdebug_magics.instruments.nanhunt.attempt import Attempt, CannotReplay, Replayed, agree, same_bits, same_kinds
+from torchdebug_magics.instruments.nanhunt.feeding import Feed
 from torchdebug_magics.instruments.nanhunt.layers import LayerWatch
 from torchdebug_magics.instruments.nanhunt.livein import read_before_written
 from torchdebug_magics.instruments.nanhunt.sentinel import leaves_of
-from torchdebug_magics.instruments.nanhunt.slicing import Slice, cut
+from torchdebug_magics.instruments.nanhunt.slicing import Slice, cut, guesses, rest
+from torchdebug_magics.instruments.nanhunt.step import Step
 from torchdebug_magics.instruments.nanhunt.trace import Trace
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.places import iterators_in
-from torchdebug_magics.probing.tensors import kind_of, tensors_in
+from torchdebug_magics.probing.tensors import is_bad, kind_of, tensors_in
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.entries import Entries
-    from torchdebug_magics.instruments.nanhunt.step import Position, Step
+    from torchdebug_magics.instruments.nanhunt.step import Position
 
 __all__ = ["Replayer"]
 
@@ -41,21 +44,39 @@ class Replayer:
         self._attempt: Attempt | None = None
         self._replayed: Replayed | None = None
         self._seen = 0
-        self._fed = 0
+        self._feed: Feed | None = None
+        self._part: Slice | None = None
 
     @property
     def active(self) -> bool:
         """Whether a replay is running now."""
         return self._attempt is not None
 
-    def statements(self, step: Step, sink: tuple[Position, ...], attempt: Attempt, wanted: str = "") -> Replayed:
+    def statements(
+        self,
+        step: Step,
+        sink: tuple[Position, ...],
+        attempt: Attempt,
+        wanted: str = "",
+        held: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Replayed:
         """Re-execute the step's own statements, and those that made the variable `wanted`; `CannotReplay` says why not."""
-        part = cut(step, sink, wanted)
+        part = cut(step, sink, wanted, held)
         taken = iterators_in(part.names, part.statements)
         if taken:
             msg = f"it takes from the iterator {taken[0]}, which cannot be rewound"
             raise CannotReplay(msg)
         return self._run(step, attempt, part, lambda: exec(part.code, part.names))  # noqa: S102 - the user's own statements, once more
+
+    def rest(self, step: Step, sink: tuple[Position, ...], attempt: Attempt) -> Replayed:
+        """Re-execute what follows the model's calls, with what they left: for a step whose first part is another one each time."""
+        part = rest(step, sink)
+        alone = Attempt(attempt.original, 1, attempt.leaves)
+        return self._run(Step(), alone, part, lambda: exec(part.code, part.names))  # noqa: S102 - the user's own statements, once more
+
+    def guesses(self, step: Step, sink: tuple[Position, ...], wanted: str) -> Iterator[dict[str, Any]]:
+        """What `held` of `statements` may be."""
+        return guesses(step, sink, wanted, self._entries.batches.last())
 
     def modules(self, step: Step, attempt: Attempt) -> Replayed:
         """Call only the recorded outermost modules again, where the statements cannot be."""
@@ -77,14 +98,15 @@ class Replayer:
         attempt, replayed = self._attempt, self._replayed
         if attempt is None or replayed is None:
             return original(*args, **kwargs)
-        self._seen += 1
+        # What runs before the step's first model call, as in a function that makes its argument, was no part of the step.
+        self._seen += self._feed is None or self._feed.has_begun
         last = self._seen >= attempt.number
         if last:
             # Statements that make a model, or a leaf, make another one in the replay: its gradients count as well.
             attempt.leaves.update({id(leaf): leaf for leaf in leaves_of(tensors) if leaf.grad is None})
             replayed.losses = tensors
             with _disable_current_modes():  # what we ask must not stand in the trace
-                replayed.reproduced = same_bits(tensors, attempt.original)
+                replayed.reproduced = same_bits(tensors, attempt.original) and self._went_the_same_way(replayed)
                 # A bad loss has its birth before the backward.
                 replayed.trace.paused = not attempt.until_update and any(kind_of(tensor) for tensor in tensors)
         replayed.trace.backward_frame = sys._getframe(0)
@@ -103,6 +125,15 @@ class Replayer:
             if not attempt.until_update:
                 self._finish(attempt, replayed, result)
         return result
+
+    def _went_the_same_way(self, replayed: Replayed) -> bool:
+        """Of a bad loss all bits may agree by chance: one NaN is as another. Then the step's own variables tell."""
+        if not any(map(is_bad, replayed.losses)) or self._part is None:
+            return True
+        names, part = replayed.names, self._part
+        return all(agree(names.get(name), then, same_bits, unknown=True) for name, then in part.made.items()) and all(
+            agree(names.get(name), then, same_kinds, unknown=True) for name, then in part.guessed.items()
+        )
 
     def inner_call(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """A first derivative that is a part of the loss: its ops belong to forward ops, too."""
@@ -139,18 +170,20 @@ class Replayer:
         calls = ModuleCalls(roots, self._entries.hooks)
         replayed = self._replayed = Replayed(Trace(calls), names=part.names if part is not None else {})
         replayed.layers = LayerWatch(calls)
-        self._attempt, self._seen, self._fed = attempt, 0, 0
+        self._attempt, self._part, self._seen = attempt, part, 0
+        self._feed = Feed(step.entries, part.code if part is not None else None, replayed.trace)
         try:
             cut = _cut_graphs(part) if part is not None else {}
             attempt.leaves.update(cut)
+            before = None if part is None else step.before if step.entries else self._entries.between
+            entered, guard = self._entries.entered(), self._entries.guard
             with (
-                as_at_the_start(step, attempt.leaves.values(), self._entries.entered(), _values_in(part)) as writes,
+                as_at_the_start(step, before, attempt.leaves.values(), entered, _values_in(part), guard) as writes,
                 quiet(),
                 eager(),
                 contextlib.ExitStack() as stack,
             ):
-                self._entries.replaying = self._feed
-                stack.callback(setattr, self._entries, "replaying", None)
+                stack.enter_context(self._entries.fed_by(self._feed))
                 stack.enter_context(writes.listener())
                 replayed.layers.attach(stack)
                 replayed.trace.attach(stack)
@@ -164,47 +197,7 @@ class Replayer:
                     replayed.problem = f"the replay raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             return replayed
         finally:
-            self._attempt = self._replayed = None
-
-    def _feed(self, _module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-        """Give the k-th outermost call what it was given in the bad step, and the random state it began with."""
-        entries = self._entries.step.entries
-        if self._fed >= len(entries):
-            return None
-        entry = entries[self._fed]
-        self._fed += 1
-        if entry.module is not _module:
-            return None
-        if entry.recorded:
-            entry.random.put_back()
-        return _merged((args, kwargs), (entry.args, entry.kwargs)) if entry.recorded else None
-
-
-def _merged(evaluated: tuple[Any, Any], recorded: tuple[Any, Any]) -> tuple[Any, Any]:
-    """The recorded arguments, but for tensors inside the graph, and those that were made again with the same bits.
-
-    The first must belong to the graph of the replay; of the others the replay knows how they were made.
-    """
-    new, shape = tree_flatten(evaluated)
-    old, old_shape = tree_flatten(recorded)
-    if shape != old_shape:
-        return recorded
-    merged = [
-        now
-        if isinstance(then, torch.Tensor) and isinstance(now, torch.Tensor) and (then.grad_fn is not None or _is_made_again(now, then))
-        else then
-        for now, then in zip(new, old, strict=False)
-    ]
-    together: tuple[Any, Any] = tree_unflatten(merged, shape)
-    return together
-
-
-def _is_made_again(now: torch.Tensor, then: torch.Tensor) -> bool:
-    """Whether it is another tensor with the very same numbers; of kinds that cannot be compared nobody knows."""
-    try:
-        return now is not then and now.device == then.device and now.requires_grad == then.requires_grad and same_bits((now,), (then,))
-    except (RuntimeError, NotImplementedError, TypeError):
-        return False
+            self._attempt = self._replayed = self._feed = self._part = None
 
 
 def _values_in(part: Slice | None) -> list[object]:

@@ -14,6 +14,10 @@ Phase: TypeAlias = Literal["data", "parameter", "forward", "loss", "backward", "
 Value: TypeAlias = int | float | complex | bool | str
 
 
+_ROWS_SAID = 5
+"""In a sentence; all of them are in `rows`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PathStep:
     """One op on the way from the birth to the sink."""
@@ -64,6 +68,8 @@ class Finding:
     """Why, in one sentence."""
     model: str = ""
     """The name of the root module's variable, for display; empty where it has none."""
+    spoilt_here: bool = False
+    """Of a bad parameter: whether it was finite, or not there, when the cell began."""
     bad_count: int = 0
     element_count: int = 0
     shape: tuple[int, ...] = ()
@@ -81,12 +87,24 @@ class Finding:
         """The finding on one line, birth first."""
         return " · ".join(part for part in self._parts() if part)
 
+    @property
+    def name(self) -> str:
+        """Of a parameter, with its model's."""
+        return ".".join(part for part in (self.model, self.tensor) if part)
+
+    @property
+    def since(self) -> str:
+        """When a parameter became bad, as far as that is known."""
+        if not self.spoilt_here:
+            return "bad before this cell's first step"
+        return f"which became bad in this cell, by the end of step {self.step - 1}" if self.step else "which became bad in this cell"
+
     def details(self) -> tuple[str, ...]:
         """Which rows, and the numbers that went in."""
         return (self._rows(), self._operands())
 
     def _parts(self) -> tuple[str, ...]:
-        kind = "NaN" if "nan" in {self.kind, self.sink_kind} else "Inf"
+        kind = "Inf" if self.kind == self.sink_kind == "inf" else "NaN"  # as it shows: an infinity may be a NaN when it reaches the loss
         when = f"{kind} born at step {self.step}"
         return (when, self._what(), self._where(), self._line(), *self.details(), self.weights)
 
@@ -95,7 +113,7 @@ class Finding:
             case "data":
                 return f"input {self.tensor}"
             case "parameter":
-                return f"parameter {self.tensor}, bad before this cell's first step"
+                return f"parameter {self.name}, {self.since}"
             case "optimizer":
                 in_gradient = self.sink.startswith("gradient of ")
                 where = f"{self.sink}, before the update" if in_gradient else f"optimizer update of {self.tensor}"
@@ -123,11 +141,11 @@ class Finding:
             return ""
         if 1 < len(self.rows) == next(iter(self.shape), 0):
             return f"all {len(self.rows)} rows"
-        head = ", ".join(str(row) for row in self.rows[:5])
-        return f"row{'s' if len(self.rows) > 1 else ''} {head}" + (" …" if len(self.rows) > 5 else "")  # noqa: PLR2004
+        head = ", ".join(str(row) for row in self.rows[:_ROWS_SAID])
+        return f"row{'s' if len(self.rows) > 1 else ''} {head}" + (" …" if len(self.rows) > _ROWS_SAID else "")
 
     def _operands(self) -> str:
-        from torchdebug_magics.format import number  # noqa: PLC0415
+        from torchdebug_magics.format import number  # noqa: PLC0415 - a report imports nothing heavy, and few are written out
 
         shown = [number(value) for value in self.operands[:4] if not isinstance(value, str)]  # a shape says nothing at a glance
         return f"operand{'s' if len(shown) > 1 else ''} {', '.join(shown)}" if shown else ""

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
 
 from torchdebug_magics.instruments.nanhunt.attempt import CannotReplay
 from torchdebug_magics.instruments.nanhunt.editing import runnable
-from torchdebug_magics.instruments.nanhunt.livein import lists_around, local_values, parse, read_before_written, written
+from torchdebug_magics.instruments.nanhunt.livein import lists_around, parse, read_before_written, written
+from torchdebug_magics.instruments.nanhunt.recovering import earlier_values
 from torchdebug_magics.instruments.nanhunt.standins import Drawn
-from torchdebug_magics.instruments.nanhunt.statements import draws, makers, starts, writes_into, written_into
-from torchdebug_magics.probing.where import adopt_timed, owner, span
+from torchdebug_magics.instruments.nanhunt.statements import began_with, drawn_by, draws, makers, starts, writes_into, written_into
+from torchdebug_magics.probing.where import adopt_timed, local_values, owner, span
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.step import Position, Step
 
-__all__ = ["Slice", "cut"]
+__all__ = ["Slice", "cut", "guesses", "rest"]
 
 
 @dataclass(frozen=True)
@@ -28,26 +32,90 @@ class Slice:
     code: CodeType
     names: dict[str, Any]
     statements: tuple[ast.stmt, ...]
+    made: dict[str, Any]
+    """What the variables that the step binds held at its end."""
+    guessed: dict[str, Any]
+    """The same of those of which somebody says what they held before."""
 
 
-def cut(step: Step, sink: tuple[Position, ...], wanted: str = "") -> Slice:
+def cut(step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[str, Any] = MappingProxyType({})) -> Slice:
     """The slice of the deepest frame that stands both in the step's first model call and in its `backward()`.
 
     Without a model call: the statements before `backward()` that the loss depends on. `wanted` names a variable whose making, before
-    the model call, is to be run again, too.
+    the model call, is to be run again, too, as is that of every variable with a graph; `held` says what variables held before that.
     """
     adopt_timed(position.frame for position in sink)
     if step.entries:
         start, end = _common(step, sink)
         body, first, last = _statements(start, end)
-        statements = body[first : last + 1]
-        statements = [*makers(body[:first], wanted), *starts(body[:first], written_into(statements)), *statements]
+        statements, ahead = body[first : last + 1], _ahead(start, body)
         early = dict(step.live_in.of(start.frame)) if step.live_in is not None else {}
+        asked, graphs, known = {wanted} - {""}, _with_graphs(end, statements) - early.keys(), frozenset(held)
+        made = makers(ahead, asked | graphs, known) or makers(ahead, asked, known)
+        before = [*made, *starts(body[:first], written_into(statements))]
+        early.update(held)
     else:
         end = next((position for position in sink if _replayable(position.frame)), None) or _no_source()
-        statements = _dependencies(end)
+        before, statements = [], _dependencies(end)
         early = {}
-    return _compiled(end, statements, early)
+    return _compiled(end, before, statements, early, held)
+
+
+def rest(step: Step, sink: tuple[Position, ...]) -> Slice:
+    """Only what follows the statement of the first model call, which left its results in variables."""
+    start, end = _common(step, sink)
+    body, first, last = _statements(start, end)
+    statements = body[first + 1 : last + 1]
+    lost = read_before_written(statements) & written(statements)
+    if lost or not statements:
+        msg = f"the earlier value of {', '.join(sorted(lost)) or 'the loss'} is gone"
+        raise CannotReplay(msg)
+    return _compiled(end, [], statements, {})
+
+
+def guesses(step: Step, sink: tuple[Position, ...], wanted: str, batches: Mapping[int, Any]) -> Iterator[dict[str, Any]]:
+    """For `held` of `cut`: what the variables that `wanted` was made of may have held before they were written over."""
+    start, end = _common(step, sink)
+    body, _, last = _statements(start, end)
+    ahead, loop = _ahead(start, body), _loop(start, body)
+    gone = began_with(ahead, {wanted})
+    if not gone:
+        return
+    target = drawn_by(ahead, gone) or (loop.target if isinstance(loop, (ast.For, ast.AsyncFor)) else None)
+    bound_here = written([*ahead, *body[: last + 1]])
+    kept = {name: value for name, value in local_values(start.frame).items() if name not in bound_here}
+    yield from earlier_values(gone, target, start.frame, kept, batches)
+
+
+def _ahead(start: Position, body: list[ast.stmt]) -> list[ast.stmt]:
+    """All statements before the model call, back to the start of the innermost loop, also those before a `with` that holds it."""
+    found: list[ast.stmt] = []
+    for inner, place in _outward(start, body):
+        found = [*inner[:place], *found]
+    return found
+
+
+def _loop(start: Position, body: list[ast.stmt]) -> ast.stmt | None:
+    """The loop around these statements."""
+    lists = _lists(start)
+    outside = len(list(_outward(start, body))) + next(place for place, (inner, _) in enumerate(lists) if inner is body)
+    return lists[outside][0][lists[outside][1]] if outside < len(lists) else None
+
+
+def _outward(start: Position, body: list[ast.stmt]) -> Iterator[tuple[list[ast.stmt], int]]:
+    lists = _lists(start)
+    begun = next(place for place, (inner, _) in enumerate(lists) if inner is body)
+    for place, (inner, holder) in enumerate(lists[begun:], begun):
+        if place > begun and isinstance(inner[holder], (ast.For, ast.AsyncFor, ast.While)):
+            return
+        yield inner, holder
+
+
+def _with_graphs(end: Position, statements: list[ast.stmt]) -> set[str]:
+    """Variables from before the statements that hold a part of the graph: a backward() goes on into what made them."""
+    now = {**end.frame.f_globals, **local_values(end.frame)}
+    values = ((name, now.get(name)) for name in read_before_written(statements))
+    return {name for name, value in values if isinstance(value, torch.Tensor) and value.grad_fn is not None}
 
 
 def _replayable(frame: FrameType) -> bool:
@@ -123,7 +191,8 @@ def _dependencies(end: Position) -> list[ast.stmt]:
     return kept
 
 
-def _compiled(end: Position, statements: list[ast.stmt], early: dict[str, Any]) -> Slice:
-    now = {**end.frame.f_globals, **local_values(end.frame)}
+def _compiled(end: Position, before: list[ast.stmt], step: list[ast.stmt], early: dict[str, Any], guessed: Iterable[str] = ()) -> Slice:
+    now, statements = {**end.frame.f_globals, **local_values(end.frame)}, [*before, *step]
     code, given = runnable(statements, end.frame, end.line, Drawn(statements, now, end.line))
-    return Slice(code, {**now, **early, **given}, tuple(statements))
+    made = {name: now[name] for name in written(step) & now.keys()}
+    return Slice(code, {**now, **early, **given}, tuple(statements), made, {name: now[name] for name in guessed if name in now})

@@ -3,26 +3,49 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from torchdebug_magics.instruments.nanhunt.livein import read_before_written, written
 
-__all__ = ["FILLING", "draws", "makers", "root", "starts", "takes", "used", "writes_into", "written_into"]
+__all__ = ["FILLING", "began_with", "drawn_by", "draws", "makers", "root", "starts", "takes", "used", "writes_into", "written_into"]
 
 FILLING = frozenset({"append", "appendleft", "extend", "insert", "add", "update", "setdefault"})
 _TAKING = frozenset({"get", "get_nowait", "pop", "popleft", "popitem", "readline", "recv"})
 
 
-def makers(before: list[ast.stmt], wanted: str) -> list[ast.stmt]:
-    """The statements before the model call that made a variable; none that takes from an iterator."""
+def makers(before: list[ast.stmt], wanted: set[str], known: frozenset[str] = frozenset()) -> list[ast.stmt]:
+    """The statements before the model call that made some variables; none that takes from an iterator.
+
+    As far back as what they begin with is at hand: nothing has written over it since, or it is in `known`.
+    """
+    found: list[ast.stmt] = []
+    for kept, lost in _backwards(before, wanted):
+        if lost <= known:
+            found = kept
+    return found
+
+
+def began_with(before: list[ast.stmt], wanted: set[str]) -> frozenset[str]:
+    """What the statements that made some variables began with, and is gone, as something was written over it before the model call."""
+    return next((lost for _, lost in reversed(list(_backwards(before, wanted)))), frozenset())
+
+
+def _backwards(before: list[ast.stmt], wanted: set[str]) -> Iterator[tuple[list[ast.stmt], frozenset[str]]]:
+    """Ever more of the statements that made some variables, each time with the names that they read and that were bound anew since."""
     kept: list[ast.stmt] = []
-    needed = {wanted} if wanted else set()
-    for statement in reversed(before):
-        if (written([statement]) & needed or writes_into(statement, needed)) and not draws(statement):
-            kept.insert(0, statement)
+    needed = set(wanted)
+    for place, statement in reversed(list(enumerate(before))):
+        makes = written([statement]) & needed or writes_into(statement, needed) or _is_given(statement, needed)
+        if makes and not draws(statement):
+            kept = [statement, *kept]
             needed |= read_before_written([statement])
-    if read_before_written(kept) & written(kept):
-        return []  # what it began with is gone
-    return kept
+            yield kept, frozenset(read_before_written(kept) & written(before[place:]))
+
+
+def drawn_by(before: list[ast.stmt], names: frozenset[str]) -> ast.expr | None:
+    """``x, y`` of the last ``x, y = next(batches)`` that binds one of `names`."""
+    nodes = (node for statement in reversed(before) for node in ast.walk(statement))
+    return next((one.targets[0] for one in nodes if isinstance(one, ast.Assign) and draws(one) and written([one]) & names), None)
 
 
 def written_into(statements: list[ast.stmt]) -> set[str]:
@@ -68,6 +91,14 @@ def writes_into(statement: ast.stmt, names: set[str]) -> bool:
             if method in FILLING or (method.endswith("_") and not method.endswith("__")):
                 return True
     return False
+
+
+def _is_given(statement: ast.stmt, names: set[str]) -> bool:
+    """``fill(h, x)`` and ``torch.div(h, y, out=h)``, whose value nobody takes, were called for what they do to their arguments."""
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return False
+    given = (*statement.value.args, *(keyword.value for keyword in statement.value.keywords))
+    return any(isinstance(one, ast.Name) and one.id in names for one in given)
 
 
 def draws(statement: ast.stmt) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.nanhunt.positions import Position
+from torchdebug_magics.instruments.nanhunt.positions import Place, Position
 from torchdebug_magics.probing.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -34,13 +34,24 @@ class Entry:
     recorded: bool = True
     copies: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
     """Of a model that is known to write into its input: each tensor with what it held."""
+    place: tuple[Place, ...] = ()
+    """Where it was called; empty where that is not known."""
 
     @classmethod
-    def take(cls, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], random: RandomState, *, copied: bool) -> Entry:
+    def take(
+        cls,
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        random: RandomState,
+        place: tuple[Place, ...],
+        copied: bool,
+    ) -> Entry:
         """A call that begins now."""
         tensors = tuple(tensors_in((*args, kwargs)))
         copies = tuple((tensor, tensor.detach().clone()) for tensor in tensors) if copied else ()
-        return cls(module, args, kwargs, random, _versions(tensors), copies=copies)
+        return cls(module, args, kwargs, random, _versions(tensors), copies=copies, place=place)
 
     def writes_input(self) -> bool:
         """Whether an argument was written in place since."""
@@ -60,6 +71,8 @@ class Step:
     buffers: list[Buffers] = field(default_factory=list)
     python: list[WeakSnapshot] = field(default_factory=list)
     live_in: LiveIn | None = None
+    before: torch.Tensor | None = None
+    """Torch's random state when the last step was over: what the statements draw before they call the model, they drew from there."""
     backwards: int = 0
     """Backward calls since the first entry."""
     closed: bool = False
@@ -90,7 +103,8 @@ class Step:
         collections = self.entries, self.buffers, self.python, self.started, self._forgotten
         for one in collections:
             one.clear()
-        self.chain, self.live_in, self.backwards, self.closed, self.grows_graph = (), None, 0, False, False
+        self.chain, self.live_in, self.before, self.backwards = (), None, None, 0
+        self.closed = self.grows_graph = False
 
 
 def _versions(tensors: tuple[torch.Tensor, ...]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from torchdebug_magics.instruments.nanhunt.verdict import sentence
 if TYPE_CHECKING:
     import torch
 
-    from torchdebug_magics.instruments.nanhunt.investigate import Outcome
+    from torchdebug_magics.instruments.nanhunt.inquiry import Outcome
 
 __all__ = ["Tally"]
 

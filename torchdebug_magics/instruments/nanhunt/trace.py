@@ -57,6 +57,10 @@ class Trace:
         """See `Lineage.source`."""
         return self._lineage.source(tensor)
 
+    def stands_for(self, recorded: torch.Tensor, made: torch.Tensor) -> None:
+        """What is used in place of a tensor that was made again has come about as that one has."""
+        self._lineage.stand_in(Overwritten(made, recorded, self.source(made).op), len(self.ops))
+
     def original(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Lineage.original`."""
         return self._lineage.original(tensor)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.investigate import Outcome
+from torchdebug_magics.instruments.nanhunt.inquiry import Outcome
 from torchdebug_magics.instruments.nanhunt.updates import bad_parameter
 from torchdebug_magics.probing.tensors import is_bad
 from torchdebug_magics.probing.where import frames_above
@@ -60,6 +60,11 @@ class Undo:
         """Whether anything was changed by now, such as by an update between two calls of a closure."""
         return any(_version(one) != before for one, before in self._versions)
 
+    def before(self, value: Any) -> Any:
+        """What a tensor or a container held before the update; None where there is no copy of it."""
+        pairs = self._copies if isinstance(value, torch.Tensor) else self._containers if self.has_copies else ()
+        return next((held for one, held in pairs if one is value), None)
+
     def _spoilt(self) -> torch.Tensor | None:
         """The first parameter that is bad now, and was not."""
         mine = {id(one) for group in self.optimizer.param_groups for one in group["params"]}
@@ -72,7 +77,9 @@ class Undo:
             return outcome
         parameter = self._spoilt() if finding.phase in {"parameter", "optimizer"} else None
         if parameter is not None:
-            outcome = Outcome(bad_parameter(self.optimizer, parameter, name(parameter), context), {"output": parameter.detach().clone()})
+            outcome = Outcome(
+                bad_parameter(self.optimizer, parameter, name(parameter), context, self.before), {"output": parameter.detach().clone()}
+            )
         return self.weighed(outcome, "weights changed since the step began")
 
     def weighed(self, outcome: Outcome, otherwise: str) -> Outcome:

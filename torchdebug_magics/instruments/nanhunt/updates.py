@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchdebug_magics.instruments.nanhunt.diagnose import Diagnosis, diagnose
 from torchdebug_magics.instruments.nanhunt.finding import here, kind_word, marked
 from torchdebug_magics.instruments.nanhunt.report import Finding
+from torchdebug_magics.instruments.nanhunt.retaken import retaken
 from torchdebug_magics.instruments.nanhunt.sentinel import survey
-from torchdebug_magics.instruments.nanhunt.trace import Op, Trace
-from torchdebug_magics.instruments.nanhunt.walk import walk
-from torchdebug_magics.probing.modules import ModuleCalls
-from torchdebug_magics.probing.rng import RandomState
-from torchdebug_magics.probing.tensors import kind_of
-from torchdebug_magics.probing.where import excerpt
+from torchdebug_magics.probing.tensors import NAN, kind_of
+from torchdebug_magics.probing.where import excerpt, location
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.evidence import Context
+    from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
+    from torchdebug_magics.instruments.nanhunt.retaken import Before
 
 _LARGE, _HUGE = 1e4, 1e15
 """Of an update, and of a gradient whose square some optimizers keep."""
 _SMALLEST = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}
 """What is no larger is 0 in that type."""
 
-__all__ = ["bad_gradient", "bad_parameter", "calls_again", "gradients_of", "is_risky", "parameters_of"]
+__all__ = ["bad_gradient", "bad_parameter", "calls_again", "gradients_of", "is_risky", "nothing_known", "parameters_of"]
 
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -106,11 +104,12 @@ def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflo
     return marked(finding, gradient)
 
 
-def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, context: Context) -> Finding:
-    """A parameter that an update has just made non-finite."""
-    op = _birth(optimizer, parameter)
-    slug, explanation, fix = _cause(optimizer, parameter, name)
-    place = here()
+def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, context: Context, before: Before) -> Finding:
+    """A parameter that an update has just made non-finite. `before`: what is known of it, and of the optimizer, before that."""
+    evidence = retaken(optimizer, group_of(optimizer, parameter), parameter, context, before)
+    op = None if evidence is None else evidence.op
+    cause = _cause(optimizer, parameter, name, evidence)
+    place = here() if op is None or op.line is None else location(*op.line)
     finding = Finding(
         kind=kind_word(parameter),
         phase="optimizer",
@@ -122,14 +121,19 @@ def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, nam
         step=context.step,
         backward=context.backward,
         tensor=name,
-        diagnosis=slug,
+        operands=() if evidence is None else tuple(evidence.operands()),
+        diagnosis=cause.slug,
         sink=name,
         sink_kind=kind_word(parameter),
         weights="weights poisoned",
-        explanation=explanation,
-        fix=fix,
+        explanation=cause.explanation,
+        fix=cause.fix,
     )
     return marked(finding, parameter)
+
+
+def nothing_known(_value: object) -> None:
+    """Of an update that was not copied before it began."""
 
 
 def first_bad(parameters: list[torch.Tensor]) -> torch.Tensor | None:
@@ -137,54 +141,28 @@ def first_bad(parameters: list[torch.Tensor]) -> torch.Tensor | None:
     return None if math.isfinite(survey((), parameters)[1]) else next((one for one in parameters if kind_of(one)), None)
 
 
-def _birth(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Op | None:
-    """The op of the update that is the birth: the update run once more on copies of that parameter alone."""
-    group = _group(optimizer, parameter)
-    if group is None or parameter.grad is None:
-        return None
-    twin = torch.nn.Parameter(torch.where(torch.isfinite(parameter), parameter, torch.zeros_like(parameter)).detach().clone())
-    twin.grad = parameter.grad.detach().clone()
-    double = copy.copy(optimizer)
-    double.param_groups = [{**group, "params": [twin], "foreach": False, "fused": False, "capturable": False}]
-    double.state = type(optimizer.state)(dict)
-    double.state[twin] = {name: _finite(value) for name, value in optimizer.state.get(parameter, {}).items()}
-    trace, random = Trace(ModuleCalls(())), RandomState.take()
-    try:
-        with ExitStack() as stack:
-            trace.attach(stack)
-            # Past the wrapper that calls the hooks of `step`, ours among them.
-            getattr(type(optimizer).step, "__wrapped__", type(optimizer).step)(double)
-    except Exception:  # noqa: BLE001 - one that wants a closure, or keeps more than its state, cannot be run so: the op stays unknown
-        return None
-    finally:
-        random.put_back()
-    births = walk(trace, [twin.detach()])
-    return births[0].op if births else None
-
-
-def _group(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, Any] | None:
+def group_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, Any] | None:
+    """The settings that a parameter has."""
     return next((group for group in optimizer.param_groups if any(one is parameter for one in group["params"])), None)
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return torch.nan_to_num(value.detach().clone(), nan=0.0, posinf=0.0, neginf=0.0)
-    return copy.copy(value)
-
-
-def _cause(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> tuple[str, str, str]:
-    """(slug, explanation, fix) read from the optimizer's own settings."""
-    group, kind = _group(optimizer, parameter) or {}, type(optimizer).__name__
+def _cause(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, evidence: Evidence | None) -> Diagnosis:
+    """Read from the optimizer's own settings; of one that torch did not write, from the op that made the value."""
+    group, kind = group_of(optimizer, parameter) or {}, type(optimizer).__name__
     if _has_no_eps({**group, "params": [parameter]}):
         eps = "eps=0" if group["eps"] == 0.0 else f"eps={group['eps']:g}, which is 0 in {str(parameter.dtype).removeprefix('torch.')},"
-        return (
+        return Diagnosis(
             "adam_eps_zero",
             f"{kind} with {eps} divides 0 by 0 where a gradient of {name} has always been 0",
             "give the optimizer its eps back (1e-8 is the default)"
             if group["eps"] == 0.0
             else "keep the parameters in float32: use autocast",
         )
-    return (
+    if evidence is not None and not _is_torchs(optimizer):
+        cause = diagnose(evidence)
+        if cause.slug is not None or evidence.kind & NAN:
+            return replace(cause, explanation=f"in the update of {name} by {kind}: {cause.explanation}")
+    return Diagnosis(
         "lr_too_high",
         f"the update of {name} by {kind} with lr={float(group.get('lr', 0.0)):g} leaves the range of its type",
         "lower the learning rate, warm it up, or clip the gradients",

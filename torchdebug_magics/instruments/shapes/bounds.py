@@ -44,8 +44,16 @@ def check_bounds(fakes: Fakes, func: Any, args: tuple[Any, ...]) -> None:
     name = func._schema.name.partition("::")[2]
     if name in _INDEXED or name in _BY_TENSORS or name in _LOSSES:
         with unset_fake_temporarily():
-            if any(_is_beyond(index, low, high) for index, low, high in _limits(fakes.value, name, args)):
+            if _does_not_fit(name, args) or any(_is_beyond(index, low, high) for index, low, high in _limits(fakes.value, name, args)):
                 _ask(fakes.value, func, args)
+
+
+def _does_not_fit(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether what is to be added along an index has other sizes beside it."""
+    if name not in {"index_add", "index_add_"} or args[0].dim() != args[3].dim():
+        return False
+    beside = [tuple(size for at, size in enumerate(one.shape) if at != args[1] % one.dim()) for one in (args[0], args[3])]
+    return beside[0] != beside[1]
 
 
 def _limits(value: Callable[[Any], Any], name: str, args: tuple[Any, ...]) -> Iterator[tuple[torch.Tensor, int, int]]:

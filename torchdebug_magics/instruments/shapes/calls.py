@@ -36,6 +36,8 @@ class Running:
     """(name, sizes, dtype, device) of each; None while it runs, and for ever where it raised."""
     symbols: tuple[tuple[Any, ...], ...] = ()
     """The outputs' sizes with their symbols, where they are asked for."""
+    taken: tuple[tuple[Any, ...], ...] = ()
+    """The inputs' sizes, likewise."""
     owned: Owned = NOTHING
 
 
@@ -111,6 +113,7 @@ class Calls:
                 for name, tensor in named_tensors(output)
             )
             if self._symbolic:
+                running.taken = tuple(tuple(tensor.shape) for _, tensor in named_tensors((args, kwargs)))
                 running.symbols = tuple(tuple(tensor.shape) for _, tensor in named_tensors(output))
         if outer is not None:
             outer.flops += running.flops

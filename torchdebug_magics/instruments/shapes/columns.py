@@ -81,7 +81,7 @@ COLUMNS = (
     Column("module", "text", lambda node, _: full_name(node)),
     Column("type", "text", lambda node, _: node.first.type or None),
     Column("call", "count", lambda node, _: node.calls or None),
-    Column("input", "text", lambda node, _: shapes(node.first.input_shapes) or None),
+    Column("input", "text", lambda node, _: node.first.input_formula or shapes(node.first.input_shapes) or None),
     Column("output", "text", _output),
     Column("dtype", "text", _kind),
     Column("params", "count", lambda node, _: node.params or None),
@@ -112,6 +112,10 @@ _ALSO = {
 
 def layout(*, columns: str = "", sort: str = "", **options: object) -> Layout:
     """From the options of the magic; the columns by their own names."""
+    depth = options.get("depth")
+    if isinstance(depth, int) and depth < 0:
+        msg = f"--depth takes 0 or more, and {depth} is less: 0 shows the model alone"
+        raise TorchDebugError(msg)
     asked = Layout.of(columns=columns, sort=sort, **options)  # type: ignore[arg-type]
     return replace(asked, columns=tuple(map(column_named, asked.columns)), sort=column_named(sort) if sort else "")
 

@@ -58,7 +58,7 @@ def real_error(failed: Failed) -> tuple[bool, Exception | None]:
 
 def _is_refused(failed: Failed) -> bool:
     """A matrix product whose inner sizes differ: torch looks at the shapes before it computes anything."""
-    if failed.op not in _PRODUCTS or len(failed.operands) < 2:  # noqa: PLR2004
+    if failed.op not in _PRODUCTS or len(failed.operands) < 2:  # noqa: PLR2004 - a product has two factors
         return False
     first, second = (tuple(tensor.shape) for _, tensor in failed.operands[:2])
     inner = -1 if failed.op == "linear" else -2

@@ -177,7 +177,7 @@ def _why(error: BaseException) -> str:
 
 def _sized(model: torch.nn.Module, inputs: Inputs, notes: list[str]) -> torch.nn.Module:
     """A copy whose lazy parts have found their sizes; the user's own stays lazy."""
-    sized = copy.deepcopy(model)
+    sized = copy.deepcopy(model, _unsized(model))
     given = inputs.made(sized, torch.clone, zeros)
     before = RandomState.take()
     try:
@@ -188,3 +188,9 @@ def _sized(model: torch.nn.Module, inputs: Inputs, notes: list[str]) -> torch.nn
         before.put_back()
     notes.append("lazy modules were sized on a copy")
     return sized
+
+
+def _unsized(model: torch.nn.Module) -> dict[int, Any]:
+    """What `copy.deepcopy` is to take for lazy buffers, which torch cannot copy, unlike lazy parameters."""
+    made: Any = torch.nn.UninitializedBuffer  # its stub has the arguments of another class
+    return {id(one): made(one.requires_grad, one.device, one.dtype) for one in model.buffers() if is_lazy(one)}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import sys
 import traceback
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,13 +12,15 @@ import torch
 from torchdebug_magics.instruments.shapes.repair.facts import Facts, facts_of, facts_of_op
 from torchdebug_magics.instruments.shapes.repair.history import steps
 from torchdebug_magics.instruments.shapes.repair.rules import Diagnosis, diagnosis
-from torchdebug_magics.instruments.shapes.repair.search import fixes
+from torchdebug_magics.instruments.shapes.repair.search import fixes, fixes_of_op
 from torchdebug_magics.instruments.shapes.repair.sizes import fitting_sizes
 from torchdebug_magics.instruments.shapes.repair.trial import Trials
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, Step
-from torchdebug_magics.probing.where import is_user_code, location
+from torchdebug_magics.probing.where import locate, location, owner, user_frame
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torchdebug_magics.instruments.shapes.examine import Seen
     from torchdebug_magics.instruments.shapes.ops import Failed, Made
     from torchdebug_magics.report import Location
@@ -28,13 +31,17 @@ _SHOWN = 5
 _QUICK_FLOPS = 2e9
 _TOO_SLOW_S = 4.0
 """Twice the two seconds that a trial may take: the first run of a process also imports what fakes need."""
+_WAITED_TOO_LONG_S = 3 * _TOO_SLOW_S
+"""By the clock, for a forward that waits rather than computes."""
 
 
 def explained(seen: Seen) -> Failure:
-    """The failure of a run; its fixes tried on the model, which stays as it is."""
+    """The failure of a run; its fixes tried on the model, which stays as it is. What of ours fails on the way is noted in `seen`."""
     assert seen.error is not None
-    facts = facts_of(seen.run, seen.error)
-    return diagnosed(facts, seen.error, reached=seen.run.reached, trials=_trials(seen))
+    facts, trials = facts_of(seen.run, seen.error), _trials(seen)
+    failure = diagnosed(facts, seen.error, reached=seen.run.reached, trials=trials)
+    seen.notes += [*facts.guard.problems, *(trials.guard.problems if trials is not None else ())]
+    return failure
 
 
 def diagnosed(facts: Facts, error: BaseException, *, reached: int = 0, trials: Trials | None = None) -> Failure:
@@ -53,37 +60,39 @@ def diagnosed(facts: Facts, error: BaseException, *, reached: int = 0, trials: T
     )
 
 
-def of_op(failed: Failed, error: BaseException) -> Failure:
-    """The failure of an op alone, outside every model: its fixes are not tried."""
-    return diagnosed(facts_of_op(failed, error), error)
+def of_op(failed: Failed, error: BaseException, known: Callable[[torch.Tensor], torch.Tensor | None]) -> Failure:
+    """The failure of an op alone, outside every model: its fixes are tried on the op."""
+    facts = facts_of_op(failed, error, known)
+    failure = diagnosed(facts, error)
+    tried = facts.guard.run("the search for a fix", fixes_of_op, facts, diagnosis(facts).edits)
+    return replace(failure, fixes=tried or failure.fixes)
 
 
 def _fixes(facts: Facts, found: Diagnosis, reached: int, trials: Trials | None) -> tuple[Fix, ...]:
-    tried: tuple[Fix, ...] = ()
-    # What goes wrong in a trial is no reason to say nothing.
-    with contextlib.suppress(Exception):
-        tried = fixes(found.edits, facts, reached, trials)
-        if trials is not None:
-            tried = (*tried, *fitting_sizes(facts, found, trials))
+    tried = facts.guard.run("the search for a fix", fixes, found.edits, facts, reached, trials) or ()
+    if trials is not None:
+        tried += facts.guard.run("the search for sizes that fit", fitting_sizes, facts, found, trials) or ()
     verified = tuple(fix for fix in tried if fix.verified)
     return (verified or tried)[:_SHOWN]
 
 
 def _trials(seen: Seen) -> Trials | None:
     """On fakes, save for scripted parts; none where only a long run would tell."""
-    if seen.run.took_s > _TOO_SLOW_S:
+    if seen.run.computed_s > _TOO_SLOW_S or seen.run.took_s > _WAITED_TOO_LONG_S:
         return None
     scripted = any(isinstance(one, torch.jit.ScriptModule) for one in seen.model.modules())
     return None if scripted and seen.run.flops > _QUICK_FLOPS else Trials(seen.model, seen.inputs, real=scripted)
 
 
 def place(error: BaseException) -> Location | None:
-    """The user's own line, the innermost one."""
-    found = None
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        if is_user_code(frame.f_code):
-            found = location(frame.f_code.co_filename, line, frame.f_code.co_name)
-    return found
+    """The user's own line, the innermost one; where there is none, that of the library, and else the line that asked for the report."""
+    found = {owner(frame.f_code.co_filename): (frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)}
+    code, line = found.get("user") or found.get("library") or (None, 0)
+    if code is not None:
+        return location(code.co_filename, line, code.co_name)
+    asking = user_frame(sys._getframe())
+    where = locate(asking) if asking is not None else None
+    return None if where is None or where.source.startswith("get_ipython()") else where
 
 
 def _history(facts: Facts, found: Diagnosis) -> Made | None:

@@ -115,7 +115,7 @@ class FlopFormulas:
 
     def count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
         """FLOPs of one op that ran."""
-        formula = self._formulas.get(func._overloadpacket)
+        formula = self._formulas.get(getattr(func, "_overloadpacket", func))
         if formula is not None:
             # A formula that refuses what the op itself takes is no failure of the forward: the op is not counted.
             with contextlib.suppress(Exception):
@@ -125,7 +125,11 @@ class FlopFormulas:
 
     def leave_out(self, func: Any) -> None:
         """An op without a formula ran; one that only moves data needs none."""
-        name = func._schema.name.partition("::")[2]
+        schema = getattr(func, "_schema", None)
+        if schema is None:  # an op that takes a function
+            self.uncounted[func.name()] = self.uncounted.get(func.name(), 0) + 1
+            return
+        name = schema.name.partition("::")[2]
         if not func.is_view and name not in _FREE:
             self.uncounted[name] = self.uncounted.get(name, 0) + 1
 
@@ -133,7 +137,7 @@ class FlopFormulas:
 class NoFormulas(FlopFormulas):
     """Counts nothing: sizes that are symbols may not be multiplied into a number."""
 
-    def count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:  # noqa: ARG002
+    def count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:  # noqa: ARG002 - one signature for every formula
         """Always 0."""
         return 0
 

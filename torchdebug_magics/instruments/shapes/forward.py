@@ -24,6 +24,7 @@ from torchdebug_magics.instruments.shapes.parameters import Parameters
 from torchdebug_magics.instruments.shapes.saved import Saved
 from torchdebug_magics.instruments.shapes.untouched import untouched
 from torchdebug_magics.instruments.shapes.writes import Writes
+from torchdebug_magics.probing.guard import Guard
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.inputs import Inputs
@@ -47,6 +48,8 @@ class Forward:
     failed: Failed | None
     confirmed: bool
     """Whether the error is one of real tensors, found beside the fakes."""
+    unchecked: tuple[str, ...] = ()
+    """Ops that refuse some values, and ran on tensors whose values are not known."""
     used: frozenset[int] = frozenset()
     """The ids of the model's parameters that some op took."""
     fakes: Fakes | None = None
@@ -56,6 +59,10 @@ class Forward:
     reached: int = 0
     """How many functions and modules had been called: how far it came."""
     took_s: float = 0.0
+    computed_s: float = 0.0
+    """Of which this thread held a processor: no more on a machine that is busy with other things."""
+    problems: tuple[str, ...] = ()
+    """What could not be put back."""
 
     @property
     def came_through(self) -> bool:
@@ -79,16 +86,16 @@ def forward(
     are kept as such, and no FLOPs are counted. Unless it `saves`, nothing is told of what a backward pass would need, and no hook of ours
     is in the graph.
     """
-    began = time.monotonic()
+    began, computing = time.monotonic(), time.thread_time()
     parameters = Parameters(model)
     device = "meta" if any(one.device.type == "meta" for one in model.parameters()) else ""
     calls, writes = Calls(model, parameters, device, symbolic=symbolic), Writes()
-    formulas, saved, origins = NoFormulas() if symbolic else FlopFormulas(), Saved(calls), Origins(calls, instead)
+    formulas, saved, origins = NoFormulas() if symbolic else FlopFormulas(), Saved(calls), Origins(calls, instead, fakes, forward.__code__)
     check = _checks(fakes) if fakes is not None and not symbolic else None
     arithmetic = Arithmetic(calls, formulas, fakes, check, saved=None if symbolic else saved, writes=writes)
     stand_in, described = (fakes.of, fakes.zeros) if fakes is not None else _for_real(writes)
     error: Exception | None = None
-    output, confirmed = None, False
+    output, confirmed, guard = None, False, Guard()
     given = inputs.made(model, stand_in, described)
     origins.begin(given.named_values())
     with ExitStack() as stack:
@@ -96,7 +103,7 @@ def forward(
         if trial:
             stack.enter_context(redirect_stdout(StringIO()))
         saved.leave_out(model)
-        stack.enter_context(untouched(model, (inputs.args, inputs.kwargs), stand_in, writes))
+        stack.enter_context(untouched(model, (inputs.args, inputs.kwargs), stand_in, writes, guard))
         saved.leave_out(model)
         saved.begin(tensor for _, tensor in named_tensors((given.args, given.kwargs)))
         originals = parameters.stand_ins(model)
@@ -128,11 +135,14 @@ def forward(
         error=error,
         failed=origins.failed,
         confirmed=confirmed,
+        unchecked=tuple(sorted(origins.unchecked)),
         used=frozenset(originals.get(one, one) for one in origins.used),
         fakes=fakes,
         made=origins.made,
         reached=origins.count + len(calls.made),
         took_s=time.monotonic() - began,
+        computed_s=time.thread_time() - computing,
+        problems=tuple(guard.problems),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.shapes.leaves import named_tensors, rebuilt, sizes
 
 __all__ = ["Inputs", "Spec", "model_of", "readings"]
@@ -23,12 +24,20 @@ class Spec:
 
     sizes: tuple[int, ...]
     whole_numbers: bool = False
+    dtype: torch.dtype | None = None
+    """As it was asked for; None for the likeliest."""
 
     def made(self, model: torch.nn.Module, zeros: Callable[..., torch.Tensor]) -> torch.Tensor:
         """``zeros(sizes, dtype, device)``, a valid index too, in the model's dtype and where it lives."""
         first = next((one for one in model.parameters() if one.is_floating_point()), None)
         device = first.device if first is not None else torch.device("cpu")
-        dtype = torch.int64 if self.whole_numbers else first.dtype if first is not None else torch.get_default_dtype()
+        dtype = (
+            self.dtype or torch.int64
+            if self.dtype or self.whole_numbers
+            else first.dtype
+            if first is not None
+            else torch.get_default_dtype()
+        )
         return zeros(self.sizes, dtype, device)
 
 
@@ -69,7 +78,7 @@ class Inputs:
     def __str__(self) -> str:
         tensors = list(named_tensors(self.named_values()))
         shown = [f"{name} {' x '.join(map(str, sizes(one))) or 'scalar'} {str(one.dtype).removeprefix('torch.')}" for name, one in tensors]
-        return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")  # noqa: PLR2004
+        return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")  # noqa: PLR2004 - as many as are read at a glance
 
 
 def model_of(called: object) -> torch.nn.Module | None:
@@ -134,11 +143,21 @@ def _described(signature: Mapping[str, inspect.Parameter], name: str, value: Any
     """`value` with sizes read as tensors, also those inside a tuple or a dict."""
     if isinstance(value, (tuple, torch.Size)) and all(type(one) is int and one >= 0 for one in value):
         return value if _wants_tuple(signature.get(name), name) else Spec(tuple(value))
+    if isinstance(value, slice) and isinstance(value.start, tuple) and isinstance(value.stop, str):
+        return Spec(tuple(value.start), dtype=_dtype(value.stop))
     if type(value) is dict:
         return {key: _described({}, str(key), item) for key, item in value.items()}
     if type(value) in {tuple, list} and all(type(item) is tuple for item in value):
         return type(value)(_described({}, name, item) for item in value)
     return value
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        msg = f"there is no dtype {name!r}: write one of torch's, as in `(2, 5):int64`"
+        raise TorchDebugError(msg)
+    return found
 
 
 def _wants_tuple(parameter: inspect.Parameter | None, name: str) -> bool:

@@ -9,6 +9,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nested._internal.nested_tensor import NestedTensor
 from torch.overrides import TorchFunctionMode
@@ -17,6 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torchdebug_magics.instruments.shapes.flops import scratch_bytes
 from torchdebug_magics.instruments.shapes.leaves import named_tensors, sizes
+from torchdebug_magics.instruments.shapes.unchecked import is_unchecked
 from torchdebug_magics.probing.where import user_frame
 
 if TYPE_CHECKING:
@@ -48,8 +50,8 @@ class Made:
     shape: tuple[int, ...]
     args: tuple[Any, ...] = field(default=(), repr=False)
     """Its arguments that are no tensors."""
-    line: tuple[CodeType, int] | None = field(default=None, repr=False)
-    """The user's own, innermost."""
+    line: tuple[CodeType, int, int] | None = field(default=None, repr=False)
+    """The user's own, innermost: its code, its number, and the instruction that ran."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +73,17 @@ class Failed:
 
 
 class Origins(TorchFunctionMode):
-    """Follows functions as the user calls them. `instead` may replace one call, by its number, with another function."""
+    """Follows functions as the user calls them. `instead` may replace one call, by its number, with another function.
 
-    def __init__(self, calls: Calls, instead: Instead | None = None) -> None:
+    Lines of the user's are looked for above the function of ours whose code is `below`: what called that asked for a report.
+    """
+
+    def __init__(self, calls: Calls, instead: Instead | None = None, fakes: Fakes | None = None, below: CodeType | None = None) -> None:
         super().__init__()
+        self._below = below
+        self._fakes = fakes
+        self.unchecked: set[str] = set()
+        """Ops that refuse some values, and ran on tensors whose values are not known."""
         self._calls = calls
         self._instead: Instead = {} if instead is None else instead
         self._made: Any = WeakIdKeyDictionary()
@@ -108,6 +117,8 @@ class Origins(TorchFunctionMode):
                 self.failed = self._failed(func, name, number, args, kwargs, error)
             raise
         self._follow(name, number, args, kwargs, out)
+        if self._fakes is not None and is_unchecked(name, (args, kwargs), self._fakes):
+            self.unchecked.add(name.strip("_"))
         return out
 
     def _note_use(self, args: Any) -> None:
@@ -125,7 +136,7 @@ class Origins(TorchFunctionMode):
             if inputs is None:
                 inputs = tuple((sizes(one), self._made.get(one)) for _, one in named_tensors((args, kwargs)))
                 plain = tuple(one for one in args if isinstance(one, (int, float, tuple, list, str)) and not _holds_tensor(one))
-            self._made[tensor] = Made(name, current.path if current else "", number, inputs, sizes(tensor), plain, _line())
+            self._made[tensor] = Made(name, current.path if current else "", number, inputs, sizes(tensor), plain, _line(self._below))
 
     def _failed(self, func: Any, name: str, number: int, args: Any, kwargs: Any, error: Exception) -> Failed:
         operands = tuple(named_tensors(args)) + tuple((f"{key}", tensor) for key, tensor in named_tensors(kwargs))
@@ -144,6 +155,8 @@ class Arithmetic(TorchDispatchMode):
     """Every op below autograd: run on fakes where there are some, and counted."""
 
     _torchdebug_owner = None
+    supports_higher_order_operators = True
+    """Else torch refuses what takes a function, such as `flex_attention`, while the mode is on."""
 
     def __init__(
         self,
@@ -176,6 +189,8 @@ class Arithmetic(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return self._with_function(func, args, kwargs)
         if func.namespace == "prim":
             # By far the most frequent question: kernels ask each operand for its device.
             return args[0].fake_device if func is _DEVICE and isinstance(args[0], FakeTensor) else func(*args, **kwargs)
@@ -186,6 +201,12 @@ class Arithmetic(TorchDispatchMode):
             return func(*args, **kwargs)
         whole = self._in_parts(func, args, kwargs)
         return self._followed(func, args, kwargs) if whole is NotImplemented else whole
+
+    def _with_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An op that takes a function has no schema to check it by, and runs as it is: the modes below know how."""
+        out = func(*args, **kwargs)
+        self._add(self._formulas.count(func, args, kwargs, out))
+        return out
 
     def _in_parts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an op that is made of others, which come by one at a time; else NotImplemented."""
@@ -207,12 +228,14 @@ class Arithmetic(TorchDispatchMode):
         if self._saved is not None:
             for tensor, size_bytes in scratch_bytes(func, args, out):
                 self._saved.put_at(tensor, size_bytes)
-        flops = self._formulas.count(func, args, kwargs, out)
+        self._add(self._formulas.count(func, args, kwargs, out))
+        return out
+
+    def _add(self, flops: int) -> None:
         if flops:
             self.total += flops
             if (current := self._calls.current) is not None:
                 current.flops += flops
-        return out
 
 
 _QUESTIONS = frozenset(
@@ -233,9 +256,9 @@ _QUESTIONS = frozenset(
 )
 
 
-def _line() -> tuple[CodeType, int] | None:
-    frame = user_frame(sys._getframe(3))
-    return None if frame is None else (frame.f_code, frame.f_lineno)
+def _line(below: CodeType | None) -> tuple[CodeType, int, int] | None:
+    frame = user_frame(sys._getframe(3), below=below)
+    return None if frame is None else (frame.f_code, frame.f_lineno, frame.f_lasti)
 
 
 def function_name(func: Any) -> str:

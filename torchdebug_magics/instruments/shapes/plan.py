@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics import machine
 from torchdebug_magics.instruments.shapes.leaves import named_tensors, sizes
 from torchdebug_magics.instruments.shapes.report import Need
+from torchdebug_magics.machine.gpus import Gpus
+from torchdebug_magics.machine.limits import smallest_limit
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.inputs import Inputs
@@ -71,5 +72,9 @@ def _limit(model: torch.nn.Module) -> _Limit:
     if device.type == "cuda" and torch.cuda.is_initialized():
         properties = torch.cuda.get_device_properties(device)
         return _Limit(int(properties.total_memory), str(properties.name))
-    found = next(iter(machine.gpus()), None) or machine.smallest_limit()
-    return _Limit(None, "") if found is None else _Limit(*found)
+    with Gpus() as gpus:
+        gpu = next(iter(gpus.read()), None)
+    if gpu is not None:
+        return _Limit(gpu.total_bytes, gpu.name)
+    found = smallest_limit()
+    return _Limit(None, "") if found is None else _Limit(found.limit_bytes, found.whose)

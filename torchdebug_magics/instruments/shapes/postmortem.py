@@ -16,13 +16,15 @@ from torchdebug_magics.instruments.shapes.columns import layout as layout_of
 from torchdebug_magics.instruments.shapes.examine import see
 from torchdebug_magics.instruments.shapes.explain import of_op, place
 from torchdebug_magics.instruments.shapes.frames import failed_in
+from torchdebug_magics.instruments.shapes.refused import refused_module
+from torchdebug_magics.instruments.shapes.replay import Replay
 from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import tabulated
 from torchdebug_magics.probing.where import is_user_code
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.examine import Seen
-    from torchdebug_magics.instruments.shapes.ops import Failed
+    from torchdebug_magics.instruments.shapes.report import Failure
 
 __all__ = ["after_error"]
 
@@ -37,18 +39,23 @@ class _Called:
 
 
 def after_error(error: BaseException, *, layout: Layout | None = None, **options: Any) -> ShapesReport | None:
-    """The report on a failed call; None where no module was running and no op of torch's failed."""
+    """The report on a failed call; None where no op of torch's failed, neither in a module nor outside of any."""
     if not isinstance(error, Exception):
         return None
     layout = layout or layout_of(**options)
     called = _outermost_call(error)
-    if called is not None:
+    if called is not None and not _is_loss(called.model):
         seen = see(called.model, called.args, called.kwargs)
-        if seen.error is not None and _is_same(seen, error):
+        if seen.error is not None and (_is_of_compiler(error) or _is_same(seen, error)):
             seen.notes.append("read from the error of the cell before; the cell was not run again")
             return _in_the_words_of(error, tabulated(seen, layout))
-    failed = failed_in(error)
-    return None if failed is None else _alone(failed, error, layout)
+    if _is_of_compiler(error):
+        return None
+    if (refused := refused_module(error)) is not None:
+        return _without_rows(refused, layout)
+    replay = Replay()
+    failed = failed_in(error, replay)
+    return None if failed is None else _without_rows(of_op(failed, error, replay.known), layout)
 
 
 def _outermost_call(error: BaseException) -> _Called | None:
@@ -63,6 +70,11 @@ def _is_same(seen: Seen, error: BaseException) -> bool:
     return seen.run.error is not None and _deepest(seen.run.error) == _deepest(error)
 
 
+def _is_of_compiler(error: BaseException) -> bool:
+    """Whether it was raised while the compiler looked at the code: its frames are the compiler's own, not the model's."""
+    return type(error).__module__.partition(".")[2].startswith("_dynamo")
+
+
 def _deepest(error: BaseException) -> tuple[int | None, tuple[str, int] | None]:
     """(the innermost module that ran, the innermost line of the user's inside a module)."""
     module: int | None = None
@@ -75,7 +87,12 @@ def _deepest(error: BaseException) -> tuple[int | None, tuple[str, int] | None]:
     return module, line
 
 
-def _alone(failed: Failed, error: Exception, layout: Layout) -> ShapesReport:
+def _is_loss(model: torch.nn.Module) -> bool:
+    """One of torch's own: its error is that of the function in it, whose arguments stand in the user's line."""
+    return type(model).__module__ == torch.nn.modules.loss.__name__
+
+
+def _without_rows(failure: Failure, layout: Layout) -> ShapesReport:
     """The report on an op outside every module: there is no table, and there is why."""
     return ShapesReport(
         model="",
@@ -87,7 +104,7 @@ def _alone(failed: Failed, error: Exception, layout: Layout) -> ShapesReport:
         param_bytes=0,
         activation_bytes=0,
         mode="fake",
-        failure=of_op(failed, error),
+        failure=failure,
         layout=layout,
     )
 
@@ -95,5 +112,5 @@ def _alone(failed: Failed, error: Exception, layout: Layout) -> ShapesReport:
 def _in_the_words_of(error: BaseException, report: ShapesReport) -> ShapesReport:
     if report.failure is None:
         return report
-    failure = replace(report.failure, error=f"{type(error).__name__}: {error}", location=place(error))
-    return replace(report, failure=failure)
+    where = place(error) if not _is_of_compiler(error) else report.failure.location or place(error)
+    return replace(report, failure=replace(report.failure, error=f"{type(error).__name__}: {error}", location=where))

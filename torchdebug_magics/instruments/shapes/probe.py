@@ -6,14 +6,17 @@ loop runs at its speed.
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.shapes.calls import Calls, shapes
 from torchdebug_magics.instruments.shapes.columns import layout
 from torchdebug_magics.instruments.shapes.flops import FlopFormulas
 from torchdebug_magics.instruments.shapes.ops import Arithmetic, Origins
+from torchdebug_magics.instruments.shapes.pairs import taken_in_pairs
 from torchdebug_magics.instruments.shapes.parameters import Parameters
 from torchdebug_magics.instruments.shapes.postmortem import after_error
 from torchdebug_magics.instruments.shapes.saved import Saved
@@ -21,6 +24,7 @@ from torchdebug_magics.instruments.shapes.tabulate import Watched, of_cell
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import unwrapped
+from torchdebug_magics.probing.where import locate, user_frame
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -38,7 +42,8 @@ _VARIANTS = 4
 class ShapesProbe:
     """See `shapes`."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, last_error: str = "", **options: Any) -> None:
+        self._last_error = last_error
         self._layout = layout(**options)
         self._guard = Guard()
         self._hooks = Hooks()
@@ -58,6 +63,9 @@ class ShapesProbe:
         self._depth = 0
         self._arithmetic: Arithmetic | None = None
         self._failed: ShapesReport | None = None
+        self._is_new_loss = False
+        """Whether a model was followed since the last backward pass."""
+        self._warning = ""
 
     def attach(self, stack: ExitStack) -> None:
         """Follow every module call."""
@@ -71,6 +79,7 @@ class ShapesProbe:
                 self._enter(module, args)
 
         self._hooks.call_starts(stack, starting)
+        self._hooks.autograd_calls(stack, "backward", self._around_backward)
 
     def sweep(self) -> None:
         """Remove what an interrupt left."""
@@ -82,7 +91,8 @@ class ShapesProbe:
         failure = self._failed.failure if self._failed is not None else None
         counts = {self._parts[one]: sum(seen.values()) for one, seen in self._seen.items()}
         watched = Watched(self._calls, self._parameters, self._formulas, self._flops, self._saved.total_bytes, counts)
-        return of_cell(watched, self._layout, failure, self._guard.problems)
+        report = of_cell(watched, self._layout, failure, self._guard.problems)
+        return replace(report, warning=self._warning) if report.rows else replace(report, last_error=self._last_error)
 
     def live(self) -> None:
         """There is no live view."""
@@ -120,7 +130,7 @@ class ShapesProbe:
             self._parameters.learn(module)
             self._calls.name(module)
             self._saved.leave_out(module)
-        self._running, self._depth = ExitStack(), 1
+        self._running, self._depth, self._is_new_loss = ExitStack(), 1, True
         self._hooks.call_ends(self._ends, self._leave)
         self._calls.enter(module, args)
         self._arithmetic = Arithmetic(self._calls, self._formulas, None)
@@ -135,6 +145,19 @@ class ShapesProbe:
         if not self._depth:
             self._close()
         self._guard.run("following a call", self._calls.leave, module, args, kwargs, output)
+
+    def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if self._is_new_loss and not self._warning and threading.get_ident() == self._thread:
+            self._is_new_loss = False
+            losses = args[0] if args else kwargs.get("tensors")
+            self._warning = self._guard.run("the look at the loss", self._warned, losses) or ""
+        return original(*args, **kwargs)
+
+    def _warned(self, losses: Any) -> str:
+        said = taken_in_pairs(losses)
+        frame = user_frame(sys._getframe()) if said else None
+        return said if frame is None else f"{said} · {locate(frame)}"
 
     def _close(self) -> None:
         running, self._running = self._running, None

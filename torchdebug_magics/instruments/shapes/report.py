@@ -42,6 +42,8 @@ class Row:
     """Saved for the backward pass by this call with all that runs inside it; what is shared is counted once, where it was saved first."""
     formula: str = ""
     """The outputs' shapes in terms of the symbolic inputs, such as ``"(B, T, 4*D)"``; empty unless asked for."""
+    input_formula: str = ""
+    """The inputs' shapes, likewise."""
     note: str = ""
 
 
@@ -117,6 +119,20 @@ class Need:
         """Whether it stays below the limit."""
         return None if self.limit_bytes is None else self.total_bytes <= self.limit_bytes
 
+    @property
+    def sentence(self) -> str:
+        """What it takes, whether that fits, and what would."""
+        batch = "" if self.batch is None else f" at batch {self.batch:,}"
+        said = f"Training with {self.optimizer}{batch} needs about {byte_size(self.total_bytes)}"
+        if self.limit_bytes is None:
+            return f"{said}."
+        limit = f"the {byte_size(self.limit_bytes)}{f' of {self.limit}' if self.limit else ''}"
+        most = self.largest_batch
+        if self.fits:
+            return f"{said}: fits {limit}{f'; batch {count(most)} would too' if most and most != self.batch else ''}."
+        rest = "" if most is None else f"; batch {count(most)} would" if most else "; no batch would"
+        return f"{said}: does not fit {limit}{rest}."
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
@@ -146,6 +162,8 @@ class ShapesReport(Report):
     trainable_params: int
     buffer_count: int
     total_flops: int
+    unchecked_ops: tuple[str, ...] = ()
+    """Ops that refuse some values, and ran on tensors whose values are not known."""
     uncounted_ops: tuple[str, ...] = ()
     """Ops that ran and whose arithmetic no formula counts: elementwise ones, normalisations and the like."""
     param_bytes: int
@@ -157,6 +175,10 @@ class ShapesReport(Report):
     symbols: str = ""
     """What a letter of the formulas stands for where the model fixes it, such as ``"D = 768"``."""
     failure: Failure | None = None
+    warning: str = ""
+    """What came through, and is most likely not meant."""
+    last_error: str = ""
+    """In which the cell before ended, where nothing else is to be said."""
     needs: tuple[Need, ...] = ()
     layout: Layout = Layout()
 
@@ -165,6 +187,10 @@ class ShapesReport(Report):
         """What it takes and gives, or where it broke and what to change."""
         if self.failure is not None:
             return _broken(self.failure)
+        if self.warning:
+            return self.warning
+        if not self.rows and self.last_error:
+            return f"the last error is not one I can explain: {self.last_error}"
         if not self.rows:
             return "no module was called: put `%%shapes` above a cell that calls a model, or write `%shapes model input`"
         size = f"{self.model or 'the cell'}: {count(self.total_params)} parameters ({byte_size(self.param_bytes)})"
@@ -187,10 +213,10 @@ def _idle(unused: tuple[str, ...]) -> str:
     if not unused:
         return ""
     named = ", ".join(f"`{path}`" for path in unused[:3])
-    return f"; never called: {named}" + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")  # noqa: PLR2004
+    return f"; never called: {named}" + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")  # noqa: PLR2004 - as many as are read at a glance
 
 
 def _outputs(rows: tuple[Row, ...]) -> str:
     root = next((row for row in rows if row.depth == 0), rows[0])
     shapes = [" x ".join(map(str, shape)) or "scalar" for shape in root.output_shapes]
-    return ", ".join(shapes[:3]) + (f" and {len(shapes) - 3} more" if len(shapes) > 3 else "") or "nothing"  # noqa: PLR2004
+    return ", ".join(shapes[:3]) + (f" and {len(shapes) - 3} more" if len(shapes) > 3 else "") or "nothing"  # noqa: PLR2004 - as many as are read at a glance

@@ -54,7 +54,7 @@ class Symbols(Fakes):
         return self._symbolic(torch.empty(sizes, dtype=dtype, device="cpu" if device.type == "meta" else device))
 
     def _symbolic(self, tensor: torch.Tensor) -> torch.Tensor:
-        from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext  # noqa: PLC0415
+        from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext  # noqa: PLC0415 - takes a second, and only --symbolic needs it
 
         if (self._one_batch or (tensor.dim() and tensor.shape[0] == 1)) and tensor.dim() > 1:
             # A size of 1 is never a symbol: it might be broadcast.
@@ -95,13 +95,19 @@ def with_formulas(seen: Seen, rows: tuple[Row, ...]) -> tuple[tuple[Row, ...], s
     symbols = Symbols([*given, *(torch.empty(spec.sizes) for spec in _specs(seen) if not given)])
     run = forward(seen.model, seen.inputs, symbols, trial=True, saves=False, symbolic=True)
     outputs = [one.symbols for one in run.calls.made]
+    inputs = [one.taken for one in run.calls.made]
     if run.error is not None or len(outputs) > len(rows):
         reason = next(iter(str(run.error or "its calls depend on the sizes").splitlines()), "")
         return rows, "", f"sizes could not be kept as symbols: {reason[:160]}"
     outputs += [()] * (len(rows) - len(outputs))  # rows of modules that were not called
+    inputs += [()] * (len(rows) - len(inputs))
     width = _width(outputs)
+
+    def said(sizes: Sequence[Sequence[Any]]) -> str:
+        return ", ".join(symbols.written(one, width) for one in sizes)
+
     written = [
-        replace(row, formula=", ".join(symbols.written(one, width) for one in sizes)) for row, sizes in zip(rows, outputs, strict=True)
+        replace(row, input_formula=said(taken), formula=said(sizes)) for row, taken, sizes in zip(rows, inputs, outputs, strict=True)
     ]
     return tuple(written), f"{_WIDTH} = {width}" if any(_WIDTH in row.formula for row in written) else "", ""
 
@@ -112,6 +118,6 @@ def _specs(seen: Seen) -> list[Spec]:
 
 def _width(outputs: Sequence[Sequence[Sequence[Any]]]) -> int | None:
     """The last size of most outputs of three dimensions, where the model fixes it: the width of a transformer."""
-    last = Counter(sizes[-1] for call in outputs for sizes in call if len(sizes) == 3 and isinstance(sizes[-1], int))  # noqa: PLR2004
+    last = Counter(sizes[-1] for call in outputs for sizes in call if len(sizes) == len(_LETTERS[3]) and isinstance(sizes[-1], int))
     found = last.most_common(1)
     return found[0][0] if found and found[0][0] >= _SMALLEST_WIDTH else None

@@ -26,9 +26,10 @@ __all__ = ["Watched", "of_cell", "params_only", "tabulated"]
 def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
     """Everything that was seen, frozen."""
     run = seen.run
+    failure = None if seen.error is None else explained(seen)  # first, as it may add to the notes
     further, unused = uncalled(seen.model, run) if run.error is None else ((), ())
     return ShapesReport(
-        problems=tuple(seen.notes),
+        problems=(*seen.notes, *run.problems),
         model=type(seen.model).__name__,
         inputs=str(seen.run.given),
         rows=run.calls.rows() + further,
@@ -37,12 +38,13 @@ def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
         buffer_count=run.parameters.buffers,
         total_flops=run.flops,
         uncounted_ops=run.formulas.names(),
+        unchecked_ops=run.unchecked if seen.error is None else (),
         param_bytes=run.parameters.bytes,
         buffer_bytes=run.parameters.buffer_bytes,
         activation_bytes=run.saved_bytes,
         unused=unused,
         mode=seen.mode,
-        failure=None if seen.error is None else explained(seen),
+        failure=failure,
         needs=needs(seen.model, run.parameters, run.saved_bytes, run.given) if seen.error is None else (),
         layout=layout,
     )

@@ -21,6 +21,7 @@ from torchdebug_magics.probing.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.writes import Writes
+    from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["untouched"]
 
@@ -31,18 +32,20 @@ _DEEP = 4
 
 
 @contextmanager
-def untouched(model: torch.nn.Module, given: Any, stand_in: Callable[[torch.Tensor], torch.Tensor], writes: Writes) -> Iterator[None]:
+def untouched(
+    model: torch.nn.Module, given: Any, stand_in: Callable[[torch.Tensor], torch.Tensor], writes: Writes, guard: Guard
+) -> Iterator[None]:
     """Inside, each parameter, buffer and tensor attribute of `model` is its `stand_in`; compiled parts run as they were written.
 
     Afterwards every attribute of every module, what hooks and globals hold, the arguments `given`, random generators and torch's flags
-    are what they were.
+    are what they were; `guard` notes what resists.
     """
     modules = _modules(model)
     with ExitStack() as stack:
         stack.callback(RandomState.take().put_back)
         _keep_flags(stack)
         stack.enter_context(_quiet())
-        stack.callback(Snapshot([given, *_surroundings(modules)]).put_back)
+        stack.callback(Snapshot([given, *_surroundings(modules)]).put_back, guard)
         stack.callback(writes.put_back)
         for module in modules:
             if isinstance(module, torch.jit.ScriptModule):

@@ -56,7 +56,7 @@ def page(report: ShapesReport) -> Page:
     if report.uncounted_ops:
         title = f"{plural(len(report.uncounted_ops), 'operation')} whose FLOPs are not counted"
         blocks.append(Fold(title, (Facts((("no formula for", ", ".join(f"`{op}`" for op in report.uncounted_ops)),)),)))
-    status: Status = "bad" if report.failure else "good" if report.rows and not report.unused else "info"
+    status: Status = "bad" if report.failure else "warn" if report.warning else "good" if report.rows and not report.unused else "info"
     return Page("shapes", status, report.verdict, tuple(blocks))
 
 
@@ -66,24 +66,29 @@ def page(report: ShapesReport) -> Page:
 def _failure(failure: Failure) -> list[Block]:
     verified = [fix for fix in failure.fixes if fix.verified]
     others = [fix for fix in failure.fixes if not fix.verified]
-    advice = [(f"fix {number}" if len(verified) > 1 else "fix", _fix(fix)) for number, fix in enumerate(verified, start=1)]
-    advice += [("to try", _fix(fix)) for fix in others]
+    alone = failure.module is None
+    advice = [(f"fix {number}" if len(verified) > 1 else "fix", _fix(fix, alone=alone)) for number, fix in enumerate(verified, start=1)]
+    advice += [("to try", _fix(fix, alone=alone)) for fix in others]
     location = failure.location
     code = [Code(((location.line, location.source),), location.line, str(location))] if location is not None and location.source else []
     facts = Facts(tuple((name, text) for name, text in _facts(failure) if text))
     return [*([Facts(tuple(advice))] if advice else []), *code, facts, *_chain(failure.chain)]
 
 
-def _fix(fix: Fix) -> str:
+def _fix(fix: Fix, *, alone: bool) -> str:
     """What to write, why, and what was done to know that it helps."""
     edits = "` and `".join(line.strip() for line in fix.code.splitlines() if line.strip())
-    tried = "tried on a copy: the forward comes through" if fix.verified else "not tried"
+    tried = "tried on a copy: the forward comes through"
+    if alone:
+        tried = "tried on zeros of the same shapes: the operation comes through"
+    if not fix.verified:
+        tried = "not tried"
     return f"`{edits}`{f' · {fix.why}' if fix.why else ''} · {tried}"
 
 
 def _facts(failure: Failure) -> list[tuple[str, str]]:
     where = "" if failure.module is None else f"`{failure.module}`" if failure.module else "the model's own forward, outside its parts"
-    names = [f"`{name}`" for name in failure.operand_names]
+    names = [f"`{name}`" if name else "" for name in failure.operand_names]
     return [
         ("operation", f"`{failure.op}`" if failure.op else ""),
         ("module", where),
@@ -210,7 +215,11 @@ def _totals(report: ShapesReport) -> list[tuple[str, str]]:
         found.append(("letters", f"{report.symbols}; the others are sizes of the input"))
     if report.unused:
         found.append(("never called", f"{', '.join(f'`{path}`' for path in report.unused)}: the forward does not use what they hold"))
-    return [*found, ("how", _HOW[report.mode])]
+    return [*found, ("how", f"{_HOW[report.mode]}{_unchecked(report.unchecked_ops)}")]
+
+
+def _unchecked(ops: Sequence[str]) -> str:
+    return f"; whether {', '.join(f'`{op}`' for op in ops)} would refuse a value was not checked, which `--real` does" if ops else ""
 
 
 def _legend(report: ShapesReport, nodes: Sequence[Node]) -> str:
@@ -238,18 +247,4 @@ def _needs(needs: Sequence[Need]) -> list[Block]:
     table = Table("To train it, estimated", tuple(_NEEDS), rows, _NEEDS, misfits, is_sequence=True)
     adam = next((need for need in needs if need.optimizer == "Adam"), needs[-1])
     rest = "Not counted: what kernels need for a moment, and what the allocator leaves unused."
-    return [Note(f"{_sentence(adam)} {rest}", "warn" if adam.fits is False else "info"), table]
-
-
-def _sentence(need: Need) -> str:
-    """What one optimizer takes, whether it fits, and what would."""
-    batch = "" if need.batch is None else f" at batch {need.batch:,}"
-    said = f"Training with {need.optimizer}{batch} needs about {byte_size(need.total_bytes)}"
-    if need.limit_bytes is None:
-        return f"{said}."
-    limit = f"the {byte_size(need.limit_bytes)}{f' of {need.limit}' if need.limit else ''}"
-    most = need.largest_batch
-    if need.fits:
-        return f"{said}: fits {limit}{f'; batch {count(most)} would too' if most and most != need.batch else ''}."
-    rest = "" if most is None else f"; batch {count(most)} would" if most else "; no batch would"
-    return f"{said}: does not fit {limit}{rest}."
+    return [Note(f"{adam.sentence} {rest}", "warn" if adam.fits is False else "info"), table]

@@ -12,8 +12,8 @@ from tests.nan_cases import ANY, Case, Expect, Nothing, all_cases
 from tests.nan_cases.door import compare, compare_location, plain, purity, raised, watch
 
 CASES = all_cases()
-# Recording only: a third of the easy ones, and all that are about loops and side effects.
-RECORDED = [*CASES[::3], *(case for case in CASES[1:] if case.name.startswith(("flow_", "hard_", "optimizer_")))]
+# Recording only: a sixth of the easy ones, and all that are about loops and side effects.
+RECORDED = [*CASES[::6], *(case for case in CASES[1:] if case.name.startswith(("flow_", "hard_", "optimizer_")))]
 
 
 def _named(cases: Iterable[Case]) -> list[Any]:

@@ -67,3 +67,29 @@ def test_a_gradient_that_changed_after_its_backward_still_blames_what_changed_it
         optimizer.step()
 
     assert found(step).diagnosis in {"clip_inf", "div_zero"}
+
+
+def test_the_verdict_says_what_was_born_and_what_became_of_it():
+    def step():
+        values = torch.zeros(2, requires_grad=True)
+        (values.log() * 0).sum().backward()
+
+    finding = found(step)
+    assert (finding.kind, finding.sink_kind) == ("inf", "nan")
+    assert finding.sentence().startswith("NaN born at step 0")
+
+
+def test_a_model_of_buffers_alone_that_nobody_keeps_is_looked_at():
+    class Table(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.zeros(1))
+
+        def forward(self, x):
+            return x / self.scale
+
+    def step():
+        with torch.no_grad():
+            Table()(torch.ones(1))
+
+    assert found(step).op == "div"

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from torchdebug_magics.instruments.nanhunt.livein import lists_around, local_values, parse, read_before_written, written
+from torchdebug_magics.instruments.nanhunt.livein import lists_around, parse, read_before_written, written
+from torchdebug_magics.probing.where import local_values
 
 
 def body(text: str) -> list[ast.stmt]:

@@ -246,3 +246,13 @@ def test_models_without_data_that_are_alive_are_passed_by() -> None:
     report = nanhunt(model(torch.ones(1, 2)).sum())
     assert (report.finding.phase, report.finding.tensor) == ("parameter", "weight")
     del fake
+
+
+def test_a_lazy_module_that_is_alive_beside_it_is_passed_by():
+    beside = torch.nn.LazyLinear(3)
+    bad = torch.tensor([1.0, float("nan")])
+    model = nn.Linear(2, 1)
+    model.weight.data[0, 0] = math.nan
+    assert nanhunt(bad).findings
+    assert nanhunt(model.weight).findings
+    assert beside.has_uninitialized_params()

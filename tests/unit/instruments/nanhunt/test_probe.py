@@ -461,7 +461,7 @@ def test_after_an_interrupted_replay_the_session_goes_on() -> None:
             bad_step(model)
         model.zero_grad()
         bad_step(model)
-    assert session.report.findings[-1].op == "log"
+    assert session.report.findings[-1].op == "log", session.report.problems
 
 
 @pytest.mark.parametrize("delay_s", [0.0002, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.02])

@@ -19,7 +19,6 @@ from torch import nn
 
 from torchdebug_magics import NonFiniteError, nanhunt
 from torchdebug_magics.instruments.nanhunt.attempt import same_bits
-from torchdebug_magics.instruments.nanhunt.replay import _merged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,15 +57,6 @@ def test_same_of_other_types_and_numbers() -> None:
     assert not same_bits((torch.ones(1),), ())
     assert same_bits((), ())
     assert not same_bits((torch.tensor([complex(1, nan)]),), (torch.tensor([complex(1, inf)]),))
-
-
-def test_recorded_arguments_win_but_for_what_is_in_the_graph() -> None:
-    leaf = torch.ones(1, requires_grad=True)
-    old, new, data, other = leaf * 1, leaf * 2, torch.ones(1), torch.zeros(1)
-    args, kwargs = _merged(((new, other), {"k": other}), ((old, data), {"k": data}))
-    assert args[0] is new
-    assert args[1] is data
-    assert kwargs["k"] is data
 
 
 def bad(model: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import weakref
 from typing import Any
@@ -172,6 +173,7 @@ def test_lbfgs_that_cannot_be_put_back_says_what_was_changed(monkeypatch: pytest
 
 
 def test_lbfgs_that_spoils_its_parameters_is_the_optimizers_fault() -> None:
+    torch.manual_seed(0)
     model = nn.Linear(4, 1)
     closure = Closure(model, torch.optim.LBFGS(model.parameters(), lr=float("inf"), max_iter=4), 0)
     with pytest.raises(NonFiniteError), nanhunt() as session:
@@ -285,3 +287,39 @@ HALF = [nn.Parameter(torch.ones(2).half())]
 )
 def test_which_updates_are_risky(optimizer: torch.optim.Optimizer, peak: float, risky: bool) -> None:
     assert is_risky(optimizer, peak) is risky
+
+
+class Normed(torch.optim.Optimizer):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.norms: list[float] = []
+        self.total = torch.zeros(())
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # as users write it
+        del closure
+        for group in self.param_groups:
+            for one in group["params"]:
+                self.norms.append(float(one.grad.norm()))
+                self.total.add_(one.grad.norm())
+                one.sub_(one.grad / one.grad.norm())
+
+
+@pytest.mark.parametrize("keep_going", [True, False])
+def test_an_update_that_is_taken_again_leaves_nothing_in_the_optimizer(keep_going: bool) -> None:
+    weight = nn.Parameter(torch.ones(2))
+    for optimizer in (Normed([weight]), torch.optim.SGD([weight], lr=float("inf"))):
+        defaults = dict(optimizer.defaults)
+        weight.data.fill_(1.0)
+        weight.grad = torch.zeros(2)
+        with contextlib.suppress(NonFiniteError), nanhunt(keep_going=keep_going) as session:
+            optimizer.step()
+        assert session.report.finding is not None
+        assert session.report.finding.phase == "optimizer"
+        assert optimizer.defaults == defaults
+        assert optimizer.param_groups[0]["params"] == [weight]
+        if isinstance(optimizer, Normed):
+            assert session.report.finding.op == "div"
+            assert session.report.finding.diagnosis == "div_zero"
+            assert optimizer.norms == [0.0]
+            assert optimizer.total == 0.0

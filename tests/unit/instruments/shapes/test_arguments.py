@@ -264,3 +264,43 @@ def test_a_spec_lives_where_the_model_does():
     model = nn.Linear(4, 2, device="meta")
     report = torchdebug_magics.shapes(model, (3, 4))
     assert (report.mode, report.rows[0].device, report.rows[0].output_shapes) == ("meta", "meta", ((3, 2),))
+
+
+@pytest.mark.parametrize(
+    ("line", "inputs"),
+    [
+        ("nn.Embedding(9, 4) (3, 4):int64", "input 3 x 4 int64"),
+        ("nn.Embedding(9, 4) (3,4):int32", "input 3 x 4 int32"),
+        ("nn.Embedding(9, 4) (3, 4) : torch.int64 --depth 1", "input 3 x 4 int64"),
+        ("nn.Bilinear(2, 3, 4).double() (5, 2):float64 (5, 3):torch.float64", "input1 5 x 2 float64, input2 5 x 3 float64"),
+        ("nn.Embedding(9, 4) input=(3, 4):int32 --depth 1", "input 3 x 4 int32"),
+        ("nn.Bilinear(2, 3, 4).double() (5, 2):float64 input2 = (5, 3):float64", "input1 5 x 2 float64, input2 5 x 3 float64"),
+    ],
+)
+def test_a_size_with_its_dtype(line, inputs, names, shell):
+    report = run(shell, names, line)
+    assert report.failure is None, report.failure
+    assert report.inputs == inputs
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("model (3, 4):int63", "there is no dtype 'int63': write one of torch's, as in `(2, 5):int64`"),
+        ("model x --depth -1", "--depth takes 0 or more, and -1 is less: 0 shows the model alone"),
+        ("model x --depth many", "%shapes: argument --depth: invalid int value: 'many'; %shapes? lists what it takes"),
+        ("model x --deep 3", "%shapes: "),
+    ],
+)
+def test_a_wrong_line_is_one_line_about_that_line(line, said, names, shell):
+    with pytest.raises(UsageError) as wrong:
+        run(shell, names, line)
+    assert str(wrong.value).startswith(said)
+    assert "%%" not in str(wrong.value)
+    assert "\n" not in str(wrong.value)
+
+
+def test_above_a_cell_the_magic_has_two_signs(shell):
+    with capture_output():
+        error = shell.run_cell("%%shapes --deep\n1").error_in_exec
+    assert str(error).startswith("%%shapes: ")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.unit.instruments.shapes.models import CASES, Output, linear, of
@@ -332,3 +333,26 @@ WITHIN = {
 @pytest.mark.parametrize("name", WITHIN)
 def test_indices_within_their_table_are_none(name):
     assert seen(of(WITHIN[name], table=nn.Embedding(10, 4)), torch.tensor([[0, 1], [2, 0]])).failure is None
+
+
+def test_lazy_buffers_are_sized_on_the_copy_too():
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(3))
+    report = examine(model, torch.ones(2, 1, 6, 6)).report
+    assert report.failure is None
+    assert report.rows[-1].output_shapes == ((2, 3),)
+    assert type(model[1]) is nn.LazyBatchNorm2d
+    assert type(model[1].running_mean) is nn.UninitializedBuffer
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_an_op_that_takes_a_function_is_followed_and_counted(real):
+    class Net(nn.Module):
+        def forward(self, x):
+            return flex_attention(x, x, x)
+
+    x = torch.randn(2, 4, 16, 8)
+    report = examine(Net(), x, real=real).report
+    assert report.failure is None, report.failure
+    assert report.mode == ("real" if real else "fake")
+    assert report.rows[0].output_shapes == ((2, 4, 16, 8),)
+    assert report.total_flops == 2 * 2 * (2 * 4) * 16 * 16 * 8

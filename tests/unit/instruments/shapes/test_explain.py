@@ -61,6 +61,22 @@ def test_the_verdict_says_it_all_at_a_glance() -> None:
     assert report.verdict.endswith("`return self.fc(h)` · verified fix: `fc = nn.Linear(576, 10)`")
 
 
+def test_without_a_line_of_the_users_the_librarys_is_named_or_the_one_that_asked() -> None:
+    from transformers import BertConfig, BertModel
+
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    model = BertModel(BertConfig(vocab_size=100, max_position_embeddings=16, **small))
+    failure = broken(model, input_ids=torch.randint(0, 100, (2, 20)))
+    assert failure.location is not None
+    assert failure.location.file.endswith("modeling_bert.py")
+    assert failure.location.function == "forward"
+    assert failure.explanation == "`input_ids` is 2 x 20, and the model has 16 positions (max_position_embeddings)"
+    failure = broken(nn.Sequential(nn.Linear(4, 8), nn.Linear(9, 2)), torch.randn(3, 4))
+    assert failure.location is not None
+    assert failure.location.file == __file__
+    assert failure.location.function == "broken"
+
+
 def test_a_failure_in_a_helper_of_the_users_is_placed_there() -> None:
     def scores(q: Any, k: Any) -> Any:
         return q @ k

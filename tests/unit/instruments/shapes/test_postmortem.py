@@ -85,10 +85,13 @@ def test_the_rows_up_to_the_failure_are_shown(shell: InteractiveShell) -> None:
 
 
 @pytest.mark.parametrize("cell", ["1 / 0", "raise ValueError('mine')", "{}['k']", "net.nothing"])
-def test_other_errors_are_none_of_its_business(shell: InteractiveShell, cell: str) -> None:
+def test_of_other_errors_it_says_that_it_cannot_explain_them(shell: InteractiveShell, cell: str) -> None:
     report = after(shell, cell)
     assert report.failure is None
-    assert "no module was called" in report.verdict
+    error = shell.last_execution_result.error_in_exec  # of the bare `%shapes`, which raises nothing
+    assert error is None
+    assert report.verdict.startswith("the last error is not one I can explain: ")
+    assert report.verdict.rpartition(": ")[2] in {"division by zero", "mine", "'k'", "'Net' object has no attribute 'nothing'"}
 
 
 def test_after_a_cell_that_passed_there_is_nothing_to_explain(shell: InteractiveShell) -> None:
@@ -100,3 +103,22 @@ def test_after_a_cell_that_passed_there_is_nothing_to_explain(shell: Interactive
         shell.run_cell("1")
         shell.run_cell("%shapes -o post\nnet.conv(x)")
     assert [row.type for row in shell.user_ns["post"].rows] == ["Conv2d"]
+
+
+def test_lines_are_those_of_the_model_and_never_the_one_that_asked(shell: InteractiveShell) -> None:
+    post = after(shell, "nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(5, 6))(torch.randn(1, 3))")
+    assert [(step.op, step.location) for step in post.failure.chain] == [("input", None), ("linear", None), ("relu", None)]
+    post = after(shell, "net(x)")
+    assert [step.location.source for step in post.failure.chain if step.location] == [
+        "x = F.relu(self.conv(x))",
+        "x = F.relu(self.conv(x))",
+        "return self.fc(x.flatten(1))",
+    ]
+
+
+def test_a_compiled_model_is_explained_as_it_was_written(shell: InteractiveShell) -> None:
+    post = after(shell, "torch.compile(net, backend='eager')(x)")
+    assert post.verdict.startswith("`fc` expects 100 features, gets 288 = 8 x 6 x 6 from `conv`")
+    assert post.failure.location.source == "return self.fc(x.flatten(1))"
+    assert post.failure.fixes[0].code == "fc = nn.Linear(288, 10)"
+    assert "TorchRuntimeError" in post.failure.error

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from torchdebug_magics.instruments.shapes.view import page
+
 SETUP = """import torch
 from torch import nn
 torch.manual_seed(0)
@@ -128,3 +130,61 @@ def test_modules_of_two_models() -> None:
         ("0", ((2, 5),)),
     ]
     assert session.report.total_params == 16 + 25
+
+
+REGRESSION = """import torch
+from torch import nn
+import torch.nn.functional as F
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+x, y = torch.randn(8, 4), torch.randn(8)
+"""
+
+
+@pytest.mark.parametrize(
+    ("loss", "output"),
+    [
+        ("F.mse_loss(model(x), y)", "8 x 1"),
+        ("nn.MSELoss()(model(x), y)", "8 x 1"),
+        ("F.smooth_l1_loss(model(x), y)", "8 x 1"),
+        ("nn.HuberLoss()(model(x), y)", "8 x 1"),
+        ("((model(x) - y) ** 2).mean()", "8 x 1"),
+        ("(y - model(x)).abs().mean() + 1e-3 * sum(p.square().sum() for p in model.parameters())", "8 x 1"),
+        ("F.mse_loss(model(x).squeeze(-1), y.unsqueeze(1))", "8"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")  # torch's own, which it says of some losses
+def test_a_loss_of_all_pairs_is_warned_of_first(loss: str, output: str, observe: Any) -> None:
+    seen = observe("shapes", f"{REGRESSION}loss = {loss}\nloss.backward()")
+    assert seen.error is None
+    said = f"the loss is of 8 x 8 pairs, each of the 8 outputs with each of the 8 targets: the output is {output}, "
+    assert seen.report.verdict.startswith(said)
+    assert page(seen.report).status == "warn"
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "F.mse_loss(model(x).squeeze(1), y)",
+        "F.mse_loss(model(x), y[:, None])",
+        "F.mse_loss(model(x), torch.tensor(0.5))",
+        "F.mse_loss(model(x), torch.zeros(1))",
+        "F.mse_loss(model(x).expand(-1, 8), torch.randn(8, 8))",
+        "F.mse_loss(model(x).repeat(1, 8), torch.randn(8, 8))",
+        "(model(x)[:, 0][:, None] - model(x)[:, 0]).square().mean()",
+        "(model(x).squeeze(1).unsqueeze(1) - y).square().mean()",
+        "(model(x).view(-1, 1) - y).abs().mean()",
+        "(model(x) - model(x).t()).square().mean()",
+        "(model(x) - torch.randn(8, 3)).square().mean()",
+        "(model(x[:1]) - y[:1]).square().mean()",
+        "F.cross_entropy(torch.cat([model(x), -model(x)], 1), torch.zeros(8, dtype=torch.long))",
+        "torch.cdist(model(x), model(x)).mean()",
+        "(model(x) * y).mean()",
+        "F.margin_ranking_loss(model(x), model(x) + 1, torch.ones(8, 1))",
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_loss_as_it_is_meant_is_no_warning(loss: str, observe: Any) -> None:
+    seen = observe("shapes", f"{REGRESSION}loss = {loss}\nloss.backward()")
+    assert seen.error is None
+    assert seen.report.warning == ""
+    assert seen.report.verdict.startswith("Sequential")

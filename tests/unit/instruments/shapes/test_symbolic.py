@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from torchdebug_magics import shapes
+from torchdebug_magics.html import plain
+from torchdebug_magics.instruments.shapes.view import page
 
 
 def formulas(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, str]:
@@ -78,3 +80,12 @@ def test_a_failing_forward_fails_as_without_it() -> None:
     report = shapes(nn.Linear(3, 4), (2, 5), symbolic=True)
     assert report.failure is not None
     assert report.failure.op == "linear"
+
+
+def test_the_inputs_are_formulas_too() -> None:
+    report = shapes(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(2), nn.Conv1d(8, 4, 1)), (2, 3, 20, 20), symbolic=True)
+    assert [row.input_formula for row in report.rows[:2]] == ["(B, 3, H, W)"] * 2
+    assert [row.input_formula for row in report.rows[1:]][1:] == [row.formula for row in report.rows[1:]][:-1]
+    shown = " ".join(plain.render(page(report)).split())
+    assert "(B, 3, H, W)" in shown
+    assert "2 x 3 x 20 x 20" not in shown.partition("Every module call")[2].partition("parameters")[0]

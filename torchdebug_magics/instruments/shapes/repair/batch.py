@@ -24,10 +24,11 @@ def mixed_batch(run: Forward) -> str:
     batches = {one[0] for one in inputs}
     if len(batches) != 1 or batches <= {0, 1}:
         return ""
-    batch = batches.pop()
+    if any(getattr(call.module, "batch_first", True) is False for call in run.calls.made):  # steps first, and the batch may be second
+        batches |= {one[1] for one in inputs} - {1}
     joined = {size for one in inputs for size in itertools.accumulate(one, operator.mul)}
     for _, tensor in named_tensors(run.output):
         found = sizes(tensor)
-        if found and batch not in found and found[0] not in joined:
+        if found and not batches.intersection(found) and found[0] not in joined:
             return f"comes through, but gives {shape(found)} for an input of {shape(inputs[0])}: the batch is lost"
     return ""

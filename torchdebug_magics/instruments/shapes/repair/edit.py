@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,19 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand, Sizes
     from torchdebug_magics.instruments.shapes.repair.source import Site
 
-__all__ = ["CallEdit", "Change", "Edit", "OpEdit", "method", "on_operand", "parameter_edit", "together"]
+__all__ = [
+    "CallEdit",
+    "Change",
+    "Edit",
+    "OpEdit",
+    "as_typed",
+    "at_tensor",
+    "method",
+    "on_operand",
+    "parameter_edit",
+    "then",
+    "together",
+]
 
 
 @dataclass(frozen=True)
@@ -31,6 +44,11 @@ def method(name: str, *args: Any) -> Change:
     """``method("flatten", 1)`` is ``x.flatten(1)``."""
     shown = ", ".join(map(repr, args))
     return Change(lambda x: f"{x}.{name}({shown})", lambda tensor: getattr(tensor, name)(*args))
+
+
+def then(first: Change, second: Change) -> Change:
+    """Both, one after the other."""
+    return Change(lambda x: second.text(first.text(x)), lambda tensor: second.apply(first.apply(tensor)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +67,8 @@ class CallEdit:
     path: str
     site: Site | None
     arguments: Callable[[Any, Any], tuple[Any, Any]]
+    result: Callable[[Any], Any] | None = None
+    """What is made of its output, where that is changed too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +86,12 @@ class Edit:
     calls: tuple[CallEdit, ...] = ()
     inputs: Mapping[str, Change] = field(default_factory=dict)
     """By the forward's names for them."""
+    attributes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Numbers of a module of the user's own, by its path and by name."""
     many: int = 1
     """How many places of the code it touches."""
+    moves: bool = False
+    """Whether modules have other numbers from then on, so that it is to be typed after those that name them."""
 
     @property
     def natural(self) -> bool:
@@ -78,10 +102,22 @@ class Edit:
 _UNNATURAL = 45
 
 
+def as_typed(path: str) -> str:
+    """A module path as Python: ``blocks[0].fc``; ``model[1]`` where the model itself is a list of modules."""
+    typed = ""
+    for name in path.split("."):
+        if name.isidentifier() and not iskeyword(name):
+            typed = f"{typed}.{name}".lstrip(".")
+        elif name:
+            typed = f"{typed or 'model'}[{name if name.isdigit() else repr(name)}]"
+    return typed or "model"
+
+
 def together(first: Edit, second: Edit) -> Edit:
     """Two edits of which the first alone leads no further."""
+    typed = (second, first) if first.moves else (first, second)
     return Edit(
-        f"{first.code}\n{second.code}",
+        "\n".join(edit.code for edit in typed),
         "; ".join(filter(None, (first.why, second.why))),
         first.rank,
         {**first.modules, **second.modules},
@@ -89,18 +125,24 @@ def together(first: Edit, second: Edit) -> Edit:
         (*first.ops, *second.ops),
         (*first.calls, *second.calls),
         {**first.inputs, **second.inputs},
+        {**first.attributes, **second.attributes},
         first.many + second.many,
+        first.moves or second.moves,
     )
 
 
-def on_operand(facts: Facts, at: int, change: Change, *, rank: int = 10, why: str = "", first: bool = False) -> list[Edit]:
+def on_operand(
+    facts: Facts, at: int, change: Change, *, rank: int = 10, why: str = "", first: bool = False, owned: bool = False
+) -> list[Edit]:
     """The edit that changes the operand at this place of the failing op or module, written where the user would write it.
 
-    None where that is not in the user's code. An input is changed at the `first` line of the forward, if it is to be.
+    None where that is not in the user's code. An input is changed at the `first` line of the forward, if it is to be. A parameter is only
+    changed if it may be `owned`, in the user's own expression.
     """
     operand = facts.operands[at]
     if operand.owned:
-        return []
+        edit = _in_place(facts, at, change) if owned else None
+        return [] if edit is None else [_ranked(edit, rank, why)]
     if facts.calls_module:
         edit = _input(operand, change) or _argument(facts, at, change) or _insertion(facts, at, change)
         edit = edit or _input(replace(operand, made=same_input(operand.made), name=""), change)
@@ -113,7 +155,7 @@ def parameter_edit(operand: Operand, sizes: Sizes, *, rank: int = 30) -> list[Ed
     """A parameter of the user's own with other sizes."""
     if not operand.owned or not isinstance(operand.tensor, torch.nn.Parameter):
         return []
-    code = f"{operand.name} = nn.Parameter(torch.zeros({', '.join(map(str, sizes))}))"
+    code = f"{as_typed(operand.name)} = nn.Parameter(torch.zeros({', '.join(map(str, sizes))}))"
     return [Edit(code, "the parameter as large as what it meets", rank, parameters={operand.name: sizes})]
 
 
@@ -135,6 +177,8 @@ def _input(operand: Operand, change: Change) -> Edit | None:
         return None
     name = operand.made.op
     shown = operand.name if operand.name.isidentifier() else name
+    if not shown.isidentifier():  # a part of a tuple or a mapping
+        return None
     return Edit(f"{shown} = {change.text(shown)}", inputs={name: change})
 
 
@@ -176,8 +220,8 @@ def _insertion(facts: Facts, at: int, change: Change) -> Edit | None:
         return None
     if layer != "x.flatten(1)":
         return None
-    code = f"{parent or 'model'}.insert({place}, nn.Flatten())"
-    return Edit(code, calls=(CallEdit(facts.path, None, lambda args, kwargs: at_tensor(0, change.apply, args, kwargs)),))
+    code = f"{as_typed(parent)}.insert({place}, nn.Flatten())"
+    return Edit(code, calls=(CallEdit(facts.path, None, lambda args, kwargs: at_tensor(0, change.apply, args, kwargs)),), moves=True)
 
 
 def _ranked(edit: Edit, rank: int, why: str) -> Edit:

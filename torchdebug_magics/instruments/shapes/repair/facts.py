@@ -10,6 +10,7 @@ import torch
 
 from torchdebug_magics.instruments.shapes.leaves import named_tensors, sizes
 from torchdebug_magics.instruments.shapes.repair.source import Site, site_of
+from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.where import owner
 
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ class Facts:
     given: tuple[Operand, ...] = ()
     """The tensors that this module was called with."""
     call: Call | None = None
+    outer: tuple[tuple[int | str, Operand], ...] = ()
+    """The tensors in the user's own call where the failing module stands inside what was called: by place or name."""
+    outer_path: str = ""
     modules: Mapping[str, torch.nn.Module] = field(default_factory=dict)
     """Those that ran, by path."""
     inputs: tuple[tuple[str, torch.Tensor], ...] = ()
@@ -85,6 +89,8 @@ class Facts:
     """Whether that expression itself calls the failing op or the failing module, with nothing of the user's in between."""
     values: Callable[[torch.Tensor], torch.Tensor | None] = lambda _: None
     """The numbers in a tensor, where they are known."""
+    guard: Guard = field(default_factory=Guard)
+    """Told of a rule that stumbles over these facts."""
 
     @property
     def who(self) -> str:
@@ -114,7 +120,7 @@ def _file(module: torch.nn.Module) -> str:
     return code.co_filename if code is not None else ""
 
 
-def facts_of(run: Forward, said: BaseException | None = None) -> Facts:
+def facts_of(run: Forward, said: BaseException | None = None, guard: Guard | None = None) -> Facts:
     """From a run that broke; `said` is its error for real tensors, where that is known."""
     assert run.error is not None
     failed = run.failed if run.failed is not None and run.failed.error is run.error else None
@@ -134,8 +140,9 @@ def facts_of(run: Forward, said: BaseException | None = None) -> Facts:
     )
     operands = _operands(failed, site, names, below) if failed is not None else given
     return Facts(
+        guard=guard or Guard(),
         error=run.error,
-        text=first_line(said or run.error),
+        text=_said(run, said or run.error),
         op=failed.op if failed is not None else None,
         func=failed.func if failed is not None else None,
         args=failed.args if failed is not None else (),
@@ -145,12 +152,27 @@ def facts_of(run: Forward, said: BaseException | None = None) -> Facts:
         module=inner.module if inner is not None else None,
         given=given,
         call=call,
+        outer=_outer(run, below),
+        outer_path=next((one.path for one in running if len(below) > 1 and one.module is below[0].module), ""),
         modules={one.path: one.module for one in run.calls.made},
         inputs=inputs,
         site=site,
         direct=site is not None and len(below) <= 1,
         values=_values(run),
     )
+
+
+def _outer(run: Forward, below: list[Call]) -> tuple[tuple[int | str, Operand], ...]:
+    if len(below) < 2:
+        return ()
+    given: list[tuple[int | str, Any]] = [*enumerate(below[0].args), *below[0].kwargs.items()]
+    return tuple((key, Operand(one, "", owned=False, made=run.made(one))) for key, one in given if isinstance(one, torch.Tensor))
+
+
+def _said(run: Forward, said: BaseException) -> str:
+    """TorchScript quotes its own code, and not always what the op in it said."""
+    inner = run.failed.error if run.failed is not None and "TorchScript" in first_line(said) else said
+    return first_line(inner)
 
 
 def first_line(error: BaseException) -> str:
@@ -170,7 +192,7 @@ def module_calls(frames: list[FrameType]) -> list[Call]:
 _CALL = torch.nn.Module._call_impl.__code__
 
 
-def facts_of_op(failed: Failed, said: BaseException) -> Facts:
+def facts_of_op(failed: Failed, said: BaseException, known: Callable[[torch.Tensor], torch.Tensor | None]) -> Facts:
     """From an op outside every module, or one of which no more is known."""
     site, _ = site_of(failed.error)
     return Facts(
@@ -184,7 +206,7 @@ def facts_of_op(failed: Failed, said: BaseException) -> Facts:
         path=failed.module,
         site=site,
         direct=site is not None,
-        values=lambda tensor: tensor.detach(),
+        values=known,
     )
 
 

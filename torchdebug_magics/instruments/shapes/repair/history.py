@@ -12,7 +12,21 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.shapes.ops import Made
 
-__all__ = ["before", "came_from", "maker", "of_inputs", "product", "same_input", "steps"]
+__all__ = [
+    "JOINS",
+    "RESHAPES",
+    "before",
+    "came_from",
+    "channels_first",
+    "comes_from",
+    "features_last",
+    "joined_along",
+    "maker",
+    "of_inputs",
+    "product",
+    "same_input",
+    "steps",
+]
 
 _MAKERS = frozenset(
     [
@@ -54,8 +68,22 @@ _MAKERS = frozenset(
     ]
 )
 """Ops that decide sizes; the others pass on, or take from, those of their first operand."""
-_RESHAPES = frozenset(["view", "reshape", "flatten", "ravel", "view_as", "reshape_as"])
-_JOINS = frozenset(["cat", "concat", "concatenate", "hstack", "vstack"])
+_FEATURES_LAST = frozenset(
+    [
+        "linear",
+        "embedding",
+        "bilinear",
+        "lstm",
+        "gru",
+        "rnn_tanh",
+        "rnn_relu",
+        "multi_head_attention_forward",
+        "scaled_dot_product_attention",
+    ]
+)
+_TURNS = frozenset(["transpose", "permute", "t", "mT", "T", "swapaxes", "swapdims", "movedim", "view", "reshape", "flatten"])
+RESHAPES = frozenset(["view", "reshape", "flatten", "ravel", "view_as", "reshape_as"])
+JOINS = frozenset(["cat", "concat", "concatenate", "hstack", "vstack"])
 
 
 def steps(made: Made | None) -> Iterator[Made]:
@@ -73,7 +101,28 @@ def same_input(made: Made | None) -> Made | None:
 
 def of_inputs(made: Made | None) -> bool:
     """Whether it depends on what the model was called with."""
-    return made is not None and (made.number == 0 or any(of_inputs(one) for _, one in made.inputs))
+    todo, seen = [made], set()
+    while todo:
+        one = todo.pop()
+        if one is not None and id(one) not in seen:
+            if one.number == 0:
+                return True
+            seen.add(id(one))
+            todo += [inner for _, inner in one.inputs]
+    return False
+
+
+def comes_from(made: Made | None, first: Made) -> bool:
+    """Whether a step is among those that led to another."""
+    todo, seen = [made], set()
+    while todo:
+        one = todo.pop()
+        if one is first:
+            return True
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            todo += [inner for _, inner in one.inputs]
+    return False
 
 
 def before(made: Made) -> Made | None:
@@ -97,21 +146,25 @@ def came_from(made: Made | None) -> str:
         return ""
     if step.number == 0:
         return f"from the input `{step.op}`"
-    if step.op in _MAKERS and step.op not in _JOINS and step.module and not step.op.startswith(("__", "mat", "bmm")):
+    if step.op in _MAKERS and step.op not in JOINS and step.module and not step.op.startswith(("__", "mat", "bmm")):
         return f"from `{step.module}`"
     return f"from `{step.op.strip('_')}`" + (f" in `{step.module}`" if step.module else "")
 
 
-def product(made: Made | None, size: int) -> str:
-    """``16 x 6 x 6`` where the size came about by flattening, ``64 + 32`` by joining; empty where it was one from the start."""
+def product(made: Made | None, size: int, dim: int = -1) -> str:
+    """``16 x 6 x 6`` where the size came about by flattening, ``64 + 32`` by joining; empty where it was one from the start.
+
+    The size is that of dimension `dim`; where this stood in earlier shapes is known as long as the shape stays.
+    """
+    shape_now = made.shape if made is not None else ()
     for step in steps(made):
         if not step.inputs:
             return ""
-        if step.op in _JOINS:
-            parts = _joined(step, size)
+        if step.op in JOINS:
+            parts = _joined(step, size, dim % len(step.shape) if step.shape == shape_now else None)
             return " + ".join(map(str, parts)) if len(parts) > 1 else ""
         sizes = step.inputs[0][0]
-        for first in range(len(sizes) - 1 if step.op in _RESHAPES else 0):
+        for first in range(len(sizes) - 1 if step.op in RESHAPES else 0):
             merged = sizes[first:]
             if math.prod(merged) == size and size not in sizes:
                 return shape(merged)
@@ -120,10 +173,32 @@ def product(made: Made | None, size: int) -> str:
     return ""
 
 
-def _joined(step: Made, size: int) -> list[int]:
-    shapes = [sizes for sizes, _ in step.inputs if len(sizes) == len(step.shape)]
-    for dim, whole in enumerate(step.shape):
-        parts = [sizes[dim] for sizes in shapes]
-        if whole == size and sum(parts) == whole:
-            return parts
-    return []
+def joined_along(step: Made) -> int | None:
+    """The dimension along which tensors were joined; None where it cannot be told."""
+    parts = [sizes for sizes, _ in step.inputs if len(sizes) == len(step.shape)]
+    return next((dim for dim, whole in enumerate(step.shape) if len(parts) > 1 and sum(one[dim] for one in parts) == whole), None)
+
+
+def _joined(step: Made, size: int, dim: int | None) -> list[int]:
+    along = joined_along(step)
+    if along is None or step.shape[along] != size or along != (along if dim is None else dim):
+        return []
+    if dim is None and step.shape.count(size) > 1:  # it may be the other one
+        return []
+    return [sizes[along] for sizes, _ in step.inputs if len(sizes) == len(step.shape)]
+
+
+def channels_first(made: Made | None) -> bool:
+    """Whether what decided its sizes puts the channels in dimension 1, and no op since then has turned them: a convolution."""
+    for step in steps(made):
+        if step.op in _TURNS:
+            return False
+        if step.op in _MAKERS:
+            return step.op.startswith("conv")
+    return False
+
+
+def features_last(made: Made | None) -> bool:
+    """Whether what decided its sizes puts the features last: a Linear, an embedding, a recurrent module or attention."""
+    step = maker(made)
+    return step is not None and step.op in _FEATURES_LAST

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from torchdebug_magics.instruments.shapes.repair.edit import Edit
+from torchdebug_magics.instruments.shapes.repair.edit import Edit, as_typed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +45,7 @@ _KINDS: dict[type[nn.Module], tuple[tuple[str, ...], dict[str, Any]]] = {
     **dict.fromkeys((nn.RNNCell, nn.LSTMCell, nn.GRUCell), _CELL),
     nn.MultiheadAttention: _ATTENTION,
     nn.PReLU: (("num_parameters",), {}),
+    nn.Flatten: ((), {"start_dim": 1, "end_dim": -1}),
 }
 _MANY = ("kernel_size", "stride", "padding", "dilation", "output_padding", "normalized_shape")
 _WITHOUT = {
@@ -94,7 +95,7 @@ def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20
     new = {**made_with, **changes}
     if not _possible(kind, new):
         return []
-    code = f"{path or 'model'} = {_code(kind, new)}"
+    code = f"{as_typed(path or '')} = {_code(kind, new)}"
     return [Edit(code, why, rank, modules={path or "": _maker(kind, new)})]
 
 

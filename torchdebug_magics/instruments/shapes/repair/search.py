@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.shapes.repair.batch import mixed_batch
 from torchdebug_magics.instruments.shapes.repair.facts import Facts, facts_of
 from torchdebug_magics.instruments.shapes.repair.rules import diagnosis
+from torchdebug_magics.instruments.shapes.repair.trial import tried_on_op
 from torchdebug_magics.instruments.shapes.report import Fix
 
 if TYPE_CHECKING:
@@ -16,9 +18,12 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.edit import Edit
     from torchdebug_magics.instruments.shapes.repair.trial import Trials
 
-__all__ = ["fixes"]
+__all__ = ["fixes", "fixes_of_op"]
 
 _SHOWN = 4
+_NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|[\d x]+")
+_ALWAYS_THROUGH = frozenset(["view", "reshape", "view_as", "reshape_as", "unflatten"])
+"""Alone, another view of a tensor comes through whatever was meant."""
 _WIDE = (5, 3, 2, 1)
 """How many half-way states are taken further after each round; there is one round more."""
 
@@ -33,6 +38,8 @@ class _State:
     rank: int = 0
     remade: bool = False
     """Whether a module was made anew twice, for what comes in and for what is to go out."""
+    complaints: frozenset[str] = frozenset()
+    """What was wrong so far, without names and numbers: the same op may fail for one reason after another."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +70,7 @@ def fixes(candidates: Sequence[Edit], facts: Facts, reached: int, trials: Trials
     if trials is None or not candidates:
         return tuple(_fix((edit,), verified=False) for edit in _by_rank(candidates)[:2])
     search = _Search(trials)
-    states = [_State((), facts, reached)]
+    states = [_State((), facts, reached, complaints=frozenset([_complaint(facts)]))]
     for wide in (*_WIDE, 0):
         states = sorted(search.round(states, candidates), key=lambda one: (one.remade, one.rank, -one.reached))[:wide]
         if not states or any(way.natural and not way.mixed for way in search.through):
@@ -74,6 +81,17 @@ def fixes(candidates: Sequence[Edit], facts: Facts, reached: int, trials: Trials
     plain = [way for way in search.through if not way.remade]
     ways = sorted(plain or search.through, key=lambda way: way.order)[:_SHOWN]
     return tuple(_fix(way.edits, verified=not way.mixed, also=way.mixed) for way in ways)
+
+
+def fixes_of_op(facts: Facts, candidates: Sequence[Edit]) -> tuple[Fix, ...]:
+    """Those with which the op alone comes through, on zeros of the same shapes; those that could not be tried where none does."""
+    told = facts.site.text if facts.site is not None else ""
+    edits = [edit for edit in _by_rank(candidates) if edit.code != told]
+    if facts.op in _ALWAYS_THROUGH:
+        return tuple(_fix((edit,), verified=False) for edit in edits[:2])
+    tried = [(edit, tried_on_op(facts, edit)) for edit in edits]
+    verified = [_fix((edit,), verified=True) for edit, worked in tried if worked]
+    return tuple(verified[:_SHOWN] or [_fix((edit,), verified=False) for edit, worked in tried if worked is None][:2])
 
 
 class _Search:
@@ -104,15 +122,21 @@ class _Search:
         edits, rank, remade = (*kept, edit), state.rank + edit.rank, state.remade or len(kept) < len(state.edits)
         run = self._trials.run(edits)
         if run is not None and run.error is None:
-            mixed = (
-                mixed_batch(run) if any(one.modules for one in edits) else ""
-            )  # a layer made to fit samples that were taken for features
+            # A layer may have been made to fit samples that were taken for features.
+            mixed = mixed_batch(run) if any(one.modules for one in edits) else ""
             self.through.append(_Way(edits, rank, remade, mixed))
-        elif run is not None and run.reached > state.reached + len(edit.calls):  # a changed argument is one call more
-            return [_State(edits, facts_of(run), run.reached, rank, remade)]
         elif run is not None:
+            facts = facts_of(run, guard=self._trials.guard)
+            further = run.reached - state.reached - len(edit.calls)  # a changed argument is one call more
+            complaint = _complaint(facts)
+            if further > 0 or (not further and complaint not in state.complaints):
+                return [_State(edits, facts, run.reached, rank, remade, state.complaints | {complaint})]
             self.in_vain.add(edit.code)
         return []
+
+
+def _complaint(facts: Facts) -> str:
+    return _NAMES_AND_NUMBERS.sub("", diagnosis(facts).sentence)
 
 
 def _many(edits: tuple[Edit, ...]) -> int:
@@ -128,4 +152,5 @@ def _by_rank(edits: Sequence[Edit]) -> list[Edit]:
 
 def _fix(edits: tuple[Edit, ...], *, verified: bool, also: str = "") -> Fix:
     whys = dict.fromkeys([*(edit.why for edit in edits if edit.why), *([also] if also else [])])
-    return Fix(code="\n".join(edit.code for edit in edits), verified=verified, why="; ".join(whys), edits=_many(edits))
+    typed = (*(edit for edit in edits if not edit.moves), *(edit for edit in reversed(edits) if edit.moves))
+    return Fix(code="\n".join(edit.code for edit in typed), verified=verified, why="; ".join(whys), edits=_many(edits))

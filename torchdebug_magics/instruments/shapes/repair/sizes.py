@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,18 +31,20 @@ _MOST = 14
 def fitting_sizes(facts: Facts, found: Diagnosis, trials: Trials) -> tuple[Fix, ...]:
     """One, where the mismatching size grows with the input's height and width (or length), and some size lets the forward through."""
     named = next(((name, tensor) for name, tensor in facts.inputs if tensor.dim() in {3, 4, 5} and tensor.is_floating_point()), None)
-    if found.fit is None or named is None or not trials.left:
+    if (found.fit is None and not found.rounded) or named is None or not trials.left:
         return ()
     name, tensor = named
     spatial = tensor.dim() - 2
-    if not any(isinstance(one, _ALONG[spatial]) for one in facts.modules.values()):
+    if not found.rounded and not any(isinstance(one, _ALONG[spatial]) for one in facts.modules.values()):
         return ()
     now = tensor.shape[-1]
     if len(set(tensor.shape[2:])) != 1 or now < 2:
         return ()
     search = _Search(facts, name, tensor, spatial, trials)
+    if found.fit is None:
+        return search.multiple(now)
     first = search.smallest(now, found.fit)
-    if first is None:
+    if first is None or first < _largest_kernel(facts, spatial):  # a kernel would see but the padding
         return ()
     if search.outcome(4 * first) == 0 and search.outcome(first + 1) == 0:
         return (_fix(name, f"{_shown(first, spatial)} or more"),)
@@ -54,6 +57,11 @@ def fitting_sizes(facts: Facts, found: Diagnosis, trials: Trials) -> tuple[Fix, 
 
 def _fix(name: str, shown: str) -> Fix:
     return Fix(code=f"input of {shown}", verified=True, why=f"`{name}` of a size that fits the model as it is")
+
+
+def _largest_kernel(facts: Facts, spatial: int) -> int:
+    kernels = [getattr(one, "kernel_size", 1) for one in facts.modules.values() if isinstance(one, _ALONG[spatial])]
+    return max((max(one) if isinstance(one, tuple) else int(one) for one in kernels), default=1)
 
 
 class _Search:
@@ -81,12 +89,21 @@ class _Search:
             return None
         if run.error is None:
             return 0
-        facts = facts_of(run)
+        facts = facts_of(run, guard=self._trials.guard)
         fit = diagnosis(facts).fit
         if fit is None or (facts.path, facts.op) != (self._facts.path, self._facts.op):
             # It broke before it came there: too small for a kernel or a pool.
             return -1 if fit is not None or "small" in facts.text or "greater than" in facts.text else None
         return -1 if fit[0] < fit[1] else 1
+
+    def multiple(self, now: int) -> tuple[Fix, ...]:
+        """The next multiple of 2, 4, 8, 16 or 32 that fits, where the next one after it fits, too."""
+        for step in (2, 4, 8, 16, 32):
+            first = -(-now // step) * step
+            if now % step and self.outcome(first) == 0 and self.outcome(first + step) == 0:
+                found = _fix(self._name, _shown(first, self._spatial))
+                return (replace(found, why=f"{found.why}: a multiple of {step}"),)
+        return ()
 
     def smallest(self, now: int, fit: tuple[int, int]) -> int | None:
         """The smallest size that is not too small, if it fits."""

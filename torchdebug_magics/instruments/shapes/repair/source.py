@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import CodeType
 
-__all__ = ["Site", "site_of"]
+__all__ = ["Site", "site_at", "site_of"]
 
 _SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@"}
 _LONGEST = 60
@@ -127,6 +127,12 @@ def site_of(error: BaseException) -> tuple[Site | None, int]:
     return Site(frame.f_code, instruction, line, statement, expression, dict(frame.f_locals)), depth
 
 
+def site_at(code: CodeType, line: int, instruction: int) -> Site:
+    """A line that ran before: what its variables held is not known any more."""
+    statement, expression = _nodes(code, instruction, line)
+    return Site(code, instruction, line, statement, expression, {})
+
+
 def _nodes(code: CodeType, instruction: int, line: int) -> tuple[ast.stmt | None, ast.AST | None]:
     tree = _tree("".join(linecache.getlines(code.co_filename)))
     if tree is None:
@@ -140,7 +146,7 @@ def _nodes(code: CodeType, instruction: int, line: int) -> tuple[ast.stmt | None
     fits = (
         one
         for one in ast.walk(tree)
-        if isinstance(one, (ast.expr, ast.stmt))
+        if isinstance(one, (ast.expr, ast.AugAssign))
         and (one.lineno, one.col_offset, one.end_lineno, one.end_col_offset) == (first, column, last, end)
     )
     return statement, next(fits, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from torchdebug_magics.instruments.shapes.faking import Fakes
 from torchdebug_magics.instruments.shapes.forward import Forward, forward, zeros
 from torchdebug_magics.instruments.shapes.leaves import named_tensors, rebuilt
 from torchdebug_magics.instruments.shapes.ops import function_name
+from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.where import span, user_frame
 
@@ -23,40 +25,52 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.shapes.inputs import Inputs
     from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Change, Edit, OpEdit
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts
     from torchdebug_magics.instruments.shapes.repair.source import Site
 
-__all__ = ["Trials"]
+__all__ = ["Trials", "tried_on_op"]
 
 _QUICK_FLOPS = 2e9
 """Up to here a trial that needs data is run for real."""
+_WAITING = 3
+"""How many times longer than it computes all trials together may take."""
 _SMALL = 1 << 20
 """Elements up to which an input is changed for real, so that its numbers are known."""
 
 
 class Trials:
-    """Runs one model with edits, at most so many times and for so long."""
+    """Runs one model with edits, at most so many times and for so long.
+
+    The time is the processor's on this thread: a machine that is busy with other things finds the same fixes. A forward that waits, such as
+    for a lock or a file, is kept from waiting for ever by a limit on the clock's.
+    """
 
     def __init__(self, model: torch.nn.Module, inputs: Inputs, *, real: bool = False, most: int = 40, longest_s: float = 6.0) -> None:
         self.model = model
         self.inputs = inputs
+        self.guard = Guard()
+        """What of ours failed on the way."""
         self._real = real
         self._most = most
-        self._until = time.monotonic() + longest_s
-        self._slowest = 0.0
+        self._left_s = longest_s
+        self._until = time.monotonic() + _WAITING * longest_s
+        self._slowest_s = 0.0
 
     @property
     def left(self) -> bool:
         """Whether one more may be run."""
-        return self._most > 0 and time.monotonic() + self._slowest < self._until
+        return self._most > 0 and self._slowest_s < self._left_s and time.monotonic() < self._until
 
     def run(self, edits: Sequence[Edit]) -> Forward | None:
         """The forward with these edits; None where it cannot be told how it would go."""
         self._most -= 1
-        began = time.monotonic()
+        began = time.thread_time()
         try:
             return self._run(edits)
         finally:
-            self._slowest = max(self._slowest, time.monotonic() - began)
+            took_s = time.thread_time() - began
+            self._left_s -= took_s
+            self._slowest_s = max(self._slowest_s, took_s)
 
     def _run(self, edits: Sequence[Edit]) -> Forward | None:
         if self._real:
@@ -86,6 +100,31 @@ class Trials:
             return None
         finally:
             before.put_back()
+
+
+def tried_on_op(facts: Facts, edit: Edit) -> bool | None:
+    """Whether an op outside every model comes through with an edit, on fakes made of its operands; None where that cannot be told."""
+    if len(edit.ops) != 1 or edit.modules or edit.calls or edit.inputs or edit.parameters or edit.attributes:
+        return None
+    edited = edit.ops[0]
+    known = facts.values
+
+    def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+        values = known(tensor) if not tensor.is_floating_point() else None
+        return values if values is not None else torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+    if sum(one.tensor.numel() for one in facts.operands) > _SMALL:
+        return None
+    before = RandomState.take()
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            edited.run(facts.func, rebuilt(facts.args, stand_in), rebuilt(dict(facts.kwargs), stand_in))
+    except Exception:  # noqa: BLE001 - whatever torch says of the changed operands
+        return False
+    finally:
+        before.put_back()
+    return True
 
 
 class _Changed:
@@ -154,6 +193,10 @@ def _changed(model: torch.nn.Module, edits: Sequence[Edit], fakes: Fakes | None)
                 for table, name in _places(model, old):
                     stack.callback(table.__setitem__, name, old)
                     table[name] = new
+            for path, numbers in edit.attributes.items():
+                own = model.get_submodule(path).__dict__
+                stack.callback(own.update, {name: own[name] for name in numbers})
+                own.update(numbers)
             for path, sizes in edit.parameters.items():
                 _put_parameter(model, path, sizes, fakes, stack)
             for call in edit.calls:
@@ -201,6 +244,7 @@ def _put_call(model: torch.nn.Module, call: CallEdit, stack: ExitStack) -> None:
     def forward_changed(*args: Any, **kwargs: Any) -> Any:
         if call.site is None or _stands_at(call.site):
             args, kwargs = call.arguments(args, kwargs)
+            return call.result(inner(*args, **kwargs)) if call.result is not None else inner(*args, **kwargs)
         return inner(*args, **kwargs)
 
     stack.callback(own.pop, "forward", None) if had is None else stack.callback(own.__setitem__, "forward", had)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.shapes.repair.rules import (
     attention,
     broadcasting,
     convolution,
+    dimensions,
     features,
+    geometry,
     indexing,
     inputs,
     joins,
     kinds,
+    libraries,
     losses,
     norms,
     products,
     python,
     recurrent,
+    scaled_attention,
     tables,
     views,
 )
@@ -32,39 +35,45 @@ if TYPE_CHECKING:
 __all__ = ["Diagnosis", "diagnosis"]
 
 _RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
+    python.scripted,
     kinds.device,
     tables.embedding,
     losses.loss,
     python.tuples,
     recurrent.recurrent,
     attention.attention,
-    attention.scaled,
+    scaled_attention.scaled,
     features.bilinear,
     features.linear,
     convolution.convolution,
     convolution.pooling,
+    geometry.negative,
+    geometry.shuffle,
+    geometry.grid,
     norms.norm,
     kinds.dtype,
     products.einsum,
     products.matmul,
     joins.join,
     views.view,
-    views.expand,
+    dimensions.expand,
     indexing.index,
-    views.dimension,
+    dimensions.dimension,
     broadcasting.broadcast,
     python.unpacking,
     python.arguments,
+    libraries.picture,
+    libraries.absent,
 )
 
 
 def diagnosis(facts: Facts) -> Diagnosis:
     """What is wrong; the error's own words where no rule knows."""
     for rule in _RULES:
-        # A rule that stumbles over operands that it did not think of must not cost the user the report.
-        with contextlib.suppress(Exception):
-            if (found := rule(facts)) is not None:
-                return inputs.beside(facts, found)
+        # A rule that stumbles over operands that it did not think of must not cost the user the report; it is one line of it.
+        found = facts.guard.run(f"the rule {rule.__module__.rpartition('.')[2]}.{rule.__name__}", rule, facts)
+        if found is not None:
+            return inputs.beside(facts, found)
     return Diagnosis(_own_words(facts))
 
 

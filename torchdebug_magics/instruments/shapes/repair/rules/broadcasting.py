@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, parameter_edit
-from torchdebug_magics.instruments.shapes.repair.history import came_from, maker, of_inputs
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, as_typed, method, on_operand, parameter_edit
+from torchdebug_magics.instruments.shapes.repair.history import came_from, comes_from, maker, of_inputs
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, interpolated, orders, producer_edits, shown, turned
+from torchdebug_magics.instruments.shapes.repair.rules.inputs import shortened, too_long
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, interpolated, orders, padded, producer_edits, shown, turned
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
@@ -46,11 +49,19 @@ def broadcast(facts: Facts) -> Diagnosis | None:
     where = f" in `{facts.path}`" if facts.path and not (facts.site is not None and facts.direct) else ""
     sizes = f"{one.sizes[at]} and {other.sizes[at]} in {_place(at, len(one.sizes), len(other.sizes))}"
     sentence = f"{text}{where} does not fit {_told(one)} to {_told(other)}: {sizes}"
-    return Diagnosis(sentence, tuple(_edits(facts, a, b)), other if one.made is None else one, (one.sizes[at], other.sizes[at]))
+    table, other_size = (one, other.sizes[at]) if not of_inputs(one.made) else (other, one.sizes[at])
+    long = too_long(facts, other_size, table.sizes[at]) if not of_inputs(table.made) else ""
+    sentence += f": {long}" if long else ""
+    culprit, computed = other if one.made is None else one, of_inputs(one.made) and of_inputs(other.made)
+    return Diagnosis(
+        sentence, tuple(_edits(facts, a, b)), culprit, None if computed else (one.sizes[at], other.sizes[at]), rounded=computed
+    )
 
 
 def _is_about_sizes(text: str) -> bool:
-    return any(word in text for word in ("size", "shape", "broadcast", "dimension", "expand"))
+    return any(
+        word in text for word in ("must match the size of tensor", "broadcast", "match the existing size", "must match the existing")
+    )
 
 
 def _place(at: int, many: int, others: int) -> str:
@@ -81,9 +92,14 @@ def _edits(facts: Facts, a: int, b: int) -> list[Edit]:
         if one.owned:
             edits += _sized(one, other)
         edits += _strided(facts, one, other)
+        edits += padded(facts, one, other)
+        edits += _another(facts, at, other, 7 + later)
+        edits += _projected(facts, at, other, 9 + later)
         edits += _pictures(facts, at, other, 14 + later)
         edits += _cut(facts, at, other, 30 + later)
         dims = clashes(one.sizes, other.sizes)
+        if len(dims) == 1 and not of_inputs(one.made):  # a table of positions
+            edits += shortened(facts, other.sizes[dims[0]], one.sizes[dims[0]], rank=18)
         if len(dims) == 1:
             edits += producer_edits(facts, one, one.sizes[dims[0]], other.sizes[dims[0]], rank=20 + later)
     return edits
@@ -124,9 +140,10 @@ def _fits(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 def _moved(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     one = facts.operands[at]
-    if len(one.sizes) != len(other.sizes) or len(one.sizes) > 5 or sorted(one.sizes) != sorted(other.sizes):
+    if len(one.sizes) != len(other.sizes) or len(one.sizes) > 5:
         return []
-    order = next((order for order in orders(len(one.sizes)) if tuple(one.sizes[dim] for dim in order) == other.sizes), None)
+    found = (order for order in orders(len(one.sizes)) if not clashes(tuple(one.sizes[dim] for dim in order), other.sizes))
+    order = next((order for order in found if order[0] == 0 or sorted(one.sizes) == sorted(other.sizes)), None)
     return turned(facts, at, order, rank=rank) if order is not None else []
 
 
@@ -157,6 +174,48 @@ def _strided(facts: Facts, one: Operand, other: Operand) -> list[Edit]:
     return rebuilt_module(module, step.module, stride=module.stride[0] * ratio, rank=5, why="strides as the other way does")
 
 
+def _another(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
+    """The one other picture among the user's variables that has the wanted shape: a skip connection from the wrong level."""
+    one, site = facts.operands[at], facts.site
+    if (
+        len(one.sizes) != _IMAGES
+        or len(other.sizes) != _IMAGES
+        or site is None
+        or facts.op is None
+        or not facts.direct
+        or not of_inputs(one.made)
+    ):
+        return []
+    found = {
+        name: value
+        for name, value in site.names.items()
+        if isinstance(value, torch.Tensor) and tuple(value.shape) == other.sizes and value is not other.tensor and name.isidentifier()
+    }
+    if len(found) != 1 or one.name not in site.names:
+        return []
+    name, value = found.popitem()
+    change = Change(lambda _: name, lambda tensor: tensor.new_zeros(value.shape))
+    return on_operand(facts, at, change, rank=rank, why=f"`{name}` is {shape(other.sizes)}")
+
+
+def _projected(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
+    """The short way of a residual block, through a convolution of one pixel that changes channels and size."""
+    one = facts.operands[at]
+    if len(one.sizes) != _IMAGES or len(other.sizes) != _IMAGES or one.sizes[0] != other.sizes[0] or one.sizes[1] == other.sizes[1]:
+        return []
+    if one.made is None or not comes_from(other.made, one.made):
+        return []
+    strides = {-(-here // there) for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True) if there}
+    stride = strides.pop() if len(strides) == 1 else 0
+    if not stride or any(-(-here // stride) != there for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)):
+        return []
+    made = f"nn.Conv2d({one.sizes[1]}, {other.sizes[1]}, 1{f', stride={stride}' if stride > 1 else ''})"
+    change = Change(lambda x: f"self.shortcut({x})", lambda tensor: tensor.new_zeros(other.sizes))
+    edits = on_operand(facts, at, change, rank=rank, why="the short way as wide and as large as the long one")
+    place = as_typed(f"{facts.path}.shortcut" if facts.path else "shortcut")
+    return [replace(edit, code=f"{place} = {made}\n{edit.code}", many=2) for edit in edits if edit.ops]
+
+
 def _pictures(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     one = facts.operands[at]
     if len(one.sizes) != _IMAGES or len(other.sizes) != _IMAGES or one.sizes[:2] != other.sizes[:2] or not one.tensor.is_floating_point():
@@ -169,12 +228,22 @@ def _pictures(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
 def _cut(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     one = facts.operands[at]
     dims = clashes(one.sizes, other.sizes)
-    if one.owned or of_inputs(one.made) or any(one.sizes[dim] < other.sizes[dim] for dim in dims):
+    if len(one.sizes) == len(other.sizes) and -len(one.sizes) in dims:  # rows of the batch are not thrown away
         return []
+    if of_inputs(one.made) or any(one.sizes[dim] < other.sizes[dim] for dim in dims):
+        return []
+    if one.owned:
+        if -1 in dims or not isinstance(one.tensor, torch.nn.Parameter):  # features are not thrown away
+            return []
+        # As long as each sequence; but a picture is as large as the model is made for.
+        steps = [tensor.shape[1] for _, tensor in facts.inputs if tensor.dim() in {2, 3}]
+        rank = 11 if all(other.sizes[dim] in steps for dim in dims) else 13
     ends = tuple(slice(other.sizes[dim]) if dim in dims else slice(None) for dim in range(-len(one.sizes), 0))
     name = other.name if other.name.isidentifier() else ""
     texts = [_end(end, name, dim - len(one.sizes)) for dim, end in enumerate(ends)]
-    return on_operand(facts, at, _subscript(", ".join(texts), ends), rank=rank, why="as much of it as is needed")
+    while texts[-1] == ":":
+        texts.pop()
+    return on_operand(facts, at, _subscript(", ".join(texts), ends), rank=rank, why="as much of it as is needed", owned=True)
 
 
 def _end(end: slice, name: str, dim: int) -> str:

@@ -8,7 +8,9 @@ from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.history import channels_first
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, producer_edits, reordered
 
 if TYPE_CHECKING:
@@ -45,6 +47,12 @@ def _dimensions(facts: Facts, spatial: int) -> Diagnosis:
     edits: list[Edit] = []
     if len(x.sizes) == spatial:
         edits += on_operand(facts, 0, method("unsqueeze", 0), rank=8, why="one channel")
+    weight = facts.operands[1]
+    channels = weight.sizes[0] if "transpose" in (facts.op or "") else weight.sizes[1]
+    if len(x.sizes) == 2 and x.sizes[1] == channels and spatial > 1:
+        pixel = (slice(None), slice(None), *(None,) * spatial)
+        change = Change(lambda name: f"{name}[:, :{', None' * spatial}]", lambda one: one[pixel])
+        edits += on_operand(facts, 0, change, rank=3, why="each row a picture of one pixel")
     if len(x.sizes) == spatial + 3 and x.sizes[0] == 1:
         edits += on_operand(facts, 0, method("squeeze", 0), rank=6, why="without the dimension of one")
     if len(x.sizes) > spatial + 2:
@@ -55,18 +63,23 @@ def _dimensions(facts: Facts, spatial: int) -> Diagnosis:
 def _channels(facts: Facts, spatial: int, expected: int, got: int) -> Diagnosis:
     x = facts.operands[0]
     many = len(x.sizes)
-    last = x.sizes[-1] == expected and many > 1
-    sentence = f"{facts.who} expects {expected} channels, gets {gets(x, got)}"
+    last = x.sizes[-1] == expected and many > 1 and not channels_first(x.made)
+    sentence = f"{facts.who} expects {expected} channels, gets {gets(x, got, -spatial - 1)}"
+    if found := earlier(facts, x, expected, -spatial - 1):
+        return Diagnosis(sentence + found.words, found.edits, x)
     if many == spatial + 1:
         sentence += (
             f": {shape(x.sizes)} is read as one picture without a batch" if spatial > 1 else f": {shape(x.sizes)} is read without a batch"
         )
     elif last:
         sentence += f": its channels stand last in {shape(x.sizes)}"
-    edits = reordered(facts, 0, -spatial - 1, expected)
+    square = spatial > 1 and len(set(x.sizes[-spatial:])) == 1
+    edits = reordered(facts, 0, -spatial - 1, expected, rank=25 if square and x.sizes[0] != expected else 5)
+    edits = [] if channels_first(x.made) else edits
     if many == spatial + 1 and expected == 1:
         edits += on_operand(facts, 0, method("unsqueeze", 1), rank=3, why="one channel")
-    edits += _for_channels(facts, got)
+    if not (last and edits and not square and many == spatial + 2):  # made for its height, or its length, it would only come through
+        edits += _for_channels(facts, got)
     if got == 1 and expected > 1:
         sizes = [-1] * many
         sizes[-spatial - 1] = expected

@@ -9,9 +9,10 @@ from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand, parameter_edit, together
-from torchdebug_magics.instruments.shapes.repair.history import product
+from torchdebug_magics.instruments.shapes.repair.history import product, same_input
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, named, producer_edits, reordered
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier, with_size
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, named, producer_edits, reordered, there_and_back
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts
@@ -35,6 +36,9 @@ def linear(facts: Facts) -> Diagnosis | None:
         return None
     whole = "" if product(x.made, got) or len(x.sizes) <= 2 else f", the last dimension of {shape(x.sizes)}"
     sentence = f"{_who(facts, weight.name)} expects {expected} features, gets {gets(x, got)}{whole}"
+    if found := earlier(facts, x, expected):
+        edits = with_size(facts, found, expected, "in_features")
+        return Diagnosis(sentence + found.words, edits or tuple(_edits(facts, at, expected)), x)
     return Diagnosis(sentence, tuple(_edits(facts, at, expected)), x, (got, expected) if product(x.made, got) else None)
 
 
@@ -53,8 +57,9 @@ def _edits(facts: Facts, at: int, expected: int) -> list[Edit]:
         if not right and len(x.sizes) >= _IMAGES and flat and isinstance(facts.module, nn.Linear):
             edits += [together(flat[0], one) for one in rebuilt_module(facts.module, facts.path, in_features=math.prod(x.sizes[1:]))]
     if math.prod(x.sizes) == expected and len(x.sizes) > 1:
-        edits += on_operand(facts, at, method("reshape", 1, -1), rank=6, why="a batch of one")
+        edits += on_operand(facts, at, method("reshape", 1, -1), rank=6, why="a batch of one") if same_input(x.made) else []
     edits += reordered(facts, at, -1, expected)
+    edits += there_and_back(facts, at, -1, expected) if isinstance(facts.module, nn.Linear) else []
     if expected == 1:
         edits += on_operand(facts, at, method("unsqueeze", -1), rank=4, why="a feature dimension of one")
     if isinstance(facts.module, nn.Linear):

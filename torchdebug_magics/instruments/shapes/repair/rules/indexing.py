@@ -9,7 +9,8 @@ import torch
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.history import came_from
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, short_dtype
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import squeezed
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, producer_edits, short_dtype
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
@@ -66,7 +67,9 @@ def _subscript(facts: Facts) -> Diagnosis | None:
             if many == len(x.sizes) + 1 and x.is_input
             else []
         )
-        return Diagnosis(f"{text} names {many} dimensions, and {_told(x)} has {len(x.sizes)}", tuple(edits), x)
+        found = squeezed(facts, x)
+        words, before = (found.words, found.edits) if found is not None else ("", ())
+        return Diagnosis(f"{text} names {many} dimensions, and {_told(x)} has {len(x.sizes)}{words}", (*before, *edits), x)
     if "out of bounds" in facts.text or "out of range" in facts.text:
         return _bounds(facts, text, x)
     if "The shape of the mask" in facts.text or ("mask" in facts.text and len(facts.operands) > 1):
@@ -111,6 +114,20 @@ def _told(x: Operand) -> str:
     return f"{named(x, 'the tensor')} of {shape(x.sizes)}{f' {source}' if source and f'`{x.name}`' not in source else ''}"
 
 
+def _added(facts: Facts, x: Operand, dim: Any) -> Diagnosis | None:
+    """What is added has to be as wide as what it is added to."""
+    source = facts.operands[-1]
+    if not isinstance(dim, int) or len(source.sizes) != len(x.sizes) or not x.sizes:
+        return None
+    wrong = [at for at, pair in enumerate(zip(x.sizes, source.sizes, strict=True)) if at != dim % len(x.sizes) and pair[0] != pair[1]]
+    if not wrong:
+        return None
+    at = wrong[0]
+    sizes = f"{source.sizes[at]} and {x.sizes[at]} in dimension {at}"
+    sentence = f"`{facts.op}` along dimension {dim} adds {_told(source)} to {_told(x)}: {sizes}"
+    return Diagnosis(sentence, tuple(producer_edits(facts, source, source.sizes[at], x.sizes[at])), source)
+
+
 def _op(facts: Facts) -> Diagnosis | None:
     x = facts.operands[0]
     at = next((at for at, one in enumerate(facts.operands) if at and one.tensor.dtype in {torch.int64, torch.int32}), None)
@@ -123,6 +140,8 @@ def _op(facts: Facts) -> Diagnosis | None:
         return Diagnosis(f"`{facts.op}` takes whole numbers as its index, and {named(one, 'it')} is {short_dtype(one)}", tuple(casts), one)
     one = facts.operands[at]
     dim = facts.argument(1, "dim", 0)
+    if facts.op in {"index_add", "index_add_"} and (found := _added(facts, x, dim)):
+        return found
     size = x.sizes[dim] if isinstance(dim, int) and -len(x.sizes) <= dim < len(x.sizes) else 0
     values = facts.values(one.tensor)
     if values is not None and values.numel() and (int(values.max()) >= size or int(values.min()) < 0):

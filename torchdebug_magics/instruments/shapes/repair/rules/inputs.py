@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts
     from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis
 
-__all__ = ["beside", "shortened"]
+__all__ = ["beside", "shortened", "too_long"]
 
 
 def shortened(facts: Facts, size: int, to: int, *, rank: int = 25) -> list[Edit]:
@@ -25,6 +25,17 @@ def shortened(facts: Facts, size: int, to: int, *, rank: int = 25) -> list[Edit]
     cut = Change(lambda x: f"{x}[:, :{to}]", lambda one: one[:, :to])
     code = "\n".join(f"{name} = {cut.text(name)}" for name in long)
     return [Edit(code, f"as long as the model takes: {to}", rank, inputs=dict.fromkeys(long, cut), many=len(long))]
+
+
+def too_long(facts: Facts, size: int, to: int) -> str:
+    """In words, where an input is a sequence of `size` and the model has `to` positions; empty where none is."""
+    ids = [(name, one) for name, one in facts.inputs if one.dim() > 1 and not one.is_floating_point()]
+    long = next((f"`{name}` is {shape(tuple(one.shape))}" for name, one in ids if one.shape[1] == size), "")
+    if not long or not 0 < to < size:
+        return ""
+    settings = vars(getattr(facts.modules.get(""), "config", None) or object) if "" in facts.modules else {}
+    named = next((name for name, value in settings.items() if value == to and ("position" in name or "ctx" in name)), "")
+    return f"{long}, and the model has {to} positions{f' ({named})' if named else ''}"
 
 
 def beside(facts: Facts, found: Diagnosis) -> Diagnosis:

@@ -9,7 +9,8 @@ import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, interpolated, orders, producer_edits, shown, turned
+from torchdebug_magics.instruments.shapes.repair.history import of_inputs
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, interpolated, orders, padded, producer_edits, shown, turned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,11 +47,7 @@ def join(facts: Facts) -> Diagnosis | None:
         return None
     sizes = " and ".join(dict.fromkeys(str(one.sizes[wrong[0]]) for one in parts))
     sentence = f"`torch.cat` along dimension {dim} wants all other sizes equal, and dimension {wrong[0]} is {sizes}: {told}"
-    return Diagnosis(sentence, tuple(_sizes(facts, dim, wrong)), _odd(parts, wrong[0]), _fit(parts, wrong[0]))
-
-
-def _fit(parts: tuple[Operand, ...], at: int) -> tuple[int, int]:
-    return parts[0].sizes[at], parts[1].sizes[at] if len(parts) > 1 else 0
+    return Diagnosis(sentence, tuple(_sizes(facts, dim, wrong)), _odd(parts, wrong[0]), rounded=all(of_inputs(one.made) for one in parts))
 
 
 def _dim(facts: Facts) -> int:
@@ -72,13 +69,24 @@ def _dimensions(facts: Facts, dim: int) -> list[Edit]:
         at, one = few[0]
         for place in range(most):
             sizes = (*one.sizes[:place], 1, *one.sizes[place:])
-            others = [here == there for k, (here, there) in enumerate(zip(sizes, whole.sizes, strict=True)) if k != dim % most]
-            if all(others):
+            differ = [k for k, (here, there) in enumerate(zip(sizes, whole.sizes, strict=True)) if here != there and k != dim % most]
+            if not differ:
                 edits += on_operand(facts, at, method("unsqueeze", place), rank=4)
+            elif differ == [place] and place:
+                edits += _repeated(facts, at, place, whole)
     for at, one in enumerate(facts.operands):
         if len(one.sizes) == most and most > min(len(other.sizes) for other in facts.operands) == 2:
             edits += on_operand(facts, at, method("flatten", 1), rank=8)
     return edits
+
+
+def _repeated(facts: Facts, at: int, place: int, whole: Operand) -> list[Edit]:
+    """One for all: the same at every step, or every point."""
+    sizes = tuple(size if dim == place else -1 for dim, size in enumerate(whole.sizes))
+    size = f"{whole.name}.size({place})" if whole.name.isidentifier() else str(whole.sizes[place])
+    told = ", ".join(size if dim == place else "-1" for dim in range(len(sizes)))
+    change = Change(lambda x: f"{x}.unsqueeze({place}).expand({told})", lambda one: one.unsqueeze(place).expand(sizes))
+    return on_operand(facts, at, change, rank=6, why="the same for each")
 
 
 def _other_dims(facts: Facts, places: int, dim: int) -> list[Edit]:
@@ -123,15 +131,25 @@ def _sizes(facts: Facts, dim: int, wrong: list[int]) -> list[Edit]:
         for place, one in enumerate(parts):
             other = parts[1 - place] if len(parts) == 2 else parts[0]
             if one.sizes[at] == 1 and other.sizes[at] > 1:
-                sizes = tuple(other.sizes[k] if k == at else -1 for k in range(places))
-                edits += on_operand(facts, place, method("expand", *sizes), rank=5)
+                edits += on_operand(facts, place, _expanded(other, at), rank=5, why="the same for each", owned=True)
             edits += producer_edits(facts, one, one.sizes[at], other.sizes[at])
+    edits += [edit for one in parts for edit in padded(facts, one, parts[0] if one is not parts[0] else parts[-1])]
+    if len(wrong) == 1:
+        for place in range(len(parts)):
+            other = parts[1 - place] if len(parts) == 2 else parts[0]
             edits += _turned_to(facts, place, other, dim)
     return edits
 
 
-def _turned_to(facts: Facts, place: int, other: Operand, dim: int) -> list[Edit]:
+def _expanded(like: Operand, dim: int) -> Change:
+    """A dimension of one, as long as that of another tensor."""
+    many, size = len(like.sizes), like.sizes[dim]
+    told = f"{like.name}.size({dim})" if like.name.isidentifier() else str(size)
+    text = ", ".join(told if place == dim else "-1" for place in range(many))
+    return Change(lambda x: f"{x}.expand({text})", lambda one: one.expand([size if place == dim else -1 for place in range(many)]))
 
+
+def _turned_to(facts: Facts, place: int, other: Operand, dim: int) -> list[Edit]:
     one = facts.operands[place]
     many = len(one.sizes)
     for order in orders(many):

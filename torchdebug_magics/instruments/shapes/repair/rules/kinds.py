@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import re
 from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, short_dtype
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _CASTS = {
     torch.bool: "bool",
     torch.int32: "int",
 }
+_MINUS = frozenset(["sub", "__sub__", "rsub", "__rsub__", "subtract"])
 _WORDS = re.compile(
     r"dtype|scalar type|data type|Input type|same type|Expected .*Tensor|should be the same|not implemented for|Half|BFloat16|"
     r"must be .*(Long|Int|Bool|Float)|bool"
@@ -39,6 +41,8 @@ def dtype(facts: Facts) -> Diagnosis | None:
         return _mask(facts)
     if "attention" in facts.op and any(_is_whole(one.tensor) for one in facts.operands):
         return _mask(facts)  # as numbers it would be added to the scores, and mask nothing
+    if facts.op in _MINUS and "bool" in facts.text:
+        return _inverted(facts)
     kinds = {one.tensor.dtype for one in facts.operands}
     if len(kinds) < 2:
         return _alone(facts)
@@ -57,6 +61,22 @@ def dtype(facts: Facts) -> Diagnosis | None:
         for kind in sorted(kinds - {one.tensor.dtype}, key=lambda kind: -kind.itemsize):
             edits += _cast(facts, at, kind, rank=4 if kind.is_floating_point else 9)
     return Diagnosis(f"`{facts.op.strip('_')}` wants one dtype, gets {told}", tuple(edits), facts.operands[0])
+
+
+def _inverted(facts: Facts) -> Diagnosis | None:
+    """``1 - mask`` of a mask of bool."""
+    site = facts.site
+    written = site.expression if site is not None and facts.direct else None
+    one = facts.operands[0]
+    if site is None or not isinstance(written, ast.BinOp) or one.tensor.dtype is not torch.bool or facts.op is None:
+        return None
+    text = f"`{site.text}` subtracts from a mask of bool"
+    if len(facts.operands) > 1 or ast.unparse(written.left) not in {"1", "1.0", "True"}:
+        return Diagnosis(text, tuple(_cast(facts, 0, torch.float32, rank=5)), one)
+    inner = ast.unparse(ast.UnaryOp(ast.Invert(), written.right))
+    run = OpEdit(site, facts.op, lambda _, args, __: ~next(one for one in args if isinstance(one, torch.Tensor)))
+    edits = [Edit(inner, "what is not in the mask", 2, ops=(run,)), *_cast(facts, 0, torch.float32, rank=8)]
+    return Diagnosis(f"{text}: `~` turns it round", tuple(edits), one)
 
 
 def _mask(facts: Facts) -> Diagnosis | None:
@@ -111,8 +131,10 @@ def _in_dtype(old: torch.nn.Module, kind: torch.dtype) -> torch.nn.Module:
     for name, tensor in old._parameters.items():
         if tensor is not None:
             cast = kind if tensor.is_floating_point() else tensor.dtype
-            tensor = torch.nn.Parameter(torch.empty(tensor.shape, dtype=cast, device="meta"), tensor.requires_grad)  # noqa: PLW2901
-        new._parameters[name] = tensor
+            fake = torch.empty(tensor.shape, dtype=cast, device="meta")
+            new._parameters[name] = torch.nn.Parameter(fake, tensor.requires_grad)
+        else:
+            new._parameters[name] = None
     return new
 
 

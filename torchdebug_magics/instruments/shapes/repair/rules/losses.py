@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, then
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, orders, producer_edits, short_dtype, turned
 
 if TYPE_CHECKING:
@@ -100,6 +100,13 @@ def _out_of_range(facts: Facts, scores: Operand, target: Operand, classes: int) 
     return Diagnosis(sentence, tuple(edits), scores)
 
 
+def _cast_too(facts: Facts, at: int, change: Change, *, rank: int) -> list[Edit]:
+    """The target in floating point, too, where it is not; a change of the scores alone would not do then."""
+    if facts.operands[1].tensor.is_floating_point():
+        return on_operand(facts, at, change, rank=rank)
+    return on_operand(facts, 1, then(change, method("float")), rank=rank) if at else []
+
+
 def _pairs(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
     if scores.sizes == target.sizes:
         if scores.tensor.dtype == target.tensor.dtype:
@@ -112,8 +119,8 @@ def _pairs(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
         for dim in reversed(range(len(one.sizes))):
             if one.sizes[dim] == 1 and (*one.sizes[:dim], *one.sizes[dim + 1 :]) == other.sizes:
                 shown = -1 if dim == len(one.sizes) - 1 else dim
-                edits += on_operand(facts, at, method("squeeze", shown), rank=3)
-                edits += on_operand(facts, 1 - at, method("unsqueeze", shown), rank=4)
+                edits += _cast_too(facts, at, method("squeeze", shown), rank=3)
+                edits += _cast_too(facts, 1 - at, method("unsqueeze", shown), rank=4)
     if len(scores.sizes) == len(target.sizes):
         differ = [dim for dim, pair in enumerate(zip(scores.sizes, target.sizes, strict=True)) if pair[0] != pair[1]]
         if differ == [len(scores.sizes) - 1] or len(differ) == 1:

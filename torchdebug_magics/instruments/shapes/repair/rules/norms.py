@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.history import channels_first, features_last
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, producer_edits, reordered
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier, squeezed
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, producer_edits, reordered, there_and_back
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts
@@ -27,6 +30,8 @@ def norm(facts: Facts) -> Diagnosis | None:
     module = facts.module
     if not facts.operands:
         return None
+    if isinstance(module, nn.PReLU):
+        return _slopes(facts, module)
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
         return _last(facts, tuple(module.normalized_shape))
     if isinstance(module, _BY_CHANNEL):
@@ -45,7 +50,8 @@ def _last(facts: Facts, wanted: tuple[int, ...]) -> Diagnosis | None:
     size = f"{wanted[0]} features" if len(wanted) == 1 else f"its last dimensions to be {shape(wanted)}"
     came = gets(x, got[-1]) if len(wanted) == 1 and got else shape(got)
     edits: list[Edit] = reordered(facts, 0, -1, wanted[0]) if len(wanted) == 1 else []
-    edits += rebuilt_module(facts.module, facts.path, normalized_shape=got[0] if len(got) == 1 else got)
+    if not (edits and channels_first(x.made) and x.sizes[1] == wanted[0]):  # made for the width, it would only come through
+        edits += rebuilt_module(facts.module, facts.path, normalized_shape=got[0] if len(got) == 1 else got)
     if len(wanted) == 1:
         edits += producer_edits(facts, x, got[-1], wanted[0]) if got else []
     return Diagnosis(f"{facts.who} expects {size}, gets {came}", tuple(edits), x)
@@ -65,7 +71,12 @@ def _channels(facts: Facts, module: nn.Module) -> Diagnosis | None:
     got = x.sizes[at]
     if got == wanted:
         return _one_value(facts)
-    edits = reordered(facts, 0, at, wanted)
+    sentence = f"{facts.who} expects {wanted} channels, gets {gets(x, got, at)}"
+    if at and (len(x.sizes) == 3 or features_last(x.made)) and x.sizes[-1] == wanted and not channels_first(x.made):
+        return Diagnosis(f"{sentence}: its channels stand last in {shape(x.sizes)}", tuple(_channels_last(facts, module, at, wanted)), x)
+    if found := earlier(facts, x, wanted, at - len(x.sizes)):
+        return Diagnosis(sentence + found.words, found.edits, x)
+    edits = [] if channels_first(x.made) else reordered(facts, 0, at, wanted)
     groups = getattr(module, "num_groups", 1)
     channels = "num_features" if hasattr(module, "num_features") else "num_channels"
     edits += rebuilt_module(module, facts.path, **dict[str, Any]({channels: got}))
@@ -73,7 +84,27 @@ def _channels(facts: Facts, module: nn.Module) -> Diagnosis | None:
         fewer = max(one for one in range(1, groups + 1) if got % one == 0)
         edits += rebuilt_module(module, facts.path, num_channels=got, num_groups=fewer, rank=22)
     edits += producer_edits(facts, x, got, wanted)
-    return Diagnosis(f"{facts.who} expects {wanted} channels, gets {gets(x, got)}", tuple(edits), x)
+    return Diagnosis(sentence, tuple(edits), x)
+
+
+def _channels_last(facts: Facts, module: nn.Module, at: int, wanted: int) -> list[Edit]:
+    """Features last, as a Linear gives them: turned for the norm and back, or a norm that takes them so."""
+    edits = [*there_and_back(facts, 0, at, wanted, rank=3), *reordered(facts, 0, at, wanted)]
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        why = f"normalises each row over its features; a {type(module).__name__} wants channels in dimension 1"
+        with torch.device("meta"):
+            edits += rebuilt_module(nn.LayerNorm(wanted, module.eps), facts.path, rank=30, why=why)
+    return edits
+
+
+def _slopes(facts: Facts, module: nn.PReLU) -> Diagnosis | None:
+    """PReLU has one slope for all, or one a channel."""
+    x = facts.operands[0]
+    got, wanted = x.sizes[1] if len(x.sizes) > 1 else 1, module.weight.numel()
+    if wanted in {got, 1}:
+        return None
+    edits = rebuilt_module(module, facts.path, num_parameters=got) + producer_edits(facts, x, got, wanted)
+    return Diagnosis(f"{facts.who} has slopes for {wanted} channels, gets {gets(x, got, 1 - len(x.sizes))}", tuple(edits), x)
 
 
 def _dimensions(facts: Facts, module: nn.Module, fits: tuple[int, ...]) -> Diagnosis:
@@ -81,6 +112,8 @@ def _dimensions(facts: Facts, module: nn.Module, fits: tuple[int, ...]) -> Diagn
     many = " or ".join(map(str, fits))
     kind_of = f" is a {type(module).__name__}, which" if facts.path else ""
     sentence = f"{facts.who}{kind_of} expects {many} dimensions, gets {len(x.sizes)}: {shape(x.sizes)}"
+    if found := squeezed(facts, x):
+        return Diagnosis(sentence + found.words, found.edits, x)
     edits: list[Edit] = []
     kind = _KIND.get(len(x.sizes))
     other = getattr(nn, type(module).__name__[:-2] + kind, None) if kind else None

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.repair.around import wrapped
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.history import came_from, maker, product
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
@@ -19,7 +20,20 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
-__all__ = ["Diagnosis", "gets", "interpolated", "named", "producer_edits", "reordered", "short_dtype", "shown", "turned"]
+__all__ = [
+    "Diagnosis",
+    "gets",
+    "interpolated",
+    "named",
+    "padded",
+    "producer_edits",
+    "reordered",
+    "short_dtype",
+    "shown",
+    "there_and_back",
+    "told",
+    "turned",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +46,8 @@ class Diagnosis:
     """The operand whose history is told."""
     fit: tuple[int, int] | None = None
     """(what came, what was wanted) of a size that grows with the input's."""
+    rounded: bool = False
+    """Whether both sizes come from the input's, and differ as it does not divide."""
 
 
 def shown(operand: Operand) -> str:
@@ -49,9 +65,9 @@ def short_dtype(operand: Operand) -> str:
     return str(operand.tensor.dtype).removeprefix("torch.")
 
 
-def gets(operand: Operand, size: int) -> str:
+def gets(operand: Operand, size: int, dim: int = -1) -> str:
     """``576 = 16 x 6 x 6 from `conv2` ``."""
-    parts = product(operand.made, size)
+    parts = product(operand.made, size, dim)
     source = came_from(operand.made)
     return f"{size}{f' = {parts}' if parts else ''}{f' {source}' if source else ''}"
 
@@ -83,6 +99,17 @@ def reordered(facts: Facts, at: int, dim: int, size: int, *, rank: int = 5) -> l
     return edits
 
 
+def there_and_back(facts: Facts, at: int, dim: int, size: int, *, rank: int = 9) -> list[Edit]:
+    """A module that keeps the shape, called with two dimensions exchanged, and they are exchanged back behind it."""
+    x = facts.operands[at]
+    dim %= len(x.sizes)
+    places = [now for now in _places(x.sizes, size) if now not in {0, dim}]
+    if at or not places:
+        return []
+    change = method("transpose", *sorted((places[0], dim)))
+    return wrapped(facts, change, change, rank=rank, why=f"dimension {places[0]} of {shape(x.sizes)} has {size}")
+
+
 def _places(sizes: tuple[int, ...], size: int) -> Iterator[int]:
     return (dim for dim, one in reversed(list(enumerate(sizes))) if one == size)
 
@@ -110,6 +137,23 @@ def producer_edits(facts: Facts, operand: Operand, size: int, wanted: int, *, ra
     return rebuilt_module(module, step.module, rank=rank, why=f"gives {wanted} instead of {size}", **{name: wanted})
 
 
+def padded(facts: Facts, one: Operand, other: Operand) -> list[Edit]:
+    """The convolution that made one of two pictures, padded so that it leaves them as large as the other."""
+    step = maker(one.made)
+    module = facts.modules.get(step.module) if step is not None else None
+    spatial = one.sizes[2:]
+    if step is None or not isinstance(module, nn.modules.conv._ConvNd) or module.transposed or not spatial or step.shape != one.sizes:
+        return []
+    lacking = {there - here for here, there in zip(spatial, other.sizes[2:], strict=False)}
+    short = lacking.pop() if len(lacking) == 1 else 0
+    if short <= 0 or short % 2 or set(module.stride) != {1} or isinstance(module.padding, str) or len(set(module.padding)) > 1:
+        return []
+    padding = int(module.padding[0]) + short // 2
+    if {2 * padding} != {gap * (size - 1) for gap, size in zip(module.dilation, module.kernel_size, strict=True)}:
+        return []
+    return rebuilt_module(module, step.module, padding=padding, rank=3, why=f"leaves {shape(other.sizes[2:])}")
+
+
 def interpolated(other: str, sizes: tuple[int, ...]) -> Change:
     """As high and wide as another tensor, whose name is `other`."""
     return Change(
@@ -122,3 +166,9 @@ def orders(many: int) -> Iterator[tuple[int, ...]]:
     """All orders of so many dimensions, those that move the fewest first."""
     everything = itertools.permutations(range(many))
     return iter(sorted(everything, key=lambda order: sum(at != dim for at, dim in enumerate(order))))
+
+
+def told(x: Operand) -> str:
+    """The tensor, its shape, and where that came from."""
+    source = came_from(x.made)
+    return f"{named(x, 'the tensor')} of {shape(x.sizes)}{f' {source}' if source and f'`{x.name}`' not in source else ''}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand, parameter_edit
+from torchdebug_magics.instruments.shapes.repair.history import came_from
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, orders, producer_edits, shown, turned
 
 if TYPE_CHECKING:
@@ -52,17 +54,21 @@ def _told(operand: Operand) -> str:
 def _inner(facts: Facts, a: Operand, b: Operand, inner_a: int, inner_b: int) -> list[Edit]:
     at_a, at_b = facts.operands.index(a), facts.operands.index(b)
     edits: list[Edit] = []
+    if len(a.sizes) == len(b.sizes) == 2 and b.sizes[0] == b.sizes[1] == a.sizes[0] and (swapped := _swapped(facts, b)):
+        return swapped  # an adjacency: to turn the other one would mix its rows
     if len(b.sizes) > 1 and b.sizes[-1] == inner_a:
         edits += on_operand(facts, at_b, method("transpose", -2, -1), rank=2) or _owned_turned(facts, at_b)
-    if len(a.sizes) > 1 and a.sizes[-2] == inner_b:
+    if len(a.sizes) > 1 and a.sizes[-2] == inner_b and (a.sizes != b.sizes or a.owned):  # else the rows of b would do as well
         edits += on_operand(facts, at_a, method("transpose", -2, -1), rank=5) or _owned_turned(facts, at_a)
-    if len(a.sizes) > 1 and len(b.sizes) > 1 and b.sizes[-1] == a.sizes[-2] and facts.site is not None and facts.op == "__matmul__":
-        edits += _swapped(facts, a, b)
+    if len(a.sizes) > 1 and len(b.sizes) > 1 and b.sizes[-1] == a.sizes[-2]:
+        edits += _swapped(facts, b)
     if b.owned and len(b.sizes) > 1:
         edits += parameter_edit(b, (*b.sizes[:-2], inner_a, b.sizes[-1]))
     if a.owned and len(a.sizes) > 1:
         edits += parameter_edit(a, (*a.sizes[:-1], inner_b))
-    return edits + producer_edits(facts, a, inner_a, inner_b) + producer_edits(facts, b, inner_b, inner_a)
+    if b.owned or len(b.sizes) > 2:  # else its rows are the batch, of which no layer is to know
+        edits += producer_edits(facts, a, inner_a, inner_b)
+    return edits + producer_edits(facts, b, inner_b, inner_a)
 
 
 def _owned_turned(facts: Facts, at: int) -> list[Edit]:
@@ -74,12 +80,15 @@ def _owned_turned(facts: Facts, at: int) -> list[Edit]:
     return on_operand(replace(facts, operands=operands), at, change, rank=4)
 
 
-def _swapped(facts: Facts, a: Operand, b: Operand) -> list[Edit]:
+def _swapped(facts: Facts, b: Operand) -> list[Edit]:
     site = facts.site
-    if site is None or facts.op is None or not a.name or not b.name or not facts.direct:
+    written = site.expression if site is not None else None
+    if site is None or facts.op is None or not isinstance(written, ast.BinOp) or not facts.direct:
         return []
+    square = len(b.sizes) == 2 and b.sizes[0] == b.sizes[1]
+    code = ast.unparse(ast.BinOp(written.right, ast.MatMult(), written.left))
     return [
-        Edit(f"{b.name} @ {a.name}", "the other way round", 8, ops=(OpEdit(site, facts.op, lambda func, args, _: func(args[1], args[0])),))
+        Edit(code, "the other way round", 1 if square else 8, ops=(OpEdit(site, facts.op, lambda func, args, _: func(args[1], args[0])),))
     ]
 
 
@@ -118,7 +127,7 @@ def einsum(facts: Facts) -> Diagnosis | None:
         return None
     equation = facts.args[0].replace(" ", "")
     terms = equation.split("->")[0].split(",")
-    told = ", ".join(f"{term} of {shape(one.sizes)}" for term, one in zip(terms, facts.operands, strict=False))
+    told = ", ".join(f"{term} of {_whole(one)}" for term, one in zip(terms, facts.operands, strict=False))
     if len(terms) != len(facts.operands):
         return Diagnosis(f'`einsum("{equation}")` names {len(terms)} tensors, gets {len(facts.operands)}')
     for at, (term, one) in enumerate(zip(terms, facts.operands, strict=True)):
@@ -132,8 +141,15 @@ def einsum(facts: Facts) -> Diagnosis | None:
         return None
     letter, first, second = clash
     return Diagnosis(
-        f'`einsum("{equation}")`: `{letter}` is {first} and {second} ({told})', tuple(_einsum_edits(facts, terms)), facts.operands[0]
+        f'`einsum("{equation}")`: `{letter}` is {first} and {second} ({told})',
+        (*_einsum_edits(facts, terms), *_einsum_sizes(facts, terms, clash)),
+        facts.operands[0],
     )
+
+
+def _whole(one: Operand) -> str:
+    source = came_from(one.made)
+    return f"{shape(one.sizes)}{f' {source}' if source else ''}"
 
 
 def _sizes_of(terms: list[str], facts: Facts) -> list[list[tuple[str, int]]]:
@@ -147,6 +163,20 @@ def _clash(terms: list[str], facts: Facts) -> tuple[str, int, int] | None:
             if known.setdefault(letter, size) != size and 1 not in {size, known[letter]}:
                 return letter, known[letter], size
     return None
+
+
+def _einsum_sizes(facts: Facts, terms: list[str], clash: tuple[str, int, int]) -> list[Edit]:
+    """The user's own parameter, or the module that made an operand, with the other size."""
+    letter, first, second = clash
+    edits: list[Edit] = []
+    for term, one in zip(terms, facts.operands, strict=True):
+        at = term.find(letter)
+        if "." in term or at < 0:
+            continue
+        other = second if one.sizes[at] == first else first
+        edits += parameter_edit(one, (*one.sizes[:at], other, *one.sizes[at + 1 :]), rank=20)
+        edits += producer_edits(facts, one, one.sizes[at], other) if at == len(term) - 1 else []
+    return edits
 
 
 def _einsum_edits(facts: Facts, terms: list[str]) -> list[Edit]:

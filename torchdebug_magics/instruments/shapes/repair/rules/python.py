@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from torchdebug_magics.format import plural, shape
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Edit, as_typed, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis
+from torchdebug_magics.probing.where import owner
 
-__all__ = ["arguments", "tuples", "unpacking"]
+__all__ = ["arguments", "scripted", "tuples", "unpacking"]
 
 
 def unpacking(facts: Facts) -> Diagnosis | None:
@@ -36,8 +39,43 @@ def unpacking(facts: Facts) -> Diagnosis | None:
         return Diagnosis(sentence, tuple(_edits(facts, x, many) if not cut else []), x)
     value = _held(site.names, ast.unparse(statement.value))
     if isinstance(value, torch.Tensor):
-        return Diagnosis(f"`{text}` unpacks {many} values, and gets a tensor of {shape(tuple(value.shape))}", ())
+        turned = _turned_input(facts, value, many)
+        return Diagnosis(f"`{text}` unpacks {many} values, and gets a tensor of {shape(tuple(value.shape))}", tuple(turned))
+    if pieces := _pieces(site.names, statement.value):
+        return Diagnosis(f"`{text}` unpacks {many} values, and {pieces}")
     return Diagnosis(f"`{text}` unpacks {many} values: {facts.text}")
+
+
+def _turned_input(facts: Facts, value: torch.Tensor, many: int) -> list[Edit]:
+    name = next((name for name, tensor in facts.inputs if tensor is value and name.isidentifier()), None)
+    if name is None or value.dim() != 2 or value.shape[1] != many:
+        return []
+    change = method("t")
+    why = f"{shape(tuple(value.shape))} becomes {shape(tuple(value.shape)[::-1])}"
+    return [Edit(f"{name} = {change.text(name)}", why, 5, inputs={name: change})]
+
+
+def _pieces(names: Any, value: ast.expr) -> str:
+    """What ``x.split(4, dim=1)`` gives."""
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or value.func.attr not in {"split", "chunk"}:
+        return ""
+    x = _held(names, ast.unparse(value.func.value))
+    numbers = {one.arg: one.value for one in value.keywords if one.arg} | dict(zip(("size", "dim"), value.args, strict=False))
+    given = {name: _number(one) for name, one in numbers.items()}
+    size, dim = next((given[name] for name in ("size", "split_size", "chunks") if name in given), None), given.get("dim", 0)
+    if not isinstance(x, torch.Tensor) or not size or dim is None or not -x.dim() <= dim < x.dim():
+        return ""
+    whole = x.shape[dim]
+    length = size if value.func.attr == "split" else -(-whole // size)
+    return f"dimension {dim} of `{ast.unparse(value.func.value)}` has {whole}, which makes {-(-whole // length)} pieces of {length}"
+
+
+def _number(node: ast.expr) -> int | None:
+    try:
+        found = ast.literal_eval(node)
+    except ValueError:
+        return None
+    return found if type(found) is int else None
 
 
 def _cut(value: ast.expr, many: int) -> str:
@@ -93,6 +131,30 @@ def _edits(facts: Facts, x: Operand, many: int) -> list[Edit]:
     return edits
 
 
+_SCRIPTED = re.compile(r'File "(?P<file>[^"]+)"(?:(?!File ").)*?\n(?P<line>[^\n]*\S)\n\s*~+ <--- HERE', re.DOTALL)
+_PRODUCT = re.compile(r"\((?P<rows>\d+)x(?P<got>\d+) and (?P<wanted>\d+)x(?P<out>\d+)\)")
+
+
+def scripted(facts: Facts) -> Diagnosis | None:
+    """What TorchScript says at the end of its own traceback, at the first line of the user's in it."""
+    whole = str(facts.error)
+    if facts.op is not None or "TorchScript" not in whole:
+        return None
+    said = facts.text if "TorchScript" not in facts.text else whole.strip().splitlines()[-1]
+    lines = [found["line"].strip() for found in _SCRIPTED.finditer(whole) if owner(found["file"]) == "user"]
+    where = f" at `{lines[-1]}`" if lines else ""
+    sentence = f"{facts.who} is TorchScript, and broke{where}: {said}"
+    found = _PRODUCT.search(said)
+    if found is None or facts.module is None:
+        return Diagnosis(sentence)
+    weight = (int(found["out"]), int(found["wanted"]))
+    fits = [name for name, one in facts.module.named_parameters() if tuple(one.shape) == weight and name.endswith("weight")]
+    if len(fits) != 1:
+        return Diagnosis(sentence)
+    path = f"{facts.path}.{fits[0]}" if facts.path else fits[0]
+    return Diagnosis(f"`{path.rpartition('.')[0]}` expects {weight[1]} features, gets {found['got']}; it is TorchScript, and broke{where}")
+
+
 _MISSING = re.compile(r"(?P<where>[\w.<>]+)\(\) missing (?P<many>\d+) required (?:positional|keyword-only) arguments?: (?P<names>.*)")
 _TOO_MANY = re.compile(r"(?P<where>[\w.<>]+)\(\) takes (?P<takes>.*) but (?P<given>\d+) (?:was|were) given")
 _UNKNOWN = re.compile(r"(?P<where>[\w.<>]+)\(\) got an unexpected keyword argument (?P<name>'\w+')")
@@ -123,6 +185,64 @@ def tuples(facts: Facts) -> Diagnosis | None:
         return None
     given = facts.call.args[0] if facts.call is not None and facts.call.args else None
     what = f"a {found['kind']}"
-    if isinstance(given, tuple) and any(isinstance(one, torch.nn.RNNBase) for one in facts.modules.values()):
-        what = "a tuple, as a recurrent module returns it: (output, state)"
-    return Diagnosis(f"{facts.who} expects a tensor, gets {what}")
+    makers = [path for path, one in facts.modules.items() if isinstance(one, (torch.nn.RNNBase, torch.nn.MultiheadAttention))]
+    if parts := _parts(given):
+        shapes = ", ".join(f"`{name}` {shape(tuple(part.shape))}" for name, part in list(parts.items())[:4])
+        return Diagnosis(f"{facts.who} expects a tensor, gets {what}, which holds {shapes}", tuple(_one_of(facts, given, parts)))
+    if not isinstance(given, tuple) or not makers:
+        return Diagnosis(f"{facts.who} expects a tensor, gets {what}")
+    what = f"a tuple, as `{makers[-1]}` returns it: (output, {'state' if _is_recurrent(facts, makers[-1]) else 'weights'})"
+    return Diagnosis(f"{facts.who} expects a tensor, gets {what}", (*_first_of(facts), *_hooked(facts, makers[-1])))
+
+
+def _is_recurrent(facts: Facts, path: str) -> bool:
+    return isinstance(facts.modules[path], torch.nn.RNNBase)
+
+
+def _first_of(facts: Facts) -> list[Edit]:
+    """The first of the tuple, in the user's call."""
+    site = facts.site
+    call = site.expression if site is not None and facts.direct else None
+    if site is None or facts.path is None or not isinstance(call, ast.Call) or not call.args or isinstance(call.args[0], ast.Starred):
+        return []
+    code = site.changed(call.args[0], lambda text: f"{text}[0]")
+    first = CallEdit(facts.path, site, lambda args, kwargs: ((args[0][0], *args[1:]), kwargs))
+    return [Edit(code, "the output, without the rest", 2, calls=(first,))]
+
+
+def _hooked(facts: Facts, maker: str) -> list[Edit]:
+    """In an nn.Sequential nobody's line stands between the two: a hook passes the output on alone."""
+    parent, _, name = (facts.path or "").rpartition(".")
+    before, _, place = maker.rpartition(".")
+    in_row = parent == before and name.isdigit() and place.isdigit() and int(place) < int(name)
+    if not in_row or type(facts.modules.get(parent)) is not torch.nn.Sequential:
+        return []
+    code = f"{as_typed(maker)}.register_forward_hook(lambda module, args, output: output[0])"
+    call = CallEdit(maker, None, lambda args, kwargs: (args, kwargs), lambda output: output[0])
+    return [Edit(code, "passes the output on, without the rest", 5, calls=(call,))]
+
+
+def _parts(given: object) -> dict[str, torch.Tensor]:
+    """The tensors in a mapping, such as the outputs of transformers."""
+    if not isinstance(given, Mapping):
+        return {}
+    return {key: value for key, value in given.items() if isinstance(key, str) and isinstance(value, torch.Tensor)}
+
+
+def _one_of(facts: Facts, given: object, parts: Mapping[str, torch.Tensor]) -> list[Edit]:
+    """Each of its tensors, in the user's call."""
+    site = facts.site
+    call = site.expression if site is not None and facts.direct else None
+    if site is None or facts.path is None or not isinstance(call, ast.Call) or not call.args or isinstance(call.args[0], ast.Starred):
+        return []
+    edits = []
+    for rank, (name, part) in enumerate(parts.items()):
+        written = "{}." + name if getattr(given, name, None) is part else "{}[" + repr(name) + "]"
+        code = site.changed(call.args[0], written.format)
+        taken = CallEdit(facts.path, site, partial(_with_part, name))
+        edits.append(Edit(code, shape(tuple(part.shape)), 2 + rank, calls=(taken,)))
+    return edits
+
+
+def _with_part(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return (args[0][name], *args[1:]), kwargs

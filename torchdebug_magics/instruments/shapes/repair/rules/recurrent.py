@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier, with_size
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, named, producer_edits, reordered, turned
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def _dimensions(facts: Facts, x: Operand, fits: tuple[int, int]) -> Diagnosis:
     edits: list[Edit] = []
     if len(x.sizes) == fits[0] - 1 and module.input_size == 1:
         edits += on_operand(facts, 0, method("unsqueeze", -1), rank=3, why="one feature")
+    edits += _columns(facts, x, module)
     if len(x.sizes) > fits[1]:
         edits += on_operand(facts, 0, method("flatten", 2), rank=6, why="one dimension of features")
         if 1 in x.sizes:
@@ -51,14 +53,33 @@ def _dimensions(facts: Facts, x: Operand, fits: tuple[int, int]) -> Diagnosis:
     return Diagnosis(sentence, tuple(edits), x)
 
 
+def _columns(facts: Facts, x: Operand, module: Any) -> list[Edit]:
+    """The columns, or the rows, of a picture one step after the other, each with all its channels."""
+    edits: list[Edit] = []
+    for steps, rest in ((3, 2), (2, 3)) if len(x.sizes) == 4 and isinstance(module, nn.RNNBase) else ():
+        if x.sizes[1] * x.sizes[rest] == module.input_size:
+            order = (0, steps, 1, rest) if module.batch_first else (steps, 0, 1, rest)
+            edits += on_operand(
+                facts, 0, _steps_first(order), rank=2, why=f"{x.sizes[steps]} steps of {x.sizes[1]} x {x.sizes[rest]} features"
+            )
+    return edits
+
+
+def _steps_first(order: tuple[int, ...]) -> Change:
+    return Change(lambda name: f"{name}.permute{order}.flatten(2)", lambda one: one.permute(order).flatten(2))
+
+
 def _features(facts: Facts, x: Operand, module: Any) -> Diagnosis:
     got, wanted = x.sizes[-1], module.input_size
+    sentence = f"{facts.who} expects {wanted} features (input_size), gets {gets(x, got)}"
+    if found := earlier(facts, x, wanted):
+        return Diagnosis(sentence + found.words, with_size(facts, found, wanted, "input_size"), x)
     edits = reordered(facts, 0, -1, wanted)
     if wanted == 1:
         edits += on_operand(facts, 0, method("unsqueeze", -1), rank=3, why="one feature")
     edits += rebuilt_module(module, facts.path, input_size=got)
     edits += producer_edits(facts, x, got, wanted)
-    return Diagnosis(f"{facts.who} expects {wanted} features (input_size), gets {gets(x, got)}", tuple(edits), x)
+    return Diagnosis(sentence, tuple(edits), x)
 
 
 def _state(facts: Facts, x: Operand, states: tuple[Operand, ...], module: Any) -> Diagnosis | None:

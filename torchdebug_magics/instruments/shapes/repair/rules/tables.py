@@ -10,7 +10,7 @@ from torch import nn
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.history import maker
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.rules.inputs import shortened
+from torchdebug_magics.instruments.shapes.repair.rules.inputs import shortened, too_long
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, short_dtype
 
 if TYPE_CHECKING:
@@ -47,5 +47,7 @@ def embedding(facts: Facts) -> Diagnosis | None:
         if low >= 1 and high == rows:
             edits += on_operand(facts, 0, Change(lambda x: f"{x} - 1", lambda one: one - 1), rank=30, why="indices that begin at 0")
     if maker(ids.made) is not None and not ids.is_input and low == 0:  # positions, counted along a sequence
-        edits += shortened(facts, high + 1, rows)
+        long = too_long(facts, high + 1, rows)
+        sentence += f": {long}" if long else ""
+        edits += shortened(facts, high + 1, rows, rank=25 if facts.site is not None else 10)
     return Diagnosis(sentence, tuple(edits), ids)

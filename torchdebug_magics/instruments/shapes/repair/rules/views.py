@@ -1,4 +1,4 @@
-"""view, reshape, permute and their like: as many elements as before, and dimensions that are there."""
+"""view, reshape and their like: as many elements as before."""
 
 from __future__ import annotations
 
@@ -7,61 +7,16 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.history import came_from, steps
-from torchdebug_magics.instruments.shapes.repair.rules.inputs import shortened
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, producer_edits
+from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, as_typed
+from torchdebug_magics.instruments.shapes.repair.history import steps
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, producer_edits, told
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
-__all__ = ["dimension", "expand", "view"]
+__all__ = ["view"]
 
 _VIEWS = frozenset({"view", "reshape", "view_as", "reshape_as", "unflatten"})
-_BY_DIMENSION = frozenset(
-    [
-        "transpose",
-        "permute",
-        "swapaxes",
-        "swapdims",
-        "movedim",
-        "unsqueeze",
-        "squeeze",
-        "flatten",
-        "softmax",
-        "log_softmax",
-        "sum",
-        "mean",
-        "max",
-        "min",
-        "argmax",
-        "argmin",
-        "std",
-        "var",
-        "cumsum",
-        "chunk",
-        "split",
-        "unbind",
-        "select",
-        "narrow",
-        "size",
-        "norm",
-        "topk",
-        "sort",
-        "flip",
-        "roll",
-        "cat",
-        "stack",
-        "amax",
-        "amin",
-        "prod",
-        "all",
-        "any",
-        "logsumexp",
-        "mT",
-        "t",
-    ]
-)
 
 
 def view(facts: Facts) -> Diagnosis | None:
@@ -72,7 +27,7 @@ def view(facts: Facts) -> Diagnosis | None:
     text = f"`{facts.site.text}`" if facts.site is not None and facts.direct and facts.site.text else f"`{facts.op}`"
     many = math.prod(x.sizes)
     if "stride" in facts.text or "contiguous" in facts.text:
-        sentence = f"{text} of {_told(x)} is no view: `{_turner(x)}` left its elements in another order in memory; `reshape` copies"
+        sentence = f"{text} of {told(x)} is no view: `{_turner(x)}` left its elements in another order in memory; `reshape` copies"
         return Diagnosis(sentence, tuple(_reshaped(facts)), x)
     wanted = _wanted(facts)
     if wanted is None:
@@ -82,23 +37,79 @@ def view(facts: Facts) -> Diagnosis | None:
         size = x.sizes[dim] if isinstance(dim, int) and -len(x.sizes) <= dim < len(x.sizes) else many
         return Diagnosis(f"{text} splits a dimension of {size} into {shape(wanted)} = {math.prod(wanted):,}", (), x)
     known = math.prod(one for one in wanted if one != -1)
-    whole = f"{_told(x)} has {many:,} elements"
+    whole = f"{told(x)} has {many:,} elements"
     if -1 in wanted:
         rest = [one for one in wanted if one != -1]
         factors = f"{shape(rest)} = {known:,}" if len(rest) > 1 else f"{known:,}"
         sentence = f"{text}: {whole}, which do not divide by {factors}"
     else:
         sentence = f"{text}: {whole}, and {shape(wanted)} takes {known:,}"
+    if left := _rest(facts):
+        return Diagnosis(f"{text} of {told(x)}: {left}", (), x, rounded=x.is_input)
+    if split := _split(x, wanted):
+        size, into = split
+        sentence = f"{text} of {told(x)}: {size} is to become {shape(into)} = {math.prod(into)}"
+        edits = [*_heads(facts, size, into), *_sizes(facts, x, wanted), *producer_edits(facts, x, size, math.prod(into), rank=12)]
+        return Diagnosis(sentence, tuple(edits), x)
     return Diagnosis(sentence, tuple(_sizes(facts, x, wanted)), x, (math.prod(x.sizes[1:]), _per_row(wanted)))
+
+
+def _split(x: Operand, wanted: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
+    """The one dimension that is split, and into what, where all before and behind it stay."""
+    before = next((at for at, (one, other) in enumerate(zip(x.sizes, wanted, strict=False)) if one != other), 0)
+    behind = next((at for at, (one, other) in enumerate(zip(x.sizes[::-1], wanted[::-1], strict=False)) if one != other), 0)
+    into = wanted[before : len(wanted) - behind]
+    if not before or -1 in into or len(into) < 2 or before + behind != len(x.sizes) - 1:
+        return None
+    return x.sizes[before], into
+
+
+def _heads(facts: Facts, size: int, into: tuple[int, ...]) -> list[Edit]:
+    """Both numbers belong to a module of the user's: so many heads that they divide the size, the nearest first."""
+    call = facts.site.expression if facts.site is not None and facts.direct else None
+    if facts.site is None or not isinstance(call, ast.Call) or len(into) != 2:
+        return []
+    path = next((path for path, one in facts.modules.items() if one is facts.site.names.get("self")), "")
+    own: dict[str, Any] = vars(facts.modules[path]) if path in facts.modules else {}
+    nodes = [node for one in call.args for node in (one.elts if isinstance(one, (ast.Tuple, ast.List)) else [one])]
+    named = [node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and node.attr in own]
+    if [own[name] for name in named] != [*into] or len(set(named)) != 2:
+        return []
+    fits = sorted((many for many in range(2, size) if not size % many), key=lambda many: (abs(many - into[0]), -many))
+    edits = []
+    for rank, many in enumerate(fits[:2]):
+        numbers = dict(zip(named, (many, size // many), strict=True))
+        code = "\n".join(f"{as_typed(path)}.{name} = {number}" for name, number in numbers.items())
+        edits.append(Edit(code, f"{many} divides {size}, and {into[0]} does not", 10 + rank, attributes={path: numbers}))
+    return edits
+
+
+def _rest(facts: Facts) -> str:
+    """``c // self.heads`` among the sizes, which leaves a rest."""
+    call = facts.site.expression if facts.site is not None and facts.direct else None
+    if facts.site is None or not isinstance(call, ast.Call):
+        return ""
+    for part in (part for one in call.args for part in ast.walk(one)):
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.FloorDiv):
+            size, by = (_known(facts.site.names, one) for one in (part.left, part.right))
+            if size is not None and by and size % by:
+                fits = [max(one for one in range(1, by) if not size % one), min(one for one in range(by, size + 1) if not size % one)]
+                return f"`{ast.unparse(part)}` is {size} // {by}, which leaves a rest of {size % by}; {fits[0]} and {fits[1]} divide it"
+    return ""
+
+
+def _known(names: Any, node: ast.expr) -> int | None:
+    """A number that a name, or an attribute of one, stands for."""
+    value: Any = node.value if isinstance(node, ast.Constant) else None
+    if isinstance(node, ast.Name):
+        value = names.get(node.id)
+    elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        value = getattr(names.get(node.value.id), "__dict__", {}).get(node.attr)
+    return value if type(value) is int else None
 
 
 def _per_row(wanted: tuple[int, ...]) -> int:
     return math.prod(one for one in wanted[1:] if one != -1)
-
-
-def _told(x: Operand) -> str:
-    source = came_from(x.made)
-    return f"{named(x, 'the tensor')} of {shape(x.sizes)}{f' {source}' if source and f'`{x.name}`' not in source else ''}"
 
 
 def _turner(x: Operand) -> str:
@@ -211,66 +222,3 @@ def _call_with(call: ast.Call, sizes: tuple[int, ...]) -> str:
 def _same(node: ast.expr, size: int) -> bool:
     """A name or a call, such as ``x.size(0)``, is kept where the new size is no -1."""
     return not isinstance(node, (ast.Constant, ast.UnaryOp)) and size != -1
-
-
-def expand(facts: Facts) -> Diagnosis | None:
-    """Only a dimension of one grows."""
-    if facts.op not in {"expand", "expand_as", "broadcast_to"} or not facts.operands:
-        return None
-    x = facts.operands[0]
-    given: Any = (
-        facts.operands[1].sizes if facts.op == "expand_as" and len(facts.operands) > 1 else facts.args[1:] or tuple(facts.kwargs.values())
-    )
-    wanted = tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else tuple(given)
-    if not all(isinstance(one, int) for one in wanted):
-        return None
-    if len(wanted) < len(x.sizes):
-        return Diagnosis(f"`{facts.op}` to {shape(wanted)}: {_told(x)} has {len(x.sizes)} dimensions already", (), x)
-    text = f"`{facts.site.text}`" if facts.site is not None and facts.direct and facts.site.text else f"`{facts.op}`"
-    pairs = [
-        (here, there) for here, there in zip(reversed(x.sizes), reversed(wanted), strict=False) if there not in {-1, here} and here != 1
-    ]
-    if not pairs:
-        return None
-    sentence = f"{text} grows a dimension of 1 only, and {_told(x)} has {pairs[0][0]} where {pairs[0][1]} is wanted"
-    edits = [
-        edit
-        for dim in range(len(x.sizes) + 1)
-        if len(wanted) > len(x.sizes) and dim and _grows((*x.sizes[:dim], 1, *x.sizes[dim:]), wanted)
-        for edit in on_operand(facts, 0, method("unsqueeze", -1 if dim == len(x.sizes) else dim), rank=5)
-    ]
-    edits += shortened(facts, pairs[0][1], pairs[0][0])
-    return Diagnosis(sentence, tuple(edits), x)
-
-
-def _grows(sizes: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    return all(there in {-1, here} or here == 1 for here, there in zip(reversed(sizes), reversed(wanted), strict=False))
-
-
-def dimension(facts: Facts) -> Diagnosis | None:
-    """A dimension that the tensor does not have, or too many, or too few of them named."""
-    if facts.op is None or not facts.operands:
-        return None
-    x = facts.operands[0]
-    text = f"`{facts.site.text}`" if facts.site is not None and facts.direct and facts.site.text else f"`{facts.op}`"
-    if facts.op == "permute":
-        given = facts.args[1:]
-        order = tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-        if len(order) != len(x.sizes):
-            edits = _as_many(facts, len(order))
-            return Diagnosis(f"{text} names {len(order)} dimensions, and {_told(x)} has {len(x.sizes)}", tuple(edits), x)
-    if "Dimension out of range" in facts.text or ("dimension" in facts.text.lower() and facts.op in _BY_DIMENSION):
-        last = len(x.sizes) - 1
-        return Diagnosis(
-            f"{text} names a dimension that {_told(x)} does not have: it has {-last - 1} to {last}",
-            tuple(_as_many(facts, len(x.sizes) + 1)),
-            x,
-        )
-    return None
-
-
-def _as_many(facts: Facts, many: int) -> list[Edit]:
-    """The input with the batch dimension that was forgotten."""
-    x = facts.operands[0]
-    lacks_batch = x.is_input and len(x.sizes) == many - 1
-    return on_operand(facts, 0, method("unsqueeze", 0), rank=10, why="a batch of one", first=True) if lacks_batch else []

@@ -1,0 +1,146 @@
+"""Gauges in a real kernel: over one cell, over many, and the guard that keeps the kernel alive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.kernel.kernels import Kernel, Ran
+
+# Memory that comes from the system and goes back to it, whatever the cells before have left in the allocator's hands.
+TAKE = """
+import mmap, time
+def take(mib):
+    kept.append(taken := mmap.mmap(-1, mib << 20))
+    for at in range(0, mib << 20, 4096):
+        taken[at] = 1
+"""
+# Half a GiB more than what is used, whatever the machine has.
+LITTLE = """
+import os, time
+from torchdebug_magics.machine.process import rss_bytes
+os.environ["MEM_LIMIT"] = str(rss_bytes() + (512 << 20))
+share = f"{100 * (rss_bytes() + (150 << 20)) / int(os.environ['MEM_LIMIT']):.2f}%"
+"""
+ALLOCATE = """
+kept = []
+for _ in range(100):
+    take(5)
+    time.sleep(0.02)
+"""
+ASLEEP = "kept = []\ntake(200)\ntime.sleep(30)"
+WAIT = "kept = []\nfor _ in range(12):\n    time.sleep(0.1)\n    take(4)"
+
+
+@pytest.fixture
+def kernel(kernel: Kernel) -> Iterator[Kernel]:
+    """Without what a test before may have left on."""
+    kernel.run(TAKE)
+    yield kernel
+    kernel.run("kept = None\n%memgauge off")
+
+
+@pytest.fixture
+def little(kernel: Kernel) -> Iterator[Kernel]:
+    kernel.run(LITTLE)
+    yield kernel
+    kernel.run("os.environ.pop('MEM_LIMIT', None)")
+
+
+def share(kernel: Kernel) -> str:
+    return (kernel.value("share") or "").strip("'")
+
+
+def pages(ran: Ran) -> list[str]:
+    return [bundle["text/plain"] for bundle in ran.displays if bundle.get("text/plain")]
+
+
+def everything_during(kernel: Kernel, code: str) -> tuple[str, list[dict[str, Any]]]:
+    """What the front end is sent while a cell runs, whichever cell it belongs to."""
+    sent, messages = kernel.client.execute(code), []
+    while True:
+        messages.append(message := kernel.client.get_iopub_msg(timeout=30))
+        if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+            kernel.client.get_shell_msg(timeout=30)
+            return sent, messages
+
+
+def test_gauges_move_and_then_the_peak_stays(kernel: Kernel) -> None:
+    ran = kernel.run(f"%%memgauge -o gauge\n{WAIT}")
+    assert ran.status == "ok"
+    (page,) = pages(ran)
+    assert "Peak " in page
+    assert "were left" in page
+    assert "this process (RSS)" in page
+    assert kernel.value("gauge.rss_peak_bytes >= gauge.rss_start_bytes") == "True"
+    assert kernel.value("[t.name for t in __import__('threading').enumerate() if 'torchdebug' in t.name]") == "[]"
+
+
+@pytest.mark.parametrize("body", [ALLOCATE, ASLEEP], ids=["a loop", "asleep"])
+def test_the_guard_saves_the_kernel_and_the_variables(little: Kernel, body: str) -> None:
+    ran = little.run(f"%%memgauge --guard {share(little)}\n{body}")
+    assert (ran.status, ran.ename) == ("error", "KeyboardInterrupt")
+    assert ran.took_s < 20
+    assert any("Interrupted at" in page and "MEM_LIMIT of this server" in page for page in pages(ran))
+    assert little.value("0 < len(kept) < 90") == "True"
+    assert little.run("1 + 1").value == "2"
+
+
+def test_the_guard_ends_an_awaiting_cell(little: Kernel) -> None:
+    body = ALLOCATE.replace("time.sleep", "await asyncio.sleep")  # at each of them the kernel can end the cell, as with the Stop button
+    ran = little.run(f"%%memgauge --guard {share(little)}\nimport asyncio\n{body}")
+    assert (ran.status, ran.ename) == ("error", "CancelledError")  # so ipykernel ends a cell that awaits
+    assert little.value("0 < len(kept) < 90") == "True"
+    assert any("Interrupted at" in page for page in pages(ran))
+
+
+def test_a_guard_that_is_passed_already_is_said_before_anything_runs(little: Kernel) -> None:
+    ran = little.run("%%memgauge --guard 1%\nnever = 1")
+    assert ran.ename == "UsageError"
+    assert "are used already" in ran.stderr + ran.traceback + ran.evalue
+    assert little.value("'never' in dir()") == "False"
+
+
+def test_one_gauge_over_all_cells(kernel: Kernel) -> None:
+    begun = kernel.run("%memgauge on -o whole")
+    assert begun.status == "ok"
+    assert "Peak so far" in begun.text
+    sent, messages = everything_during(kernel, WAIT)
+    updates = [message for message in messages if message["msg_type"] == "update_display_data"]
+    assert len({message["content"]["data"]["text/plain"] for message in updates}) >= 2
+    own = {message["msg_type"] for message in messages if message["parent_header"]["msg_id"] == sent}
+    assert own <= {"status", "execute_input", "update_display_data"}  # an update adds no output, whichever cell it names
+    assert kernel.run("%memgauge on").ename == "UsageError"
+    ended = kernel.run("%memgauge off")
+    assert any(page.startswith(("[✔ fine] Peak ", "[▲ caution] Peak ")) for page in pages(ended))
+    assert kernel.value("whole.rss_peak_bytes > 0") == "True"
+    assert kernel.run("%memgauge off").ename == "UsageError"
+    assert kernel.run("%%memgauge on\n1").ename == "UsageError"
+    assert kernel.value("[t.name for t in __import__('threading').enumerate() if 'torchdebug' in t.name]") == "[]"
+
+
+def test_a_lasting_guard_says_in_the_cell_that_it_interrupted(little: Kernel) -> None:
+    little.run(f"%memgauge on --guard {share(little)}")
+    ran = little.run(ALLOCATE)
+    assert ran.ename == "KeyboardInterrupt"
+    assert any("Interrupted at" in page for page in pages(ran))
+    after = little.run("kept.clear()\ntime.sleep(0.2)")
+    assert (after.status, after.outputs) == ("ok", [])
+    again = little.run(ALLOCATE)
+    assert any("Interrupted at" in page for page in pages(again))
+    assert little.run("%memgauge off").status == "ok"
+
+
+def test_unloading_ends_a_lasting_gauge(kernel: Kernel) -> None:
+    kernel.run("%memgauge on")
+    ran = kernel.run("%unload_ext torchdebug_magics")
+    try:
+        assert ran.status == "ok"
+        assert any("Peak " in page for page in pages(ran))
+        assert kernel.value("[t.name for t in __import__('threading').enumerate() if 'torchdebug' in t.name]") == "[]"
+    finally:
+        kernel.run("%load_ext torchdebug_magics")

@@ -1,0 +1,153 @@
+"""In a script: what the last error holds is found and freed, and what only a notebook has is said to be missing."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import torchdebug_magics
+from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.instruments.memclean import release
+from torchdebug_magics.instruments.memclean.census import Census
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def no_cycles_of_others() -> None:
+    gc.collect()
+
+
+@pytest.fixture
+def failed(monkeypatch: pytest.MonkeyPatch) -> Iterator[weakref.ref[Any]]:
+    """The storage that the last error of the interpreter holds."""
+
+    def fails() -> None:
+        mine = torch.ones(MIB)
+        refs.append(weakref.ref(mine.untyped_storage()))
+        raise ValueError
+
+    refs: list[weakref.ref[Any]] = []
+    try:
+        fails()
+    except ValueError as error:
+        trace = error.__traceback__
+        monkeypatch.setattr(sys, "last_value", error, raising=False)
+        monkeypatch.setattr(sys, "last_traceback", trace.tb_next if trace else None, raising=False)
+        del trace
+    yield refs[0]
+    for name in ("last_value", "last_traceback"):
+        if not hasattr(sys, name):
+            setattr(sys, name, None)  # for monkeypatch, which takes it away again
+
+
+def test_to_look_frees_nothing_and_names_the_error(failed: weakref.ref[Any]) -> None:
+    report = torchdebug_magics.memclean()
+    (held,) = report.holdings
+    assert (held.name, held.held_bytes, held.alone_bytes) == ("exception", 4 * MIB, 4 * MIB)
+    assert held.what.startswith("the error of test_examine.py:")
+    assert "--free exception" in report.verdict
+    assert failed() is not None
+
+
+def test_the_error_is_freed(failed: weakref.ref[Any]) -> None:
+    report = torchdebug_magics.memclean(free="exception")
+    assert failed() is None
+    assert report.freed_bytes == 4 * MIB
+    assert report.holdings == ()
+    assert [one.name for one in report.freed] == ["cycles", "exception"]
+    assert not report.problems
+
+
+def test_what_is_not_asked_for_stays(failed: weakref.ref[Any]) -> None:
+    report = torchdebug_magics.memclean(free="debugger,heap")
+    assert failed() is not None
+    assert report.freed_bytes == 0
+    assert report.holdings
+
+
+def test_what_a_variable_holds_too_is_not_freed_and_the_variable_is_named(failed: weakref.ref[Any]) -> None:
+    mine = torch.empty(0).set_(failed())
+    report = torchdebug_magics.memclean()
+    assert "nothing to gain" in report.verdict
+    assert report.holdings[0].others[0].endswith("local 'mine'")
+    assert torchdebug_magics.memclean(free="all").freed_bytes == 0
+    assert mine.numel() == MIB
+
+
+def test_outputs_are_of_a_notebook() -> None:
+    report = torchdebug_magics.memclean(free="out")
+    assert report.problems == ("no IPython runs here, so there are no outputs to free",)
+    assert report.verdict == "nothing became free"
+
+
+def test_the_gpu_cache_is_emptied_only_if_named_and_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        pytest.fail("emptied")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", refuse)
+    assert "cache" not in [one.name for one in torchdebug_magics.memclean(free="all").freed]
+    assert torchdebug_magics.memclean(free="cache").problems == ("CUDA is not in use in this process, so there is no GPU cache to empty",)
+    assert not torch.cuda.is_initialized()
+
+
+def test_what_the_gpu_cache_gives_back_is_what_was_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved = {0: 3 * MIB, 1: MIB}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", reserved.__getitem__)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: reserved.update({0: 0}))
+    assert release.empty_cache() == 3 * MIB
+
+
+def test_where_the_heap_cannot_be_trimmed_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release.ctypes, "CDLL", lambda _: object())
+    report = torchdebug_magics.memclean(free="heap")
+    assert report.problems == ("this system's C library has no malloc_trim, so the heap was left as it is",)
+
+
+@pytest.mark.parametrize("words", ["everything", "exception,gpu", "Out[x]"])
+def test_an_unknown_name_frees_nothing(words: str, failed: weakref.ref[Any]) -> None:
+    with pytest.raises(TorchDebugError, match="there is nothing called"):
+        torchdebug_magics.memclean(free=words)
+    assert failed() is not None
+
+
+def test_an_unknown_option_lists_the_known_one() -> None:
+    with pytest.raises(TypeError, match="it has free"):
+        torchdebug_magics.memclean(everything=True)
+
+
+def test_cycles_come_first_so_that_they_are_counted_for_nobody_else(failed: weakref.ref[Any]) -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.me, self.data = self, torch.ones(MIB)
+
+    gc.disable()
+    try:
+        Node()
+        report = torchdebug_magics.memclean(free="exception")
+    finally:
+        gc.enable()
+    assert [(one.name, one.freed_bytes) for one in report.freed] == [("cycles", 4 * MIB), ("exception", 4 * MIB)]
+    assert failed() is None
+
+
+def test_a_census_counts_each_storage_once_and_keeps_none() -> None:
+    whole = torch.ones(MIB)
+    part = whole[: MIB // 2]
+    meta = torch.ones(MIB, device="meta")
+    census = Census()
+    del whole
+    assert census.gone_bytes() == 0
+    del part, meta
+    assert census.gone_bytes() == 4 * MIB
+    assert census.gone_bytes() == 0

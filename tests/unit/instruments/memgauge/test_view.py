@@ -1,0 +1,86 @@
+"""What a gauge shows, from reports built by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchdebug_magics.html import markup, plain
+from torchdebug_magics.instruments.memgauge.report import DevicePeak, GaugeReport, LiveGauges
+from torchdebug_magics.instruments.memgauge.view import after_cell, live_page, page
+from torchdebug_magics.machine.interrupts import Interrupt
+from torchdebug_magics.report import Gauge
+
+GIB = 2**30
+INTERRUPT = Interrupt(9 * GIB, 10 * GIB, "container limit", 0.9)
+REPORT = GaugeReport(
+    rss_start_bytes=GIB,
+    rss_end_bytes=2 * GIB,
+    rss_peak_bytes=3 * GIB,
+    rss_peak_is_exact=True,
+    limit_bytes=10 * GIB,
+    limit="container limit",
+    limit_peak_bytes=3 * GIB,
+    devices=(),
+    interrupts=(),
+    gauges=(Gauge("this process (RSS)", 2 * GIB, 10 * GIB),),
+)
+
+
+def text(report: GaugeReport) -> str:
+    return plain.render(page(report))
+
+
+def test_the_peak_and_what_was_left_come_first():
+    assert text(REPORT).startswith("[✔ fine] Peak 3.0 GiB of 10.0 GiB (container limit): 7.0 GiB were left\n")
+    assert "counted by the system; 1.0 GiB more at the end than at the start" in text(REPORT)
+    assert markup.render(page(REPORT)).count("<meter ") == 2
+
+
+def test_what_others_use_is_told_apart():
+    assert "Peak 3.0 GiB, with all other processes 8.0 GiB of 10.0 GiB (container limit): 2.0 GiB were left" in text(
+        replace(REPORT, limit_peak_bytes=8 * GIB)
+    ).replace("\n  ", " ")
+
+
+def test_a_narrow_escape_is_a_caution():
+    assert text(replace(REPORT, rss_peak_bytes=10 * GIB - 5, limit_peak_bytes=10 * GIB - 5)).startswith("[▲ caution]")
+
+
+def test_a_peak_that_was_only_seen_is_at_least_that():
+    assert "Peak at least 3.0 GiB" in text(replace(REPORT, rss_peak_is_exact=False))
+    assert "no counter" in text(replace(REPORT, rss_peak_is_exact=False))
+
+
+def test_without_a_limit():
+    assert "Peak 3.0 GiB; no limit is known" in text(replace(REPORT, limit_bytes=None, limit="", limit_peak_bytes=None))
+
+
+def test_devices_are_in_the_verdict():
+    used, unused = DevicePeak("GPU 0 · A", 5 * GIB, 16 * GIB, is_exact=True), DevicePeak("GPU 1 · A", 0, 16 * GIB, is_exact=True)
+    report = replace(REPORT, devices=(used, unused))
+    assert report.verdict.endswith("were left; GPU 0 5.0 GiB of 16.0 GiB")
+    assert "GPU 0 · A, allocated" in text(report)
+    assert "GPU 1" not in text(report)
+
+
+def test_an_interrupt_says_at_what_and_which_limit():
+    report = replace(REPORT, interrupts=(INTERRUPT,))
+    assert report.verdict.startswith("Interrupted at 9.0 GiB of 10.0 GiB (container limit), as the guard is set to 90%")
+    assert text(report).startswith("[▲ caution]")
+    assert report.to_dict()["interrupts"][0]["used_bytes"] == 9 * GIB
+
+
+def test_after_a_cell_only_a_new_interrupt_is_worth_a_word():
+    quiet, once, twice = (LiveGauges(REPORT.gauges, GIB, (INTERRUPT,) * count) for count in range(3))
+    assert after_cell(None, quiet) is None
+    assert after_cell(once, once) is None
+    for before, now in ((None, once), (quiet, once), (once, twice)):
+        said = after_cell(before, now)
+        assert said is not None
+        assert said.verdict == str(INTERRUPT)
+
+
+def test_live_gauges():
+    shown = plain.render(live_page(LiveGauges(REPORT.gauges, 3 * GIB, ())))
+    assert "Peak so far 3.0 GiB" in shown
+    assert "2.0 GiB of 10.0 GiB" in shown

@@ -1,0 +1,118 @@
+"""What goes on growing, and what does not: the line, the variable that keeps it, how much, and what to write there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchdebug_magics
+from tests.doors import MagicDoor
+from tests.unit.instruments.memtrace.loops import CLEAN, GRAPHS, HERE, LEAKING, SETUP, WITHOUT_MODEL, Graph, Leak
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+
+def trace(shell: InteractiveShell, code: str, **options: object) -> Any:
+    shell.run_cell(SETUP)
+    seen = MagicDoor(shell)("memtrace", code, **options)
+    assert seen.error is None or str(seen.error) == "enough"
+    assert seen.report.problems == ()
+    return seen.report
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_no_false_alarm(shell: InteractiveShell, name: str) -> None:
+    report = trace(shell, CLEAN[name])
+    assert (report.growth, report.graph_growth) == (None, None)
+
+
+@pytest.mark.parametrize("name", LEAKING)
+def test_a_leak(shell: InteractiveShell, name: str) -> None:
+    code, wanted = LEAKING[name]
+    growth = trace(shell, code).growth
+    assert isinstance(wanted, Leak)
+    assert growth is not None
+    assert wanted.holder == "*" or growth.holder.startswith(wanted.holder)
+    assert wanted.least <= growth.bytes_per_iteration <= wanted.most
+    assert wanted.fix in growth.fix
+    lines = [number for number, line in enumerate(code.splitlines(), 2) if line.endswith(HERE)]
+    assert not lines or growth.location.line == lines[0]
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_graph_that_grows(shell: InteractiveShell, name: str) -> None:
+    code, wanted = GRAPHS[name]
+    report = trace(shell, code)
+    assert isinstance(wanted, Graph)
+    assert report.growth is None
+    assert report.graph_growth.holder == wanted.holder
+    assert report.graph_growth.nodes_per_iteration >= 1
+    assert wanted.fix in report.graph_growth.fix
+
+
+@pytest.mark.parametrize("name", WITHOUT_MODEL)
+def test_a_loop_that_calls_no_model_is_one_all_the_same(shell: InteractiveShell, name: str) -> None:
+    code, wanted = WITHOUT_MODEL[name]
+    report = trace(shell, code)
+    assert report.steps_count == 12
+    assert report.graph_growth is None
+    assert (report.growth is None) is (wanted is None)
+    if isinstance(wanted, Leak):
+        assert report.growth.holder.startswith(wanted.holder)
+        assert wanted.least <= report.growth.bytes_per_iteration <= wanted.most
+        assert wanted.fix in report.growth.fix
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_no_false_alarm_by_the_counter_alone(shell: InteractiveShell, name: str) -> None:
+    report = trace(shell, CLEAN[name], light=True)
+    assert (report.growth, report.graph_growth) == (None, None)
+
+
+BY_COUNTER = (
+    "a list of losses, evaluation",
+    "a dict by step",
+    "hidden state with its history",
+    "inside a function",
+    "a view of a large tensor",
+)
+
+
+@pytest.mark.parametrize("name", BY_COUNTER)
+def test_a_leak_by_the_counter_alone(shell: InteractiveShell, name: str) -> None:
+    code, wanted = LEAKING[name]
+    growth = trace(shell, code, light=True).growth
+    assert isinstance(wanted, Leak)
+    assert growth.holder.startswith(wanted.holder.partition("[")[0])
+    assert wanted.least <= growth.bytes_per_iteration <= 2 * wanted.most
+
+
+def test_what_the_counter_alone_does_not_name_is_not_said(shell: InteractiveShell) -> None:
+    # The heap grows by memory that is not torch's.
+    report = trace(shell, "rows = []\nfor a, b in batches():\n    learn(a, b)\n    rows.append(bytearray(1 << 18))", light=True)
+    assert report.growth is None
+
+
+def test_two_that_grow_are_both_named(shell: InteractiveShell) -> None:
+    growth = trace(shell, LEAKING["two at once"][0]).growth
+    assert (growth.holder, growth.others) == ("features[0]", ("outs",))
+
+
+def test_two_models_with_parts_of_one_name_at_one_line() -> None:
+    judge, artist = nn.Linear(64, 1), nn.Linear(8, 64)
+    log: list[torch.Tensor] = []
+    with torchdebug_magics.memtrace() as session:
+        for _ in range(8):
+            score = judge(artist(torch.randn(32, 8))).mean()
+            score.backward(retain_graph=True)
+            log.append(score)
+    growth = session.report.growth
+    assert growth is not None
+    assert growth.location is not None
+    assert "artist" in growth.location.source
+    assert growth.bytes_per_iteration >= 32 * 64 * 4
+    assert len(log) == growth.iterations_count

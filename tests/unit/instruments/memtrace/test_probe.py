@@ -1,0 +1,198 @@
+"""``%%memtrace`` around cells of every kind, through both doors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchdebug_magics
+from tests.unit.instruments.memtrace.loops import SETUP, STEP
+
+TRAINING = SETUP + "for a, b in batches(4):\n" + STEP
+
+
+@pytest.mark.parametrize("body", ["", "1", "def f():\n    pass"])
+def test_an_empty_cell(observe: Any, body: str) -> None:
+    report = observe("memtrace", body).report
+    assert (report.net_bytes, report.growth, report.holders, report.problems) == (0, None, (), ())
+
+
+def test_a_training_cell(observe: Any) -> None:
+    seen = observe("memtrace", TRAINING)
+    report = seen.report
+    assert seen.error is None
+    assert (report.steps_count, report.growth, report.oom, report.problems) == (4, None, None, ())
+    assert sum(report.peak.by_category.values()) == report.peak_bytes
+    assert {"parameter", "gradient", "optimizer state"} <= {site.category for site in report.sites if site.live_bytes}
+
+
+def test_an_error_inside(observe: Any) -> None:
+    seen = observe("memtrace", f"{SETUP}kept = torch.ones(100)\n1 / 0")
+    assert isinstance(seen.error, ZeroDivisionError)
+    assert seen.report.net_bytes >= 400
+    assert seen.report.problems == ()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def hook(*_):\n    raise LookupError('hook')\nnet[0].register_forward_hook(hook)\nnet(x)",
+        "def hook(*_):\n    raise KeyboardInterrupt\nnet[1].register_forward_pre_hook(hook)\nnet(x)",
+        "def hook(*_):\n    raise LookupError('hook')\nnet[0].weight.register_hook(hook)\nnet(x).sum().backward()",
+        "def hook(*_):\n    raise LookupError('hook')\nopt.register_step_pre_hook(hook)\nnet(x).sum().backward()\nopt.step()",
+        "for i in range(9):\n    net(x if i < 7 else x[:, :3])",
+    ],
+    ids=["a hook", "an interrupt", "a tensor's hook", "an optimizer's hook", "a later step"],
+)
+def test_an_error_in_the_middle_leaves_nothing(observe: Any, body: str) -> None:
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    seen = observe("memtrace", SETUP + body)
+    assert seen.error is not None
+    assert not _get_current_dispatch_mode_stack()
+    assert not seen.namespace["net"]._forward_pre_hooks
+    assert seen.report.problems == ()
+
+
+def test_a_failure_while_attaching(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.nn.modules import module
+
+    def fails(*_: object) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr("torchdebug_magics.probing.hooks.Hooks.optimizer_steps", fails)
+    before = dict(module._global_module_registration_hooks)
+    with pytest.raises(OSError, match="no"), torchdebug_magics.memtrace():
+        pass
+    assert dict(module._global_module_registration_hooks) == before
+
+
+def test_nested_in_itself() -> None:
+    with torchdebug_magics.memtrace() as outer:
+        first = torch.zeros(100)
+        with torchdebug_magics.memtrace() as inner:
+            second = torch.zeros(50)
+        third = torch.zeros(10)
+    assert inner.report.net_bytes == second.nbytes
+    assert outer.report.net_bytes == first.nbytes + second.nbytes + third.nbytes
+    assert inner.report.problems == outer.report.problems == ()
+
+
+@pytest.mark.parametrize("other", ["nanhunt", "shapes"])
+@pytest.mark.parametrize("is_outer", [True, False])
+def test_nested_in_another(other: str, is_outer: bool) -> None:
+    model = nn.Linear(3, 3)
+    sessions = [torchdebug_magics.memtrace(), getattr(torchdebug_magics, other)()]
+    if is_outer:
+        sessions.reverse()
+    with sessions[0], sessions[1]:
+        for _ in range(3):
+            model(torch.ones(2, 3)).sum().backward()
+    trace = next(session for session in sessions if hasattr(session.report, "net_bytes"))
+    assert trace.report.steps_count == 3
+    assert trace.report.growth is None
+    assert trace.report.problems == ()
+    assert trace.report.net_bytes >= sum(one.grad.nbytes for one in model.parameters())  # what the other one keeps is torch's, too
+
+
+ODD = {
+    "meta": "kept = torch.empty(10, device='meta')",
+    "fake": "from torch._subclasses import FakeTensorMode\nwith FakeTensorMode():\n    kept = torch.empty(10) + 1",
+    "nested": "kept = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])",
+    "jagged": "kept = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(3, 3)], layout=torch.jagged) * 2",
+    "quantised": "kept = torch.quantize_per_tensor(torch.ones(10), 0.1, 0, torch.quint8)",
+    "zero": "kept = torch._efficientzerotensor(10)",
+    "inference": "with torch.inference_mode():\n    kept = torch.ones(10) + 1",
+    "vmap": "kept = torch.vmap(lambda a: a * 2)(torch.ones(3, 4))",
+    "func.grad": "kept = torch.func.grad(lambda a: (a ** 2).sum())(torch.ones(3))",
+    "func.jacrev": "kept = torch.func.jacrev(lambda a: a ** 2)(torch.ones(3))",
+    "per-sample gradients": """from torch.func import functional_call, grad, vmap
+state = dict(net.named_parameters())
+def loss(state, a, b):
+    return F.cross_entropy(functional_call(net, state, (a[None],)), b[None])
+kept = vmap(grad(loss), in_dims=(None, 0, 0))(state, x, y)""",
+    "a wrapper": """from torch.testing._internal.two_tensor import TwoTensor
+kept = TwoTensor(torch.ones(3), torch.ones(3)) + 1""",
+    "a subclass": "class Mine(torch.Tensor):\n    pass\nkept = torch.ones(3).as_subclass(Mine) + 1",
+    "mkldnn": "kept = torch.ones(3, 3).to_mkldnn()",
+    "lazy": "kept = nn.LazyLinear(3)\nkept(torch.ones(2, 5))",
+    "complex": "kept = torch.fft.fft(torch.ones(8)).real",
+    "strings": "kept = torch.tensor([]).sum()",
+    "a loader with workers": """class Rows(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, at): return torch.full((4,), float(at))
+kept = list(torch.utils.data.DataLoader(Rows(), batch_size=2, num_workers=1))""",
+    "jit": "kept = torch.jit.trace(net, x)(x)",
+    "double backward": """a = torch.ones(3, requires_grad=True)
+g, = torch.autograd.grad((a ** 3).sum(), a, create_graph=True)
+g.sum().backward()""",
+    "sparse gradients": """words = nn.Embedding(9, 3, sparse=True)
+words(torch.tensor([1, 2])).sum().backward()
+torch.optim.SparseAdam(words.parameters()).step()""",
+    "saved-tensor hooks": "with torch.autograd.graph.save_on_cpu():\n    net(x).sum().backward()",
+    "weights on the fly": "net.to(torch.float64)\nnet(x.double()).sum().backward()",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ODD)
+def test_odd_tensors(observe: Any, name: str) -> None:
+    seen = observe("memtrace", SETUP + ODD[name])
+    assert seen.error is None
+    assert seen.report.problems == ()
+    assert sum(seen.report.peak.by_category.values()) == seen.report.peak_bytes
+
+
+def test_objects_that_fail_when_they_are_looked_at(observe: Any) -> None:
+    body = f"""{SETUP}
+class Hostile:
+    def __getattr__(self, name): raise OSError(name)
+    def __eq__(self, other): raise OSError
+    def __hash__(self): raise OSError
+    def __repr__(self): raise OSError
+    def __len__(self): raise OSError
+    @property
+    def __class__(self): raise OSError
+class Proxy(dict):
+    def items(self): raise OSError
+    def __iter__(self): raise OSError
+hostile = Hostile()
+hostile.kept = [torch.ones(100)]
+proxy = Proxy(kept=torch.ones(50))
+for a, b in batches():
+    hostile.kept.append(net(a))
+"""
+    report = observe("memtrace", body).report
+    assert report.problems == ()
+    assert report.growth is not None
+
+
+def test_a_thousand_modules(observe: Any) -> None:
+    body = """import torch
+from torch import nn
+deep = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(333)))
+for _ in range(6):
+    deep(torch.ones(2, 4)).sum().backward()
+"""
+    report = observe("memtrace", body).report
+    assert (report.steps_count, report.growth, report.problems) == (6, None, ())
+    assert len([site for site in report.sites if site.category == "gradient"]) == 333
+
+
+def test_the_log_of_many_ops_is_bounded() -> None:
+    from torchdebug_magics.instruments.memtrace import blocks
+
+    with torchdebug_magics.memtrace() as session:
+        a = torch.zeros(8)
+        for _ in range(50_000):
+            a = a + 1
+    report = session.report
+    assert report.ops_count == 50_001
+    assert report.net_bytes == 32
+    assert report.peak_bytes - report.start_bytes == 64
+    assert len(next(iter(report.timeline.categories.values()), ())) <= 500
+    assert len(report.to_json()) < 100_000
+    assert blocks._MOST_EVENTS < 1_000_000

@@ -1,0 +1,244 @@
+"""Watched, a cell computes what it computes without us: every bit, every draw, every version of a tensor; and nothing is left behind."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody has it
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import torchdebug_magics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+PARTS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(6, 6),
+    "norm": lambda: nn.BatchNorm1d(6),
+    "dropout": lambda: nn.Dropout(0.3),
+    "relu": lambda: nn.ReLU(inplace=True),
+    "noise": nn.RReLU,
+    "lstm": lambda: Only(nn.LSTM(6, 6)),
+    "attention": lambda: Only(nn.MultiheadAttention(6, 2)),
+}
+OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
+    lambda ps: torch.optim.SGD(ps, lr=0.05, momentum=0.9),
+    lambda ps: torch.optim.AdamW(ps, lr=0.01, foreach=True),
+    lambda ps: torch.optim.Adam(ps, lr=0.01, fused=True),
+]
+
+
+class Only(nn.Module):
+    """Of a module that returns several things, the first."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = (x, x, x) if isinstance(self.inner, nn.MultiheadAttention) else (x,)
+        return self.inner(*given)[0]
+
+
+def train(seed: int) -> dict[str, Any]:
+    """One random model and loop, all from a seed; what it leaves."""
+    plan = random.Random(seed)
+    torch.manual_seed(seed)
+    parts = [PARTS[plan.choice(list(PARTS))]() for _ in range(plan.randint(2, 5))]
+    model = nn.Sequential(nn.Linear(6, 6), *parts, nn.Linear(6, 2))
+    optimizer = plan.choice(OPTIMIZERS)(model.parameters())
+    checkpointed, autocast, every, to_none = (plan.random() < 0.4 for _ in range(4))
+    losses = []
+    for step in range(9):
+        x, y = torch.randn(8, 6, requires_grad=checkpointed), torch.randint(0, 2, (8,))
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            out = checkpoint(model, x, use_reentrant=plan.random() < 0.5) if checkpointed else model(x)
+            loss = F.cross_entropy(out, y)
+        losses.append(loss.detach())
+        loss.backward()
+        if step % 2 or every:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=to_none)
+    return {
+        "losses": torch.stack(losses),
+        "model": model.state_dict(),
+        "gradients": [one.grad for one in model.parameters()],
+        "state": optimizer.state_dict()["state"],
+        "versions": [one._version for one in (*model.parameters(), *model.buffers())],
+        "generator": torch.get_rng_state(),
+    }
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("options", [{}, {"light": True}, {"every_step": True}], ids=["", "light", "every step"])
+@pytest.mark.parametrize("seed", range(8))
+def test_every_bit_is_that_of_a_plain_run(seed: int, options: dict[str, Any]) -> None:
+    plain = train(seed)
+    with torchdebug_magics.memtrace(**options) as session:
+        watched = train(seed)
+    assert [name for name in plain if not same(plain[name], watched[name])] == []
+    assert session.report.problems == ()
+
+
+def test_the_measure_sees_a_difference() -> None:
+    assert not same(train(0), train(1))
+
+
+@pytest.mark.keeps_rng
+def test_the_watch_itself_draws_nothing() -> None:
+    state = torch.get_rng_state()
+    with torchdebug_magics.memtrace():
+        pass
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_models_that_are_gone_are_not_kept_by_us() -> None:
+    import weakref
+
+    kept: list[Any] = []
+    with torchdebug_magics.memtrace() as session:
+        for _ in range(3):
+            model = nn.Sequential(nn.Linear(4, 4))
+            model(torch.ones(2, 4)).sum().backward()
+            kept.append(weakref.ref(model))
+            del model
+        assert [ref() for ref in kept] == [None] * 3
+    assert session.report.net_bytes == 0
+
+
+def test_tensors_are_freed_when_they_are_without_us() -> None:
+    import weakref
+
+    with torchdebug_magics.memtrace():
+        a = torch.zeros(10)
+        ref = weakref.ref(a.untyped_storage())
+        del a
+        assert ref() is None
+
+
+class Doubles(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Counts(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_of_the_user_around_and_inside() -> None:
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    with Counts() as plain:
+        model(x).sum().backward()
+    with Counts() as outer, Doubles(), torchdebug_magics.memtrace() as session:
+        model(x).sum().backward()
+        with Counts() as inner, Doubles():
+            model(x).sum().backward()
+    assert inner.seen == plain.seen
+    assert outer.seen >= 2 * plain.seen
+    assert session.report.problems == ()
+    assert session.report.net_bytes == 0
+
+
+def test_a_mode_that_is_entered_in_the_cell_and_left_after_it() -> None:
+    model, mode = nn.Linear(4, 4), Counts()
+    try:
+        with torchdebug_magics.memtrace():
+            mode.__enter__()
+            model(torch.ones(2, 4)).sum().backward()
+        seen = mode.seen
+        torch.ones(2)
+        assert mode.seen > seen
+    finally:
+        mode.__exit__(None, None, None)
+
+
+def test_modes_that_are_entered_and_left_in_later_steps() -> None:
+    # By then a step is only counted: our own mode comes and goes, and the user's must not go with it.
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    with Counts() as plain:
+        model(x).sum().backward()
+    with torchdebug_magics.memtrace() as session:
+        for _ in range(9):
+            with Counts() as outer, Counts() as inner:
+                model(x).sum().backward()
+            assert (outer.seen, inner.seen) == (plain.seen, plain.seen)
+            assert len(_get_current_dispatch_mode_stack()) == 1
+    assert session.report.steps_count == 9
+    assert session.report.problems == ()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_what_is_compiled_under_the_watch_is_compiled_and_stays_so(backend: str) -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter = CompileCounterWithBackend(backend)
+
+    @torch.compile(fullgraph=True, backend=counter)
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() + 1).relu()
+
+    x = torch.ones(8)
+    with torchdebug_magics.memtrace() as session:
+        watched = f(x)
+    assert counter.frame_count == 1
+    assert torch.equal(watched, f(x))
+    assert counter.frame_count == 1
+    assert session.report.problems == ()
+    torch._dynamo.reset()
+
+
+def test_a_compiled_model_trains_as_without_us() -> None:
+    def run() -> Any:
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        fast = torch.compile(model, backend="aot_eager", fullgraph=True)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(6):
+            fast(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model.state_dict()
+
+    plain = run()
+    with torchdebug_magics.memtrace() as session:
+        watched = run()
+    assert same(dict(plain), dict(watched))
+    assert session.report.steps_count == 6
+    torch._dynamo.reset()
+
+
+def test_a_copy_of_a_watched_model_works() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with torchdebug_magics.memtrace():
+        model(torch.ones(1, 2))
+        other = copy.deepcopy(model)
+    assert not other._forward_pre_hooks
+    other(torch.ones(1, 2))

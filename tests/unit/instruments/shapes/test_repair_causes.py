@@ -1,0 +1,1342 @@
+"""Broken models whose cause lies before the op that fails, or beside it: each is told in full, and repaired where it came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - as users write it
+from torch import nn
+
+from tests.unit.instruments.shapes.planted import Case, Parts, Planted, check
+from torchdebug_magics.instruments.shapes.examine import examine
+
+PLANTED = Planted()
+case = PLANTED.case
+
+
+@case(
+    "3",
+    "linear",
+    "`3` expects 7200 features, gets 900 = 30 x 30 from `0`: `0` read 3 x 32 x 32 as one picture",
+    " without a batch",
+    fix="input = input.unsqueeze(0)",
+)
+def batch_missing_behind_flatten() -> tuple[Any, ...]:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 10)), torch.randn(3, 32, 32)
+
+
+@case(
+    "fc",
+    "linear",
+    "`fc` expects 676 features, gets 169 = 13 x 13 from `conv`: `pool` read 4 x 26 x 26 as one",
+    " picture without a batch",
+    fix="x = x.unsqueeze(0)",
+)
+def batch_missing_behind_flatten_net() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            x = F.relu(self.conv(x))
+            x = self.pool(x).flatten(1)
+            return self.fc(x)
+
+    return M(conv=nn.Conv2d(1, 4, 3), pool=nn.MaxPool2d(2), fc=nn.Linear(4 * 13 * 13, 10)), torch.randn(1, 28, 28)
+
+
+@case(
+    "b",
+    "linear",
+    "`b` expects 8 features, gets 4 from `cat`: `cat` joined 2 x 4 and 2 x 4 along dimension 0",
+    fix="torch.cat([self.a(x), x], dim=-1)",
+)
+def cat_wrong_dim() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.b(torch.cat([self.a(x), x]))
+
+    return M(a=nn.Linear(4, 4), b=nn.Linear(8, 3)), torch.randn(2, 4)
+
+
+@case(
+    "b",
+    "linear",
+    "`b` expects 12 features, gets 6 from `cat`, the last dimension of 2 x 14 x 6: `cat` joined 2 x",
+    " 7 x 6 and 2 x 7 x 6 along dimension 1",
+    fix="torch.cat([self.a(x), self.c(y)], dim=-1)",
+)
+def cat_wrong_dim_tokens() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any, y: Any) -> Any:
+            h = torch.cat([self.a(x), self.c(y)], 1)
+            return self.b(h)
+
+    return M(a=nn.Linear(4, 6), c=nn.Linear(5, 6), b=nn.Linear(12, 3)), torch.randn(2, 7, 4), torch.randn(2, 7, 5)
+
+
+@case(
+    "b",
+    "linear",
+    "`b` expects 144 features, gets 288 = 2 x 4 x 6 x 6 from `a`: `flatten` took the batch of 2 for",
+    " features",
+    fix="self.a(x).flatten(1)",
+)
+def flatten_all() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.b(self.a(x).flatten())
+
+    return M(a=nn.Conv2d(3, 4, 3), b=nn.Linear(144, 3)), torch.randn(2, 3, 8, 8)
+
+
+@case(
+    "b",
+    "linear",
+    "`b` expects 144 features, gets 288 = 2 x 4 x 6 x 6 from `a`: `view` took the batch of 2 for",
+    " features",
+    fix="h.flatten(1)",
+)
+def view_all() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            h = F.relu(self.a(x))
+            h = h.view(-1)
+            return self.b(h)
+
+    return M(a=nn.Conv2d(3, 4, 3), b=nn.Linear(144, 3)), torch.randn(2, 3, 8, 8)
+
+
+@case(
+    "b",
+    "linear",
+    "`b` expects 100 features, gets 288 = 2 x 4 x 6 x 6 from `a`: `flatten` took the batch of 2 for",
+    " features",
+    fix="self.a(x).flatten(1)\nb = nn.Linear(144, 3)",
+)
+def torch_flatten_all() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            h = torch.flatten(self.a(x))
+            return self.b(h)
+
+    return M(a=nn.Conv2d(3, 4, 3), b=nn.Linear(100, 3)), torch.randn(2, 3, 8, 8)
+
+
+@case(
+    "2",
+    "linear",
+    "`2` expects 144 features, gets 288 = 2 x 4 x 6 x 6 from `0`: `flatten` took the batch of 2 for",
+    " features",
+    fix="model[1] = nn.Flatten()",
+)
+def flatten_0() -> tuple[Any, ...]:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(0), nn.Linear(144, 3)), torch.randn(2, 3, 8, 8)
+
+
+@case(
+    "bn",
+    "batch_norm",
+    "`bn` expects 16 channels, gets 10 from `fc`: its channels stand last in 4 x 10 x 16",
+    fix="self.bn(self.fc(x).transpose(1, 2)).transpose(1, 2)",
+)
+def batchnorm_btc() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.out(self.bn(self.fc(x)))
+
+    return M(fc=nn.Linear(5, 16), bn=nn.BatchNorm1d(16), out=nn.Linear(16, 2)), torch.randn(4, 10, 5)
+
+
+@case(
+    "1",
+    "batch_norm",
+    "`1` expects 16 channels, gets 10 from `0`: its channels stand last in 4 x 10 x 16",
+    fix="model[1] = nn.LayerNorm(16)",
+)
+def batchnorm_btc_sequential() -> tuple[Any, ...]:
+    return nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2)), torch.randn(4, 10, 5)
+
+
+@case("1", "prelu", "`1` has slopes for 16 channels, gets 8 from `0`", fix="model[1] = nn.PReLU(8)")
+def prelu() -> tuple[Any, ...]:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.PReLU(16)), torch.randn(2, 3, 8, 8)
+
+
+@case("3", "linear", "`3` expects 8 features, gets 2048 = 8 x 16 x 16 from `0`", fix="model[3] = nn.Linear(2048, 10)")
+def sizes_1x1() -> tuple[Any, ...]:
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8, 10)), torch.randn(2, 3, 16, 16)
+
+
+@case(
+    "conv",
+    "conv2d",
+    "`conv` expects 3 channels, gets 8 from the input `a[0]`: its channels stand last in 2 x 8 x 8",
+    " x 3",
+    fix="self.conv(a[0].permute(0, 3, 1, 2))",
+)
+def star_args() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, *a: Any) -> Any:
+            return self.conv(a[0])
+
+    return M(conv=nn.Conv2d(3, 4, 3)), torch.randn(2, 8, 8, 3)
+
+
+@case("b", "linear", "`b` expects 5 features, gets 4 from `a`", fix="")
+def cat_by_coincidence() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any, y: Any) -> Any:
+            h = torch.cat([x, y], 0)
+            h = self.a(h)
+            return self.b(h)
+
+    return M(a=nn.Linear(6, 4), b=nn.Linear(5, 3)), torch.randn(2, 6), torch.randn(2, 6)
+
+
+@case(
+    "",
+    "grid_sample",
+    "`grid_sample` wants one grid a picture: 4 of them in `x` of 4 x 3 x 8 x 8, and 1 in `grid` of",
+    " 1 x 8 x 8 x 2 from `loc`",
+    fix="F.grid_sample(x, grid.expand(x.size(0), -1, -1, -1), align_corners=False)",
+)
+def grid_sample_batch() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            theta = self.loc(x.mean((2, 3)))[:1].view(-1, 2, 3)
+            grid = F.affine_grid(theta, (1, 3, 8, 8), align_corners=False)
+            return F.grid_sample(x, grid, align_corners=False)
+
+    return M(loc=nn.Linear(3, 6)), torch.randn(4, 3, 8, 8)
+
+
+@case(
+    "att",
+    "multi_head_attention_forward",
+    "`att` expects 16 features (embed_dim) in its query, gets 24 from `q`",
+    fix="q = nn.Linear(8, 16)",
+)
+def mha_query_at_fault() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, q: Any, m: Any) -> Any:
+            return self.att(self.q(q), m, m)[0]
+
+    return M(q=nn.Linear(8, 24), att=nn.MultiheadAttention(16, 4, batch_first=True)), torch.randn(2, 5, 8), torch.randn(2, 7, 16)
+
+
+@case(
+    "att",
+    "multi_head_attention_forward",
+    "`att` expects 16 features (embed_dim) in its query, gets 24 from the input `x`",
+    fix="att = nn.MultiheadAttention(24, 4, batch_first=True)",
+)
+def mha_all_at_fault() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.att(x, x, x)[0]
+
+    return M(att=nn.MultiheadAttention(16, 4, batch_first=True)), torch.randn(2, 5, 24)
+
+
+@case(
+    "",
+    "zeros",
+    "`torch.zeros(x.shape[0], 10 - x.shape[1])` asks for a tensor of 2 x -2: `10 - x.shape[1]` is",
+    " -2, as `x` is 2 x 12",
+    fix="",
+)
+def negative_sizes() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            pad = torch.zeros(x.shape[0], 10 - x.shape[1])
+            return self.fc(torch.cat([x, pad], 1))
+
+    return M(fc=nn.Linear(10, 2)), torch.randn(2, 12)
+
+
+@case("0", "conv_transpose2d", "`0` would make -3 x -3 of `input` of 1 x 3 x 2 x 2 with kernel_size 2, stride 1, padding 3", fix="")
+def negative_conv_transpose() -> tuple[Any, ...]:
+    return nn.Sequential(nn.ConvTranspose2d(3, 4, 2, padding=3)), torch.randn(1, 3, 2, 2)
+
+
+@case("", None, "`b` expects 5 features, gets 6; it is TorchScript, and broke at `return self.b(self.a(x))`", fix="")
+def script_module() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(self.a(x))
+
+    return torch.jit.script(M(a=nn.Linear(4, 6), b=nn.Linear(5, 2))), torch.randn(3, 4)
+
+
+@case("a", None, "`a.1` expects 5 features, gets 6; it is TorchScript, and broke", fix="")
+def script_part() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(self.a(x))
+
+    return M(a=torch.jit.script(nn.Sequential(nn.Linear(4, 6), nn.Linear(5, 2))), b=nn.Linear(5, 2)), torch.randn(3, 4)
+
+
+@case(
+    "",
+    "view",
+    "`self.q(x).view(b, t, self.heads, c // self.heads)` of `self.q(x)` of 2 x 5 x 20 from `q`: `c",
+    " // self.heads` is 20 // 3, which leaves a rest of 2; 2 and 4 divide it",
+    fix="",
+)
+def heads_not_dividing() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            b, t, c = x.shape
+            return self.q(x).view(b, t, self.heads, c // self.heads).transpose(1, 2)
+
+    return M(q=nn.Linear(20, 20), heads=3), torch.randn(2, 5, 20)
+
+
+@case(
+    "",
+    "einsum",
+    '`einsum("bnd,dk->bnk")`: `d` is 6 and 8 (bnd of 2 x 5 x 6 from the input `x`, dk of 8 x 3)',
+    fix="w = nn.Parameter(torch.zeros(6, 3))",
+)
+def einsum_features() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            return torch.einsum("bnd,dk->bnk", x, self.w)
+
+    return M(w=nn.Parameter(torch.zeros(8, 3))), torch.randn(2, 5, 6)
+
+
+@case(
+    "2",
+    None,
+    "`2` expects a tensor, gets a tuple, as `1` returns it: (output, state)",
+    fix="model[1].register_forward_hook(lambda module, args, output: output[0])",
+)
+def lstm_tuple() -> tuple[Any, ...]:
+    return nn.Sequential(nn.Embedding(10, 8), nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 2)), torch.randint(0, 10, (2, 5))
+
+
+@case("fc", None, "`fc` expects a tensor, gets a tuple, as `rnn` returns it: (output, state)", fix="self.fc(h[0])")
+def lstm_tuple2() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            h = self.rnn(x)
+            return self.fc(h)
+
+    return M(rnn=nn.GRU(8, 16, batch_first=True), fc=nn.Linear(16, 2)), torch.randn(2, 5, 8)
+
+
+@case(
+    "1",
+    "pixel_shuffle",
+    "`1` makes 2 x 2 pixels of 4 channels each, and gets 10 from `0`, which do not divide by that",
+    fix="model[0] = nn.Conv2d(3, 12, 3, padding=1)",
+)
+def pixel_shuffle() -> tuple[Any, ...]:
+    return nn.Sequential(nn.Conv2d(3, 10, 3, padding=1), nn.PixelShuffle(2)), torch.randn(2, 3, 6, 6)
+
+
+@case(
+    "enc.layers.0.self_attn",
+    "multi_head_attention_forward",
+    "`enc.layers.0.self_attn` expects key_padding_mask of 2 x 6 (batch x source), gets 2 x 5 from",
+    " the input `mask`; its query and key are 2 x 6 x 16",
+    fix="mask = F.pad(mask, (0, 1))",
+)
+def wrong_length_padding_mask() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any, mask: Any) -> Any:
+            return self.enc(x, src_key_padding_mask=mask)
+
+    return (
+        M(enc=nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 1)),
+        torch.randn(2, 6, 16),
+        torch.zeros(2, 5, dtype=torch.bool),
+    )
+
+
+@case(
+    "att",
+    "multi_head_attention_forward",
+    "`att` expects key_padding_mask of 2 x 6 (batch x source), gets 2 x 5 from the input `mask`;",
+    " its query and key are 2 x 6 x 16",
+    fix="mask = F.pad(mask, (0, 1))",
+)
+def wrong_length_padding_mask_mha() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any, mask: Any) -> Any:
+            return self.att(x, x, x, key_padding_mask=mask)[0]
+
+    return M(att=nn.MultiheadAttention(16, 4, batch_first=True)), torch.randn(2, 6, 16), torch.zeros(2, 5, dtype=torch.bool)
+
+
+@case("", "cross_entropy", "`cross_entropy` has scores of 3 classes (0 to 2), and `y` holds class 3", fix="fc = nn.Linear(4, 4)")
+def label_beyond() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any, y: Any) -> Any:
+            return F.cross_entropy(self.fc(x), y)
+
+    return M(fc=nn.Linear(4, 3)), torch.randn(4, 4), torch.tensor([0, 1, 2, 3])
+
+
+@case("loss", "cross_entropy", "`cross_entropy` has scores of 3 classes (0 to 2), and `y` holds class 3", fix="fc = nn.Linear(4, 4)")
+def label_ones_based() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any, y: Any) -> Any:
+            return self.loss(self.fc(x), y)
+
+    return M(fc=nn.Linear(4, 3), loss=nn.CrossEntropyLoss()), torch.randn(3, 4), torch.tensor([1, 2, 3])
+
+
+@case("d1", "conv2d", "`d1` expects 8 channels, gets 16 = 8 + 8 from `cat`", fix="d1 = nn.Conv2d(16, 8, 3, padding=1)")
+def unet_decoder_two_levels() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            s1 = self.e1(x)
+            s2 = self.e2(F.max_pool2d(s1, 2))
+            b = self.mid(F.max_pool2d(s2, 2))
+            d2 = self.d2(torch.cat([self.u2(b), s2], dim=1))
+            d1 = self.d1(torch.cat([self.u1(d2), s1], dim=1))
+            return self.out(d1)
+
+    def c(i: int, o: int) -> nn.Module:
+        return nn.Conv2d(i, o, 3, padding=1)
+
+    return M(
+        e1=c(3, 8),
+        e2=c(8, 16),
+        mid=c(16, 32),
+        u2=nn.ConvTranspose2d(32, 16, 2, 2),
+        d2=c(32, 16),
+        u1=nn.ConvTranspose2d(16, 8, 2, 2),
+        d1=c(8, 8),
+        out=nn.Conv2d(8, 1, 1),
+    ), torch.randn(2, 3, 16, 16)
+
+
+@case(
+    "",
+    "add",
+    "`u + s2` does not fit `u` of 2 x 8 x 16 x 16 to `s2` of 2 x 16 x 8 x 8 (from `e2`): 16 and 8",
+    " in the last dimension",
+    fix="u + s1",
+)
+def unet_wrong_skip() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            s1 = self.e1(x)
+            s2 = self.e2(F.max_pool2d(s1, 2))
+            u = self.up(s2)
+            return u + s2
+
+    def c(i: int, o: int) -> nn.Module:
+        return nn.Conv2d(i, o, 3, padding=1)
+
+    return M(e1=c(3, 8), e2=c(8, 16), up=nn.ConvTranspose2d(16, 8, 2, 2)), torch.randn(2, 3, 16, 16)
+
+
+@case(
+    "",
+    "reshape",
+    "`img.reshape(b, c, h // p, p, w // p, p)` of `img` of 2 x 3 x 30 x 30: `h // p` is 30 // 8,",
+    " which leaves a rest of 6; 6 and 10 divide it",
+    fix="input of 32 x 32",
+)
+def patches_not_dividing() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, img: Any) -> Any:
+            b, c, h, w = img.shape
+            p = 8
+            x = img.reshape(b, c, h // p, p, w // p, p)
+            x = x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+            return self.embed(x)
+
+    return M(embed=nn.Linear(192, 32)), torch.randn(2, 3, 30, 30)
+
+
+@case(
+    "",
+    "add",
+    "`self.tok(idx) + self.pos[:, :t]` does not fit `self.tok(idx)` of 2 x 20 x 32 (from `tok`) to",
+    " `self.pos[:, :t]` of 1 x 16 x 32 (from `getitem`): 20 and 16 in dimension 1: `idx` is 2 x 20,",
+    " and the model has 16 positions",
+    fix="idx = idx[:, :16]",
+)
+def gpt_beyond_block() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, idx: Any) -> Any:
+            t = idx.shape[1]
+            return self.tok(idx) + self.pos[:, :t]
+
+    return M(tok=nn.Embedding(50, 32), pos=nn.Parameter(torch.zeros(1, 16, 32))), torch.randint(0, 50, (2, 20))
+
+
+@case(
+    "",
+    "masked_fill",
+    "`att.masked_fill(self.mask == 0, float('-inf'))` does not fit `att` of 2 x 5 x 5 (from",
+    " `matmul`) to `self.mask == 0` of 8 x 8 (from `eq`): 5 and 8 in the last dimension",
+    fix="att.masked_fill((self.mask == 0)[:att.size(-2), :att.size(-1)], float('-inf'))",
+)
+def causal_buffer() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            q, k, v = self.qkv(x).chunk(3, dim=-1)
+            att = q @ k.transpose(-2, -1) / 4
+            att = att.masked_fill(self.mask == 0, float("-inf"))
+            return att.softmax(-1) @ v
+
+    return M(qkv=nn.Linear(16, 48), mask=torch.tril(torch.ones(8, 8))), torch.randn(2, 5, 16)
+
+
+@case(
+    "",
+    "cross_entropy",
+    "`cross_entropy` of scores 2 x 7 x 50 wants a target of 2 x 50 (classes stand in dimension 1),",
+    " gets 2 x 7",
+    fix="F.cross_entropy(logits.transpose(-2, -1), targets)",
+)
+def lm_loss() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, idx: Any, targets: Any) -> Any:
+            logits = self.head(self.tok(idx))
+            return F.cross_entropy(logits, targets)
+
+    return M(tok=nn.Embedding(50, 16), head=nn.Linear(16, 50)), torch.randint(0, 50, (2, 7)), torch.randint(0, 50, (2, 7))
+
+
+@case(
+    "head",
+    "linear",
+    "`head` expects 16 features, gets 8 from `cat`: `cat` joined 3 x 8 and 3 x 8 along dimension 0",
+    fix="torch.cat([h[-2], h[-1]], dim=-1)",
+)
+def bilstm_head() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            _, (h, _) = self.rnn(x)
+            return self.head(torch.cat([h[-2], h[-1]]))
+
+    return M(rnn=nn.LSTM(6, 8, batch_first=True, bidirectional=True), head=nn.Linear(16, 2)), torch.randn(3, 5, 6)
+
+
+@case("gru", None, "`gru` expects 8 features (input_size), gets 20 = 8 + 12 from `cat`", fix="gru = nn.GRU(20, 16, batch_first=True)")
+def gru_decoder_context() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, y: Any, context: Any) -> Any:
+            e = self.emb(y)
+            c = context.unsqueeze(1).expand(-1, e.size(1), -1)
+            out, _ = self.gru(torch.cat([e, c], dim=2))
+            return self.out(out)
+
+    return (
+        M(emb=nn.Embedding(20, 8), gru=nn.GRU(8, 16, batch_first=True), out=nn.Linear(16, 20)),
+        torch.randint(0, 20, (2, 5)),
+        torch.randn(2, 12),
+    )
+
+
+@case(
+    "",
+    "matmul",
+    "`self.lin(x) @ adj` multiplies `self.lin(x)` of 10 x 4 by `adj` of 10 x 10: 4 columns meet 10",
+    " rows",
+    fix="adj @ self.lin(x)",
+)
+def gcn_adjacency() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any, adj: Any) -> Any:
+            return self.lin(x) @ adj
+
+    return M(lin=nn.Linear(7, 4)), torch.randn(10, 7), torch.randn(10, 10)
+
+
+@case(
+    "",
+    "index_add",
+    "`index_add` along dimension 0 adds `messages` of 15 x 4 from `lin` to `out` of 10 x 7 from the",
+    " input `x`: 4 and 7 in dimension 1",
+    fix="lin = nn.Linear(7, 7)",
+)
+def gnn_edge_index() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any, edges: Any) -> Any:
+            src, dst = edges
+            messages = self.lin(x)[src]
+            out = torch.zeros_like(x)
+            return out.index_add(0, dst, messages)
+
+    return M(lin=nn.Linear(7, 4)), torch.randn(10, 7), torch.randint(0, 10, (2, 15))
+
+
+@case("", None, "`src, dst = edges` unpacks 2 values, and gets a tensor of 15 x 2", fix="edges = edges.t()")
+def gnn_edge_columns() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any, edges: Any) -> Any:
+            src, dst = edges
+            return self.lin(x)[src] - self.lin(x)[dst]
+
+    return M(lin=nn.Linear(7, 4)), torch.randn(10, 7), torch.randint(0, 10, (15, 2))
+
+
+@case("dec", "linear", "`dec` expects 16 features, gets 8 from `enc`", fix="dec = nn.Linear(8, 20)")
+def vae_latent() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            mu, logvar = self.enc(x).chunk(2, dim=1)
+            z = mu + torch.randn_like(mu) * (0.5 * logvar).exp()
+            return self.dec(z)
+
+    return M(enc=nn.Linear(20, 16), dec=nn.Linear(16, 20)), torch.randn(4, 20)
+
+
+@case(
+    "",
+    "view",
+    "`self.fc(z).view(-1, 32, 7, 7)`: `self.fc(z)` of 4 x 1152 from `fc` has 4,608 elements, which",
+    " do not divide by 32 x 7 x 7 = 1,568",
+    fix="self.fc(z).view(-1, 32, 6, 6)",
+)
+def vae_decoder_view() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, z: Any) -> Any:
+            h = self.fc(z).view(-1, 32, 7, 7)
+            return self.up(h)
+
+    return M(fc=nn.Linear(10, 32 * 6 * 6), up=nn.ConvTranspose2d(32, 1, 4, 2, 1)), torch.randn(4, 10)
+
+
+@case("head", "linear", "`head` expects 10 features, gets 20 = 10 + 10 from `cat`", fix="head = nn.Linear(20, 1)")
+def siamese_head() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, a: Any, b: Any) -> Any:
+            both = torch.cat([self.body(a), self.body(b)], dim=1)
+            return self.head(both)
+
+    return M(body=nn.Sequential(nn.Flatten(), nn.Linear(48, 10)), head=nn.Linear(10, 1)), torch.randn(4, 3, 4, 4), torch.randn(4, 3, 4, 4)
+
+
+@case(
+    "tr",
+    None,
+    "`tr` gets src of 16 x 2 x 16, with a batch of 2, and tgt of 9 x 16 without one",
+    fix="self.tr(src, self.queries.unsqueeze(1).expand(-1, src.size(1), -1))",
+)
+def detr_queries() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            src = self.proj(x).flatten(2).permute(2, 0, 1)
+            return self.tr(src, self.queries)
+
+    return M(proj=nn.Conv2d(3, 16, 4, 4), queries=nn.Parameter(torch.zeros(9, 16)), tr=nn.Transformer(16, 2, 1, 1, 32)), torch.randn(
+        2, 3, 16, 16
+    )
+
+
+@case(
+    "",
+    "add",
+    "`src + self.pos` does not fit `src` of 2 x 16 x 25 (from `proj`) to `pos` of 1 x 25 x 16: 25",
+    " and 16 in the last dimension",
+    fix="src.transpose(-2, -1) + self.pos",
+)
+def detr_positions() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            src = self.proj(x).flatten(2)
+            return src + self.pos
+
+    return M(proj=nn.Conv2d(3, 16, 4, 4), pos=nn.Parameter(torch.zeros(1, 25, 16))), torch.randn(2, 3, 20, 20)
+
+
+@case(
+    "conv",
+    "conv1d",
+    "`conv` expects 1 channels, gets 4 from the input `wave`: 4 x 160 is read without a batch",
+    fix="wave = wave.unsqueeze(1)",
+)
+def waveform_without_channel() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, wave: Any) -> Any:
+            return self.conv(wave).mean(-1)
+
+    return M(conv=nn.Conv1d(1, 8, 9, 4)), torch.randn(4, 160)
+
+
+@case(
+    "conv",
+    "conv1d",
+    "`conv` expects 40 channels, gets 100 from the input `spec`: its channels stand last in 4 x 100",
+    " x 40",
+    fix="spec = spec.transpose(-2, -1)",
+)
+def spectrogram_last() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, spec: Any) -> Any:
+            h = F.relu(self.conv(spec))
+            return self.head(h.mean(-1))
+
+    return M(conv=nn.Conv1d(40, 32, 5), head=nn.Linear(32, 10)), torch.randn(4, 100, 40)
+
+
+@case(
+    "conv",
+    "conv2d",
+    "`conv` expects 1 channels, gets 4 from the input `spec`: 4 x 64 x 100 is read as one picture",
+    " without a batch",
+    fix="spec = spec.unsqueeze(1)",
+)
+def spectrogram_without_channel() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, spec: Any) -> Any:
+            return self.conv(spec).mean((2, 3))
+
+    return M(conv=nn.Conv2d(1, 8, 3)), torch.randn(4, 64, 100)
+
+
+@case("fc", "linear", "`fc` expects 504 features, gets 488 = 8 x 61 from `c2`", fix="fc = nn.Linear(488, 5)")
+def audio_off_by_one() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            x = F.relu(self.c1(x))
+            x = F.relu(self.c2(x))
+            return self.fc(x.flatten(1))
+
+    return M(c1=nn.Conv1d(1, 4, 8, 4), c2=nn.Conv1d(4, 8, 8, 4), fc=nn.Linear(8 * 63, 5)), torch.randn(2, 1, 1000)
+
+
+@case(
+    "",
+    "add_",
+    "`out += x` does not fit `out` of 2 x 32 x 4 x 4 (from `conv2`) to `x` of 2 x 16 x 8 x 8: 4 and",
+    " 8 in the last dimension",
+    fix="shortcut = nn.Conv2d(16, 32, 1, stride=2)\nout += self.shortcut(x)",
+)
+def resnet_block() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            out = F.relu(self.bn1(self.conv1(x)))
+            out = self.bn2(self.conv2(out))
+            out += x
+            return F.relu(out)
+
+    return M(
+        conv1=nn.Conv2d(16, 32, 3, 2, 1), bn1=nn.BatchNorm2d(32), conv2=nn.Conv2d(32, 32, 3, 1, 1), bn2=nn.BatchNorm2d(32)
+    ), torch.randn(2, 16, 8, 8)
+
+
+@case("fc", "linear", "`fc` expects 512 features, gets 256 from `body`", fix="fc = nn.Linear(256, 10)")
+def resnet_fc() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            x = self.pool(self.body(x))
+            x = torch.flatten(x, 1)
+            return self.fc(x)
+
+    return M(body=nn.Conv2d(3, 256, 3), pool=nn.AdaptiveAvgPool2d((1, 1)), fc=nn.Linear(512, 10)), torch.randn(2, 3, 16, 16)
+
+
+@case(
+    "2.norm",
+    "batch_norm",
+    "`2.norm` expects 20 channels, gets 16 = 12 + 4 from `cat` in `1`",
+    fix="model[2].norm = nn.BatchNorm2d(16)\nmodel[2].conv = nn.Conv2d(16, 4, 3, padding=1)",
+)
+def densenet_growth() -> tuple[Any, ...]:
+    class L(Parts):
+        def forward(self, x: Any) -> Any:
+            return torch.cat([x, self.conv(F.relu(self.norm(x)))], 1)
+
+    def layer(i: int, g: int) -> nn.Module:
+        return L(norm=nn.BatchNorm2d(i), conv=nn.Conv2d(i, g, 3, padding=1))
+
+    return nn.Sequential(layer(8, 4), layer(12, 4), layer(20, 4)), torch.randn(2, 8, 6, 6)
+
+
+@case(
+    "",
+    "cat",
+    "`torch.cat` along dimension 1 wants all other sizes equal, and dimension 2 is 12 and 10: `a`",
+    " of 2 x 4 x 12 x 12, `b` of 2 x 4 x 12 x 12, `c` of 2 x 4 x 10 x 10",
+    fix="b5 = nn.Conv2d(3, 4, 5, padding=2)",
+)
+def inception_branches() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            a, b, c = self.b1(x), self.b3(x), self.b5(x)
+            return torch.cat([a, b, c], 1)
+
+    return M(b1=nn.Conv2d(3, 4, 1), b3=nn.Conv2d(3, 4, 3, padding=1), b5=nn.Conv2d(3, 4, 5, padding=1)), torch.randn(2, 3, 12, 12)
+
+
+@case(
+    "",
+    "mul",
+    "`x * s` does not fit `x` of 2 x 6 x 8 x 8 to `s` of 2 x 6 (from `fc`): 8 and 6 in the last",
+    " dimension",
+    fix="x * s[:, :, None, None]",
+)
+def se_scale() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            s = self.fc(x.mean((2, 3))).sigmoid()
+            return x * s
+
+    return M(fc=nn.Linear(6, 6)), torch.randn(2, 6, 8, 8)
+
+
+@case(
+    "0",
+    "conv_transpose2d",
+    "`0` expects 4 dimensions (batch, channels, height, width), gets 2: `input` is 4 x 100",
+    fix="input = input[:, :, None, None]",
+)
+def gan_latent() -> tuple[Any, ...]:
+    return nn.Sequential(nn.ConvTranspose2d(100, 32, 4), nn.ReLU(), nn.ConvTranspose2d(32, 3, 4, 2, 1)), torch.randn(4, 100)
+
+
+@case(
+    "",
+    "binary_cross_entropy_with_logits",
+    "`binary_cross_entropy_with_logits` wants a target of 4, as its input, gets 4 x 1",
+    fix="F.binary_cross_entropy_with_logits(score, real.squeeze(-1))",
+)
+def gan_labels() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any, real: Any) -> Any:
+            score = self.net(x).view(-1)
+            return F.binary_cross_entropy_with_logits(score, real)
+
+    return M(net=nn.Linear(8, 1)), torch.randn(4, 8), torch.ones(4, 1)
+
+
+@case(
+    "",
+    "cat",
+    "`torch.cat` joins tensors of as many dimensions, gets `z` of 4 x 20, `self.emb(label)` of 4 x",
+    " 1 x 6",
+    fix="torch.cat([z, self.emb(label).flatten(1)], 1)",
+)
+def cgan_label() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, z: Any, label: Any) -> Any:
+            return self.fc(torch.cat([z, self.emb(label)], 1))
+
+    return M(emb=nn.Embedding(10, 6), fc=nn.Linear(26, 30)), torch.randn(4, 20), torch.randint(0, 10, (4, 1))
+
+
+@case(
+    "rnn",
+    None,
+    "`rnn` expects 2 or 3 dimensions (batch, steps, features), gets 4: 2 x 16 x 8 x 40",
+    fix="self.rnn(h.permute(0, 3, 1, 2).flatten(2))",
+)
+def crnn() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            h = self.conv(x)
+            out, _ = self.rnn(h)
+            return self.fc(out)
+
+    return M(conv=nn.Conv2d(1, 16, 3, padding=1), rnn=nn.LSTM(16 * 8, 32, batch_first=True), fc=nn.Linear(32, 11)), torch.randn(2, 1, 8, 40)
+
+
+@case(
+    "mlp.0",
+    "conv1d",
+    "`mlp.0` expects 3 channels, gets 50 from the input `points`: its channels stand last in 2 x 50",
+    " x 3",
+    fix="points = points.transpose(-2, -1)",
+)
+def pointnet() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, points: Any) -> Any:
+            return self.mlp(points).max(-1).values
+
+    return M(mlp=nn.Sequential(nn.Conv1d(3, 16, 1), nn.ReLU(), nn.Conv1d(16, 32, 1))), torch.randn(2, 50, 3)
+
+
+@case(
+    "",
+    "cat",
+    "`torch.cat` joins tensors of as many dimensions, gets `local` of 2 x 16 x 50, `whole` of 2 x 16",
+    fix="torch.cat([local, whole.unsqueeze(2).expand(-1, -1, local.size(2))], dim=1)",
+)
+def pointnet_global() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, points: Any) -> Any:
+            local = self.mlp(points)
+            whole = local.max(dim=2).values
+            return self.seg(torch.cat([local, whole], dim=1))
+
+    return M(mlp=nn.Conv1d(3, 16, 1), seg=nn.Conv1d(32, 4, 1)), torch.randn(2, 3, 50)
+
+
+@case(
+    "dec.layers.0.self_attn",
+    "multi_head_attention_forward",
+    "`dec.layers.0.self_attn` expects attn_mask of 6 x 6 (target x source), gets 9 x 9 from `full`;",
+    " its query and key are 2 x 6 x 16",
+    fix="self.dec(tgt, src, tgt_mask=mask[:6, :6])",
+)
+def tgt_mask() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, src: Any, tgt: Any) -> Any:
+            mask = nn.Transformer.generate_square_subsequent_mask(src.size(1))
+            return self.dec(tgt, src, tgt_mask=mask)
+
+    return (
+        M(dec=nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32, batch_first=True), 1)),
+        torch.randn(2, 9, 16),
+        torch.randn(2, 6, 16),
+    )
+
+
+@case(
+    "",
+    "cat",
+    "`torch.cat` joins tensors of as many dimensions, gets `u` of 4 x 1 x 8, `i` of 4 x 8",
+    fix="torch.cat([u, i.unsqueeze(1)], dim=-1)",
+)
+def recsys_cat() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, user: Any, item: Any) -> Any:
+            u, i = self.u(user), self.i(item)
+            return self.mlp(torch.cat([u, i], dim=-1))
+
+    return M(u=nn.Embedding(10, 8), i=nn.Embedding(10, 8), mlp=nn.Linear(16, 1)), torch.randint(0, 10, (4, 1)), torch.randint(0, 10, (4,))
+
+
+@case(
+    "",
+    "matmul",
+    "`self.a(a) @ self.b(b)` multiplies `self.a(a)` of 4 x 8 by `self.b(b)` of 4 x 8: 8 columns",
+    " meet 4 rows",
+    fix="self.a(a) @ self.b(b).transpose(-2, -1)",
+)
+def two_towers() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, a: Any, b: Any) -> Any:
+            return self.a(a) @ self.b(b)
+
+    return M(a=nn.Linear(5, 8), b=nn.Linear(6, 8)), torch.randn(4, 5), torch.randn(4, 6)
+
+
+@case(
+    "",
+    "mul",
+    "`gates * outs` does not fit `gates` of 5 x 3 (from `gate`) to `outs` of 5 x 3 x 8 (from",
+    " `stack`): 3 and 8 in the last dimension",
+    fix="gates.unsqueeze(-1) * outs",
+)
+def mixture() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            gates = self.gate(x).softmax(-1)
+            outs = torch.stack([e(x) for e in self.experts], dim=1)
+            return (gates * outs).sum(1)
+
+    return M(gate=nn.Linear(6, 3), experts=nn.ModuleList(nn.Linear(6, 8) for _ in range(3))), torch.randn(5, 6)
+
+
+@case(
+    "",
+    "mul",
+    "`gamma * x` does not fit `gamma` of 3 x 6 (from `film`) to `x` of 3 x 6 x 8 x 8: 6 and 8 in",
+    " the last dimension",
+    fix="gamma[:, :, None, None] * x\ngamma * x + beta[:, :, None, None]",
+)
+def film() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any, cond: Any) -> Any:
+            gamma, beta = self.film(cond).chunk(2, 1)
+            return gamma * x + beta
+
+    return M(film=nn.Linear(4, 12)), torch.randn(3, 6, 8, 8), torch.randn(3, 4)
+
+
+@case(
+    "", "cat", "`torch.cat` joins tensors of as many dimensions, gets `x` of 4 x 5, `t` of 4", fix="torch.cat([x, t.unsqueeze(1)], dim=1)"
+)
+def time_cat() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any, t: Any) -> Any:
+            return self.fc(torch.cat([x, t], dim=1))
+
+    return M(fc=nn.Linear(6, 5)), torch.randn(4, 5), torch.rand(4)
+
+
+@case(
+    "",
+    "add",
+    "`h + self.emb(t)` does not fit `h` of 2 x 12 x 8 x 8 (from `conv`) to `self.emb(t)` of 2 x 12",
+    " (from `emb`): 8 and 12 in the last dimension",
+    fix="h + self.emb(t)[:, :, None, None]",
+)
+def diffusion_time() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any, t: Any) -> Any:
+            h = self.conv(x)
+            h = h + self.emb(t)
+            return self.out(h)
+
+    return (
+        M(conv=nn.Conv2d(3, 12, 3, padding=1), emb=nn.Linear(5, 12), out=nn.Conv2d(12, 3, 3, padding=1)),
+        torch.randn(2, 3, 8, 8),
+        torch.randn(2, 5),
+    )
+
+
+@case(
+    "conv",
+    "conv2d",
+    "`conv` expects 4 channels, gets 40 from the input `obs`: its channels stand last in 2 x 40 x",
+    " 40 x 4",
+    fix="obs = obs.permute(0, 3, 1, 2)\nobs = obs.float()",
+)
+def atari_frames() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, obs: Any) -> Any:
+            return self.fc(self.conv(obs).flatten(1))
+
+    return M(conv=nn.Conv2d(4, 8, 8, 4), fc=nn.Linear(8 * 9 * 9, 6)), torch.randint(0, 255, (2, 40, 40, 4), dtype=torch.uint8)
+
+
+@case(
+    "",
+    "sub",
+    "`v + a - a.mean(1)` does not fit `v + a` of 3 x 4 (from `v`) to `a.mean(1)` of 3 (from `a`): 4",
+    " and 3 in the last dimension",
+    fix="v + a - a.mean(1).unsqueeze(-1)",
+)
+def dueling() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            v, a = self.v(x), self.a(x)
+            return v + a - a.mean(1)
+
+    return M(v=nn.Linear(6, 1), a=nn.Linear(6, 4)), torch.randn(3, 6)
+
+
+@case(
+    "",
+    "mul",
+    "`w * h` does not fit `w` of 2 x 7 (from `score`) to `h` of 2 x 7 x 16: 7 and 16 in the last",
+    " dimension",
+    fix="w.unsqueeze(-1) * h",
+)
+def attention_pooling() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, h: Any) -> Any:
+            w = self.score(h).squeeze(-1).softmax(-1)
+            return (w * h).sum(1)
+
+    return M(score=nn.Linear(16, 1)), torch.randn(2, 7, 16)
+
+
+@case(
+    "",
+    "div",
+    "`h.sum(1) / lengths` does not fit `h.sum(1)` of 3 x 16 (from the input `h`) to `lengths` of 3:",
+    " 16 and 3 in the last dimension",
+    fix="h.sum(1) / lengths.unsqueeze(-1)",
+)
+def mean_of_lengths() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, h: Any, lengths: Any) -> Any:
+            return self.fc(h.sum(1) / lengths)
+
+    return M(fc=nn.Linear(16, 2)), torch.randn(3, 7, 16), torch.tensor([7, 5, 3])
+
+
+@case("fc", "linear", "`fc` expects 1568 features, gets 1152 = 32 x 6 x 6 from `features.2`", fix="fc = nn.Linear(1152, 10)")
+def strided_cnn() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.fc(self.features(x).view(x.size(0), -1))
+
+    return M(features=nn.Sequential(nn.Conv2d(1, 16, 3, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2)), fc=nn.Linear(32 * 7 * 7, 10)), torch.randn(
+        4, 1, 28, 28
+    )
+
+
+@case(
+    "att",
+    "multi_head_attention_forward",
+    "`att` expects query and key of one batch, gets 1 and 3 in dimension 0",
+    fix="self.att(self.latents.expand(x.size(0), -1, -1), x, x)",
+)
+def latents_not_expanded() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.att(self.latents, x, x)[0]
+
+    return M(latents=nn.Parameter(torch.zeros(1, 4, 16)), att=nn.MultiheadAttention(16, 2, batch_first=True)), torch.randn(3, 9, 16)
+
+
+@case("heads.sex", "linear", "`heads.sex` expects 10 features, gets 12 from `body`", fix="heads.sex = nn.Linear(12, 2)")
+def heads_in_dict() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            h = self.body(x)
+            return {k: head(h) for k, head in self.heads.items()}
+
+    return M(body=nn.Linear(5, 12), heads=nn.ModuleDict({"age": nn.Linear(12, 1), "sex": nn.Linear(10, 2)})), torch.randn(3, 5)
+
+
+@case("fc", "linear", "`fc` has float32 weights, gets `torch.fft.rfft(x)` in complex64", fix="")
+def fft() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.fc(torch.fft.rfft(x))
+
+    return M(fc=nn.Linear(9, 4)), torch.randn(3, 16)
+
+
+@case(
+    "bn",
+    None,
+    "`bn` is a BatchNorm1d, which expects 2 or 3 dimensions, gets 1: 8: `squeeze` took the batch of",
+    " one away",
+    fix="self.pool(self.conv(x)).squeeze((2, 3))\nmodel.eval()",
+)
+def squeezed_batch() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            h = self.pool(self.conv(x)).squeeze()
+            return self.fc(self.bn(h))
+
+    return M(conv=nn.Conv2d(3, 8, 3), pool=nn.AdaptiveAvgPool2d(1), bn=nn.BatchNorm1d(8), fc=nn.Linear(8, 2)), torch.randn(1, 3, 8, 8)
+
+
+@case(
+    "head",
+    "linear",
+    "`head` expects 16 features, gets 24 = 3 x 8 from `stack`: `stack` put its 2 tensors before the",
+    " batch of 3",
+    fix="torch.stack([self.enc(a), self.enc(b)], dim=1)",
+)
+def stacked_views() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, a: Any, b: Any) -> Any:
+            h = torch.stack([self.enc(a), self.enc(b)])
+            return self.head(h.flatten(1))
+
+    return M(enc=nn.Linear(5, 8), head=nn.Linear(16, 2)), torch.randn(3, 5), torch.randn(3, 5)
+
+
+@case(
+    "",
+    "einsum",
+    '`einsum("bhid,bhjd->bhij")`: `h` is 2 and 5 (bhid of 3 x 2 x 5 x 8 from `q`, bhjd of 3 x 5 x 2',
+    " x 8 from `k`)",
+    fix="torch.einsum('bhid,bhjd->bhij', q, k.transpose(1, 2))",
+)
+def einsum_heads() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            b, t, _ = x.shape
+            q = self.q(x).view(b, t, 2, 8).transpose(1, 2)
+            k = self.k(x).view(b, t, 2, 8)
+            return torch.einsum("bhid,bhjd->bhij", q, k)
+
+    return M(q=nn.Linear(16, 16), k=nn.Linear(16, 16)), torch.randn(3, 5, 16)
+
+
+@case("", "__rsub__", "`1 - mask` subtracts from a mask of bool: `~` turns it round", fix="~mask")
+def bool_times_mask_sub() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any, mask: Any) -> Any:
+            return self.fc(x) * (1 - mask)
+
+    return M(fc=nn.Linear(4, 3)), torch.randn(2, 4), torch.ones(2, 3, dtype=torch.bool)
+
+
+@case(
+    "pos",
+    "embedding",
+    "`pos` has 8 rows (0 to 7), gets index 11 at `pos`[11]: `ids` is 2 x 12, and the model has 8",
+    " positions",
+    fix="pos = nn.Embedding(12, 16)",
+)
+def pos_embed_ids() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, ids: Any) -> Any:
+            pos = torch.arange(ids.shape[1])
+            return self.tok(ids) + self.pos(pos)
+
+    return M(tok=nn.Embedding(50, 16), pos=nn.Embedding(8, 16)), torch.randint(0, 50, (2, 12))
+
+
+@case(
+    "enc.layers.0.self_attn",
+    "multi_head_attention_forward",
+    "`enc` expects 32 features (embed_dim) in its query, gets 24 from `emb`",
+    fix="emb = nn.Embedding(50, 32)",
+)
+def transformer_width() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, ids: Any) -> Any:
+            return self.enc(self.emb(ids))
+
+    return M(
+        emb=nn.Embedding(50, 24), enc=nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2)
+    ), torch.randint(0, 50, (2, 12))
+
+
+@case(
+    "conv",
+    "conv1d",
+    "`conv` expects 24 channels, gets 12 from `emb`: its channels stand last in 2 x 12 x 24",
+    fix="e = e.transpose(-2, -1)",
+)
+def conv1d_after_embedding() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, ids: Any) -> Any:
+            e = self.emb(ids)
+            return self.conv(e).amax(-1)
+
+    return M(emb=nn.Embedding(50, 24), conv=nn.Conv1d(24, 8, 3)), torch.randint(0, 50, (2, 12))
+
+
+@case("1", "group_norm", "`1` expects 8 channels, gets 10 from `0`", fix="model[1] = nn.GroupNorm(2, 10)")
+def groups() -> tuple[Any, ...]:
+    return nn.Sequential(nn.Conv2d(3, 10, 1), nn.GroupNorm(4, 8)), torch.randn(2, 3, 4, 4)
+
+
+@case(
+    "",
+    "add",
+    "`self.lat3(c3) + F.interpolate(self.lat4(c4), scale_factor=2)` does not fit `self.lat3(c3)` of",
+    " 2 x 4 x 13 x 13 (from `lat3`) to `F.interpolate(self.lat4(c4), scale_factor=2)` of 2 x 4 x 14",
+    " x 14 (from `lat4`): 13 and 14 in the last dimension",
+    fix="self.lat3(c3) + F.interpolate(F.interpolate(self.lat4(c4), scale_factor=2), size=self.lat3(c3).shape[2:])",
+)
+def upsampled_sum() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            c3 = self.c3(x)
+            c4 = self.c4(c3)
+            return self.lat3(c3) + F.interpolate(self.lat4(c4), scale_factor=2)
+
+    return M(c3=nn.Conv2d(3, 8, 3, 2, 1), c4=nn.Conv2d(8, 16, 3, 2, 1), lat3=nn.Conv2d(8, 4, 1), lat4=nn.Conv2d(16, 4, 1)), torch.randn(
+        2, 3, 26, 26
+    )
+
+
+@case(
+    "",
+    "view",
+    "`p.view(b, 3, 25, h, w)` of `p` of 2 x 70 x 5 x 5 from `head`: 70 is to become 3 x 25 = 75",
+    fix="head = nn.Conv2d(8, 75, 1)",
+)
+def yolo_view() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            p = self.head(x)
+            b, _, h, w = p.shape
+            return p.view(b, 3, 25, h, w).permute(0, 1, 3, 4, 2)
+
+    return M(head=nn.Conv2d(8, 70, 1)), torch.randn(2, 8, 5, 5)
+
+
+@case("cell", "gru_cell", "`cell` expects a hidden state of 3 x 12 (batch x hidden), gets 3 x 16", fix="cell = nn.GRUCell(6, 16)")
+def cell_loop() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, xs: Any) -> Any:
+            h = torch.zeros(xs.size(0), 16)
+            for t in range(xs.size(1)):
+                h = self.cell(xs[:, t], h)
+            return h
+
+    return M(cell=nn.GRUCell(6, 12)), torch.randn(3, 5, 6)
+
+
+@case(
+    "tokens",
+    "linear",
+    "`tokens` expects 9 features, gets 16 from the input `x`, the last dimension of 2 x 9 x 16",
+    fix="self.tokens(y.transpose(1, 2)).transpose(1, 2)",
+)
+def mixer() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            y = self.norm(x)
+            y = self.tokens(y)
+            return x + y
+
+    return M(norm=nn.LayerNorm(16), tokens=nn.Linear(9, 9)), torch.randn(2, 9, 16)
+
+
+@case("", None, "`a, b = x.split(4, dim=1)` unpacks 2 values, and dimension 1 of `x` has 10, which makes 3", " pieces of 4", fix="")
+def wave_glow_split() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            a, b = x.split(4, dim=1)
+            return torch.cat([a, b * self.net(a)], 1)
+
+    return M(net=nn.Conv1d(4, 4, 3, padding=1)), torch.randn(2, 10, 20)
+
+
+@case(
+    "att",
+    "multi_head_attention_forward",
+    "`att` expects 16 features (embed_dim) in its query, gets 24 from `q`",
+    fix="q = nn.Linear(8, 16)",
+)
+def mha_by_name() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, q: Any, m: Any) -> Any:
+            return self.att(value=m, key=m, query=self.q(q))[0]
+
+    return M(q=nn.Linear(8, 24), att=nn.MultiheadAttention(16, 4, batch_first=True)), torch.randn(2, 5, 8), torch.randn(2, 7, 16)
+
+
+@case("fc", "linear", "`fc` expects 16 features, gets 7", ": `mean` went over the last dimension of 5 x 7 x 16", fix="x.mean(1)")
+def mean_over_the_features() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.fc(x.mean(2))
+
+    return M(fc=nn.Linear(16, 4)), torch.randn(5, 7, 16)
+
+
+@case("fc", "linear", "`fc` expects 100 features, gets 144 = 4 x 6 x 6 from `conv`", fix="fc = nn.Linear(144, 3)")
+def one_picture_flattened_on_purpose() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.fc(self.conv(x).flatten())
+
+    return M(conv=nn.Conv2d(3, 4, 3), fc=nn.Linear(100, 3)), torch.randn(3, 8, 8)
+
+
+@case("ln", "layer_norm", "`ln` expects 16 features, gets 6 from `conv`", fix="self.ln(self.conv(x).permute(0, 2, 3, 1))")
+def layer_norm_of_channels_first() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.ln(self.conv(x))
+
+    return M(conv=nn.Conv2d(3, 16, 3), ln=nn.LayerNorm(16)), torch.randn(2, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(6, 4, 3)),
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(6)),
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.GroupNorm(2, 6)),
+    ],
+    ids=["conv", "batch norm", "group norm"],
+)
+def test_channels_of_a_convolution_are_not_turned_for_a_size_that_happens_to_fit(model: nn.Module) -> None:
+    failure = examine(model, torch.randn(2, 3, 8, 8)).report.failure  # 6 x 6 pictures, where 6 channels are wanted
+    assert failure is not None
+    assert "stand last" not in failure.explanation
+    assert failure.fixes[0].verified
+    assert not [fix.code for fix in failure.fixes if "permute" in fix.code or "transpose" in fix.code]
+
+
+@pytest.mark.parametrize("one", PLANTED.cases, ids=lambda one: one.name)
+def test_a_broken_model_is_explained_and_repaired(one: Case) -> None:
+    check(one)

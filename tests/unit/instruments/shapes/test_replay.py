@@ -1,0 +1,167 @@
+"""``%shapes`` after a cell that failed outside every model: in an expression with calls inside, in a loss, in a constructor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+SETUP = """import torch, torch.nn.functional as F
+from torch import nn
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.calls = nn.Linear(12, 5), 0
+    def forward(self, x):
+        self.calls += 1
+        return self.fc(x.flatten(1))
+model, x, y = Counts(), torch.randn(2, 3, 4), torch.tensor([0, 1])
+words, targets = torch.randn(2, 7, 5), torch.randint(0, 5, (2, 7))
+criterion, bce = nn.CrossEntropyLoss(), nn.BCEWithLogitsLoss()
+calls = []
+def logged(x):
+    calls.append(1)
+    return x
+"""
+
+
+def after(shell: InteractiveShell, cell: str) -> Any:
+    from IPython.utils.capture import capture_output
+
+    with capture_output():
+        shell.run_cell(SETUP)
+        assert not shell.run_cell(cell).success
+        shell.run_cell("%shapes -o post")
+    return shell.user_ns["post"]
+
+
+EXPRESSIONS = {
+    "stack of a model's output": (
+        "torch.stack([model(x), x])",
+        "`torch.stack` wants equal shapes, gets `model(x)` of 2 x 5, `x` of 2 x 3 x 4",
+        "",
+    ),
+    "cat along the wrong dimension": (
+        "torch.cat([model(x), x.flatten(1)], dim=0)",
+        "`torch.cat` along dimension 0 wants all other sizes equal, and dimension 1 is 5 and 12",
+        "torch.cat([model(x), x.flatten(1)], dim=-1)",
+    ),
+    "product of two calls": ("model(x) @ model(x)", "5 columns meet 2 rows", "model(x) @ model(x).transpose(-2, -1)"),
+    "an index of an output": ("model(x)[0, 7]", "`model(x)[0, 7]` asks for position 7 of dimension 1, which has 5 (0 to 4)", ""),
+    "sum with another batch": ("model(x) - torch.randn(3, 5)", "`model(x)` of 2 x 5 to `torch.randn(3, 5)` of 3 x 5", ""),
+    "a size that is computed": ("torch.cat([x, torch.zeros(2, x.shape[1] + 2, 6)], 1)", "dimension 2 is 4 and 6", ""),
+}
+
+LOSSES = {
+    "scores and labels of a sequence": (
+        "F.cross_entropy(words, targets)",
+        "`cross_entropy` of scores 2 x 7 x 5 wants a target of 2 x 5 (classes stand in dimension 1), gets 2 x 7",
+        "F.cross_entropy(words.transpose(-2, -1), targets)",
+    ),
+    "the same in a module": (
+        "loss = criterion(words, targets)",
+        "`cross_entropy` of scores 2 x 7 x 5",
+        "criterion(words.transpose(-2, -1), targets)",
+    ),
+    "labels in floating point": (
+        "F.cross_entropy(model(x), y.float())",
+        "`cross_entropy` takes classes as int64, and `y.float()` is float32",
+        "F.cross_entropy(model(x), y.float().long())",
+    ),
+    "labels in int32": (
+        "for _ in range(2):\n    loss = criterion(model(x), y.int())\n    loss.backward()",
+        "`y.int()` is int32",
+        "criterion(model(x), y.int().long())",
+    ),
+    "labels with a column": (
+        "criterion(model(x), y[:, None])",
+        "wants a target of 2 (classes stand in dimension 1), gets 2 x 1",
+        "criterion(model(x), y[:, None].squeeze(1))",
+    ),
+    "too few labels": ("criterion(model(x), y[:1])", "wants a target of 2 (classes stand in dimension 1), gets 1", ""),
+    "a class too many": (
+        "criterion(model(x), torch.tensor([0, 7]))",
+        "`cross_entropy` has scores of 5 classes (0 to 4), and `torch.tensor([0, 7])` holds class 7",
+        "",
+    ),
+    "a regression's width": ("F.mse_loss(model(x), torch.randn(2, 3))", "`mse_loss` wants a target of 2 x 5, as its input, gets 2 x 3", ""),
+    "binary labels without a column": (
+        "bce(model(x)[:, :1], y.float())",
+        "wants a target of 2 x 1, as its input, gets 2",
+        "bce(model(x)[:, :1].squeeze(-1), y.float())",
+    ),
+    "whole binary labels": (
+        "bce(model(x)[:, 0], y)",
+        "wants a target of float32, gets int64",
+        "bce(model(x)[:, 0], y.float())",
+    ),
+    "whole binary labels without a column": (
+        "bce(model(x)[:, :1], y)",
+        "wants a target of 2 x 1, as its input, gets 2",
+        "bce(model(x)[:, :1], y.unsqueeze(-1).float())",
+    ),
+}
+
+
+@pytest.mark.parametrize(("cell", "words", "fix"), [*EXPRESSIONS.values(), *LOSSES.values()], ids=[*EXPRESSIONS, *LOSSES])
+def test_it_is_explained_and_repaired(shell: InteractiveShell, cell: str, words: str, fix: str) -> None:
+    failure = after(shell, cell).failure
+    assert failure is not None
+    assert words in failure.explanation
+    assert [one.code for one in failure.fixes if one.verified][:1] == ([fix] if fix else [])
+    assert failure.location.source in cell
+
+
+def test_no_data_runs_again_and_nothing_is_left(shell: InteractiveShell) -> None:
+    after(shell, "import torch\ntorch.manual_seed(0)\ntorch.stack([model(x), x])")
+    assert shell.user_ns["model"].calls == 1
+    state = shell.user_ns["torch"].get_rng_state()
+    shell.run_cell("torch.manual_seed(0)")
+    assert shell.user_ns["torch"].equal(state, shell.user_ns["torch"].get_rng_state())
+
+
+def test_functions_of_the_user_are_not_called_again(shell: InteractiveShell) -> None:
+    report = after(shell, "torch.stack([logged(model(x)), x])")
+    assert shell.user_ns["calls"] == [1]
+    assert report.failure is None
+    assert report.verdict.startswith("the last error is not one I can explain: RuntimeError: stack expects each tensor to be equal size")
+
+
+def test_another_view_of_one_tensor_is_no_verified_fix(shell: InteractiveShell) -> None:
+    failure = after(shell, "x.view(-1, model(x).shape[1])").failure
+    assert "24 elements, which do not divide by 5" in failure.explanation
+    assert not [one for one in failure.fixes if one.verified]
+    assert "x.view(-1, model(x).shape[1])" not in [one.code for one in failure.fixes]
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        (
+            "nn.MultiheadAttention(20, 3)",
+            "embed_dim must be divisible by num_heads, and embed_dim is 20, num_heads is 3; 2 and 4 divide 20",
+        ),
+        ("nn.Conv2d(6, 8, 3, groups=4)", "in_channels is 6, groups is 4; 3 and 6 divide 6"),
+        ("nn.GroupNorm(8, 12)", "; 6 and 12 divide 12"),
+    ],
+)
+def test_a_module_that_cannot_be_made(shell: InteractiveShell, cell: str, words: str) -> None:
+    failure = after(shell, cell).failure
+    assert words in failure.explanation
+    assert failure.location.source == cell
+
+
+def test_after_an_error_that_it_cannot_explain_it_still_watches_the_cell(shell: InteractiveShell) -> None:
+    from IPython.utils.capture import capture_output
+
+    with capture_output():
+        shell.run_cell(SETUP)
+        shell.run_cell("1 / 0")
+        shell.run_cell("%shapes -o post\nmodel(x)")
+    report = shell.user_ns["post"]
+    assert [row.path for row in report.rows] == ["", "fc"]
+    assert report.last_error == ""
+    assert "cannot explain" not in report.verdict

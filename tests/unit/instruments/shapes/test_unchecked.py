@@ -1,0 +1,76 @@
+"""Ops that refuse some values: where these are not known, the report says that they were not checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - as users write it
+from torch import nn
+
+from tests.unit.instruments.shapes.planted import Parts
+from torchdebug_magics import shapes
+from torchdebug_magics.html import plain
+from torchdebug_magics.instruments.shapes.view import page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Does(Parts):
+    """One function as a model."""
+
+    def __init__(self, does: Callable[..., Any], **parts: Any) -> None:
+        super().__init__(**parts)
+        self._does = does
+
+    def forward(self, *args: Any) -> Any:
+        return self._does(self, *args)
+
+
+UNKNOWN = {
+    "embedding": (Does(lambda self, x: self.table((x * 10).long()), table=nn.Embedding(5, 4)), (torch.rand(3, 2),)),
+    "one_hot": (Does(lambda _, ids: F.one_hot(ids, 3)), (torch.tensor([0, 7]),)),
+    "multi_margin_loss": (Does(lambda _, x: F.multi_margin_loss(x, torch.tensor([9, 0]))), (torch.rand(2, 3),)),
+    "binary_cross_entropy": (Does(lambda _, x: F.binary_cross_entropy(x, x)), (torch.randn(2, 3) * 5,)),
+    "multinomial": (Does(lambda _, x: torch.multinomial(x, 2)), (-torch.ones(2, 3),)),
+    "linalg_cholesky": (Does(lambda _, x: torch.linalg.cholesky(x)), (-torch.eye(3),)),
+    "cross_entropy": (Does(lambda _, x: F.cross_entropy(x, (x[:, 0] * 9).long())), (torch.rand(2, 3),)),
+}
+
+
+@pytest.mark.parametrize("op", UNKNOWN)
+def test_what_was_not_checked_is_said(op: str) -> None:
+    model, inputs = UNKNOWN[op]
+    report = shapes(model, *inputs)
+    assert report.failure is None
+    assert report.unchecked_ops == (op,)
+    assert f"whether `{op}` would refuse a value was not checked, which `--real` does" in " ".join(plain.render(page(report)).split())
+
+
+@pytest.mark.parametrize("op", ["one_hot", "multi_margin_loss", "binary_cross_entropy", "multinomial", "linalg_cholesky"])
+def test_a_real_run_checks_them(op: str) -> None:
+    model, inputs = UNKNOWN[op]
+    report = shapes(model, *inputs, real=True)
+    assert report.failure is not None
+    assert report.unchecked_ops == ()
+
+
+KNOWN = {
+    "ids": (nn.Embedding(5, 4), (torch.tensor([[1, 2]]),)),
+    "described ids": (nn.Embedding(5, 4), ((2, 3),)),
+    "positions": (Does(lambda self, x: x + self.table(torch.arange(x.shape[1])), table=nn.Embedding(9, 4)), (torch.rand(2, 9, 4),)),
+    "labels": (Does(lambda _, x, y: F.cross_entropy(x, y)), (torch.rand(2, 3), torch.tensor([0, 2]))),
+    "a slice": (Does(lambda _, x: x[:, 0] + x[..., -1]), (torch.rand(2, 3),)),
+    "pictures": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2)), (torch.rand(2, 3, 8, 8),)),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_where_values_are_known_or_do_not_matter_nothing_is_said(name: str) -> None:
+    model, inputs = KNOWN[name]
+    report = shapes(model, *inputs)
+    assert report.failure is None
+    assert report.unchecked_ops == ()
+    assert "not checked" not in plain.render(page(report))

@@ -1,0 +1,196 @@
+"""What only the collector frees is named by the cycle that held it; the collector is left as it was, and everything is freed."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchdebug_magics.probing.holders import cycles_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Refs = list[weakref.ref[Any]]
+
+
+@pytest.fixture(autouse=True)
+def no_collection_in_between() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.collect()
+
+
+class Node:
+    def __init__(self, parent: Node | None = None) -> None:
+        self.parent, self.children, self.data = parent, [], torch.ones(4)
+
+
+class Slotted:
+    __slots__ = ("data", "me")
+
+    def __init__(self) -> None:
+        self.me, self.data = self, torch.ones(4)
+
+
+class Keeping(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        ctx.out = value * 2
+        return ctx.out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+def ref(tensor: torch.Tensor) -> weakref.ref[Any]:
+    return weakref.ref(tensor.untyped_storage())
+
+
+def tree() -> Refs:
+    root = Node()
+    root.children.append(Node(root))
+    return [ref(root.data), ref(root.children[0].data)]
+
+
+def itself() -> Refs:
+    return [ref(Slotted().data)]
+
+
+def recursion() -> Refs:
+    big = torch.ones(4)
+
+    def again(times: int) -> Any:
+        return again(times - 1) + big
+
+    return [ref(big)]
+
+
+def handled() -> Refs:
+    big = torch.ones(4)
+    try:
+        raise ValueError
+    except ValueError as raised:
+        error = raised
+    assert error
+    return [ref(big)]
+
+
+def hook() -> Refs:
+    net = nn.Sequential(nn.Linear(2, 2))
+    net[0].register_forward_hook(lambda *_: net)
+    return [ref(net[0].weight)]
+
+
+def ctx() -> Refs:
+    return [ref(Keeping.apply(torch.ones(3, requires_grad=True)))]
+
+
+def behind() -> Refs:
+    """Held by a cycle, and in none."""
+    node = Node()
+    node.parent = node
+    node.data = [{"far": (torch.ones(4), 1)}]
+    return [ref(node.data[0]["far"][0])]
+
+
+CYCLES: dict[str, tuple[Callable[[], Refs], str]] = {
+    "tree": (tree, "Node.children[0] -> Node.parent"),
+    "slot": (itself, "Slotted.me"),
+    "recursion": (recursion, "again().<closure again>"),
+    "handled error": (handled, "ValueError -> handled:{line} 'error'"),
+    "hook": (hook, "Linear._forward_hooks[{any}] -> <lambda>().<closure net> -> Sequential.0"),
+    "ctx": (ctx, "Tensor.grad_fn -> KeepingBackward.out"),
+    "behind": (behind, "Node.parent"),
+}
+
+
+@pytest.mark.parametrize("case", CYCLES)
+def test_a_cycle_is_named_and_freed(case: str) -> None:
+    make, written = CYCLES[case]
+    refs = make()
+    addresses = [one()._cdata for one in refs]
+    found = cycles_of(refs)
+    assert [one() for one in refs] == [None] * len(refs)
+    assert set(found.paths) == set(addresses)
+    before, _, after = written.partition("{")
+    for path in found.paths.values():
+        assert path.startswith(before)
+        assert path.endswith(after.partition("}")[2])
+    assert found.objects_count > 0
+
+
+def test_what_is_held_otherwise_is_not_named() -> None:
+    kept = torch.ones(4)
+    refs = [*tree(), ref(kept)]
+    assert kept.untyped_storage()._cdata not in cycles_of(refs).paths
+    assert refs[-1]() is not None
+
+
+def test_without_a_cycle_there_is_nothing_to_say() -> None:
+    kept = torch.ones(4)
+    assert cycles_of([ref(kept)]).paths == {}
+
+
+def test_the_collector_is_left_as_it_was() -> None:
+    flags, garbage, threshold = gc.get_debug(), list(gc.garbage), gc.get_threshold()
+    cycles_of(tree())
+    assert (gc.get_debug(), gc.garbage, gc.get_threshold(), gc.isenabled()) == (flags, garbage, threshold, False)
+
+
+def test_finalizers_run_once() -> None:
+    ended = []
+
+    class Ends:
+        def __init__(self) -> None:
+            self.me, self.data = self, torch.ones(4)
+
+        def __del__(self) -> None:
+            ended.append(1)
+
+    refs = [ref(Ends().data)]
+    assert list(cycles_of(refs).paths.values()) == ["Ends.me"]
+    assert ended == [1]
+    assert refs[0]() is None
+
+
+def test_an_object_that_comes_back_to_life_stays() -> None:
+    risen = []
+
+    class Rises:
+        def __init__(self) -> None:
+            self.me, self.data = self, torch.ones(4)
+
+        def __del__(self) -> None:
+            risen.append(self)
+
+    refs = [ref(Rises().data)]
+    assert cycles_of(refs).paths == {}
+    assert refs[0]() is not None
+    assert risen[0].data.sum() == 4
+    risen[0].me = None
+
+
+def test_many_storages_behind_long_chains_take_no_square_of_time() -> None:
+    def chain() -> Refs:
+        first = node = Node()
+        refs = [ref(node.data)]
+        for _ in range(3_000):
+            node.children.append(Node())
+            node = node.children[0]
+            refs.append(ref(node.data))
+        node.parent = first
+        return refs
+
+    refs = chain()
+    found = cycles_of(refs)
+    assert len(found.paths) == len(refs)
+    assert len(set(found.paths.values())) == 1
+    assert len(next(iter(found.paths.values()))) < 200

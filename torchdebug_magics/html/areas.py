@@ -1,0 +1,102 @@
+"""Quantities on top of each other over time: an image, with its words and the key to its colours in HTML."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.format import cell
+from torchdebug_magics.html import style
+from torchdebug_magics.html.elements import Markup, el, prose
+from torchdebug_magics.html.image import image
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from torchdebug_magics.html.page import Areas
+
+__all__ = ["areas", "describe", "totals"]
+
+_HEIGHT = 2.4
+_STRIP = 0.06
+"""How high the strip is that says what went on, as a share of the height."""
+
+
+def areas(block: Areas) -> Markup:
+    """The image between its words; where it cannot be drawn, the words."""
+    alt = describe(block)
+    try:
+        picture = image(lambda axes: _draw(axes, block), alt, height=_HEIGHT)
+    except Exception:  # noqa: BLE001 - a picture that fails never costs the reader the verdict
+        return el("p", f"{block.title}: {alt}", style=style.BLOCK)
+    most = cell(_top(block), block.format)
+    rows = (
+        el("tr", _word(most, "right", "top"), el("td", picture, rowspan=2, style=style.CHART_IMAGE), style=style.CHART_ROW),
+        el("tr", _word("0", "right", "bottom"), style=style.CHART_ROW),
+        el("tr", _word("", "left", "top"), _word(block.x_label, "center", "top"), style=style.CHART_ROW),
+        el("tr", _word("", "left", "top"), el("td", *_key(block), style=style.KEY), style=style.CHART_ROW),
+    )
+    whole = el(
+        "table",
+        el("caption", prose(block.title, code_style=style.INLINE_CODE), style=style.CAPTION),
+        el("tbody", *rows),
+        style=style.FACTS,
+    )
+    return el("div", whole, style=style.BLOCK)
+
+
+def describe(block: Areas) -> str:
+    """What the picture shows, in words."""
+    at = ", ".join(f"{name} {cell(values[block.marked], block.format)}" for name, values in block.series if values[block.marked])
+    most = f"at most {cell(max(totals(block), default=0.0), block.format)}: {at}"
+    heights = totals(block)
+    marks = ", ".join(f"{number} {name} {cell(heights[point], block.format)}" for number, (name, point) in enumerate(block.marks, 1))
+    return f"{most}; at the marks: {marks}" if marks else most
+
+
+def totals(block: Areas) -> list[float]:
+    """The upper edge."""
+    return [sum(values) for values in zip(*(values for _, values in block.series), strict=True)]
+
+
+def _top(block: Areas) -> float:
+    return max(totals(block), default=0.0) if block.top is None else block.top
+
+
+def _word(text: str, side: str, edge: str) -> Markup:
+    return el("td", text, style=style.CHART_WORD.format(side=side, edge=edge))
+
+
+def _key(block: Areas) -> list[Markup]:
+    """A coloured square and a name each; the strip's colours after them."""
+    colours = [(name, style.AREAS[at % len(style.AREAS)]) for at, (name, _) in enumerate(block.series)]
+    named = list(dict.fromkeys(name for name, _ in block.stretches))
+    strip = [(name, style.STRIPES[at % len(style.STRIPES)]) for at, name in enumerate(named)]
+    said = [el("span", el("span", "■ ", style=f"color:{colour}"), name, style=style.KEY_ENTRY) for name, colour in colours]
+    if strip:
+        said += [el("span", "strip below:", style=style.KEY_ENTRY)]
+        said += [el("span", el("span", "▬ ", style=f"color:{colour}"), name, style=style.KEY_ENTRY) for name, colour in strip]
+    if block.marks:
+        said += [el("span", "marks:", style=style.KEY_ENTRY)]
+        said += [el("span", f"┆ {number} {name}", style=style.KEY_ENTRY) for number, (name, _) in enumerate(block.marks, 1)]
+    return said
+
+
+def _draw(axes: Axes, block: Areas) -> None:
+    count = len(block.series[0][1])
+    edges = range(count)
+    axes.stackplot(edges, *(values for _, values in block.series), colors=style.AREAS, step="post", linewidth=0)
+    most = _top(block) or 1.0
+    axes.set_xlim(0, max(1, count - 1))
+    axes.set_ylim(-_STRIP * 1.5 * most, most * 1.04)
+    named = list(dict.fromkeys(name for name, _ in block.stretches))
+    for (name, first), (_, end) in zip(block.stretches, [*block.stretches[1:], ("", count)], strict=False):
+        colour = style.STRIPES[named.index(name) % len(style.STRIPES)]
+        axes.barh(-_STRIP * most, max(end - first, 1), left=first, height=_STRIP * most, color=colour, linewidth=0)
+    for number, (_, point) in enumerate(block.marks, 1):
+        axes.axvline(point, color=style.CHART_FRAME, linewidth=1.0, linestyle=":")
+        axes.text(point, most, f" {number}", color=style.CHART_FRAME, fontsize=8, va="top")
+    axes.axvline(block.marked, color=style.CHART_BAD, linewidth=1.2, linestyle="--")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(style.CHART_FRAME)

@@ -1,0 +1,55 @@
+"""Which tensors' memory there is, and how large the process is: to say what was really freed."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from torchdebug_magics.probing.holders.tensors import storages_of
+from torchdebug_magics.probing.holders.walk import undisturbed
+from torchdebug_magics.probing.modules import live
+
+__all__ = ["Census", "collect", "rss_bytes", "size_of"]
+
+_PASSES = 3
+
+
+class Census:
+    """All storages that are there now, without holding them."""
+
+    def __init__(self, known: Iterable[weakref.ref[Any]] = ()) -> None:
+        refs = {storage._cdata: (one, size_of(storage)) for one in known if (storage := one()) is not None}
+        with undisturbed():
+            for tensor in live(torch.Tensor):
+                for storage in storages_of(tensor):
+                    refs.setdefault(storage._cdata, (weakref.ref(storage), size_of(storage)))
+        self._refs = list(refs.values())
+
+    def gone_bytes(self) -> int:
+        """Of those that are gone since this was last asked."""
+        gone = [size for ref, size in self._refs if ref() is None]
+        self._refs = [one for one in self._refs if one[0]() is not None]
+        return sum(gone)
+
+
+def size_of(storage: torch.UntypedStorage) -> int:
+    """Its bytes; none of one that has no memory."""
+    return 0 if storage.device.type == "meta" else storage.nbytes()
+
+
+def collect() -> None:
+    """Until nothing more comes: a graph that was in a cycle may leave another one."""
+    for _ in range(_PASSES):
+        if not gc.collect():
+            return
+
+
+def rss_bytes() -> int:
+    """How large the process is."""
+    import psutil  # noqa: PLC0415 - only when asked
+
+    return int(psutil.Process().memory_info().rss)

@@ -1,0 +1,139 @@
+"""Reads the gauges while the session is open, and the counters of the peaks at its end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.instruments.memgauge.report import DevicePeak, GaugeReport, LiveGauges
+from torchdebug_magics.machine.limits import Limits
+from torchdebug_magics.machine.memory_guard import GUARD_EVERY_S, MemoryGuard, guard_ratio
+from torchdebug_magics.machine.process import PeakRss, rss_bytes
+from torchdebug_magics.machine.sampler import Sampler
+from torchdebug_magics.probing.gauges import Gauges
+from torchdebug_magics.probing.guard import Guard
+
+if TYPE_CHECKING:
+    from torchdebug_magics.machine.limits import Limit
+    from torchdebug_magics.probing.accelerators import Allocator
+
+__all__ = ["GaugeProbe"]
+
+_EVERY_S = 0.5
+
+
+class GaugeProbe:
+    """One cell's gauges. What others use of the limit is sampled; all that is this process's own is counted."""
+
+    def __init__(self, *, guard: str | float | None = None) -> None:
+        self._guard = Guard()
+        self._memory_guard = None if guard is None else MemoryGuard(guard_ratio(guard), Limits(counts_kills=False))
+        if self._memory_guard is not None:
+            self._memory_guard.refuse_if_passed()
+        self._gauges = Gauges(self._guard)
+        self._sampler = Sampler(self._look, name="gauge", every_s=_EVERY_S if guard is None else GUARD_EVERY_S)
+        self._peak = PeakRss()
+        self._lock = threading.Lock()
+        self._is_open = False
+        self._start_bytes = 0
+        self._others_bytes = 0
+        self._devices: dict[str, int] = {}
+        """Torch's own peak counters as they stood at the start."""
+        self._seen: dict[str, int] = {}
+        """The most that was seen allocated on each device."""
+        self._latest: LiveGauges | None = None
+        self._latest_at_s = 0.0
+        self._report: GaugeReport | None = None
+
+    def attach(self, stack: ExitStack) -> None:
+        """Open the driver's library, begin the peak, start to look."""
+        stack.enter_context(self._gauges)
+        stack.callback(self._peak.stop)
+        self._start_bytes = rss_bytes()
+        self._devices = {one.label: one.peak_bytes for one in self._gauges.allocators()}
+        self._peak.start()
+        self._is_open = True
+        stack.callback(self._end)
+        stack.enter_context(self._sampler)
+
+    def sweep(self) -> None:
+        """Stop the thread, if an interrupt came between."""
+        self._sampler.stop()
+        self._peak.stop()
+
+    def live(self) -> object | None:
+        """The gauges of this half of a second: to send more costs more than to read."""
+        with self._lock:
+            if not self._is_open:
+                return None
+            interrupts = () if self._memory_guard is None else self._memory_guard.interrupts
+            now_s = time.monotonic()
+            latest = self._latest
+            if latest is None or latest.interrupts != interrupts or now_s - self._latest_at_s >= _EVERY_S:
+                latest = LiveGauges(self._gauges.read(), self._peak.peak().size_bytes, interrupts)
+                self._latest, self._latest_at_s = latest, now_s
+            return latest
+
+    def kept(self) -> dict[str, object]:
+        """Nothing."""
+        return {}
+
+    def report(self) -> GaugeReport:
+        """As frozen when the session was left."""
+        if self._report is None:
+            self._end()
+        assert self._report is not None
+        return self._report
+
+    def _look(self) -> None:
+        if self._memory_guard is not None:
+            self._memory_guard.look()
+        self._sample()
+
+    def _sample(self) -> None:
+        """What has no counter of its own: others' usage, and devices whose counter stood higher before."""
+        rss = rss_bytes()
+        self._peak.sample(rss)
+        limit = self._gauges.limit()
+        if limit is not None:
+            self._others_bytes = max(self._others_bytes, limit.limit_bytes - limit.left_bytes - rss)
+        for one in self._gauges.allocators():
+            self._seen[one.label] = max(self._seen.get(one.label, 0), one.allocated_bytes)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._is_open = False
+            if self._report is None:
+                self._report = self._frozen()
+
+    def _frozen(self) -> GaugeReport:
+        peak = self._peak.peak()
+        self._guard.run("the last look at the memory", self._sample)
+        if self._sampler.failure is not None:
+            self._guard.note(f"the sampler stopped: {self._sampler.failure}")
+        limit = self._gauges.limit()
+        gauges = self._gauges.read()
+        return GaugeReport(
+            rss_start_bytes=self._start_bytes,
+            rss_end_bytes=rss_bytes(),
+            rss_peak_bytes=peak.size_bytes,
+            rss_peak_is_exact=peak.source == "counter",
+            limit_bytes=None if limit is None else limit.limit_bytes,
+            limit="" if limit is None else limit.whose,
+            limit_peak_bytes=None if limit is None else self._highest(limit, peak.size_bytes),
+            devices=tuple(self._device(one) for one in self._gauges.allocators()),
+            interrupts=() if self._memory_guard is None else self._memory_guard.interrupts,
+            gauges=gauges,
+            problems=tuple(self._guard.problems),
+        )
+
+    def _highest(self, limit: Limit, peak_bytes: int) -> int:
+        """Others' usage on top of our own peak: no more than the limit itself."""
+        return min(limit.limit_bytes, peak_bytes + self._others_bytes)
+
+    def _device(self, now: Allocator) -> DevicePeak:
+        exact = now.peak_bytes > self._devices.get(now.label, 0)
+        seen = max(self._seen.get(now.label, 0), now.allocated_bytes)
+        return DevicePeak(now.label, now.peak_bytes if exact else seen, now.total_bytes, exact)

@@ -1,0 +1,26 @@
+"""Takes a mark, or gives all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.instruments.memmark.report import MarkReport, MarksReport
+from torchdebug_magics.probing.marks import ledger
+
+if TYPE_CHECKING:
+    from torchdebug_magics.report import Report
+
+__all__ = ["mark"]
+
+
+def mark(*labels: object, force: bool = True, clear: bool = False) -> Report | None:
+    """The row of a mark that is taken now; without a label the table of all. None where it was told to do nothing."""
+    book = ledger()
+    if clear:
+        book.clear()
+    if not force:
+        return None
+    if not labels:
+        return MarksReport(marks=book.marks())
+    before = next(iter(book.marks()[-1:]), None)
+    return MarkReport(mark=book.take(" ".join(map(str, labels))), before=before)

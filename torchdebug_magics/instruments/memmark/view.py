@@ -1,0 +1,77 @@
+"""What marks show: one as its row, all as a table and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.html.page import Chart, Page, Table
+from torchdebug_magics.instruments.memmark.report import MarksReport, name, signed
+
+if TYPE_CHECKING:
+    from torchdebug_magics.format import Format
+    from torchdebug_magics.html.page import Block, Cell
+    from torchdebug_magics.instruments.memmark.report import MarkReport
+    from torchdebug_magics.report import Mark
+
+__all__ = ["page"]
+
+_MIB = 2**20
+_SIZES: Mapping[str, Callable[[Mark], int | None]] = {
+    "MA": lambda mark: mark.allocated_bytes,
+    "Max_MA": lambda mark: mark.max_allocated_bytes,
+    "CA": lambda mark: mark.reserved_bytes,
+    "Max_CA": lambda mark: mark.max_reserved_bytes,
+    "NV": lambda mark: mark.driver_bytes,
+    "unaccounted": lambda mark: mark.unaccounted_bytes,
+    "RSS": lambda mark: mark.rss_bytes,
+    "limit used": lambda mark: mark.limit_used_bytes,
+    "limit": lambda mark: mark.limit_bytes,
+}
+_DRAWN = {"MA": "MA: allocated by torch", "NV": "NV: in use on the whole GPU", "RSS": "RSS: this process"}
+_CHANGES = ("MA", "RSS")
+
+
+def page(report: MarkReport | MarksReport) -> Page:
+    """A row is its own verdict."""
+    blocks = _all(report.marks) if isinstance(report, MarksReport) else ()
+    return Page("memmark", "info", report.verdict, tuple(blocks))
+
+
+def _all(marks: tuple[Mark, ...]) -> list[Block]:
+    if not marks:
+        return []
+    known = {title: size for title, size in _SIZES.items() if any(size(mark) is not None for mark in marks)}
+    whose = {mark.limit for mark in marks}
+    columns, formats = _columns(known, f"{whose.pop()} used" if len(whose) == 1 else "limit used")
+    rows = [(name(mark), *_row(known, mark, marks[at - 1] if at else None)) for at, mark in enumerate(marks)]
+    table = Table("Marks, and what changed since the one before", ("mark", *columns), rows, formats, is_sequence=True)
+    drawn = [_chart(title, [known[title](mark) or 0 for mark in marks]) for title in _DRAWN if title in known and len(marks) > 1]
+    return [table, *drawn]
+
+
+def _columns(known: Mapping[str, object], limit_used: str) -> tuple[list[str], dict[str, Format]]:
+    columns: list[str] = []
+    for title in known:
+        columns.append(limit_used if title == "limit used" else title)
+        if title == "Max_MA":
+            columns.append("peak is")
+        if title in _CHANGES:
+            columns.append(f"{title} change")
+    return columns, dict.fromkeys((*known, limit_used), "bytes")
+
+
+def _row(known: Mapping[str, Callable[[Mark], int | None]], mark: Mark, before: Mark | None) -> list[Cell]:
+    cells: list[Cell] = []
+    for title, size in known.items():
+        now, earlier = size(mark), None if before is None else size(before)
+        cells.append(now)
+        if title == "Max_MA":
+            cells.append("new" if mark.max_is_new else "older")
+        if title in _CHANGES:
+            cells.append(None if now is None or earlier is None else signed(now - earlier))
+    return cells
+
+
+def _chart(title: str, values: list[int]) -> Chart:
+    return Chart(f"{_DRAWN[title]}, in MiB", tuple(value / _MIB for value in values), "mark", title, first_x=1, log=False)

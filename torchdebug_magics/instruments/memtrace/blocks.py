@@ -1,0 +1,215 @@
+"""The ledger: every torch storage that is alive, the bytes over time, and what was alive at the peak."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.instruments.memtrace.sites import Sites
+
+if TYPE_CHECKING:
+    import torch
+
+    from torchdebug_magics.instruments.memtrace.phases import Span
+    from torchdebug_magics.instruments.memtrace.places import Place
+
+__all__ = ["Block", "Book", "Chain", "Ledger"]
+
+_MOST_GONE = 1 << 14
+_MOST_LINKS = 64
+_AFTER_FORWARD = frozenset({"backward", "optimizer"})
+_MOST_EVENTS = 1 << 18
+"""Births and deaths that are remembered for the picture; beyond them, old blocks that came and went are forgotten."""
+
+
+@dataclass
+class Chain:
+    """Tensors of which each was made of the one before, and more: ``hist = torch.cat([hist, x])``."""
+
+    first_bytes: int
+    iterations: list[int]
+    """In which it grew, the first and the latest of them at the ends; what lies between is thinned out."""
+
+    def grew(self, iteration: int) -> None:
+        """Once more."""
+        if iteration != self.iterations[-1]:
+            self.iterations.append(iteration)
+            if len(self.iterations) > _MOST_LINKS:
+                del self.iterations[1::2]
+
+
+class Block:
+    """One storage, from its birth to its death."""
+
+    __slots__ = ("born", "bytes", "chain", "device", "died", "is_old", "iteration", "module", "outlived", "place", "ref", "role", "span")
+
+    def __init__(self, size_bytes: int, device: str, span: Span, place: Place | None, module: str) -> None:
+        self.bytes = size_bytes
+        self.device = device
+        self.span = span
+        self.place = place
+        self.module = module
+        self.role = ""
+        """What it was found to be: a parameter, a gradient, ...; empty where only its phase tells."""
+        self.is_old = False
+        """Whether it was there before the watch."""
+        self.iteration = 0
+        self.born = 0
+        self.died = 0
+        """Events before its death; 0 while it is alive."""
+        self.outlived = False
+        """Whether it was still there when the phase of its birth was over."""
+        self.ref: _Ref | None = None
+        self.chain: Chain | None = None
+
+    @property
+    def source(self) -> tuple[str, bool, int]:
+        """Which of those who allocate at one line asked for it: (module, whether in a backward pass or an update, model)."""
+        return self.module, self.span.phase in _AFTER_FORWARD, self.span.model
+
+
+class _Ref(weakref.ref["torch.UntypedStorage"]):
+    __slots__ = ("block", "key")
+    block: Block
+    key: int
+
+
+@dataclass
+class Book:
+    """The bytes of one device, or of all."""
+
+    start_bytes: int = 0
+    now_bytes: int = 0
+    peak_bytes: int = 0
+
+    def add(self, change_bytes: int) -> bool:
+        """Whether this is the most so far."""
+        self.now_bytes += change_bytes
+        if self.now_bytes > self.peak_bytes:
+            self.peak_bytes = self.now_bytes
+            return True
+        return False
+
+
+@dataclass
+class Ledger:
+    """Follows storages by weak references: a block dies when the last tensor and the last graph node let go of it."""
+
+    span: Span
+    """The phase that runs."""
+    live: dict[int, Block] = field(default_factory=dict)
+    """By the address of the C++ storage."""
+    total: Book = field(default_factory=Book)
+    devices: dict[str, Book] = field(default_factory=dict)
+    peak_at: int = 0
+    peak_span: Span | None = None
+    peak_place: Place | None = None
+    peak_op: str = ""
+    clock: int = 0
+    first_event: int = 0
+    """The clock when the watch began."""
+    events: list[Block] = field(default_factory=list)
+    """Each block at its birth and at its death; of those from before the watch, the death alone."""
+    old: list[Block] = field(default_factory=list)
+    """All that was there before the watch."""
+    gone: list[Block] = field(default_factory=list)
+    """Blocks that died, and are not yet summed up."""
+    sites: Sites = field(default_factory=Sites)
+    op: str = ""
+    """The op that runs."""
+    is_closed: bool = False
+    counted_from: int = 0
+    """The clock when for the first time a step was only counted."""
+    counted_until: int = sys.maxsize
+    """The clock at the end, before what was made in such steps is looked for."""
+    _since_peak: list[Block] = field(default_factory=list)
+    _most_events: int = _MOST_EVENTS
+
+    def known(self, storage: torch.UntypedStorage) -> Block | None:
+        """The block of a storage; one whose size has changed dies, and its remainder is born anew, by the hand that made it."""
+        block = self.live.get(storage._cdata)
+        if block is None or block.bytes == (size_bytes := storage.nbytes()):
+            return block
+        self._bury(storage._cdata, block)
+        again = Block(size_bytes, block.device, self.span, block.place, block.module)
+        again.role, again.is_old, again.iteration = block.role, block.is_old, block.iteration
+        return self.add(storage, again)
+
+    def add(self, storage: torch.UntypedStorage, block: Block) -> Block:
+        """A storage is born."""
+        ref = _Ref(storage, self._died)
+        ref.block, ref.key, block.ref = block, storage._cdata, ref
+        self.live[ref.key] = block
+        self.clock += 1
+        block.born = self.clock
+        self.events.append(block)
+        self._book(block.device).add(block.bytes)
+        if self.total.add(block.bytes):
+            self.peak_at, self.peak_span, self.peak_place, self.peak_op = self.clock, self.span, block.place, self.op
+            if self._since_peak:
+                self._since_peak.clear()
+        return block
+
+    def begin(self) -> None:
+        """All that is alive now was there before."""
+        for book in (self.total, *self.devices.values()):
+            book.start_bytes = book.peak_bytes = book.now_bytes
+        self.old = list(self.live.values())
+        for block in self.old:
+            block.is_old = True
+        self.events.clear()
+        self.first_event = self.peak_at = self.clock
+        self.peak_span, self.peak_place, self.peak_op = self.span, None, ""
+
+    def at_peak(self) -> list[Block]:
+        """What was alive when there was most."""
+        alive = [block for block in self.live.values() if block.born <= self.peak_at]
+        return alive + self._since_peak
+
+    def close(self) -> None:
+        """Follow nothing any more: the references are dropped, with what they would call."""
+        self.is_closed = True
+        for block in [*self.live.values(), *self.gone]:
+            block.ref = None
+
+    def _book(self, device: str) -> Book:
+        book = self.devices.get(device)
+        if book is None:
+            book = self.devices[device] = Book()
+        return book
+
+    def _died(self, ref: _Ref) -> None:
+        if not self.is_closed and self.live.get(ref.key) is ref.block:
+            self._bury(ref.key, ref.block)
+
+    def _bury(self, key: int, block: Block) -> None:
+        del self.live[key]
+        self.clock += 1
+        block.died, block.ref = self.clock, None
+        block.outlived = block.span is not self.span
+        self.events.append(block)
+        self.total.now_bytes -= block.bytes
+        self._book(block.device).now_bytes -= block.bytes
+        if block.born <= self.peak_at:
+            self._since_peak.append(block)
+        self.gone.append(block)
+        if len(self.gone) > _MOST_GONE:
+            self._thin_out()
+        if len(self.events) > self._most_events:
+            self._forget()
+
+    def _thin_out(self) -> None:
+        """Sum up the blocks that are gone and whose phase is over; where the phase is long, also those of which it could learn its name."""
+        over = [block for block in self.gone if block.span is not self.span]
+        rest = [block for block in self.gone if block.span is self.span]
+        is_long = len(rest) > _MOST_GONE // 2
+        self.sites.fold([*over, *rest] if is_long else over)
+        self.gone = [] if is_long else rest
+
+    def _forget(self) -> None:
+        """Of the older half, leave out what was born and died in it, and was not alive at the peak."""
+        middle = self.clock - len(self.events) // 2
+        self.events[:] = [one for one in self.events if not one.died or one.died > middle or one.born <= self.peak_at < one.died]
+        self._most_events = max(_MOST_EVENTS, 2 * len(self.events))

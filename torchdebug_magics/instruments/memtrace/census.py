@@ -1,0 +1,127 @@
+"""A census: every torch storage that is alive, whoever made it, with what it is to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from torchdebug_magics.probing.modules import live_kinds
+from torchdebug_magics.probing.storages import storages
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.blocks import Ledger
+
+__all__ = ["ACTIVATION", "BUFFER", "GRADIENT", "OPTIMIZER_STATE", "OTHER", "PARAMETER", "TEMPORARY", "Census", "mark", "mark_gradients"]
+
+PARAMETER, GRADIENT, OPTIMIZER_STATE = "parameter", "gradient", "optimizer state"
+ACTIVATION, BUFFER, TEMPORARY, OTHER = "activation", "buffer", "temporary", "other"
+
+_MOST_NODES = 1 << 18
+
+
+class Census:
+    """All that is found by the garbage collector's list of objects, and by the autograd graphs that hang on it."""
+
+    def __init__(self) -> None:
+        found = live_kinds(torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+        self.tensors = [tensor for tensor in found[torch.Tensor] if not isinstance(tensor, FakeTensor)]
+        self.modules = [module for module in found[torch.nn.Module] if "_modules" in getattr(module, "__dict__", ())]
+        self.optimizers = found[torch.optim.Optimizer]
+
+    def storages(self) -> Iterator[tuple[torch.UntypedStorage, str]]:
+        """(storage, what it is if nothing else is known of it); one may come several times."""
+        for tensor in self.tensors:
+            if tensor.is_leaf:
+                yield from ((storage, "") for storage in _of(tensor))
+        for tensor in saved_tensors(tensor.grad_fn for tensor in self.tensors if _has_graph(tensor)):
+            yield from ((storage, ACTIVATION) for storage in _of(tensor))
+        for tensor in self.tensors:
+            if not tensor.is_leaf:
+                yield from ((storage, "") for storage in _of(tensor))
+
+    def mark(self, ledger: Ledger) -> None:
+        """Say of each block in the ledger what it is to a model, where it is anything."""
+        for module in self.modules:
+            mark(ledger, module._buffers.values(), BUFFER)
+        parameters = [tensor for tensor in self.tensors if tensor.is_leaf and tensor.requires_grad]
+        parameters += [one for module in self.modules for one in module._parameters.values() if one is not None]  # frozen ones, too
+        mark(ledger, parameters, PARAMETER)
+        mark_gradients(ledger, parameters)
+        for optimizer in self.optimizers:
+            mark_state(ledger, optimizer)
+
+
+def saved_tensors(roots: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """What autograd keeps for the backward pass of these nodes and all before them. No unpack hook of the user's is run."""
+    todo, seen = list(roots), set[Any]()
+    names: dict[type, list[str]] = {}
+    while todo and len(seen) < _MOST_NODES:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        todo += [following for following, _ in node.next_functions]
+        kind = type(node)
+        if kind not in names:
+            names[kind] = [name for name in dir(kind) if name.startswith("_raw_saved_")]
+        for name in names[kind]:
+            yield from _raw(node, name)
+
+
+def mark(ledger: Ledger, tensors: Iterable[torch.Tensor | None], role: str) -> None:
+    """Say what the blocks of these tensors are."""
+    for tensor in tensors:
+        if tensor is not None:
+            for storage in _of(tensor):
+                block = ledger.live.get(storage._cdata)
+                if block is not None:
+                    block.role = role
+
+
+def mark_gradients(ledger: Ledger, parameters: Iterable[torch.Tensor]) -> None:
+    """Say which blocks are the gradients of these leaves."""
+    mark(ledger, (one.grad for one in parameters if one.is_leaf), GRADIENT)
+
+
+def mark_state(ledger: Ledger, optimizer: torch.optim.Optimizer) -> None:
+    """Say which blocks an optimizer keeps from step to step."""
+    parameters = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    todo: list[Any] = list(optimizer.state.values())
+    while todo:
+        one = todo.pop()
+        if isinstance(one, torch.Tensor):
+            if id(one) not in parameters:
+                mark(ledger, [one], OPTIMIZER_STATE)
+        elif isinstance(one, dict):
+            todo += one.values()
+        elif isinstance(one, (list, tuple)):
+            todo += one
+
+
+def _raw(node: Any, name: str) -> Iterator[torch.Tensor]:
+    try:
+        raw = getattr(node, name)
+    except RuntimeError:  # freed by a backward pass
+        return
+    for one in raw if isinstance(raw, (list, tuple)) else (raw,):
+        try:
+            value = one.data
+        except (AttributeError, RuntimeError):  # nothing is saved there, or no more
+            continue
+        if isinstance(value, torch.Tensor):
+            yield value
+
+
+def _has_graph(tensor: torch.Tensor) -> bool:
+    # Asked of a view whose base was written in place, torch makes the graph anew: not for us to cause.
+    return tensor.requires_grad and not tensor.is_leaf
+
+
+def _of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
+    try:
+        return list(storages(tensor))
+    except Exception:  # noqa: BLE001 - a subclass of the user's that does not tell what it is made of: it has no memory of its own
+        return []

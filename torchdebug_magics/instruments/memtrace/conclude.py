@@ -1,0 +1,131 @@
+"""From what was collected to the report: who keeps what, what grows, why memory was refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.instruments.memtrace.census import Census
+from torchdebug_magics.instruments.memtrace.keepers import Keepers, holders
+from torchdebug_magics.instruments.memtrace.oom import explained, refused_by
+from torchdebug_magics.instruments.memtrace.report import Cycle, MemtraceReport, Peak
+from torchdebug_magics.instruments.memtrace.reruns import rerun_growth
+from torchdebug_magics.instruments.memtrace.sites import by_category, by_module
+from torchdebug_magics.instruments.memtrace.timeline import timeline
+from torchdebug_magics.probing.holders import cycles_of
+
+if TYPE_CHECKING:
+    from collections import deque
+
+    from torchdebug_magics.instruments.memtrace.blocks import Block, Ledger
+    from torchdebug_magics.instruments.memtrace.devices import Devices
+    from torchdebug_magics.instruments.memtrace.marks import MarkListener
+    from torchdebug_magics.instruments.memtrace.phases import Phases
+    from torchdebug_magics.instruments.memtrace.process import ProcessMemory
+    from torchdebug_magics.instruments.memtrace.report import Growth, Oom
+    from torchdebug_magics.instruments.memtrace.reruns import Run
+    from torchdebug_magics.instruments.memtrace.snapshot import Snapshot
+    from torchdebug_magics.instruments.memtrace.steps import Steps
+    from torchdebug_magics.instruments.memtrace.tracer import Tracer
+    from torchdebug_magics.instruments.memtrace.watch import GrowthWatch
+    from torchdebug_magics.machine.interrupts import Interrupt
+    from torchdebug_magics.probing.guard import Guard
+
+__all__ = ["Seen", "concluded"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All that the probe collected."""
+
+    ledger: Ledger
+    tracer: Tracer
+    phases: Phases
+    steps: Steps
+    watch: GrowthWatch
+    process: ProcessMemory
+    devices: Devices
+    marks: MarkListener
+    snapshot: Snapshot | None
+    runs: deque[Run]
+    """What the earlier runs of the same cell have left."""
+    interrupts: tuple[Interrupt, ...]
+    guard: Guard
+    is_light: bool
+
+
+def concluded(seen: Seen, error: BaseException | None) -> MemtraceReport:
+    """The report; the ledger is complete then, and may be closed."""
+    ledger, tracer, steps, process, guard = seen.ledger, seen.tracer, seen.steps, seen.process, seen.guard
+    cycles = guard.run("the look for cycles", _collected, ledger) or ()
+    ledger.counted_until = ledger.clock
+    tracer.adopt_all(Census())
+    alive = list(ledger.live.values())
+    made = [block for block in alive if not block.is_old]
+    keepers = Keepers(made, [] if error is None else [("the error", error)])
+    found = guard.run("the look for growth", seen.watch.found, made, keepers, ledger.total.peak_bytes)
+    growth, graph_growth = found or (None, None)
+    oom = guard.run("explaining the refusal", _out_of_memory, seen, error, alive, growth)
+    limit_bytes, limit = process.limit()
+    sites, total = ledger.sites, ledger.total
+    sites.fold([*ledger.gone, *alive])
+    return MemtraceReport(
+        net_bytes=total.now_bytes - total.start_bytes,
+        start_bytes=total.start_bytes,
+        peak_bytes=total.peak_bytes,
+        peak=_peak(ledger, ledger.at_peak()),
+        devices=seen.devices.memory(ledger.devices),
+        untraced_bytes=sites.fold_unseen([*ledger.gone, *alive]),
+        sites=sites.rows(),
+        growth=growth,
+        graph_growth=graph_growth,
+        rerun_growth=guard.run("the look at earlier runs", rerun_growth, seen.runs, ledger, made, trains=seen.phases.trains),
+        holders=holders(keepers, made),
+        cycles=cycles,
+        oom=oom,
+        freed_before_bytes=sites.freed_before_bytes,
+        rss_peak_bytes=process.peak_bytes(),
+        rss_net_bytes=process.net_bytes(),
+        limit_bytes=limit_bytes,
+        limit=limit,
+        borrowed_bytes=tracer.borrowed_bytes,
+        mapped_bytes=tracer.mapped_bytes,
+        marks=tuple(one.mark for one in seen.marks.marks),
+        interrupts=seen.interrupts,
+        snapshot="" if seen.snapshot is None else guard.run("writing the snapshot", seen.snapshot.write, ledger) or "",
+        timeline=timeline(ledger, seen.phases, [one.clock for one in seen.marks.marks]),
+        ops_count=tracer.ops_count,
+        steps_count=steps.count,
+        followed_count=0 if seen.is_light else len(steps.followed),
+        is_light=seen.is_light,
+        problems=tuple(guard.problems),
+    )
+
+
+def _out_of_memory(seen: Seen, error: BaseException | None, alive: list[Block], growth: Growth | None) -> Oom | None:
+    refused = refused_by(error)
+    if refused is None:
+        return None
+    unused_bytes = sum(one.reserved_bytes - one.allocated_bytes for one in seen.process.allocators())
+    return explained(refused, seen.tracer.out_of_memory, alive, growth, iteration=seen.steps.count, unused_bytes=unused_bytes)
+
+
+def _collected(ledger: Ledger) -> tuple[Cycle, ...]:
+    """What only the collector frees, of all that was made in the cell."""
+    made = {block.ref.key: block for block in ledger.live.values() if block.ref is not None and not block.is_old}
+    found = cycles_of([block.ref for block in made.values() if block.ref is not None])
+    freed: Counter[str] = Counter()
+    for key, path in found.paths.items():
+        freed[path] += made[key].bytes
+    return tuple(Cycle(path=path, freed_bytes=size_bytes) for path, size_bytes in freed.most_common())
+
+
+def _peak(ledger: Ledger, blocks: list[Block]) -> Peak:
+    return Peak(
+        phase=(ledger.peak_span or ledger.span).phase,
+        op=ledger.peak_op.removesuffix(".default"),
+        location=ledger.peak_place.location if ledger.peak_place is not None else None,
+        by_category=by_category(blocks),
+        by_module=by_module(blocks),
+    )

@@ -1,0 +1,77 @@
+"""Growth where no op is followed: a counter tells how much each iteration adds, and what stayed tells who keeps it."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from statistics import median
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.instruments.memtrace.fixes import collection, fix
+from torchdebug_magics.instruments.memtrace.report import Growth
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.steps import Loop
+
+__all__ = ["Kept", "fastest", "grown_by_counter", "kept_most", "rate_bytes"]
+
+Kept = tuple[str, int]
+"""(path of the first of many tensors that a variable holds, their bytes)."""
+
+_FEWEST = 3
+_LEAST_BYTES = 1 << 10
+_MOST_PART = 0.6
+_HALF = 0.5
+_ABOUT = 2.5
+_MADE_ONCE = re.compile(r"\.state\[\.\.\.\]\['(exp_avg|exp_avg_sq|step|momentum_buffer|square_avg)'\]$|\.grad$")
+"""What the first step makes."""
+
+
+def rate_bytes(loop: Loop | None) -> int:
+    """By how much the heap grows in each step; 0 where it does not, or only at times. The first step makes gradients and states."""
+    grown = loop.heap_growth()[1:] if loop is not None else []
+    if len(grown) < _FEWEST:
+        return 0
+    usual = median(grown)
+    steady = sum(1 for one in grown if one >= usual / 2) >= _MOST_PART * len(grown)
+    return round(usual) if usual >= _LEAST_BYTES and steady and sum(grown) >= _HALF * usual * len(grown) else 0
+
+
+def fastest(loops: Iterable[Loop]) -> Loop | None:
+    """The one in which most was added; None where none of them grows."""
+    return max((loop for loop in loops if rate_bytes(loop)), key=lambda loop: rate_bytes(loop) * loop.count, default=None)
+
+
+def kept_most(found: Iterable[tuple[int, str]], wanted_bytes: int) -> Kept | None:
+    """Of (bytes, path) of what came anew: the variable that holds about as much as was added, and in pieces.
+
+    A model, its gradients and the states of its optimizer are as old as the loop, and of another size.
+    """
+    held: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for size_bytes, path in found:
+        if path and collection(path) != path and not _MADE_ONCE.search(path):
+            held[collection(path)].append((path, size_bytes))
+    many = [
+        (sum(size_bytes for _, size_bytes in pieces), min((len(path), path) for path, _ in pieces)[1])
+        for pieces in held.values()
+        if len(pieces) >= _FEWEST
+    ]
+    fitting = [one for one in many if wanted_bytes / _ABOUT <= one[0] <= wanted_bytes * _ABOUT]
+    return (max(fitting)[1], max(fitting)[0]) if fitting else None
+
+
+def grown_by_counter(loop: Loop | None, kept: Kept | None, *, trains: bool) -> Growth | None:
+    """What is said of it; nothing where it is not known who keeps it: a heap holds more than tensors."""
+    each_bytes = rate_bytes(loop)
+    if loop is None or kept is None or not each_bytes:
+        return None
+    keeps_graph = "grad_fn" in kept[0]
+    return Growth(
+        bytes_per_iteration=each_bytes,
+        iterations_count=loop.count,
+        location=None,
+        holder=kept[0],
+        fix=fix(kept[0], keeps_graph=keeps_graph, swells=False, trains=trains),
+        keeps_graph=keeps_graph,
+    )

@@ -1,0 +1,69 @@
+"""Figures of a trace in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.format import byte_size, count, plural
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.report import DeviceMemory, MemtraceReport
+
+__all__ = ["change", "figures"]
+
+
+def figures(report: MemtraceReport) -> tuple[tuple[str, str], ...]:
+    """Named, as far as there is something to tell."""
+    rows = [
+        ("torch memory", f"{byte_size(report.start_bytes)} before the cell, {change(report.net_bytes)} after it"),
+        ("freed of before", byte_size(report.freed_before_bytes) if report.freed_before_bytes else ""),
+        *[(one.device, _device(one)) for one in report.devices if len(report.devices) > 1 or one.reserved_bytes is not None],
+        ("this process", _process(report)),
+        ("borrowed", f"{byte_size(report.borrowed_bytes)} of other libraries' memory (`from_numpy`)" if report.borrowed_bytes else ""),
+        ("mapped", f"{byte_size(report.mapped_bytes)} of files" if report.mapped_bytes else ""),
+        ("not traced", f"{byte_size(report.untraced_bytes)}" if report.untraced_bytes else ""),
+        *[("only by the collector", f"{byte_size(cycle.freed_bytes)}: {cycle.path}") for cycle in report.cycles],
+        ("followed", _followed(report)),
+        ("snapshot", f"`{report.snapshot}`, for pytorch.org/memory_viz" if report.snapshot else ""),
+    ]
+    return tuple((name, text) for name, text in rows if text)
+
+
+def change(size_bytes: int) -> str:
+    """``+1.5 MiB``."""
+    return f"{'+' if size_bytes >= 0 else '-'}{byte_size(abs(size_bytes))}"
+
+
+def _process(report: MemtraceReport) -> str:
+    if report.rss_peak_bytes is None:
+        return ""
+    said = f"at most {byte_size(report.rss_peak_bytes)}"
+    if report.rss_net_bytes is not None:
+        said += f", {change(report.rss_net_bytes)} at the end"
+    if report.limit_bytes is not None:
+        said += f"; the limit is {byte_size(report.limit_bytes)} ({report.limit})"
+    return said
+
+
+def _followed(report: MemtraceReport) -> str:
+    """How many steps were followed, in words that say what became of the others."""
+    seen = f"{count(report.ops_count)} operations"
+    if not report.steps_count:
+        return seen
+    some = "all" if report.followed_count == report.steps_count else f"{report.followed_count:,}"
+    rest = ", the others were counted, and are drawn one after the other" if 0 < report.followed_count < report.steps_count else ""
+    return f"{seen}; {some} of {plural(report.steps_count, 'step')} op by op{rest}"
+
+
+def _device(one: DeviceMemory) -> str:
+    said = f"at most {byte_size(one.peak_bytes)}, {change(one.net_bytes)} at the end"
+    if one.allocated_bytes is None or one.reserved_bytes is None:
+        return said
+    return f"{said}; its allocator: {_counted('MA', one.allocated_bytes, one.allocated_peak_bytes)}, " + _counted(
+        "CA", one.reserved_bytes, one.reserved_peak_bytes
+    )
+
+
+def _counted(name: str, now_bytes: int, peak_bytes: int | None) -> str:
+    peak = "its peak is older than the cell" if peak_bytes is None else f"at most {byte_size(peak_bytes)}"
+    return f"{name} {byte_size(now_bytes)} ({peak})"

@@ -1,0 +1,83 @@
+"""What to write in place of what leaks, by the path of the variable that keeps it."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["collection", "fix", "graph_fix", "root"]
+
+_ROOT = re.compile(r"(?:.* local ')?([^\[.{ ']+)")
+_LOCAL = re.compile(r".*\(\) local '([^']*)'(?: in thread '[^']*')?")
+_INSIDE = re.compile(r".*\.<(closure|default) (\w+)>")
+_PLACE = re.compile(r"\[-?\d+\]|\[\.\.\.\]|\{\.\.\.\}|\.grad_fn| -> |\.<")
+"""Where in a path the collection ends, and one of the many things in it begins."""
+_KNOWN = (
+    (("_hooks",), "keep the handle that registering the hook returns, and call its `.remove()`; or let the hook store only what is needed"),
+    (("Out[",), "end the line with `;`, or free it with `%memclean --free out`"),
+    (("sys.last", "InteractiveTB"), "free it with `%memclean --free exception`"),
+)
+
+
+def root(path: str) -> str:
+    """The name that a path begins with."""
+    found = _ROOT.match(path)
+    if found is None or path.startswith(("Out[", "sys.")):
+        return path.split(" ", 1)[0]
+    return found[1]
+
+
+def collection(path: str) -> str:
+    """What in a path the many things are in, as one writes it: `trainer.history` of ``trainer.history[0].grad_fn``."""
+    inside = _INSIDE.match(path)
+    if inside is not None:
+        return inside[2]
+    path = _LOCAL.sub(r"\1", path, count=1)
+    return _PLACE.split(path, maxsplit=1)[0]
+
+
+def fix(path: str, *, keeps_graph: bool, swells: bool, trains: bool) -> str:
+    """What to change, where the variable at `path` keeps more with every iteration."""
+    known = next((text for words, text in _KNOWN if any(word in path for word in words)), None)
+    if known is not None or not path:
+        return known or ""
+    kept = collection(path)
+    if swells:
+        return _swelling(kept, keeps_graph=keeps_graph)
+    if keeps_graph:
+        return _of_graph(path, kept, trains=trains)
+    inside = _INSIDE.match(path)
+    if inside is not None and inside[1] == "default":
+        return f"a default value is made once and shared by all calls: write `{kept}=None`, and make it in the function"
+    if "cache" in path.lower():
+        return f"bound the cache, or clear it: `{_up_to_cache(path)}`"
+    return f"keep in `{kept}` only what is needed, as a number or a mean; or bound it, as `deque(maxlen=100)` does"
+
+
+def graph_fix(path: str, *, is_collection: bool) -> str:
+    """What to write where the graph itself grows; `is_collection`: whether `path` is a list or the like, of tensors with a graph."""
+    kept = collection(path)
+    return f"keep numbers in `{kept}`: `.item()`" if is_collection else f"add a number to it: `{kept} += loss.item()`"
+
+
+def _swelling(kept: str, *, keeps_graph: bool) -> str:
+    detached = f"; and detach what is added: `{kept}.grad_fn` keeps the graph of every iteration, too" if keeps_graph else ""
+    return f"bound it, as `{kept} = {kept}[-1000:]` does; or append to a list and join it once, after the loop{detached}"
+
+
+def _of_graph(path: str, kept: str, *, trains: bool) -> str:
+    if not trains:
+        why = f"nothing calls `backward()` in it, and `{kept}` keeps the graph of every iteration"
+        return f"run the loop under `with torch.no_grad():`, as {why}"
+    if _is_in_collection(path):
+        return f"put `.item()` (a number) or `.detach()` (a tensor) into `{kept}`: it keeps the graph of every iteration"
+    return f"detach it, `{kept} = {kept}.detach()`, or add `.item()`: an iteration's graph then ends with it"
+
+
+def _is_in_collection(path: str) -> bool:
+    found = _PLACE.search(_LOCAL.sub(r"\1", path, count=1))
+    return found is not None and found[0][0] in "[{"
+
+
+def _up_to_cache(path: str) -> str:
+    found = re.match(r".*?cache\w*", path, re.IGNORECASE)
+    return path if found is None else found[0]

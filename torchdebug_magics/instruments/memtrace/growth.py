@@ -1,0 +1,149 @@
+"""What goes on growing: blocks that a line makes again and again, and that nothing lets go; and tensors that swell."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.instruments.memtrace.census import ACTIVATION
+from torchdebug_magics.instruments.memtrace.sites import category
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.blocks import Block
+    from torchdebug_magics.instruments.memtrace.places import Place
+    from torchdebug_magics.instruments.memtrace.steps import Loop, Steps
+
+__all__ = ["LEAST_BYTES", "Leak", "leaking", "repeated"]
+
+LEAST_BYTES = 64
+"""An iteration: a scalar that is kept is what one wants."""
+_FEWEST = 3
+"""Iterations from which one may speak of growth."""
+_MOST_PART = 0.6
+
+
+@dataclass(frozen=True)
+class Leak:
+    """What one line keeps, before it is known who holds it."""
+
+    bytes_per_iteration: int
+    iterations_count: int
+    place: Place
+    keeps_graph: bool
+    swells: bool = False
+    """Whether it is one tensor that gets larger, and not more and more of them."""
+    loop: Loop | None = field(default=None, repr=False)
+    blocks: tuple[Block, ...] = field(default=(), repr=False)
+    """The earliest first."""
+
+
+def leaking(blocks: Iterable[Block], steps: Steps) -> list[Leak]:
+    """What lines keep of each iteration, and tensors that swell; the most bytes first. `blocks` may be gone by now.
+
+    A line's first iteration does not count, as in it gradients and states are made, and not its last one, whose results still have their
+    names.
+    """
+    by_source: dict[tuple[Place, Hashable], list[Block]] = defaultdict(list)
+    chains: dict[int, Block] = {}
+    for block in blocks:
+        if block.is_old or block.place is None:
+            continue
+        if block.chain is None:
+            by_source[block.place, block.source].append(block)
+        elif id(block.chain) not in chains or chains[id(block.chain)].born < block.born:
+            chains[id(block.chain)] = block
+    found = [leak for (place, source), made in by_source.items() if (leak := _kept(place, source, made, steps)) is not None]
+    found += [leak for block in chains.values() if (leak := _swelling(block, steps)) is not None]
+    return sorted(found, key=lambda leak: -leak.bytes_per_iteration)
+
+
+def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Leak | None:
+    ran = sorted(place.steps[source])
+    if len(ran) < _FEWEST:
+        return None
+    end = steps.clock_of(ran[0], ran[-1])
+    alive = [block for block in made if block.iteration and _is_there(block, end)]
+    inner = _inner(ran, {block.iteration for block in alive})
+    if not inner or _is_window(inner, made, steps, end):
+        return None
+    first, last = inner[0], inner[-1]
+    whole = any(not block.span.is_between for block in alive)
+    loop = steps.of(first) if whole else steps.around(first, last, len(inner) - 1)
+    times = sum(1 for _ in steps.seen(loop, first, last, whole=whole)) if loop is not None else 0
+    counted = set(inner[:-1])
+    size_bytes = sum(block.bytes for block in alive if block.iteration in counted)
+    return Leak(
+        bytes_per_iteration=round(size_bytes / max(1, times)),
+        iterations_count=0 if loop is None else len(loop.between(min(block.iteration for block in alive), loop.numbers[-1] + 1)),
+        place=place,
+        keeps_graph=any(category(block) == ACTIVATION for block in alive),
+        loop=loop,
+        blocks=(*(block for block in made if not block.iteration), *sorted(alive, key=lambda block: block.born)),
+    )
+
+
+def _inner(ran: list[int], kept: set[int]) -> list[int]:
+    """The iterations that count, in order, if what they made was kept; empty if it was not."""
+    inner = ran[1:-1]
+    if len(kept) >= _FEWEST and kept.issuperset(ran):
+        return ran
+    if len(kept.intersection(inner)) >= max(_FEWEST - 1, _MOST_PART * len(inner)):
+        return inner
+    late = [number for number in inner if number >= min(kept, default=0)]  # from where it began
+    return late if len(late) >= _FEWEST and kept.issuperset(late) else []
+
+
+def _is_window(inner: list[int], made: list[Block], steps: Steps, end: int) -> bool:
+    """Whether what was made before was kept as long, and then let go, as in a list with a limit, or one that is emptied at times."""
+    span = inner[-1] - inner[0]
+    return any(block.iteration and 0 < block.died <= end and steps.at(block.died) - block.iteration >= span for block in made)
+
+
+def _swelling(block: Block, steps: Steps) -> Leak | None:
+    """A tensor that was joined with something again and again, as ``hist = torch.cat([hist, x])`` does."""
+    chain = block.chain
+    if chain is None or block.place is None or len(chain.iterations) < _FEWEST:
+        return None
+    first, last = chain.iterations[0], block.iteration
+    loop = steps.around(first, last, len(chain.iterations) - 1)
+    goes_on = loop is not None and len(loop.between(last + 1, loop.numbers[-1] + 1)) <= 1
+    if loop is None or not goes_on or not _is_there(block, steps.clock_of(first, last)):
+        return None
+    return Leak(
+        bytes_per_iteration=round((block.bytes - chain.first_bytes) / max(1, len(loop.between(first + 1, last + 1)))),
+        iterations_count=len(loop.between(first, loop.numbers[-1] + 1)),
+        place=block.place,
+        keeps_graph=False,
+        swells=True,
+        loop=loop,
+        blocks=(block,),
+    )
+
+
+def _is_there(block: Block, clock: int) -> bool:
+    return not block.died or block.died > clock
+
+
+def repeated(blocks: Iterable[Block]) -> Iterator[Leak]:
+    """What lines keep where no model is called: then how often the line itself ran is what is counted."""
+    by_line: dict[Place, list[Block]] = defaultdict(list)
+    for block in blocks:
+        if not block.is_old and block.place is not None:
+            by_line[block.place].append(block)
+    for place, found in by_line.items():
+        times = _times(found)
+        if times >= _FEWEST and len(found) >= _MOST_PART * place.count:
+            yield Leak(
+                bytes_per_iteration=sum(block.bytes for block in found) // times,
+                iterations_count=times,
+                place=place,
+                keeps_graph=any(category(block) == ACTIVATION for block in found),
+                blocks=tuple(sorted(found, key=lambda block: block.born)),
+            )
+
+
+def _times(blocks: Collection[Block]) -> int:
+    """How often the largest was made."""
+    return Counter(block.bytes for block in blocks)[max(block.bytes for block in blocks)]

@@ -1,0 +1,82 @@
+"""Who keeps what: the variables that hold the blocks which outlived the cell, or which grow, and what to change."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.instruments.memtrace.census import ACTIVATION, OTHER, TEMPORARY
+from torchdebug_magics.instruments.memtrace.fixes import fix, root
+from torchdebug_magics.instruments.memtrace.report import Growth, Holder
+from torchdebug_magics.instruments.memtrace.sites import category
+from torchdebug_magics.probing.holders import find_holders
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.blocks import Block
+    from torchdebug_magics.instruments.memtrace.growth import Leak
+
+__all__ = ["Keepers", "grown", "holders"]
+
+_ASKED = 2000
+"""Storages asked for at most, the largest: a report shows a few."""
+_SHOWN = 20
+
+
+class Keepers:
+    """Paths of blocks, found by one walk over the namespace, the running calls and the modules."""
+
+    def __init__(self, blocks: Iterable[Block], extra_roots: Iterable[tuple[str, object]] = ()) -> None:
+        wanted = sorted(((block.ref.key, block) for block in blocks if block.ref is not None), key=lambda one: -one[1].bytes)[:_ASKED]
+        found = find_holders([key for key, _ in wanted], extra_roots=extra_roots) if wanted else None
+        self.is_whole = found is None or found.is_whole
+        paths: Mapping[int, str] = {} if found is None else found.paths
+        self._paths = {id(block): paths[key] for key, block in wanted if key in paths}
+
+    def path(self, blocks: Iterable[Block]) -> str:
+        """Of the first that has one."""
+        return next((self._paths[id(block)] for block in blocks if id(block) in self._paths), "")
+
+    def of(self, block: Block) -> str:
+        """Empty where no name leads to it."""
+        return self._paths.get(id(block), "")
+
+
+def holders(keepers: Keepers, blocks: Iterable[Block]) -> tuple[Holder, ...]:
+    """A row for each variable that holds some of the blocks, the most bytes first."""
+    by_root: dict[str, list[Block]] = defaultdict(list)
+    for block in blocks:
+        path = keepers.of(block)
+        if path:
+            by_root[root(path)].append(block)
+    rows = [_holder(keepers, found) for found in by_root.values()]
+    return tuple(sorted(rows, key=lambda row: -row.live_bytes)[:_SHOWN])
+
+
+def grown(
+    leak: Leak, holder: str, size_bytes: int, *, keeps_graph: bool, swells: bool, trains: bool, others: tuple[str, ...] = ()
+) -> Growth:
+    """What is said of a leak that adds `size_bytes` to that holder an iteration; `trains`: whether a backward pass runs in its loop."""
+    return Growth(
+        bytes_per_iteration=size_bytes,
+        iterations_count=leak.iterations_count,
+        location=leak.place.location,
+        holder=holder,
+        fix=fix(holder, keeps_graph=keeps_graph, swells=swells, trains=trains),
+        keeps_graph=keeps_graph,
+        others=others,
+    )
+
+
+def _holder(keepers: Keepers, blocks: Collection[Block]) -> Holder:
+    first = min(blocks, key=lambda block: block.born)
+    largest = max(blocks, key=lambda block: block.bytes)
+    path = keepers.of(first)
+    if len(blocks) > 1 and not any(category(block) in {ACTIVATION, OTHER, TEMPORARY} for block in blocks):
+        path = root(path)  # a model or an optimizer, as a whole
+    return Holder(
+        path=path,
+        variable=root(path),
+        live_bytes=sum(block.bytes for block in blocks),
+        location=largest.place.location if largest.place is not None else None,
+    )

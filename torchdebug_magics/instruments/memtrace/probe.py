@@ -1,0 +1,274 @@
+"""The memtrace probe: what torch calls while a cell is watched, and how the ledger is kept by it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._autograd import _get_sequence_nr
+
+from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.instruments.memtrace.blocks import Ledger
+from torchdebug_magics.instruments.memtrace.census import BUFFER, PARAMETER, Census, mark, mark_gradients, mark_state
+from torchdebug_magics.instruments.memtrace.conclude import Seen, concluded
+from torchdebug_magics.instruments.memtrace.devices import Devices
+from torchdebug_magics.instruments.memtrace.marks import MarkListener
+from torchdebug_magics.instruments.memtrace.phases import Phases
+from torchdebug_magics.instruments.memtrace.places import Places
+from torchdebug_magics.instruments.memtrace.process import ProcessMemory
+from torchdebug_magics.instruments.memtrace.report import LiveMemory
+from torchdebug_magics.instruments.memtrace.snapshot import Snapshot
+from torchdebug_magics.instruments.memtrace.steps import Steps
+from torchdebug_magics.instruments.memtrace.tracer import Tracer
+from torchdebug_magics.instruments.memtrace.watch import GrowthWatch
+from torchdebug_magics.machine.limits import Limits
+from torchdebug_magics.machine.memory_guard import MemoryGuard, guard_ratio
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.heap import given_out_bytes
+from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.modules import ModuleCalls, parts_of
+from torchdebug_magics.probing.outermost import OutermostCalls
+from torchdebug_magics.probing.tensors import tensors_in
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+    from pathlib import Path
+    from types import FrameType
+
+    from torchdebug_magics.instruments.memtrace.phases import Phase
+    from torchdebug_magics.instruments.memtrace.report import MemtraceReport
+    from torchdebug_magics.instruments.memtrace.reruns import Run
+
+__all__ = ["MemtraceProbe"]
+
+_SETTLED = 3
+"""Steps after which only those modules stay watched that were called by themselves."""
+
+
+class MemtraceProbe:
+    """See `memtrace`."""
+
+    def __init__(
+        self,
+        *,
+        light: bool = False,
+        every_step: bool = False,
+        guard: str | float | None = None,
+        snapshot: str | Path | None = None,
+        compare: bool = False,
+        runs: deque[Run] | None = None,
+    ) -> None:
+        if compare:
+            msg = "--compare watches no cell: write `%memtrace --compare a b` on a line of its own, for two reports kept with -o"
+            raise TorchDebugError(msg)
+        self._memory_guard = None if guard is None else MemoryGuard(guard_ratio(guard), Limits())
+        if self._memory_guard is not None:
+            self._memory_guard.refuse_if_passed()
+        self._is_light = light
+        self._runs: deque[Run] = deque() if runs is None else runs
+        self._guard = Guard()
+        self._snapshot = None if snapshot is None else Snapshot(snapshot, self._guard)
+        self._hooks = Hooks()
+        self._process = ProcessMemory(self._guard)
+        self._phases = Phases()
+        self._ledger = Ledger(self._phases.now)
+        self._places = Places()
+        self._devices = Devices(self._process)
+        self._marks = MarkListener(self._ledger)
+        self._outermost = OutermostCalls(self._hooks, self._guard, self._entered, self._left)
+        self._steps = Steps(given_out_bytes, every=every_step)
+        self._watch = GrowthWatch(self._ledger, self._steps, is_light=light)
+        self._tracer = Tracer(self._ledger, self._places, ModuleCalls((), self._hooks), self._guard)
+        self._follow = not light
+        """Whether the step that runs is followed."""
+        self._before: list[Phase] = []
+        """The phases in which those that run began."""
+        self._ran: dict[object, int] = {}
+        """By the line of a backward pass or an update: how many steps there were when it ran last."""
+        self._report: MemtraceReport | None = None
+
+    def attach(self, stack: ExitStack) -> None:
+        """Take the census, and follow what comes."""
+        gc.collect()
+        census = Census()
+        parts = parts_of(census.modules)
+        self._tracer = Tracer(
+            self._ledger, self._places, ModuleCalls([one for one in census.modules if id(one) not in parts], self._hooks), self._guard
+        )
+        self._tracer.adopt_all(census)
+        self._ledger.begin()
+        if self._snapshot is not None:
+            self._snapshot.attach(stack)
+        stack.push(self._ended)
+        self._process.attach(stack)
+        self._devices.start()
+        self._marks.attach(stack)
+        self._outermost.attach(stack, census.modules)
+        self._hooks.autograd_calls(stack, "backward", self._around_backward)
+        self._hooks.autograd_calls(stack, "grad", self._around_backward)
+        self._hooks.optimizer_steps(stack, self._before_update, self._after_update)
+        stack.callback(self._tracer.off)
+        self._resume()
+        if self._memory_guard is not None:
+            stack.enter_context(self._memory_guard.watching())
+
+    def sweep(self) -> None:
+        """Remove what an interrupt left."""
+        self._tracer.off()
+        self._process.stop()
+        self._marks.stop()
+        if self._snapshot is not None:
+            self._snapshot.stop()
+        self._hooks.sweep(self._outermost.modules())
+
+    def report(self) -> MemtraceReport:
+        """What was found."""
+        if self._report is None:
+            self._report = self._guard.run("the report on what was seen", self._concluded, None)
+        if self._report is None:
+            raise AssertionError(self._guard.problems)
+        return self._report
+
+    def live(self) -> LiveMemory | None:
+        """The gauges and the ledger now; any thread may ask."""
+        gauges = self._process.gauges()
+        total = self._ledger.total
+        return None if gauges is None else LiveMemory(total.now_bytes, total.peak_bytes, self._phases.now.phase, self._steps.count, gauges)
+
+    def kept(self) -> dict[str, object]:
+        """Nothing is kept."""
+        return {}
+
+    # Phases --------------------------------------------------------------------------------------------------------------------------
+
+    def _begin(self, phase: Phase) -> None:
+        self._ledger.span = self._phases.enter(phase, at=self._ledger.clock, keeps_graph=torch.is_grad_enabled())
+
+    def _start(self, phase: Phase) -> None:
+        self._before.append(self._phases.now.phase)
+        self._begin(phase)
+        if not self._follow:
+            self._tracer.off()
+
+    def _stop(self) -> None:
+        self._begin(self._before.pop() if self._before else "other")
+        if not self._before:
+            self._resume()
+
+    def _resume(self) -> None:
+        """Between the phases all is followed: it is little, and not known beforehand."""
+        if not self._is_light:
+            self._tracer.on()
+
+    def _entered(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._guard.run("the look at a model call", self._call_begins, module, args, kwargs)
+
+    def _left(self, _module: torch.nn.Module, _output: Any) -> None:
+        if torch._C._current_graph_task_id() == -1:
+            self._guard.run("the look at a model's return", self._stop)
+
+    def _call_begins(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            return  # a checkpoint, in the middle of a backward pass
+        if not self._before:
+            self._step_of(module, args, kwargs)
+        self._start("forward")
+        self._ledger.span.model = id(module)
+
+    def _step_of(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        size = sum(tensor.numel() for tensor in tensors_in((args, kwargs)) if not tensor.is_nested)
+        self._step(id(module), self._places.user_frame(sys._getframe()), size)
+        if self._steps.count == _SETTLED:
+            self._outermost.settle()
+        if self._follow:
+            mark(self._ledger, module.parameters(), PARAMETER)
+            mark(self._ledger, module.buffers(), BUFFER)
+
+    def _step_without_model(self) -> None:
+        """A backward pass or an update begins one, if no model was called since it ran last from the same line.
+
+        So it is where the model is only functions, or compiled, or must not carry a hook.
+        """
+        if self._before:
+            return
+        frame = self._places.user_frame(sys._getframe())
+        line = (frame.f_code, frame.f_lasti) if frame is not None else None
+        if self._ran.get(line, 0) == self._steps.count:
+            self._step(0, frame, 0)
+        self._ran[line] = self._steps.count
+
+    def _step(self, of: int, frame: FrameType | None, size: int) -> None:
+        key = of, *((frame.f_code, frame.f_lasti) if frame is not None else ())
+        was_followed = self._follow
+        again, self._tracer.swells = self._tracer.swells, False
+        follows = self._steps.begin(key, self._places.here(frame), size, _get_sequence_nr(), self._ledger.clock, again=again)
+        self._follow = follows and not self._is_light
+        self._tracer.iteration = self._steps.count
+        if self._follow and not was_followed:
+            self._tracer.adopt_all(Census())
+        if was_followed and not self._follow and not self._ledger.counted_from:
+            self._ledger.counted_from = self._ledger.clock
+        self._guard.run("the look for growth", self._watch.begins)
+
+    def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if torch._C._current_graph_task_id() != -1 or not self._outermost.is_ours():
+            return original(*args, **kwargs)
+        self._guard.run("the look before a backward pass", self._before_backward)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._guard.run("the look after a backward pass", self._stop)
+
+    def _before_backward(self) -> None:
+        self._step_without_model()
+        self._steps.trains()
+        self._start("backward")
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        if not self._outermost.is_ours():
+            return
+        self._guard.run("the look for a step", self._step_without_model)
+        if self._follow:
+            self._guard.run("the look at gradients", mark_gradients, self._ledger, _parameters(optimizer))
+        self._guard.run("the look before an update", self._start, "optimizer")
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        if not self._outermost.is_ours():
+            return
+        if self._follow:
+            self._guard.run("the look at an optimizer's state", mark_state, self._ledger, optimizer)
+        self._guard.run("the look after an update", self._stop)
+
+    # The end -------------------------------------------------------------------------------------------------------------------------
+
+    def _ended(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._report = self._guard.run("the end of the trace", self._concluded, error)
+        self._ledger.close()
+
+    def _concluded(self, error: BaseException | None) -> MemtraceReport:
+        self._begin("other")
+        self._watch.ends()
+        seen = Seen(
+            ledger=self._ledger,
+            tracer=self._tracer,
+            phases=self._phases,
+            steps=self._steps,
+            watch=self._watch,
+            process=self._process,
+            devices=self._devices,
+            marks=self._marks,
+            snapshot=self._snapshot,
+            runs=self._runs,
+            interrupts=() if self._memory_guard is None else self._memory_guard.interrupts,
+            guard=self._guard,
+            is_light=self._is_light,
+        )
+        return concluded(seen, error)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [one for group in optimizer.param_groups for one in group["params"]]

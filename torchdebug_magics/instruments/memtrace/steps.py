@@ -1,0 +1,161 @@
+"""Which steps of a loop are followed op by op: the first ones, and any of which a cheap counter says something new."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.places import Place
+
+__all__ = ["FIRST_STEPS", "Loop", "Steps"]
+
+FIRST_STEPS = 4
+"""Followed of each loop; of these the first makes gradients and optimizer states, and the others tell whether anything grows."""
+_AGAIN = 4
+"""Steps followed after the counter has told something new: as many as tell whether it goes on."""
+_NOISE_BYTES = 16 << 10
+"""By which the heap of a process goes up and down from step to step, without any tensor."""
+_UNKNOWN = -1
+
+
+@dataclass
+class Loop:
+    """The calls of one model from one place of a line: its steps' numbers, and what a counter told at the beginning of each."""
+
+    place: Place | None
+    numbers: array[int] = field(default_factory=lambda: array("q"))
+    """Of its steps, among those of all loops."""
+    heap: array[int] = field(default_factory=lambda: array("q"))
+    """Bytes that the process, or the GPU's allocator, had given out; `_UNKNOWN` where the system does not tell."""
+    nodes_per_step: int = 0
+    """Autograd nodes made in one step, at most."""
+    largest: int = 0
+    """Elements of the largest input so far."""
+    follow: int = FIRST_STEPS
+    """How many more steps are followed."""
+    usual_bytes: int = 0
+    """By how much the heap grows in each step, as the followed ones told."""
+    noise_bytes: int = _NOISE_BYTES
+    _nodes: int = 0
+    """Made since the start of the process, at its latest step."""
+
+    @property
+    def count(self) -> int:
+        """Steps begun."""
+        return len(self.numbers)
+
+    def between(self, first: int, last: int) -> array[int]:
+        """The numbers of its steps from `first` to the one before `last`."""
+        return self.numbers[bisect_left(self.numbers, first) : bisect_left(self.numbers, last)]
+
+    def heap_growth(self) -> list[int]:
+        """By how much the heap grew from each step to the next, as far as it is known."""
+        return [later - earlier for earlier, later in pairwise(self.heap) if _UNKNOWN not in {earlier, later}]
+
+    def begins(self, number: int, heap_bytes: int | None, nodes: int) -> None:
+        """One more step."""
+        if self.numbers:
+            self.nodes_per_step = max(self.nodes_per_step, nodes - self._nodes)
+        self._nodes = nodes
+        self.numbers.append(number)
+        self.heap.append(_UNKNOWN if heap_bytes is None else heap_bytes)
+
+
+class Steps:
+    """Decides at each call of a model whether the step that begins is followed."""
+
+    def __init__(self, heap: Callable[[], int | None], *, every: bool = False) -> None:
+        self.loops: dict[Hashable, Loop] = {}
+        self.followed: set[int] = set()
+        """Numbers of the steps that were followed."""
+        self.count = 0
+        """Steps begun, of all loops."""
+        self._trained = array("q")
+        """Numbers of the steps with a backward pass."""
+        self._clocks = array("q")
+        """Events of the ledger before each step."""
+        self._heap = heap
+        self._every = every
+        self._whole = True
+        """Whether the step that runs is followed whole."""
+
+    def begin(self, key: Hashable, place: Place | None, size: int, nodes: int, clock: int, *, again: bool = False) -> bool:
+        """A step of the loop `key` begins, with an input of `size` elements; whether to follow it.
+
+        `again`: because the one before has shown something that must be followed to its end.
+        """
+        loop = self.loops.setdefault(key, Loop(place))
+        heap_bytes = self._heap()
+        self._learn(loop, heap_bytes)
+        self.count += 1
+        loop.begins(self.count, heap_bytes, nodes)
+        self._clocks.append(clock)
+        if size > loop.largest:
+            loop.follow, loop.largest = max(loop.follow, 1), size
+        follow = self._every or again or heap_bytes is None or loop.follow > 0
+        loop.follow -= follow and loop.follow > 0
+        if follow:
+            self.followed.add(self.count)
+        self._whole = follow
+        return follow
+
+    def trains(self) -> None:
+        """A backward pass begins."""
+        if not self._trained or self._trained[-1] != self.count:
+            self._trained.append(self.count)
+
+    def is_training(self, loop: Loop | None) -> bool:
+        """Whether there was a backward pass between the first and the last step of that loop; of any, where it is None."""
+        if loop is None or not loop.count:
+            return bool(self._trained)
+        at = bisect_left(self._trained, loop.numbers[0])
+        return at < len(self._trained) and self._trained[at] <= loop.numbers[-1]
+
+    @property
+    def main(self) -> Loop | None:
+        """The loop that went round most often."""
+        return max(self.loops.values(), key=lambda loop: loop.count, default=None)
+
+    def of(self, number: int) -> Loop | None:
+        """The loop of that step."""
+        return next((loop for loop in self.loops.values() if loop.between(number, number + 1)), None)
+
+    def around(self, first: int, last: int, times: int) -> Loop | None:
+        """The loop that goes round with something that happened `times` times, from step `first` to before step `last`.
+
+        Of several, the one that went round least often in that time, and not less often than it happened.
+        """
+        counts = [(len(loop.between(first, last)), at, loop) for at, loop in enumerate(self.loops.values())]
+        enough = [one for one in counts if one[0] >= times]
+        return min(enough)[2] if enough else max(counts)[2] if counts else None
+
+    def clock_of(self, first: int, last: int) -> int:
+        """Events before the last step of all loops that went round between step `first` and step `last`: what is there then, was kept."""
+        inside = (loop.numbers[-1] for loop in self.loops.values() if len(loop.between(first, last + 1)))
+        return self._clocks[max(inside, default=last) - 1]
+
+    def at(self, clock: int) -> int:
+        """The step in which an event of the ledger was."""
+        return bisect_left(self._clocks, clock)
+
+    def seen(self, loop: Loop, first: int, last: int, *, whole: bool) -> Iterator[int]:
+        """Its steps in that time; where `whole`, those that were followed."""
+        return (number for number in loop.between(first, last) if not whole or number in self.followed)
+
+    def _learn(self, loop: Loop, heap_bytes: int | None) -> None:
+        if not loop.heap or heap_bytes is None or loop.heap[-1] == _UNKNOWN:
+            return
+        grown = heap_bytes - loop.heap[-1]
+        surprise = abs(grown - loop.usual_bytes)
+        if loop.count < FIRST_STEPS:
+            loop.usual_bytes = grown
+        elif surprise > loop.noise_bytes + abs(loop.usual_bytes) // 8:
+            if self._whole:  # it was followed: whatever it was is known, and no reason to look again
+                loop.usual_bytes, loop.noise_bytes = grown, max(loop.noise_bytes, 2 * surprise)
+            else:
+                loop.follow = max(loop.follow, _AGAIN)

@@ -1,0 +1,176 @@
+"""Follows ops: whose storage is new, which line and module asked for it, and in which phase."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from contextlib import ExitStack
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from torchdebug_magics.instruments.memtrace.blocks import Block, Chain, Ledger
+from torchdebug_magics.instruments.memtrace.census import ACTIVATION, Census
+from torchdebug_magics.instruments.memtrace.refused import OutOfMemory, refused_bytes
+from torchdebug_magics.probing.dispatch import ResultListener
+from torchdebug_magics.probing.storages import owner_of, storages
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.places import Place, Places
+    from torchdebug_magics.probing.guard import Guard
+    from torchdebug_magics.probing.modules import ModuleCalls
+
+__all__ = ["Tracer"]
+
+_MADE_ELSEWHERE = ("aten.lift_fresh", "aten.set_", "aten.detach_copy")
+"""Ops whose result was made by torch just before, where no mode sees it: ``torch.tensor(...)``, ``torch.load``."""
+_JOINS = frozenset({torch.ops.aten.cat.default, torch.ops.aten.constant_pad_nd.default})
+"""By which a tensor is made that holds an older one, and more: ``vstack`` and the like come to it, too."""
+
+
+class Tracer:
+    """Keeps the ledger while it is `on`."""
+
+    def __init__(self, ledger: Ledger, places: Places, calls: ModuleCalls, guard: Guard) -> None:
+        self.ledger = ledger
+        self.is_on = False
+        self.ops_count = 0
+        self.borrowed_bytes = 0
+        """Of other libraries' memory that tensors were made of (``from_numpy``)."""
+        self.mapped_bytes = 0
+        """Of mapped files."""
+        self.iteration = 0
+        self.swells = False
+        """Whether a tensor has become larger inside a call, where the next step is seen only if it is followed."""
+        self.out_of_memory: OutOfMemory | None = None
+        """The last time that memory was refused."""
+        self._places = places
+        self._calls = calls
+        self._guard = guard
+        self._lent: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
+        self._below = len(_get_current_dispatch_mode_stack())
+        """Modes that were there before."""
+        self._stack = ExitStack()
+
+    def on(self) -> None:
+        """Follow ops from here."""
+        if not self.is_on:
+            self.is_on = True
+            self._calls.attach(self._stack)
+            listener = ResultListener(self._seen, self._raised, self._calls.hooks)
+            listener.put(self._below)
+            self._stack.callback(listener.take)
+
+    def off(self) -> None:
+        """Follow none; what is alive is followed to its death all the same."""
+        if self.is_on:
+            self.is_on = False
+            self._stack.close()
+
+    def adopt_all(self, census: Census) -> None:
+        """Take all that is alive and not yet known into the ledger."""
+        for storage, role in census.storages():
+            if self.ledger.known(storage) is None and (block := self._adopt(storage)) is not None:
+                block.role = role
+        census.mark(self.ledger)
+
+    def _seen(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        try:
+            self.ops_count += 1
+            in_backward = torch._C._current_graph_task_id() != -1
+            if not in_backward and self._places.has_new_node():
+                self._places.made(self._places.here(sys._getframe()), self._module())
+            if isinstance(result, torch.Tensor):
+                self._look(func, result, in_backward=in_backward)
+                if func in _JOINS and args:
+                    self._join(args[0], result)
+            elif isinstance(result, (tuple, list)):
+                for one in result:
+                    if isinstance(one, torch.Tensor):
+                        self._look(func, one, in_backward=in_backward)
+        except Exception as error:  # noqa: BLE001 - as the guard, without the cost of a call for every op
+            self._guard.note(f"following an op failed: {type(error).__name__}: {error}")
+
+    def _look(self, func: Any, tensor: torch.Tensor, *, in_backward: bool) -> None:
+        for storage in storages(tensor):
+            if self.ledger.known(storage) is None:
+                if _gives_new_memory(func):
+                    self._add(func, storage, in_backward=in_backward)
+                else:
+                    self._adopt(storage)
+
+    def _add(self, func: Any, storage: torch.UntypedStorage, *, in_backward: bool) -> None:
+        if storage._cdata in self._lent or self._is_lent(storage):
+            return
+        place, module, role = self._asked(in_backward=in_backward)
+        block = Block(storage.nbytes(), str(storage.device), self.ledger.span, place, module)
+        block.role, block.iteration = role, self.iteration
+        if place is not None:
+            if self.iteration:
+                place.steps[block.source].add(self.iteration)
+            place.count += 1
+        self.ledger.op = str(func)
+        self.ledger.add(storage, block)
+
+    def _join(self, parts: Any, whole: torch.Tensor) -> None:
+        """Whether what was joined is larger by what the same line joined to it before."""
+        joined = self.ledger.known(whole.untyped_storage())
+        if joined is None or joined.place is None or joined.chain is not None:
+            return
+        for part in parts if isinstance(parts, (list, tuple)) else (parts,):
+            before = next((self.ledger.known(storage) for storage in storages(part)), None)
+            if before is not None and before.place is joined.place and before is not joined:
+                joined.chain = before.chain or Chain(before.bytes, [before.iteration])
+                joined.chain.grew(joined.iteration)
+                self.swells |= not self.ledger.span.is_between
+                return
+
+    def _asked(self, *, in_backward: bool) -> tuple[Place | None, str, str]:
+        """(line, module, role) of the op that runs; in a backward pass, those of the forward's op that it is the slope of."""
+        module = self._module()
+        if in_backward and not module:
+            made = self._places.of_node()
+            if made is not None:
+                return *made, ""
+            return self._places.here(sys._getframe()), "", ""
+        role = ACTIVATION if in_backward and torch.is_grad_enabled() else ""  # a checkpoint runs the forward again
+        return self._places.here(sys._getframe()), module, role
+
+    def _adopt(self, storage: torch.UntypedStorage) -> Block | None:
+        """One that no op was seen to make."""
+        if storage._cdata in self._lent or self._is_lent(storage):
+            return None
+        block = Block(storage.nbytes(), str(storage.device), self.ledger.span, None, "")
+        block.iteration = self.iteration
+        self.ledger.op = ""
+        return self.ledger.add(storage, block)
+
+    def _is_lent(self, storage: torch.UntypedStorage) -> bool:
+        owner = owner_of(storage)
+        if owner == "torch":
+            return False
+        self._lent[storage._cdata] = storage
+        if owner == "file":
+            self.mapped_bytes += storage.nbytes()
+        else:
+            self.borrowed_bytes += storage.nbytes()
+        return True
+
+    def _module(self) -> str:
+        call = self._calls.current
+        return "" if call is None else call.path or call.type
+
+    def _raised(self, func: Any, error: BaseException) -> None:
+        if isinstance(error, (RuntimeError, MemoryError)) and (size_bytes := refused_bytes(error)) is not None:
+            asked = self._guard.run("the look at a refused op", self._asked, in_backward=torch._C._current_graph_task_id() != -1)
+            place, module, _ = asked or (None, "", "")
+            alive = tuple(self.ledger.live.values())
+            self.out_of_memory = OutOfMemory(id(error), size_bytes, str(func), module, place, self.ledger.span, self.iteration, alive)
+
+
+@cache
+def _gives_new_memory(func: Any) -> bool:
+    """Whether what an op returns is its own, by its schema; the others return a view, or what they were given."""
+    return str(func).startswith(_MADE_ELSEWHERE) or not any(one.alias_info is not None for one in func._schema.returns)

@@ -1,0 +1,110 @@
+"""The verdict of a trace: one sentence on what to change, or on how much was held and by what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.format import byte_size, count, plural
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.report import GraphGrowth, Growth, MemtraceReport, Oom, Phase
+
+__all__ = ["finding", "many"]
+
+_NODE_BYTES = 500
+"""About what an autograd node takes."""
+_WHEN: Mapping[Phase, str] = {
+    "forward": " in the forward pass",
+    "loss": " in the loss",
+    "backward": " in the backward pass",
+    "optimizer": " in the optimizer's step",
+    "other": "",
+}
+
+
+def finding(report: MemtraceReport) -> str:
+    """What is worst first."""
+    if report.oom is not None:
+        return _refused(report.oom)
+    for growth, said in ((report.growth, _grows), (report.rerun_growth, _grows_by_run)):
+        if growth is not None and not _is_outgrown(growth, report.graph_growth):
+            return said(growth)
+    if report.graph_growth is not None:
+        return _graph_grows(report.graph_growth)
+    return f"{_peaked_light(report) if report.is_light else _peaked(report)}; {_left(report)}"
+
+
+def _is_outgrown(growth: Growth, graph: GraphGrowth | None) -> bool:
+    """Whether the nodes of a graph that somebody else keeps take more."""
+    return graph is not None and not growth.keeps_graph and growth.bytes_per_iteration < _NODE_BYTES * graph.nodes_per_iteration
+
+
+def _refused(oom: Oom) -> str:
+    asked = f"{byte_size(oom.asked_bytes)} were" if oom.asked_bytes else "memory was"
+    where = f" · {oom.location}: `{oom.location.source}`" if oom.location is not None else ""
+    first = max(oom.by_category, key=lambda name: oom.by_category[name], default="")
+    most = f", {byte_size(oom.by_category[first])} of them {many(first)}" if first else ""
+    help_ = f" · helps most: {oom.best.what} (saves {byte_size(oom.best.saved_bytes)})" if oom.best is not None else ""
+    return f"out of memory: {asked} refused {_reason(oom)}{where} · {byte_size(oom.live_bytes)} were alive{most}{help_}"
+
+
+def _reason(oom: Oom) -> str:
+    if oom.kind == "fragmentation":
+        return f"though {byte_size(oom.unused_reserved_bytes)} are reserved and unused"
+    if oom.kind == "leak":
+        return f"in iteration {oom.iteration:,}, as memory has grown until then"
+    if oom.iteration > 1:
+        return f"in iteration {oom.iteration:,}, though nothing grew: this step asks for more than those before"
+    return "in the first iteration: the step itself is too large" if oom.iteration else "at once: this is too large"
+
+
+def _grows(growth: Growth) -> str:
+    return f"grows by {byte_size(growth.bytes_per_iteration)} each iteration ({growth.iterations_count:,} so far){_why(growth)}"
+
+
+def _grows_by_run(growth: Growth) -> str:
+    return f"each run of this cell leaves {byte_size(growth.bytes_per_iteration)} more{_why(growth)}"
+
+
+def _why(growth: Growth) -> str:
+    where = f" · {growth.location}: `{growth.location.source}`" if growth.location is not None else ""
+    kept = f" · kept by `{growth.holder}`" if growth.holder else " · no variable was found that keeps it"
+    fix = f" · fix: {growth.fix}" if growth.fix else ""
+    fix += f" · also growing: {', '.join(f'`{one}`' for one in growth.others)}" if growth.others else ""
+    return f"{where}{kept}{fix}"
+
+
+def _graph_grows(growth: GraphGrowth) -> str:
+    kept = f" · kept by `{growth.holder}`" if growth.holder else ""
+    return f"the graph grows by {plural(growth.nodes_per_iteration, 'node')} each iteration{kept} · fix: {growth.fix}"
+
+
+def _peaked(report: MemtraceReport) -> str:
+    peak = report.peak
+    shares = sorted(((size, name) for name, size in peak.by_category.items() if size), reverse=True)
+    most = ", ".join(f"{many(name)} {byte_size(size)}" for size, name in shares[:3])
+    where = f" · {peak.location}" if peak.location is not None else ""
+    when = _WHEN[peak.phase] if report.peak_bytes > report.start_bytes else " at the start of the cell"
+    return f"peak {byte_size(report.peak_bytes)}{when}{where}" + (f" ({most})" if most else "")
+
+
+def _peaked_light(report: MemtraceReport) -> str:
+    return "the peak is not known" if report.rss_peak_bytes is None else f"the process held at most {byte_size(report.rss_peak_bytes)}"
+
+
+def _left(report: MemtraceReport) -> str:
+    if report.net_bytes == 0:
+        return "nothing is left of it: no growth"
+    change = f"{byte_size(abs(report.net_bytes))} {'more' if report.net_bytes > 0 else 'less'} than before the cell"
+    held = report.holders[0].variable if report.holders and report.net_bytes > 0 else ""
+    steps = f"; no growth over {count(report.steps_count)} steps" if report.steps_count > 1 else ""
+    return f"{change}{f', most of it in `{held}`' if held else ''}{steps}"
+
+
+def many(category: str) -> str:
+    """The category in words, as of many tensors."""
+    return {
+        "parameter": "parameters", "gradient": "gradients", "optimizer state": "optimizer state", "activation": "activations",
+        "buffer": "buffers", "temporary": "temporaries", "other": "other tensors",
+    }.get(category, category)  # fmt: skip

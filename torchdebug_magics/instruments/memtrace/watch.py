@@ -1,0 +1,173 @@
+"""Watches a loop for growth while it runs, as what a function keeps is gone when the cell is over."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from torch._C._autograd import _get_sequence_nr
+
+from torchdebug_magics.instruments.memtrace.census import Census
+from torchdebug_magics.instruments.memtrace.counted import fastest, grown_by_counter, kept_most, rate_bytes
+from torchdebug_magics.instruments.memtrace.fixes import collection, graph_fix
+from torchdebug_magics.instruments.memtrace.growth import LEAST_BYTES, leaking, repeated
+from torchdebug_magics.instruments.memtrace.keepers import Keepers, grown
+from torchdebug_magics.instruments.memtrace.report import GraphGrowth
+from torchdebug_magics.probing.holders import count_graph_nodes, find_holders
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.blocks import Block, Ledger
+    from torchdebug_magics.instruments.memtrace.counted import Kept
+    from torchdebug_magics.instruments.memtrace.growth import Leak
+    from torchdebug_magics.instruments.memtrace.places import Place
+    from torchdebug_magics.instruments.memtrace.report import Growth
+    from torchdebug_magics.instruments.memtrace.steps import Steps
+
+__all__ = ["GrowthWatch"]
+
+_LOOKS_AT = frozenset({5, 8, 13, 21, 34, 55, 89, 233, 610, 1597})
+"""Steps at whose beginning it is looked who holds what seems to grow: no multiples of each other, so that nothing that is emptied at times
+is always met full."""
+_LATEST_LIGHT_LOOK = 40
+_LEAST_NODE_BYTES = 256
+"""An autograd node takes some hundred bytes."""
+_FEWEST = 3
+"""Iterations from which one may speak of growth."""
+_LARGE_BYTES = 1 << 10
+_LARGE_PART = 0.25
+"""What is less than both, an iteration and in all, is data that one wants to keep."""
+_IS_KEPT_BY_DESIGN = ("grad_fn", "hook", "<closure", "cache")
+"""Where no model is called, a list of tensors is what was wanted; a graph, a hook and a cache are kept unseen."""
+_BOUNDED = ("['old_dirs']", "['old_stps']", "['ro']")
+"""The history of L-BFGS, which has a limit."""
+
+
+class GrowthWatch:
+    """Of one cell."""
+
+    def __init__(self, ledger: Ledger, steps: Steps, *, is_light: bool = False) -> None:
+        self._ledger = ledger
+        self._steps = steps
+        self._is_light = is_light
+        self._since = _get_sequence_nr()
+        """Autograd nodes with a lower number were there before."""
+        self._kept: Kept | None = None
+        """Where no op is followed: what seemed to grow, while the loop ran."""
+        self._paths: dict[Place, str] = {}
+        """Who held what seemed to grow, while the loop ran."""
+        self._nodes: list[tuple[int, dict[str, int]]] = []
+        """(step, nodes of graphs by the variable that holds them)."""
+        self._ended = 0
+        """Events until the end of the cell."""
+
+    def begins(self) -> None:
+        """A step begins."""
+        if self._steps.count not in _LOOKS_AT:
+            return
+        if self._is_light:
+            self._look_lightly()
+        leaks = [leak for leak in leaking(self._ledger.live.values(), self._steps) if leak.place not in self._paths]
+        if leaks:
+            keepers = Keepers(block for leak in leaks for block in leak.blocks)
+            self._paths.update((leak.place, keepers.path(leak.blocks)) for leak in leaks if keepers.path(leak.blocks))
+        main = self._steps.main
+        if main is not None and main.usual_bytes >= _LEAST_NODE_BYTES:
+            self._nodes.append((self._steps.count, count_graph_nodes(self._since)))
+
+    def ends(self) -> None:
+        """The cell is over; what only the collector finds from here on, nobody kept."""
+        self._ended = self._ledger.clock
+
+    def _look_lightly(self) -> None:
+        loop = fastest(self._steps.loops.values())
+        if loop is None or loop.count > _LATEST_LIGHT_LOOK:
+            return
+        found = {storage._cdata: storage for storage, _ in Census().storages() if self._ledger.known(storage) is None}
+        paths = find_holders(found).paths
+        pieces = ((storage.nbytes(), paths.get(key, "")) for key, storage in found.items())
+        self._kept = kept_most(pieces, rate_bytes(loop) * loop.count) or self._kept
+
+    def found(self, made: Sequence[Block], keepers: Keepers, peak_bytes: int) -> tuple[Growth | None, GraphGrowth | None]:
+        """What grew until the last step; `made` is what is still there, `peak_bytes` what it is measured by."""
+        if self._is_light and self._steps.count:
+            return self._found_lightly(made, keepers)
+        if not self._steps.count:
+            named = [(leak, keepers.path(leak.blocks)) for leak in repeated(made)]
+            named = [one for one in named if any(word in one[1].lower() for word in _IS_KEPT_BY_DESIGN)]
+        else:
+            leaks = leaking(self._followed(made), self._steps)
+            # As the user knows it: after an error, its traceback holds all.
+            named = [(leak, self._paths.get(leak.place) or keepers.path(leak.blocks)) for leak in leaks]
+        graph = self._graph_growth([path for _, path in named])
+        return self._growth(named, graph, peak_bytes), graph
+
+    def _found_lightly(self, made: Sequence[Block], keepers: Keepers) -> tuple[Growth | None, GraphGrowth | None]:
+        loop = fastest(self._steps.loops.values())
+        kept = None
+        if loop is not None:
+            pieces = ((block.bytes, keepers.of(block)) for block in made)
+            kept = kept_most(pieces, rate_bytes(loop) * loop.count) or self._kept
+        graph = self._graph_growth([] if kept is None else [kept[0]])
+        return grown_by_counter(loop, kept, trains=self._steps.is_training(loop)), graph
+
+    def _growth(self, named: Sequence[tuple[Leak, str]], graph: GraphGrowth | None, peak_bytes: int) -> Growth | None:
+        named = [one for one in named if not any(word in one[1] for word in _BOUNDED)]
+        if not named:
+            return None
+        first, path = max(named, key=lambda one: one[0].bytes_per_iteration)
+        together = [leak for leak, other in named if collection(other) == collection(path)]
+        through_graph = any("grad_fn" in other for _, other in named if collection(other) == collection(path))
+        size_bytes = sum(leak.bytes_per_iteration for leak in together)
+        others = {collection(other) for leak, other in named if other and leak.bytes_per_iteration >= LEAST_BYTES} - {collection(path)}
+        has_graph = graph is not None and path.startswith(graph.holder)
+        keeps_graph = through_graph or has_graph or (not path and any(leak.keeps_graph for leak in together))
+        is_little = size_bytes < _LARGE_BYTES and size_bytes * first.iterations_count < _LARGE_PART * peak_bytes
+        if size_bytes < LEAST_BYTES or (is_little and not keeps_graph):
+            return None
+        return grown(
+            first,
+            path,
+            size_bytes,
+            keeps_graph=keeps_graph,
+            swells=any(leak.swells for leak in together),
+            trains=self._steps.is_training(first.loop),
+            others=tuple(sorted(others)),
+        )
+
+    def _followed(self, made: Sequence[Block]) -> Iterable[Block]:
+        """With those that are gone by now: a function that held them may have returned, and how long they lived tells of windows."""
+        known = {id(block): block for block in (*made, *self._ledger.events) if not block.is_old}
+        return (block for block in known.values() if block.died <= self._ended)
+
+    def _graph_growth(self, paths: Collection[str]) -> GraphGrowth | None:
+        main = self._steps.main
+        if main is None or main.count < _FEWEST:
+            return None
+        self._nodes.append((self._steps.count + 1, count_graph_nodes(self._since)))
+        known = {path for _, nodes in self._nodes for path in nodes}
+        per_step, path = max(((self._nodes_per_step(path), path) for path in known), default=(0.0, ""))
+        if not per_step:
+            return None
+        return GraphGrowth(
+            nodes_per_iteration=round(per_step * self._steps.count / main.count),
+            iterations_count=main.count,
+            holder=path,
+            fix=graph_fix(path, is_collection=self._is_light or any(other.startswith(f"{path}[") for other in paths)),
+        )
+
+    def _nodes_per_step(self, path: str) -> float:
+        """0 where a graph does not grow from look to look: one step's own is always there, and some are cut off at times."""
+        main = self._steps.main
+        looks = [(at, nodes.get(path, 0)) for at, nodes in self._nodes]
+        if not looks[-1][1] and "() local " in path:
+            looks.pop()  # the function has returned
+        while looks and not looks[0][1]:
+            looks.pop(0)
+        if main is None or not looks or looks[-1][1] <= 2 * main.nodes_per_step:
+            return 0
+        if len(looks) == 1:
+            return looks[0][1] / (looks[0][0] - 1) if main.usual_bytes >= _LEAST_NODE_BYTES else 0
+        rates = [(many - few) / (later - earlier) for (earlier, few), (later, many) in pairwise(looks)]
+        mean = (looks[-1][1] - looks[0][1]) / (looks[-1][0] - looks[0][0])
+        return mean if min(rates) > mean / 2 else 0

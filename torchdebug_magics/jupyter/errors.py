@@ -1,0 +1,42 @@
+"""While a session is open, the errors of its cell are shown as they would be without it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torchdebug_magics.tracebacks import without_ours
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+__all__ = ["PlainTracebacks"]
+
+
+class PlainTracebacks:
+    """Stands where a shell keeps its handler of custom exceptions: the one place that is asked before a traceback is drawn."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell: Any = shell
+        self._before: tuple[Any, Any] | None = None
+        self._handler = self._show  # kept, so that it can be recognised
+
+    def begin(self) -> None:
+        """From now on; harmless the second time."""
+        if self._before is None:
+            self._before = self._shell.custom_exceptions, self._shell.CustomTB
+            self._shell.custom_exceptions, self._shell.CustomTB = (Exception,), self._handler
+
+    def end(self) -> None:
+        """As before, unless somebody else has set a handler since."""
+        if self._before is not None and self._shell.CustomTB is self._handler:
+            self._shell.custom_exceptions, self._shell.CustomTB = self._before
+        self._before = None
+
+    def _show(self, kind: type[BaseException], error: BaseException, _trace: TracebackType | None, tb_offset: int | None = None) -> Any:
+        without_ours(error)
+        handled, handler = self._before or ((), None)
+        if handler is not None and isinstance(error, handled):
+            return handler(kind, error, error.__traceback__, tb_offset)
+        return self._shell.showtraceback((kind, error, error.__traceback__), running_compiled_code=True)

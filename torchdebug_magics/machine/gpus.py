@@ -1,0 +1,156 @@
+"""What the NVIDIA driver tells of the GPUs that torch would see. No CUDA context is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+__all__ = ["Gpu", "Gpus"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, or one MIG instance, as it is now."""
+
+    name: str
+    uuid: str
+    used_bytes: int
+    """By all processes, and by the driver itself."""
+    total_bytes: int
+    processes: tuple[tuple[int, int | None], ...] | None
+    """(pid, bytes), as the driver numbers processes: inside a container, by other numbers than ours. None where it does not tell."""
+
+    @property
+    def others_bytes(self) -> int | None:
+        """What other processes use, if this one uses the GPU; None where the driver's list does not tell them from us."""
+        if self.processes is None:
+            return None
+        own = [pid for pid, _ in self.processes if pid == os.getpid()]
+        others = [size_bytes for pid, size_bytes in self.processes if not own or pid not in own]
+        if not own and len(others) == 1:  # in a container: one process alone is ours
+            return 0
+        return None if not own or None in others else sum(size_bytes or 0 for size_bytes in others)
+
+
+class Gpus:
+    """Opens the driver's library once; each reading is then two calls a GPU. Every error of the library becomes `problem`, in one line."""
+
+    def __init__(self) -> None:
+        self.problem = ""
+        """Why there is nothing to be seen, or not all of it."""
+        self.driver = ""
+        self._nvml: Any = None
+        self._known: tuple[tuple[Any, str, str], ...] = ()
+
+    def __enter__(self) -> Self:
+        try:
+            import pynvml  # noqa: PLC0415 - only when asked
+        except ImportError:
+            self.problem = "no NVIDIA driver can be asked: the package nvidia-ml-py is missing"
+            return self
+        try:
+            pynvml.nvmlInit()
+        except Exception as error:  # noqa: BLE001 - NVML's errors are its own; each means that there is nothing to see
+            self.problem = f"no NVIDIA driver to be seen ({_one_line(error)})"
+            return self
+        self._nvml = pynvml
+        try:
+            self.driver = _text(pynvml.nvmlSystemGetDriverVersion())
+            self._known = tuple((handle, *self._identity(handle)) for handle in self._visible())
+            self.problem = self.problem or ("" if self._known else self._none_visible())
+        except Exception as error:  # noqa: BLE001 - as above
+            self.problem = f"the NVIDIA driver does not answer ({_one_line(error)})"
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        nvml, self._nvml, self._known = self._nvml, None, ()
+        if nvml is not None:
+            try:
+                nvml.nvmlShutdown()
+            except Exception as failure:  # noqa: BLE001 - a driver that is gone has nothing left to close
+                self.problem = self.problem or _one_line(failure)
+
+    def read(self) -> list[Gpu]:
+        """The GPUs now, in the order in which CUDA numbers them where CUDA_VISIBLE_DEVICES names them."""
+        return [gpu for known in self._known if (gpu := self._read(*known)) is not None]
+
+    def _read(self, handle: Any, name: str, uuid: str) -> Gpu | None:
+        try:
+            memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        except Exception as error:  # noqa: BLE001 - as above
+            self.problem = f"{name} cannot be read ({_one_line(error)})"
+            return None
+        return Gpu(name, uuid, int(memory.used), int(memory.total), self._processes(handle))
+
+    def _identity(self, handle: Any) -> tuple[str, str]:
+        return _text(self._nvml.nvmlDeviceGetName(handle)), _text(self._nvml.nvmlDeviceGetUUID(handle))
+
+    def _processes(self, handle: Any) -> tuple[tuple[int, int | None], ...] | None:
+        try:
+            found = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except Exception:  # noqa: BLE001 - an old driver, MIG or missing permission: then nobody knows
+            return None
+        # Windows, and a GPU that is split into MIG instances, do not tell how much each uses.
+        return tuple((int(one.pid), None if one.usedGpuMemory is None else int(one.usedGpuMemory)) for one in found)
+
+    # Which of them ---------------------------------------------------------------------------------------------------
+
+    def _visible(self) -> Iterator[Any]:
+        """As CUDA reads CUDA_VISIBLE_DEVICES: up to the first name that means nothing."""
+        wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+        handles = [self._nvml.nvmlDeviceGetHandleByIndex(at) for at in range(self._nvml.nvmlDeviceGetCount())]
+        if wanted is None:
+            yield from map(self._instance, handles)
+            return
+        for name in map(str.strip, wanted.split(",")):
+            handle = self._named(name, handles)
+            if handle is None:
+                return
+            yield handle
+
+    def _named(self, name: str, handles: Sequence[Any]) -> Any:
+        if name.isdigit():
+            return self._instance(handles[int(name)]) if int(name) < len(handles) else None
+        if name.startswith("MIG-"):
+            try:
+                return self._nvml.nvmlDeviceGetHandleByUUID(name)
+            except Exception:  # noqa: BLE001 - as CUDA does: it means nothing
+                return None
+        if name.startswith("GPU-"):  # any beginning that fits only one will do
+            fitting = [one for one in handles if _text(self._nvml.nvmlDeviceGetUUID(one)).startswith(name)]
+            return self._instance(fitting[0]) if len(fitting) == 1 else None
+        return None
+
+    def _instance(self, handle: Any) -> Any:
+        """Of a GPU that is split into MIG instances, the first: the one that CUDA takes."""
+        try:
+            split = bool(self._nvml.nvmlDeviceGetMigMode(handle)[0])
+        except Exception:  # noqa: BLE001 - a GPU that cannot be split
+            return handle
+        places = range(self._nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if split else 0)
+        return next((instance for at in places if (instance := self._instance_at(handle, at)) is not None), handle)
+
+    def _instance_at(self, handle: Any, at: int) -> Any:
+        try:
+            return self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, at)
+        except Exception:  # noqa: BLE001 - no instance in this place
+            return None
+
+    def _none_visible(self) -> str:
+        wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return "the NVIDIA driver lists no GPU" if wanted is None else f"CUDA_VISIBLE_DEVICES={wanted!r} names no GPU of this machine"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

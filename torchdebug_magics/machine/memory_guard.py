@@ -1,0 +1,91 @@
+"""Interrupts the running cell before the system kills the kernel."""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.format import byte_size
+from torchdebug_magics.machine.interrupts import Interrupt
+from torchdebug_magics.machine.sampler import Sampler
+
+if TYPE_CHECKING:
+    from torchdebug_magics.machine.limits import Limit, Limits
+
+__all__ = ["GUARD_EVERY_S", "MemoryGuard", "guard_ratio"]
+
+GUARD_EVERY_S = 0.05
+
+
+class MemoryGuard:
+    """Looks at every limit; each crossing interrupts once.
+
+    What was allocated stays, so that usage is still above the guard afterwards: then it is raised to half of what is left, and one
+    can clean up in the next cell.
+    """
+
+    def __init__(self, ratio: float, limits: Limits) -> None:
+        self.ratio = ratio
+        self.interrupts: tuple[Interrupt, ...] = ()
+        self._limits = limits
+        self._raised: dict[str, float] = {}
+
+    def refuse_if_passed(self) -> None:
+        """A guard that would step in at once is a mistake."""
+        for limit in self._passed():
+            used = f"{byte_size(_used(limit))} of {byte_size(limit.limit_bytes)} ({limit.whose}) are used already"
+            msg = f"the guard is set to {self.ratio:.0%}, and {used}: free some memory, or set it higher"
+            raise TorchDebugError(msg)
+
+    def watching(self) -> Sampler:
+        """A thread that looks, for who has none of their own."""
+        return Sampler(self.look, name="guard", every_s=GUARD_EVERY_S)
+
+    def look(self) -> None:
+        """Called by a thread, again and again."""
+        for limit in self._passed():
+            if _interrupt():
+                used_bytes = _used(limit)
+                self.interrupts += (Interrupt(used_bytes, limit.limit_bytes, limit.whose, self.ratio),)
+                self._raised[limit.whose] = (1 + used_bytes / limit.limit_bytes) / 2
+                return
+
+    def _passed(self) -> Iterable[Limit]:
+        for limit in self._limits.all():
+            used_ratio = _used(limit) / limit.limit_bytes
+            if used_ratio < self.ratio:
+                self._raised.pop(limit.whose, None)
+            elif used_ratio >= self._raised.get(limit.whose, self.ratio):
+                yield limit
+
+
+def guard_ratio(text: str | float) -> float:
+    """``"90%"`` or ``0.9``."""
+    try:
+        ratio = float(text.removesuffix("%")) / 100 if isinstance(text, str) and text.endswith("%") else float(text)
+    except ValueError:
+        ratio = 0.0
+    if not 0 < ratio < 1:
+        msg = f"--guard takes a share of the limit such as 90%, not {text!r}"
+        raise TorchDebugError(msg)
+    return ratio
+
+
+def _used(limit: Limit) -> int:
+    return limit.limit_bytes - limit.left_bytes
+
+
+def _interrupt() -> bool:
+    """As the Stop button does; False where no cell runs, in which the signal is ignored."""
+    if signal.getsignal(signal.SIGINT) in {signal.SIG_IGN, signal.SIG_DFL, None}:
+        return False
+    main = threading.main_thread().ident
+    if hasattr(signal, "pthread_kill") and main is not None:
+        signal.pthread_kill(main, signal.SIGINT)  # also ends a sleep or a wait
+    else:
+        _thread.interrupt_main()
+    return True

@@ -1,0 +1,25 @@
+"""Keeps torch's compiler away from what is ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["not_compiled"]
+
+C = TypeVar("C", bound="Callable[..., Any]")
+
+
+def not_compiled(*, nor_what_it_calls: bool) -> Callable[[C], C]:
+    """A compiled function that runs a part of itself as plain Python has each function called from there compiled, ours too."""
+    inside = _FrameAction.SKIP if nor_what_it_calls else _FrameAction.DEFAULT
+
+    def mark(call: C) -> C:
+        set_code_exec_strategy(call.__code__, _FrameExecStrategy(_FrameAction.SKIP, inside))
+        return call
+
+    return mark

@@ -1,0 +1,7 @@
+"""Who holds a storage: paths from named roots, such as ``losses[0].grad_fn -> PowBackward0.saved_self``."""
+
+from torchdebug_magics.probing.holders.cycles import Cycles, cycles_of
+from torchdebug_magics.probing.holders.found import Held, find_holders
+from torchdebug_magics.probing.holders.growth import count_graph_nodes
+
+__all__ = ["Cycles", "Held", "count_graph_nodes", "cycles_of", "find_holders"]

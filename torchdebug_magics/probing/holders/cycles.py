@@ -1,0 +1,149 @@
+"""Cycles of references: what only the collector frees, and through which attributes it holds itself."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import CellType, FrameType, FunctionType
+from typing import Any
+
+from torchdebug_magics.probing.attributes import attributes_of
+from torchdebug_magics.probing.holders.containers import CONTAINERS
+from torchdebug_magics.probing.holders.edges import edges, reach
+from torchdebug_magics.probing.holders.outside import is_a
+from torchdebug_magics.probing.holders.paths import Names, shortened
+from torchdebug_magics.probing.holders.roots import Rank, Root
+from torchdebug_magics.probing.holders.walk import Walk, undisturbed
+
+__all__ = ["Cycles", "cycles_of"]
+
+_PASSES = 3
+_MOST_VISITS = 300_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cycles:
+    """What a collection freed of the storages that were asked about."""
+
+    paths: dict[int, str] = field(default_factory=dict)
+    """By the `_cdata` of a storage that is gone: the cycle that held it, such as ``Node.children[0] -> Node.parent``."""
+    objects_count: int = 0
+    """How many objects were freed in all."""
+
+
+def cycles_of(storages: Iterable[weakref.ref[Any]]) -> Cycles:
+    """Collect, as ``gc.collect()`` does, until nothing more comes; and name what held those of `storages` that are gone then."""
+    alive = [(ref, storage._cdata) for ref in storages if (storage := ref()) is not None]
+    storage = None
+    named: dict[int, str] = {}
+    count = 0
+    for _ in range(_PASSES):
+        garbage = _garbage()
+        if not garbage:
+            break
+        count += len(garbage)
+        with undisturbed():
+            named.update(_named(garbage, {address for _, address in alive} - set(named)))
+        del garbage
+        gc.collect()
+    return Cycles(paths={address: named[address] for ref, address in alive if ref() is None and address in named}, objects_count=count)
+
+
+def _garbage() -> list[Any]:
+    """What a collection finds, still there: it is freed when this list is dropped and another collection has run."""
+    flags, before = gc.get_debug(), len(gc.garbage)
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect()
+    finally:
+        gc.set_debug(flags)
+    found = gc.garbage[before:]
+    del gc.garbage[before:]
+    return found
+
+
+def _named(garbage: list[Any], wanted: Collection[int]) -> dict[int, str]:
+    walk = Walk([Root("", one, Rank.VARIABLE) for one in garbage], wanted, _MOST_VISITS)
+    inside, back = edges(walk.sources, walk.targets), edges(walk.targets, walk.sources)
+    on_a_way_round = _trimmed(inside, back)
+    known: dict[int, str] = {}
+    for holders in walk.holders.values():
+        cycle = [] if any(number in known for number in holders) else _nearest_cycle(holders, inside, back, on_a_way_round)
+        if cycle:
+            # Whatever a cycle leads to is held by it; that it is held by another one, too, would be no other advice.
+            text = _written([walk.objects[number] for number in cycle])
+            known |= dict.fromkeys(reach(cycle, inside) - known.keys(), text)
+    first = {storage: next((known[number] for number in holders if number in known), "") for storage, holders in walk.holders.items()}
+    return {storage: text for storage, text in first.items() if text}
+
+
+def _trimmed(inside: dict[int, list[int]], back: dict[int, list[int]]) -> set[int]:
+    """Without the objects that hold none of the rest, again and again: those that are left stand on cycles, or before one."""
+    degrees = {number: len(targets) for number, targets in inside.items()}
+    ends = [number for number in back if number not in degrees]
+    while ends:
+        for holder in back.get(ends.pop(), ()):
+            degrees[holder] -= 1
+            if not degrees[holder]:
+                ends.append(holder)
+    return {number for number, degree in degrees.items() if degree}
+
+
+def _nearest_cycle(starts: list[int], inside: dict[int, list[int]], back: dict[int, list[int]], among: Collection[int]) -> list[int]:
+    """The numbers of the objects of the nearest cycle from which the starts are held; the first again at its end."""
+    seen, todo = set(starts), list(starts)
+    for number in todo:
+        cycle = _way_round(number, inside) if number in among else []
+        if cycle:
+            return cycle
+        new = [holder for holder in dict.fromkeys(back.get(number, ())) if holder not in seen]
+        seen.update(new)
+        todo += new
+    return []
+
+
+def _way_round(start: int, inside: dict[int, list[int]]) -> list[int]:
+    """The shortest way from an object back to itself."""
+    came_from = dict.fromkeys(inside.get(start, ()), start)
+    todo = list(came_from)
+    for number in todo:
+        if number == start:
+            break
+        new = [target for target in inside.get(number, ()) if target not in came_from]
+        came_from.update(dict.fromkeys(new, number))
+        todo += dict.fromkeys(new)
+    if start not in came_from:
+        return []
+    way = [start]
+    while len(way) == 1 or way[-1] != start:
+        way.append(came_from[way[-1]])
+    return way[::-1]
+
+
+def _written(cycle: list[Any]) -> str:
+    """Types and attributes; containers, frames and cells have no name of their own."""
+    begin = next((at for at, one in enumerate(cycle) if _has_name(one)), 0)
+    around = [*cycle[begin:-1], *cycle[: begin + 1]]
+    return "".join(shortened(list(_pieces(around))))
+
+
+def _pieces(around: list[Any]) -> Iterator[str]:
+    at, names = 0, Names()
+    yield _name(around[0])
+    while at + 1 < len(around):
+        through = at + 2 < len(around) and type(around[at + 1]) is dict and attributes_of(around[at]) is around[at + 1]
+        step = 2 if through else 1
+        yield names.between(around[at], around[at + step])
+        at += step
+        if at + 1 < len(around) and _has_name(around[at]):
+            yield f" -> {_name(around[at])}"
+
+
+def _has_name(value: object) -> bool:
+    return not any(is_a(type(value), one) for one in (*CONTAINERS, CellType, FrameType))
+
+
+def _name(value: object) -> str:
+    return f"{value.__name__}()" if type(value) is FunctionType else type(value).__name__

@@ -1,0 +1,74 @@
+"""Who holds which storage: the question that is asked, and the answer in words."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+
+from torchdebug_magics.probing.holders.edges import edges, reach
+from torchdebug_magics.probing.holders.paths import Paths
+from torchdebug_magics.probing.holders.roots import Root, roots
+from torchdebug_magics.probing.holders.walk import Walk, undisturbed
+
+__all__ = ["Held", "find_holders", "roots_of"]
+
+_MOST_PASSES = 3_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """The answer; only words, so that it holds nothing itself. A storage is known by its `_cdata`."""
+
+    paths: dict[int, str] = field(default_factory=dict)
+    """The best path to each; none for one that nothing with a name holds."""
+    others: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """The names of further roots that hold it, too: each would keep it alive for itself."""
+    is_whole: bool = True
+    """Whether all that could be seen was seen; False where the budget was reached."""
+
+
+def find_holders(wanted: Collection[int], *, extra_roots: Iterable[tuple[str, object]] = (), most_visits: int = 300_000) -> Held:
+    """Who holds the storages with these `_cdata`.
+
+    No code of the user's runs, and nothing is changed. `extra_roots` are further (name, object), as near as an exception.
+    """
+    with undisturbed():
+        walk = Walk(roots(extra_roots), wanted, most_visits)
+        held_at, is_whole = roots_of(walk)
+        ways, paths, others = Paths(walk), {}, {}
+        for storage, numbers in walk.holders.items():
+            paths[storage] = ways.to(numbers[0])
+            best = ways.root_of(numbers[0])
+            others[storage] = tuple(dict.fromkeys(root.label for root in held_at[storage] if root is not best))
+        return Held(paths=paths, others=others, is_whole=is_whole)
+
+
+def roots_of(walk: Walk) -> tuple[dict[int, list[Root]], bool]:
+    """By storage: all roots from which it can be reached, in order; and whether all of them were found."""
+    back = edges(walk.targets, walk.sources)
+    relevant = reach([number for numbers in walk.holders.values() for number in numbers], back)
+    named = [(number, root) for number, found in walk.roots.items() if number in relevant for root in found]
+    named.sort(key=lambda one: one[1].rank)
+    masks = dict.fromkeys(relevant, 0)
+    for bit, (number, _) in enumerate(named):
+        masks[number] |= 1 << bit
+    todo, passes = deque(dict.fromkeys(number for number, _ in named)), 0
+    forward = edges(walk.sources, walk.targets, relevant)
+    while todo and passes < _MOST_PASSES:
+        number = todo.popleft()
+        for target in forward.get(number, ()):
+            passes += 1
+            if masks[number] & ~masks[target]:
+                masks[target] |= masks[number]
+                todo.append(target)
+    known: dict[int, list[Root]] = {}
+    found = {}
+    for storage, numbers in walk.holders.items():
+        mask = reduce(or_, (masks[number] for number in numbers))
+        if mask not in known:
+            known[mask] = [root for bit, (_, root) in enumerate(named) if mask >> bit & 1]
+        found[storage] = known[mask]
+    return found, walk.is_whole and not todo

@@ -1,0 +1,109 @@
+"""The way from a root to an object, written as one would in code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.probing.holders.containers import CONTAINERS
+from torchdebug_magics.probing.holders.objects import names_in
+from torchdebug_magics.probing.holders.outside import of_type
+
+if TYPE_CHECKING:
+    from torchdebug_magics.probing.holders.roots import Root
+    from torchdebug_magics.probing.holders.walk import Walk
+
+__all__ = ["Names", "Paths", "shortened"]
+
+_ARROW = " -> "
+_GAP = "…"
+_MOST_ARROWS, _MOST_PIECES = 3, 14
+_END = 16
+"""How many steps are looked at from each end of a long way."""
+
+
+class Names:
+    """How what an object holds is written behind its name; each holder is asked once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[int, str]] = {}
+        """By holder and what is held; both are objects of a walk, which stay."""
+
+    def between(self, holder: object, held: object) -> str:
+        """By the type of what is held where its place has no name."""
+        return self.find(holder, held) or f".<{type(held).__name__}>"
+
+    def find(self, holder: object, held: object) -> str | None:
+        """None where the place has no name."""
+        if id(holder) not in self._known:
+            known: dict[int, str] = {}
+            for piece, one in names_in(holder):
+                known.setdefault(id(one), piece)
+            self._known[id(holder)] = known
+        return self._known[id(holder)].get(id(held))
+
+
+class Paths:
+    """The best ways to the objects of a walk; what many of them share is worked out once."""
+
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
+        self._names = Names()
+        self._begins: dict[int, tuple[int, ...]] = {}
+        """Of an object, the first steps of the way to it, from the root."""
+
+    def to(self, number: int) -> str:
+        """The way to the object of that number, as text."""
+        begin, end = self._begin(number), self._end(number)
+        label = self.root_of(number).label
+        if begin[-1] in end:
+            end = end[end.index(begin[-1]) + 1 :]
+            return label + "".join(shortened(list(self._pieces([*begin, *end]))))
+        return label + "".join(shortened([*self._pieces([*begin]), f"{_ARROW}{_GAP}", *self._pieces(end)]))
+
+    def root_of(self, number: int) -> Root:
+        """Where that way begins."""
+        return self._walk.roots[self._begin(number)[0]][0]
+
+    def _begin(self, number: int) -> tuple[int, ...]:
+        new = []
+        while number >= 0 and number not in self._begins:
+            new.append(number)
+            number = self._walk.first[number]
+        begin = self._begins[number] if number >= 0 else ()
+        for one in reversed(new):
+            begin = self._begins[one] = begin if len(begin) == _END else (*begin, one)
+        return begin
+
+    def _end(self, number: int) -> list[int]:
+        steps = [number]
+        while len(steps) < _END and self._walk.first[steps[-1]] >= 0:
+            steps.append(self._walk.first[steps[-1]])
+        return steps[::-1]
+
+    def _pieces(self, steps: list[int]) -> Iterator[str]:
+        objects = [self._walk.objects[number] for number in steps]
+        at = 0
+        while at + 1 < len(objects):
+            # The dict of its attributes is not written: `loader.cache`, not `loader.__dict__['cache']`.
+            through = at + 2 < len(objects) and type(objects[at + 1]) is dict and of_type(CONTAINERS, type(objects[at])) is None
+            piece = self._names.find(objects[at], objects[at + 2]) if through else None
+            yield self._names.between(objects[at], objects[at + 1]) if piece is None else piece
+            at += 1 if piece is None else 2
+
+
+def shortened(pieces: list[str]) -> list[str]:
+    """A long chain of the graph, or of anything, by its ends."""
+    kept: list[str] = []
+    at = 0
+    while at < len(pieces):
+        end = at
+        while end < len(pieces) and pieces[end].startswith(_ARROW):
+            end += 1
+        chain = pieces[at:end]
+        kept += chain if len(chain) <= _MOST_ARROWS else [chain[0], f"{_ARROW}{_GAP}", chain[-1]]
+        if end < len(pieces):
+            kept.append(pieces[end])
+        at = end + 1
+    half = _MOST_PIECES // 2
+    return kept if len(kept) <= _MOST_PIECES else [*kept[:half], _GAP, *(piece for piece in kept[-half:] if _GAP not in piece)]

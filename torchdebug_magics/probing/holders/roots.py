@@ -1,0 +1,163 @@
+"""Where names begin: the namespace, its outputs, exceptions, running calls, and what modules and threads keep."""
+
+from __future__ import annotations
+
+import contextvars
+import re
+import sys
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, NamedTuple
+
+from torchdebug_magics.probing.holders.frames import is_function, running_frames, thread_names
+from torchdebug_magics.probing.holders.outside import space_of, whose_module
+from torchdebug_magics.probing.shell import our_extension, running_shell
+from torchdebug_magics.probing.where import local_values
+
+__all__ = ["Rank", "Root", "named", "namespaces", "outputs", "roots"]
+
+_OUTPUT = re.compile(r"_+\d*$")
+_ERRORS = ("last_traceback", "last_value", "last_exc")
+
+
+class Rank(IntEnum):
+    """Which of two roots that are equally near is the better answer: the lower one."""
+
+    VARIABLE = 0
+    OUTPUT = 1
+    ERROR = 2
+    DEBUGGER = 3
+    SESSION = 4
+    """What the last session of ours keeps for inspection."""
+    IN_FLIGHT = 5
+    """An error that is being handled, or what the caller says."""
+    MODULE = 6
+
+
+class Root(NamedTuple):
+    """A named place in which things are held."""
+
+    label: str
+    value: object
+    rank: Rank
+
+
+def roots(extra: Iterable[tuple[str, object]] = ()) -> Iterator[Root]:
+    """All of them; the same object may come under several names."""
+    shell = running_shell()
+    yield from _variables(shell)
+    yield from _locals()
+    yield from _outputs(shell)
+    yield from (Root(label, value, Rank.IN_FLIGHT) for label, value in extra)
+    yield from _errors(shell)
+    yield from _session(shell)
+    yield from _globals(_spaces(shell))
+    yield from _kept()
+
+
+def namespaces() -> Iterator[object]:
+    """Dicts that are roots by their items: whoever holds one of them is no holder of all that is in it."""
+    yield sys.modules
+    yield from (space_of(module) for module in list(sys.modules.values()))
+    shell = running_shell()
+    if shell is not None:
+        yield from (shell.user_ns, shell.user_ns_hidden, outputs(shell), shell.user_ns.get("In"))
+
+
+def _spaces(shell: Any) -> list[dict[str, Any]]:
+    main = space_of(sys.modules.get("__main__"))
+    return [main] if shell is None or shell.user_ns is main else [shell.user_ns, main]
+
+
+def _variables(shell: Any) -> Iterator[Root]:
+    for space in _spaces(shell):
+        yield from (Root(name, value, Rank.VARIABLE) for name, value in named(space) if not _is_ours(name, shell))
+
+
+def _is_ours(name: str, shell: Any) -> bool:
+    """Whether a name is one that Python or IPython gives."""
+    return name.startswith("__") or (shell is not None and bool(name in {"Out", "_oh", "In", "_ih", "_dh"} or _OUTPUT.match(name)))
+
+
+def _locals() -> Iterator[Root]:
+    spaces = list(namespaces())  # held, as the id of one that is gone may be another's
+    known = set(map(id, spaces))
+    for thread, frame in running_frames():
+        where = f" in thread {thread!r}" if thread else ""
+        if is_function(frame):
+            call = f"{frame.f_code.co_name}() local "
+            yield from (Root(f"{call}{name!r}{where}", value, Rank.VARIABLE) for name, value in local_values(frame).items())
+        elif id(frame.f_locals) not in known:
+            found = ((name, value) for name, value in local_values(frame).items() if not name.startswith("__"))
+            yield from (Root(f"{name}{where}", value, Rank.VARIABLE) for name, value in found)
+
+
+def named(space: dict[Any, Any]) -> list[tuple[str, Any]]:
+    """The names in a namespace: anything may be a key of ``globals()``."""
+    return [(name, value) for name, value in dict.items(space) if type(name) is str]
+
+
+def outputs(shell: Any) -> dict[int, Any]:
+    """`Out`, unless the user gave its name to something else."""
+    held = shell.user_ns.get("_oh")
+    return held if type(held) is dict else {}
+
+
+def _outputs(shell: Any) -> Iterator[Root]:
+    if shell is None:
+        return
+    yield from (Root(f"Out[{number}]", value, Rank.OUTPUT) for number, value in list(outputs(shell).items()))
+    yield from (Root(name, value, Rank.OUTPUT) for name, value in named(shell.user_ns) if _OUTPUT.match(name))
+    hidden = named(shell.user_ns_hidden)
+    yield from (Root(f"user_ns_hidden[{name!r}]", value, Rank.OUTPUT) for name, value in hidden if _OUTPUT.match(name))
+    yield from (Root(f"displayhook.{name}", getattr(shell.displayhook, name, None), Rank.OUTPUT) for name in ("_", "__", "___"))
+    yield Root("last_execution_result.result", getattr(shell.last_execution_result, "result", None), Rank.OUTPUT)
+
+
+def _errors(shell: Any) -> Iterator[Root]:
+    for name in _ERRORS:
+        yield Root(f"sys.{name}", getattr(sys, name, None), Rank.ERROR)
+    for error in (sys.exc_info()[1], *sys._current_exceptions().values()):
+        yield Root("exception in flight", error[1] if isinstance(error, tuple) else error, Rank.IN_FLIGHT)
+    if shell is None:
+        return
+    for name in ("InteractiveTB", "SyntaxTB"):
+        held = getattr(shell, name, None)
+        yield from (Root(f"{name}.{part}", getattr(held, part, None), Rank.ERROR) for part in ("tb", "evalue", "last_syntax_error"))
+        yield from _debugger(f"{name}.pdb", getattr(held, "pdb", None))
+    for name in ("error_in_exec", "error_before_exec"):
+        yield Root(f"last_execution_result.{name}", getattr(shell.last_execution_result, name, None), Rank.ERROR)
+
+
+def _session(shell: Any) -> Iterator[Root]:
+    session = getattr(our_extension(shell), "last_session", None)
+    for name, kept in session.kept.items() if session is not None else ():
+        yield Root(f"last_session().kept[{name!r}]", kept, Rank.SESSION)
+
+
+def _debugger(label: str, debugger: Any) -> Iterator[Root]:
+    """What a debugger that was left stands on; it is of IPython's, and not entered as such."""
+    for name, value in (getattr(debugger, "__dict__", None) or {}).items():
+        yield Root(f"{label}.{name}", value, Rank.DEBUGGER)
+
+
+def _globals(known: list[dict[str, Any]]) -> Iterator[Root]:
+    for name, module in list(sys.modules.items()):
+        space = space_of(module)
+        if whose_module(name) != "user" or any(space is one for one in known):
+            continue
+        yield from (Root(f"{name}.{item}", value, Rank.MODULE) for item, value in named(space) if not item.startswith("__"))
+
+
+def _kept() -> Iterator[Root]:
+    for variable, value in contextvars.copy_context().items():
+        yield Root(f"contextvar {variable.name}", value, Rank.MODULE)
+    for info in list(getattr(weakref.finalize, "_registry", {}).values()):
+        kind: Any = type(info.func)
+        called = info.func.__name__ if kind is FunctionType or kind is BuiltinFunctionType else kind.__name__
+        yield Root(f"weakref.finalize of {called}", (info.func, info.args, info.kwargs), Rank.MODULE)
+    for thread, (_, name) in zip(threading.enumerate(), thread_names(), strict=False):
+        yield Root(f"thread {name!r}", thread, Rank.MODULE)

@@ -1,0 +1,144 @@
+"""A walk from the named roots to all that they hold, the nearest first, within a budget."""
+
+from __future__ import annotations
+
+import gc
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from torchdebug_magics.probing.holders.containers import CONTAINERS
+from torchdebug_magics.probing.holders.objects import held_by, is_entered
+from torchdebug_magics.probing.holders.outside import of_type
+from torchdebug_magics.probing.holders.roots import Rank, Root, namespaces
+from torchdebug_magics.probing.holders.tensors import addresses_of
+
+__all__ = ["Walk", "undisturbed"]
+
+_STEP = len(Rank)
+"""Roots of a lower rank go first among those that are equally near."""
+_EDGES_EACH = 16
+"""How many things an object is allowed to hold on average: the numbers in a list cost time, too."""
+
+_Way = Callable[[Any], Iterable[object]]
+
+
+class Walk:
+    """Objects are numbered as they are met; all are held until the walk is dropped, as the id of one that is gone may be another's."""
+
+    def __init__(
+        self,
+        starts: Iterable[Root],
+        wanted: Collection[int] | None,
+        most_visits: int,
+        *,
+        enters: Callable[[type], bool] = lambda _kind: True,
+        most_steps: int | None = None,
+    ) -> None:
+        self.objects: list[Any] = []
+        self.first = array("q")
+        """The holder by which an object was met first on the best way; -1 for a root."""
+        self.roots: dict[int, list[Root]] = {}
+        """Of an object that is held at roots themselves: under which names, the best first."""
+        self.holders: dict[int, list[int]] = {}
+        """By storage: the tensors, or the storage itself, that stand for it."""
+        self.sources, self.targets = array("q"), array("q")
+        self.is_whole = True
+        self._wanted = None if wanted is None else frozenset(wanted)  # None: all of them
+        self._most = most_visits
+        self._enters = enters
+        self._deepest = None if most_steps is None else _STEP * (most_steps + 1)
+        self._number: dict[int, int] = {}
+        self._costs = array("q")
+        self._queue: list[list[int]] = []
+        self._ways: dict[int, tuple[_Way, bool] | None] = {}
+        self._types: list[type] = []
+        self._spaces = list(namespaces())
+        self._closed = {id(space) for space in self._spaces}
+        for root in starts:
+            self._begin(root)
+        self._run()
+
+    def _begin(self, root: Root) -> None:
+        if self._way(type(root.value)) is not None and id(root.value) not in self._closed:
+            self._meet(root.value, -1, int(root.rank))
+            self.roots.setdefault(self._number[id(root.value)], []).append(root)
+
+    def _run(self) -> None:
+        cost = 0
+        while cost < len(self._queue) and (self._deepest is None or cost < self._deepest):
+            # What is appended meanwhile, at no further cost, comes next.
+            for number in self._queue[cost]:
+                if self._costs[number] == cost:
+                    self._costs[number] = -1 - cost  # so that it is entered once
+                    self._enter(number, cost)
+                if len(self.objects) > self._most or len(self.sources) > _EDGES_EACH * self._most:
+                    self.is_whole = False
+                    return
+            cost += 1
+
+    def _enter(self, number: int, cost: int) -> None:
+        holder = self.objects[number]
+        for address in addresses_of(holder):
+            if self._wanted is None or address in self._wanted:
+                self.holders.setdefault(address, []).append(number)
+        ways, closed = self._ways, self._closed
+        way, is_container = ways[id(type(holder))] or (tuple, True)  # never, as it would not have been met
+        seen = 0
+        try:
+            for held in way(holder):
+                seen += 1
+                kind = type(held)
+                if (ways[id(kind)] if id(kind) in ways else self._way(kind)) is None or id(held) in closed:
+                    continue
+                # The dict of an object's attributes, or one that is an attribute, is no step.
+                self._meet(held, number, cost if kind is dict and not is_container else cost + _STEP)
+        except Exception:  # noqa: BLE001 - another thread changed it under our hands, or torch refuses: what it holds is not seen
+            self.is_whole = False
+        self._most -= seen // _EDGES_EACH
+
+    def _meet(self, held: object, holder: int, cost: int) -> None:
+        number = self._number.get(id(held))
+        if number is None:
+            number = self._number[id(held)] = len(self.objects)
+            self.objects.append(held)
+            self.first.append(holder)
+            self._costs.append(cost)
+            self._put(number, cost)
+        elif cost < self._costs[number]:  # never, once it was entered
+            self.first[number] = holder
+            self._costs[number] = cost
+            self._put(number, cost)
+        if holder >= 0:
+            self.sources.append(holder)
+            self.targets.append(number)
+
+    def _put(self, number: int, cost: int) -> None:
+        while len(self._queue) <= cost:
+            self._queue.append([])
+        self._queue[cost].append(number)
+
+    def _way(self, kind: type) -> tuple[_Way, bool] | None:
+        """How to ask an object of that type what it holds, and whether it is a container; None for one that is passed by."""
+        if id(kind) not in self._ways:
+            self._types.append(kind)
+            self._ways[id(kind)] = (
+                (held_by(kind), of_type(CONTAINERS, kind) is not None) if is_entered(kind) and self._enters(kind) else None
+            )
+        return self._ways[id(kind)]
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No collection in between, which would run finalizers; no function of a tensor subclass."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,32 @@
+"""Which process of a distributed job runs here, found out without beginning one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+__all__ = ["rank", "world_size"]
+
+
+def rank() -> int | None:
+    """As torch knows it, or as the launcher says; None outside a job."""
+    group = _group()
+    return _number("RANK") if group is None else int(group.get_rank())
+
+
+def world_size() -> int:
+    """How many processes the job has."""
+    group = _group()
+    return _number("WORLD_SIZE") or 1 if group is None else int(group.get_world_size())
+
+
+def _group() -> Any:
+    """``torch.distributed``, where it is imported and a job has begun."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    return distributed if distributed is not None and distributed.is_available() and distributed.is_initialized() else None
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,79 @@
+"""The memory behind a tensor: its storages, whatever kind of tensor it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+__all__ = ["Owner", "bytes_of", "owner_of", "storages"]
+
+Owner = Literal["torch", "borrowed", "file"]
+"""Whose memory a storage is: torch's own, another library's (``from_numpy``), or a mapped file's."""
+
+_COMPRESSED_ROWS = frozenset({torch.sparse_csr, torch.sparse_bsr})
+_COMPRESSED_COLUMNS = frozenset({torch.sparse_csc, torch.sparse_bsc})
+
+
+def storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
+    """Every storage that holds a part of it; nothing for a tensor without memory (meta, fake, wrapped by a transform)."""
+    if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
+        if not tensor.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(tensor) and not tensor._is_zerotensor():
+            yield tensor.untyped_storage()
+        return
+    if isinstance(tensor, FakeTensor) or tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return
+    for part in _parts(tensor):
+        if part is tensor:
+            yield from _own(part)
+        else:
+            yield from storages(part)
+
+
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """What they hold together; memory that several share counts once."""
+    return sum({storage._cdata: storage.nbytes() for tensor in tensors for storage in storages(tensor)}.values())
+
+
+def _parts(tensor: Any) -> tuple[torch.Tensor, ...]:
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in _COMPRESSED_ROWS:
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in _COMPRESSED_COLUMNS:
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    if is_traceable_wrapper_subclass(tensor):
+        inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        return tuple(one for one in inner if isinstance(one, torch.Tensor) and one is not tensor)
+    return (tensor,)
+
+
+def _own(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
+    try:
+        yield tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError, ValueError):  # opaque ones (mkldnn, lazy parameters) have none to be seen
+        return
+
+
+def owner_of(storage: torch.UntypedStorage) -> Owner:
+    """Whose memory it is. What torch cannot resize was lent to it."""
+    if storage.device.type != "cpu" or storage.resizable() or storage.is_shared():
+        return "torch"
+    return "file" if _is_mapped(storage.data_ptr()) else "borrowed"
+
+
+def _is_mapped(address: int) -> bool:
+    """Whether a file stands behind the memory at an address, as after ``torch.load(mmap=True)``; False where the system does not tell."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123 - a line at a time, of thousands
+            for line in maps:
+                span, *_, name = line.split(maxsplit=5) if line.count(" ") > 4 else (line.split()[0], "")  # noqa: PLR2004 - the fields before the name
+                first, _, last = span.partition("-")
+                if int(first, 16) <= address < int(last, 16):
+                    return name.startswith("/")
+    except OSError:
+        return False
+    return False
