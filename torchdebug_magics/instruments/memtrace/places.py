@@ -1,103 +1,25 @@
-"""Lines of the user's code, met millions of times: each is one object, and becomes a `Location` in the report."""
+"""Lines that allocate, and what is remembered of each."""
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Hashable
-from functools import cached_property
-from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from types import CodeType
 
-import torch
-from torch._C._autograd import _get_sequence_nr
-
-from torchdebug_magics.probing.where import is_user_code, location
-
-if TYPE_CHECKING:
-    from torchdebug_magics.report import Location
+from torchdebug_magics.probing.lines import Line, Lines
 
 __all__ = ["Place", "Places"]
 
-_MOST_NODES = 1 << 18
 
-
-class Place:
-    """A line."""
+class Place(Line):
+    """A line that allocates."""
 
     def __init__(self, code: CodeType, line: int) -> None:
-        self.file = code.co_filename
-        self.line = line
-        self.function = code.co_name
+        super().__init__(code, line)
         self.steps: dict[Hashable, set[int]] = defaultdict(set)
         """By who asked, as `Block.source` has it: the steps in which it was seen to allocate."""
         self.count = 0
         """Allocations."""
 
-    @cached_property
-    def location(self) -> Location:
-        """As the user sees it."""
-        return location(self.file, self.line, self.function)
 
-
-class Places:
-    """Where an op was asked for: its line, and in a backward pass the line and the module of the forward that it belongs to."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[CodeType, int], Place] = {}
-        self._is_user: dict[CodeType, bool] = {}
-        self._made: dict[int, tuple[Place | None, str]] = {}
-        """What made each autograd node, by its sequence number."""
-        self._latest = _get_sequence_nr()
-
-    def here(self, frame: FrameType | None) -> Place | None:
-        """The innermost line of the user's own code."""
-        frame = self.user_frame(frame)
-        if frame is None:
-            return None
-        key = (frame.f_code, frame.f_lineno)
-        place = self._known.get(key)
-        if place is None:
-            place = self._known[key] = Place(frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno)
-        return place
-
-    def user_frame(self, frame: FrameType | None) -> FrameType | None:
-        """The innermost frame of the user's own code."""
-        is_user = self._is_user
-        while frame is not None:
-            code = frame.f_code
-            own = is_user.get(code)
-            if own is None:
-                own = is_user[code] = is_user_code(code)
-            if own:
-                return frame
-            frame = frame.f_back
-        return None
-
-    def has_new_node(self) -> bool:
-        """Whether autograd made a node since the last question: for the op that runs."""
-        return _get_sequence_nr() != self._latest
-
-    def made(self, place: Place | None, module: str) -> None:
-        """The op at `place` is the one that the newest node is for; the nodes before it, which ran no op of their own, are too."""
-        number = _get_sequence_nr()
-        if len(self._made) > _MOST_NODES:
-            self._made.clear()
-        for one in range(max(self._latest, number - 8), number):
-            self._made[one] = (place, module)
-        self._latest = number
-
-    def of_node(self) -> tuple[Place | None, str] | None:
-        """Of the autograd node that runs now in this thread: what made it; None where that is not known.
-
-        One whose backward the user has written is at the line of that.
-        """
-        node = torch._C._current_autograd_node()
-        made = None if node is None else self._made.get(node._sequence_nr())
-        return (self.here(sys._getframe()), made[1]) if made is not None and _is_written_by_user(node) else made
-
-
-def _is_written_by_user(node: Any) -> bool:
-    backward = getattr(getattr(type(node), "_forward_cls", None), "backward", None)
-    code = getattr(backward, "__code__", None)
-    return code is not None and is_user_code(code)
+Places = Lines[Place]

@@ -17,7 +17,7 @@ from torchdebug_magics.instruments.memtrace.conclude import Seen, concluded
 from torchdebug_magics.instruments.memtrace.devices import Devices
 from torchdebug_magics.instruments.memtrace.marks import MarkListener
 from torchdebug_magics.instruments.memtrace.phases import Phases
-from torchdebug_magics.instruments.memtrace.places import Places
+from torchdebug_magics.instruments.memtrace.places import Place, Places
 from torchdebug_magics.instruments.memtrace.process import ProcessMemory
 from torchdebug_magics.instruments.memtrace.report import LiveMemory
 from torchdebug_magics.instruments.memtrace.snapshot import Snapshot
@@ -75,7 +75,7 @@ class MemtraceProbe:
         self._process = ProcessMemory(self._guard)
         self._phases = Phases()
         self._ledger = Ledger(self._phases.now)
-        self._places = Places()
+        self._places = Places(Place)
         self._devices = Devices(self._process)
         self._marks = MarkListener(self._ledger)
         self._outermost = OutermostCalls(self._hooks, self._guard, self._entered, self._left)

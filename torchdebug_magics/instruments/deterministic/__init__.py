@@ -1,0 +1,1 @@
+"""``%%deterministic``: the same numbers twice, or the op that differs, and why."""

@@ -1,0 +1,101 @@
+"""Lines of the user's code, met millions of times: each is one object, and becomes a `Location` in a report."""
+
+from __future__ import annotations
+
+import sys
+from functools import cached_property
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+from torch._C._autograd import _get_sequence_nr
+
+from torchdebug_magics.probing.where import is_user_code, location
+
+if TYPE_CHECKING:
+    from torchdebug_magics.report import Location
+
+__all__ = ["Line", "Lines"]
+
+_MOST_NODES = 1 << 18
+
+
+class Line:
+    """A line; who counts things by the line adds to it."""
+
+    def __init__(self, code: CodeType, line: int) -> None:
+        self.file = code.co_filename
+        self.line = line
+        self.function = code.co_name
+
+    @cached_property
+    def location(self) -> Location:
+        """As the user sees it."""
+        return location(self.file, self.line, self.function)
+
+
+LineT = TypeVar("LineT", bound=Line)
+
+
+class Lines(Generic[LineT]):
+    """Where an op was asked for: its line, and in a backward pass the line and the module of the forward that it belongs to."""
+
+    def __init__(self, kind: type[LineT]) -> None:
+        self._kind = kind
+        self._known: dict[tuple[CodeType, int], LineT] = {}
+        self._is_user: dict[CodeType, bool] = {}
+        self._made: dict[int, tuple[LineT | None, str]] = {}
+        """What made each autograd node, by its sequence number."""
+        self._latest = _get_sequence_nr()
+
+    def here(self, frame: FrameType | None) -> LineT | None:
+        """The innermost line of the user's own code."""
+        frame = self.user_frame(frame)
+        if frame is None:
+            return None
+        key = (frame.f_code, frame.f_lineno)
+        line = self._known.get(key)
+        if line is None:
+            line = self._known[key] = self._kind(frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno)
+        return line
+
+    def user_frame(self, frame: FrameType | None) -> FrameType | None:
+        """The innermost frame of the user's own code."""
+        is_user = self._is_user
+        while frame is not None:
+            code = frame.f_code
+            own = is_user.get(code)
+            if own is None:
+                own = is_user[code] = is_user_code(code)
+            if own:
+                return frame
+            frame = frame.f_back
+        return None
+
+    def has_new_node(self) -> bool:
+        """Whether autograd made a node since the last question: for the op that runs."""
+        return _get_sequence_nr() != self._latest
+
+    def made(self, line: LineT | None, module: str) -> None:
+        """The op at `line` is the one that the newest node is for; the nodes before it, which ran no op of their own, are too."""
+        number = _get_sequence_nr()
+        if len(self._made) > _MOST_NODES:
+            self._made.clear()
+        for one in range(max(self._latest, number - 8), number):
+            self._made[one] = (line, module)
+        self._latest = number
+
+    def of_node(self) -> tuple[LineT | None, str] | None:
+        """Of the autograd node that runs now in this thread: what made it; None where that is not known.
+
+        One whose backward the user has written is at the line of that.
+        """
+        node = torch._C._current_autograd_node()
+        made = None if node is None else self._made.get(node._sequence_nr())
+        return (self.here(sys._getframe()), made[1]) if made is not None and _is_written_by_user(node) else made
+
+
+def _is_written_by_user(node: Any) -> bool:
+    backward = getattr(getattr(type(node), "_forward_cls", None), "backward", None)
+    code = getattr(backward, "__code__", None)
+    return code is not None and is_user_code(code)
