@@ -16,13 +16,14 @@ from torchdebug_magics.jupyter.errors import PlainTracebacks
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+    from types import CodeType
 
     from IPython.core.interactiveshell import InteractiveShell
 
 __all__ = ["CellSessions", "running_cells"]
 
 # IPython's runner and ours; each holds, in a local called `result`, what its cell will result in.
-_RUNNERS = ("run_cell_async", "run_as_cell")
+_RUNNERS = ("run_cell_async", "run_as_cell", "run_cell_again")
 
 
 def running_cells() -> Iterator[ExecutionResult]:
@@ -97,6 +98,18 @@ class CellSessions:
             self._close([one for one in self._opened if one.cell is result], show=False)
         result.raise_error()
         return value
+
+    def run_cell_again(self, code: CodeType) -> None:
+        """Run compiled code as a cell of its own; what its sessions report is not shown."""
+        __tracebackhide__ = True
+        result = ExecutionResult(None)
+        try:
+            exec(code, self._shell.user_ns)  # noqa: S102 - the user's own cell
+        except BaseException as error:
+            result.error_in_exec = error
+            raise
+        finally:
+            self._close([one for one in self._opened if one.cell is result], show=False)
 
     def _evaluate(self, code: str) -> object:
         __tracebackhide__ = True

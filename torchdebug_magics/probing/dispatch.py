@@ -53,15 +53,24 @@ class OpListener(TorchDispatchMode):
 
 
 class ResultListener(TorchDispatchMode):
-    """Calls ``listener(func, args, result)`` after each op, ``failed(func, error)`` where one raises; as cheap as a mode can be."""
+    """Calls ``listener(func, args, result)`` after each op, ``failed(func, error)`` where one raises; as cheap as a mode can be.
+
+    Where there is one, ``before(func, args, kwargs)`` is called before each op.
+    """
 
     def __init__(
-        self, listener: Callable[[Any, tuple[Any, ...], Any], None], failed: Callable[[Any, BaseException], None], owner: object = None
+        self,
+        listener: Callable[[Any, tuple[Any, ...], Any], None],
+        failed: Callable[[Any, BaseException], None],
+        owner: object = None,
+        *,
+        before: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None,
     ) -> None:
         super().__init__()
         self._torchdebug_owner = owner
         self._listener = listener
         self._failed = failed
+        self._before = before
 
     def put(self, at: int) -> None:
         """Onto the stack of modes, with so many below it: those that a user has entered meanwhile stay above it."""
@@ -92,6 +101,8 @@ class ResultListener(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         __tracebackhide__ = True
         keywords = kwargs or {}
+        if self._before is not None:
+            self._before(func, args, keywords)
         written = _lists_written(func, args, keywords)
         versions = [tensor._version for tensor in written]
         try:

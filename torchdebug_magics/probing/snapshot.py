@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from torchdebug_magics.probing.kinds import LEAVES, Kind
 from torchdebug_magics.probing.ways import ways_of
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Bound", "Faces", "Snapshot", "reachable", "write_back"]
 
+T = TypeVar("T")
 Faces: TypeAlias = list[tuple[Kind, list[Any]]]
 """What an object held, by each way to look at it."""
 
@@ -40,6 +41,10 @@ class Snapshot:
 
     def __init__(self, roots: Iterable[object], bound: Bound = _ALL) -> None:
         self._held = reachable(roots, ways_of, bound)
+
+    def of_kind(self, kind: type[T]) -> list[T]:
+        """What was met of a type."""
+        return [value for value, _ in self._held if isinstance(value, kind)]
 
     def put_back(self, guard: Guard) -> None:
         """Make all of it as it was; what resists is left, and noted."""

@@ -73,6 +73,23 @@ def _write_queue(queue: Queue[Any], parts: list[Any]) -> None:
             heapq.heappush(held, item) if isinstance(queue, PriorityQueue) else held.append(item)
 
 
+# --- iterators over what has places: how far they are --------------------------------------------------------------------------
+
+
+def _read_iterator(iterator: Any) -> list[Any] | None:
+    """One that is at its end has forgotten what it went over: there is no way back."""
+    reduced = iterator.__reduce__()
+    return [State(reduced[2:])] if len(reduced) > 2 else None  # noqa: PLR2004 - function, arguments, place
+
+
+def _write_iterator(iterator: Any, parts: list[Any]) -> None:
+    iterator.__setstate__(parts[0][0])
+
+
+_ITERATOR = Kind(_read_iterator, _write_iterator)
+_ITERATORS = tuple(map(type, (iter([]), iter(()), iter(range(0)), iter("a"), iter("\xe9"), reversed([]))))
+
+
 # --- tensors: hooks, and which memory a parameter stands for; numbers are kept where they are written ---------------------------
 
 
@@ -130,6 +147,7 @@ STATES: dict[type, Kind] = {
     **{kind: _file(kind) for kind in (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)},
     **{kind: _in_memory(kind) for kind in (io.StringIO, io.BytesIO)},
     **dict.fromkeys((Queue, LifoQueue, PriorityQueue), QUEUE),
+    **dict.fromkeys(_ITERATORS, _ITERATOR),
 }
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from torchdebug_magics.instruments.nanhunt.op import written_by
+from torchdebug_magics.probing.ops import written_by
 from torchdebug_magics.probing.rng import RandomState
 
 if TYPE_CHECKING:

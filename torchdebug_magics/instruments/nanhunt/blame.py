@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.instruments.nanhunt.again import run_again
-from torchdebug_magics.instruments.nanhunt.knowledge import is_pointwise
 from torchdebug_magics.instruments.nanhunt.reach import healed, reached
+from torchdebug_magics.probing.ops import is_pointwise
 from torchdebug_magics.probing.tensors import bad_mask, is_bad
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.nanhunt.beginning import Beginning
-from torchdebug_magics.instruments.nanhunt.knowledge import is_movement, is_pointwise
+from torchdebug_magics.probing.ops import is_movement, is_pointwise
 from torchdebug_magics.probing.tensors import NAN, bad_mask, dense, describe, sizes_of
 
 if TYPE_CHECKING:

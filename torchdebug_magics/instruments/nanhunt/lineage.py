@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.knowledge import is_uninitialised
+from torchdebug_magics.probing.ops import is_uninitialised
 from torchdebug_magics.probing.tensors import is_bad
 
 if TYPE_CHECKING:

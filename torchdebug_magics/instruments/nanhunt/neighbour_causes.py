@@ -10,7 +10,7 @@ import torch
 
 from torchdebug_magics.instruments.nanhunt.causes import Diagnosis, Rule, is_zero
 from torchdebug_magics.instruments.nanhunt.families import NORMALISERS, REDUCED_MAXIMA, SELECTORS, SOFTMAXES, SPREADS
-from torchdebug_magics.instruments.nanhunt.knowledge import argument_of
+from torchdebug_magics.probing.ops import argument_of
 from torchdebug_magics.probing.tensors import INF, dense
 
 if TYPE_CHECKING:

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from torchdebug_magics.instruments.nanhunt.knowledge import HIDDEN_WRITES, argument_of, op_name
-
 if TYPE_CHECKING:
     from torchdebug_magics.probing.modules import Call
 
-__all__ = ["Line", "Op", "written_by"]
+__all__ = ["Line", "Op"]
 
 Line = tuple[str, int, str]
 """File, line and function."""
@@ -50,15 +48,3 @@ class Op:
     def inputs(self) -> list[torch.Tensor]:
         """Its tensor arguments, as they were before it ran."""
         return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, torch.Tensor)]
-
-
-def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors an op writes in place, also those its schema does not admit."""
-    found: list[torch.Tensor] = []
-    hidden_names = HIDDEN_WRITES.get(op_name(func), ()) if argument_of(func, args, kwargs, "training") is not False else ()
-    for place, argument in enumerate(func._schema.arguments):
-        value = args[place] if place < len(args) else kwargs.get(argument.name)
-        hidden = argument.name in hidden_names
-        if hidden or (argument.alias_info is not None and argument.alias_info.is_write):
-            found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-    return found

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.knowledge import ON_PURPOSE, is_movement
 from torchdebug_magics.instruments.nanhunt.naming import owner_of, shares_memory
+from torchdebug_magics.probing.ops import is_movement
 from torchdebug_magics.probing.tensors import INF, dense
 
 if TYPE_CHECKING:
@@ -19,13 +19,51 @@ if TYPE_CHECKING:
 __all__ = ["is_bad_weight", "is_mask", "on_purpose"]
 
 
+_ON_PURPOSE = frozenset(
+    [
+        "fill",
+        "fill_",
+        "full",
+        "full_like",
+        "new_full",
+        "masked_fill",
+        "masked_fill_",
+        "index_fill",
+        "index_fill_",
+        "scalar_tensor",
+        "where",
+        "constant_pad_nd",
+        "pad",
+        "lift_fresh",
+        "lift_fresh_copy",
+        "_to_copy",
+        "add",
+        "add_",
+        "sub",
+        "sub_",
+        "maximum",
+        "minimum",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+        "scatter",
+        "scatter_",
+        "index_put",
+        "index_put_",
+        "_index_put_impl_",
+        "masked_scatter",
+        "masked_scatter_",
+        "copy_",
+    ]
+)
+"""Ops by which an infinity that the user wrote down enters: a mask, a start value, padding."""
 _WRITES_DOWN = frozenset({"masked_fill", "masked_fill_", "where"})
 """A NaN written here marks what is missing; one from `fill_` or `full` is as likely a fault."""
 
 
 def on_purpose(op: Op, kind: int) -> bool:
     """Whether the op put an infinity that somebody wrote down."""
-    if op.name not in ON_PURPOSE or op.backward:
+    if op.name not in _ON_PURPOSE or op.backward:
         return False
     scalars = [value for value in (*op.args, *op.kwargs.values()) if isinstance(value, float)]
     if any(math.isinf(value) if kind == INF else math.isnan(value) and op.name in _WRITES_DOWN for value in scalars):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.instruments.nanhunt.again import run_again
-from torchdebug_magics.instruments.nanhunt.knowledge import is_movement, is_pointwise
+from torchdebug_magics.probing.ops import is_movement, is_pointwise
 from torchdebug_magics.probing.tensors import bad_mask
 
 if TYPE_CHECKING:

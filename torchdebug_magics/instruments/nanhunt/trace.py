@@ -15,10 +15,10 @@ import torch
 from torch._C._autograd import _get_sequence_nr
 from torch.utils._pytree import tree_leaves, tree_map
 
-from torchdebug_magics.instruments.nanhunt.knowledge import op_name
 from torchdebug_magics.instruments.nanhunt.lineage import Lineage, Overwritten, Source, memory_of
-from torchdebug_magics.instruments.nanhunt.op import Line, Op, written_by
+from torchdebug_magics.instruments.nanhunt.op import Line, Op
 from torchdebug_magics.probing.dispatch import OpListener, Run
+from torchdebug_magics.probing.ops import op_name, written_by
 from torchdebug_magics.probing.where import user_frame
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.nanhunt.again import place_of
 from torchdebug_magics.instruments.nanhunt.blame import healed, overlap, relevant, still_bad, tamed
-from torchdebug_magics.instruments.nanhunt.knowledge import is_movement, is_pointwise
 from torchdebug_magics.instruments.nanhunt.masks import Masks
 from torchdebug_magics.instruments.nanhunt.purpose import is_mask, on_purpose
 from torchdebug_magics.instruments.nanhunt.spread import with_all_kinds
+from torchdebug_magics.probing.ops import is_movement, is_pointwise
 from torchdebug_magics.probing.tensors import INF, NAN
 
 if TYPE_CHECKING:

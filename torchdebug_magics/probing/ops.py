@@ -1,58 +1,20 @@
-"""What ops are, by their ATen names: which only move numbers, which put an infinity on purpose, which hide what they write."""
+"""What ops are, by their schemas and ATen names: what they write, which only move numbers, which give memory that nobody has written."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-__all__ = ["HIDDEN_WRITES", "ON_PURPOSE", "argument_of", "is_movement", "is_pointwise", "is_uninitialised", "op_name"]
+__all__ = ["argument_of", "is_movement", "is_pointwise", "is_uninitialised", "op_name", "written_by"]
 
-HIDDEN_WRITES = {
+_HIDDEN_WRITES = {
     "native_batch_norm": ("running_mean", "running_var"),
     "cudnn_batch_norm": ("running_mean", "running_var"),
     "miopen_batch_norm": ("running_mean", "running_var"),
 }
 """Arguments that an op writes although its schema says no such thing."""
-
-ON_PURPOSE = frozenset(
-    [
-        "fill",
-        "fill_",
-        "full",
-        "full_like",
-        "new_full",
-        "masked_fill",
-        "masked_fill_",
-        "index_fill",
-        "index_fill_",
-        "scalar_tensor",
-        "where",
-        "constant_pad_nd",
-        "pad",
-        "lift_fresh",
-        "lift_fresh_copy",
-        "_to_copy",
-        "add",
-        "add_",
-        "sub",
-        "sub_",
-        "maximum",
-        "minimum",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "scatter",
-        "scatter_",
-        "index_put",
-        "index_put_",
-        "_index_put_impl_",
-        "masked_scatter",
-        "masked_scatter_",
-        "copy_",
-    ]
-)
-"""Ops by which an infinity that the user wrote down enters: a mask, a start value, padding."""
 
 _MOVES = frozenset(
     [
@@ -145,3 +107,15 @@ def is_uninitialised(name: str) -> bool:
         "_efficientzerotensor",
         "resize_",
     }
+
+
+def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors an op writes in place, also those its schema does not admit."""
+    found: list[torch.Tensor] = []
+    hidden_names = _HIDDEN_WRITES.get(op_name(func), ()) if argument_of(func, args, kwargs, "training") is not False else ()
+    for place, argument in enumerate(func._schema.arguments):
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        hidden = argument.name in hidden_names
+        if hidden or (argument.alias_info is not None and argument.alias_info.is_write):
+            found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return found

@@ -1,0 +1,105 @@
+"""Finds the first op at which a run goes another way than the one before it."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
+
+from torchdebug_magics.instruments.deterministic.recorder import Op, Recorder
+from torchdebug_magics.instruments.deterministic.runs import Enough
+from torchdebug_magics.probing.modules import ModuleCalls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torchdebug_magics.instruments.deterministic.recording import Recording, Seen
+    from torchdebug_magics.probing.contents import Contents
+    from torchdebug_magics.probing.lines import Line
+
+__all__ = ["Comparison", "Difference", "Kind"]
+
+Kind: TypeAlias = Literal["way", "given", "gave"]
+"""Another op or line; the same with other plain arguments or outside data; the same on the same, with another result."""
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """The first op that differs, as it was seen in the second run."""
+
+    kind: Kind
+    place: int
+    op: Op | None
+    """None where the second run ended before it."""
+    line: Line | None
+    module: str | None
+    phase: str
+    names: dict[str, Any]
+    """Variables of the frame that the op was called from, to name generators by."""
+
+
+class Comparison:
+    """Compares a run with an earlier recording, op by op while it goes on, and ends it at the first difference."""
+
+    def __init__(self, earlier: Recording, modules: Iterable[torch.nn.Module], **recorder: Any) -> None:
+        self.earlier = earlier
+        self.difference: Difference | None = None
+        self.recorder = Recorder(earlier.another(), self._seen, **recorder)
+        self._calls = ModuleCalls(modules)
+
+    def attach(self, stack: ExitStack) -> None:
+        """Begin to compare."""
+        self._calls.attach(stack)
+        self.recorder.attach(stack)
+
+    @property
+    def contents(self) -> Contents:
+        """What the run has written."""
+        return self.recorder.contents
+
+    def here(self) -> tuple[Line | None, str | None]:
+        """The user's line that runs, and the path of its module; in a backward pass, of the forward that it belongs to."""
+        lines, running = self.recorder.lines, self._calls.current
+        if torch._C._current_autograd_node() is not None and (made := lines.of_node()) is not None:
+            return made
+        return lines.here(sys._getframe()), None if running is None else running.path
+
+    def end(self) -> None:
+        """The run has ended by itself: it may have been shorter."""
+        if self.difference is None and self.recorder.count < len(self.earlier):
+            self.difference = Difference("way", self.recorder.count, None, None, None, "forward", {})
+
+    def _seen(self, seen: Seen, op: Op) -> None:
+        if self.difference is not None:
+            raise Enough
+        lines = self.recorder.lines
+        running = self._calls.current
+        if lines.has_new_node():
+            lines.made(op.line, running.path if running is not None else "")
+        kind = self._compared(seen, op)
+        if kind is None:
+            return
+        line, module = self.here()
+        phase = "forward" if torch._C._current_autograd_node() is None else "backward"
+        frame = lines.user_frame(sys._getframe())
+        names = {} if frame is None else {**frame.f_globals, **frame.f_locals}
+        self.difference = Difference(kind, op.place, op, line, module, phase, names)
+        raise Enough
+
+    def _compared(self, seen: Seen, op: Op) -> Kind | None:
+        if op.place >= len(self.earlier):
+            return "way"
+        before = self.earlier[op.place]
+        if (before.op, before.line) != (seen.op, seen.line):
+            return "way"
+        if before.given != seen.given:
+            return "given"
+        if before.gave == seen.gave:
+            return None
+        if op.empty is not None and op.plan.moves:
+            self.recorder.taint(op)  # it holds what nobody has written, and may never be read
+            return None
+        return "gave"

@@ -1,0 +1,55 @@
+"""What can be told of an op before it runs, from its schema: read once an op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from torchdebug_magics.probing.ops import is_movement, is_pointwise, is_uninitialised, op_name
+
+__all__ = ["Plan", "plan_of"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of one op."""
+
+    name: str
+    """The dispatcher's, such as ``aten.add.Tensor``."""
+    base: str
+    """Without namespace and overload, such as ``add``."""
+    writes: bool
+    """Whether it writes anything that it is given, as far as its schema tells."""
+    is_view: bool
+    """Whether all that it gives is memory that it was given."""
+    is_random: bool
+    """Whether it draws from a generator."""
+    is_empty: bool
+    """Whether it gives memory that nobody has written."""
+    moves: bool
+    """Whether it only moves numbers."""
+    is_pointwise: bool
+    is_marker: bool
+    """Whether it computes nothing, as the profiler's own."""
+
+
+@cache
+def plan_of(func: Any) -> Plan:
+    """The plan of an op."""
+    schema = func._schema
+    returns = [one.alias_info for one in schema.returns]
+    base = op_name(func)
+    return Plan(
+        name=str(func),
+        base=base,
+        writes=any(one.alias_info is not None and one.alias_info.is_write for one in schema.arguments) or "batch_norm" in base,
+        is_view=bool(returns) and all(alias is not None and not alias.is_write for alias in returns),
+        is_random=torch.Tag.nondeterministic_seeded in func.tags,
+        is_empty=is_uninitialised(base) and base != "_efficientzerotensor",
+        moves=is_movement(func),
+        is_pointwise=is_pointwise(func),
+        is_marker=base.startswith("profiler::"),
+    )

@@ -1,0 +1,191 @@
+"""Sees every op of a run, as it is dispatched."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from torchdebug_magics.instruments.deterministic.digest import EMPTY, folded, of_plain, of_tensor
+from torchdebug_magics.instruments.deterministic.plan import Plan, plan_of
+from torchdebug_magics.instruments.deterministic.recording import Recording, Seen
+from torchdebug_magics.probing.contents import Contents, memory_of
+from torchdebug_magics.probing.dispatch import ResultListener
+from torchdebug_magics.probing.lines import Line, Lines
+from torchdebug_magics.probing.ops import written_by
+
+__all__ = ["Op", "Recorder"]
+
+
+_HUGE_BYTES = 1 << 26
+_PART = 8
+"""Of storages larger than the one and so many times larger than the tensor, as of a data set in one file, only the tensor is read."""
+
+
+class Op(NamedTuple):
+    """One op that has just run."""
+
+    place: int
+    """How many ops ran before it."""
+    plan: Plan
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    line: Line | None
+    result: Any
+    written: list[torch.Tensor]
+    empty: Line | None
+    """Where memory was made that nobody has written as a whole, and that it was given; None where there is none such."""
+
+
+class Recorder:
+    """Gives each op to `seen`, with its digests; keeps what tensors from before the run held, before they are written.
+
+    Every tensor is read once: when an op has made it, or when it is met for the first time. Only the thread that runs the cell is seen,
+    and of compiled code only what it returns.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        seen: Callable[[Seen, Op], None],
+        *,
+        poison: bool = False,
+        thorough_at: int = -1,
+    ) -> None:
+        self.recording = recording
+        self.contents = Contents()
+        self.lines: Lines[Line] = Lines(Line)
+        self.count = 0
+        """Ops so far."""
+        self._seen = seen
+        self.ahead: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
+        """Told of each op before it runs."""
+        self._poison = poison
+        """Whether new memory is filled with something else than torch fills it with."""
+        self._thorough_at = thorough_at
+        """The op whose inputs are all read, known or not."""
+        self._known: dict[int, weakref.ref[Any]] = {}
+        """Storages whose contents follow from what was recorded, by address, until they are gone."""
+        self._made: set[int] = set()
+        """Of these, the ones that ops of this run made."""
+        self._tainted: dict[int, Line | None] = {}
+        """Of these, the ones that were never written as a whole, and where they were made."""
+        self._kwargs: dict[str, Any] = {}
+        self._given = EMPTY
+        self._inputs: set[int] = set()
+        self._written: list[torch.Tensor] = []
+
+    def attach(self, stack: ExitStack) -> None:
+        """From here until the stack closes."""
+        listener = ResultListener(self._after, _ignore, before=self._before)
+        listener.put(len(_get_current_dispatch_mode_stack()))
+        stack.callback(listener.take)
+
+    def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.ahead is not None:
+            self.ahead(func, args, kwargs)
+        self._kwargs = kwargs
+        self._written = written_by(func, args, kwargs) if plan_of(func).writes else []
+        for tensor in self._written:
+            memory = memory_of(tensor)
+            if memory and memory not in self._made:
+                self.contents.keep(tensor)
+        self._given = EMPTY
+        self._inputs.clear()
+        for value in args:
+            self._take_in(value)
+        for value in kwargs.values():
+            self._take_in(value)
+
+    def _take_in(self, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            memory = memory_of(value)
+            self._inputs.add(memory)
+            if memory not in self._known or self.count == self._thorough_at:
+                self._given = folded(self._given, self._met(value, memory))
+        elif isinstance(value, (list, tuple)):
+            for one in value:
+                self._take_in(one)
+        elif not isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator)):
+            self._given = folded(self._given, of_plain(value))
+
+    def _met(self, tensor: torch.Tensor, memory: int) -> int:
+        """What a tensor holds that no op before has made."""
+        if not memory:
+            return of_tensor(tensor)
+        storage = tensor.untyped_storage()
+        is_lent = storage.device.type == "cpu" and not storage.resizable() and not storage.is_shared()
+        if is_lent or storage.nbytes() > max(_HUGE_BYTES, _PART * tensor.nbytes):
+            return of_tensor(tensor)  # others may write to it at any time, or it is too much to be read for this
+        self._know(storage, memory)
+        whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        return folded(of_tensor(whole), int(tensor.storage_offset()))
+
+    def _after(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        plan = plan_of(func)
+        if plan.is_marker:
+            return
+        line = self.lines.here(sys._getframe(2))
+        results = list(_tensors(result))
+        empty = next((self._tainted[one] for one in self._inputs if one in self._tainted), None) if self._tainted else None
+        for tensor in results:
+            memory = memory_of(tensor)
+            if memory and memory not in self._inputs and not plan.is_view:
+                self._know(tensor.untyped_storage(), memory)
+                self._made.add(memory)
+        gave = EMPTY
+        if plan.is_empty:
+            self._new_memory(results, line)
+        elif not plan.is_view:
+            for tensor in results or self._written:
+                gave = folded(gave, of_tensor(tensor))
+            if not results and not self._written:
+                gave = folded(gave, of_plain(result))
+        seen = Seen(self.recording.number_of_op(plan.name), self.recording.number_of_line(line), self._given, gave)
+        place, self.count = self.count, self.count + 1
+        self._seen(seen, Op(place, plan, args, self._kwargs, line, result, self._written, empty))
+
+    def taint(self, op: Op) -> None:
+        """What the op gave holds memory that nobody has written: it has only moved it."""
+        for tensor in (*_tensors(op.result), *op.written):
+            self._tainted.setdefault(memory_of(tensor), op.empty)
+
+    def _new_memory(self, tensors: list[torch.Tensor], line: Line | None) -> None:
+        for tensor in tensors:
+            self._tainted[memory_of(tensor)] = line
+            if self._poison and memory_of(tensor) and tensor.numel():
+                _fill_otherwise(tensor)
+
+    def _know(self, storage: torch.UntypedStorage, memory: int) -> None:
+        self._known[memory] = weakref.ref(storage, lambda _: self._forget(memory))
+
+    def _forget(self, memory: int) -> None:
+        self._known.pop(memory, None)
+        self._made.discard(memory)
+        self._tainted.pop(memory, None)
+
+
+def _ignore(_func: Any, _error: BaseException) -> None:
+    return None
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _tensors(one)
+
+
+def _fill_otherwise(tensor: torch.Tensor) -> None:
+    """Torch fills with NaN, the largest integer and True, where it fills at all."""
+    version = 0 if tensor.is_inference() else tensor._version
+    with torch.no_grad():
+        tensor.detach().fill_(False if tensor.dtype is torch.bool else 113)
+    if not tensor.is_inference():
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))

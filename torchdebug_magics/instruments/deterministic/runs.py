@@ -1,0 +1,99 @@
+"""Runs a body again and again from the same start, and leaves everything as the first run has left it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from torchdebug_magics.instruments.deterministic.start import State
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from torchdebug_magics.instruments.deterministic.body import Body
+    from torchdebug_magics.probing.contents import Contents
+    from torchdebug_magics.probing.guard import Guard
+
+__all__ = ["Enough", "Runs", "Watch"]
+
+
+class Watch(Protocol):
+    """Sees the ops of one run."""
+
+    @property
+    def contents(self) -> Contents:
+        """What tensors held before that run has written them."""
+
+    def attach(self, stack: ExitStack) -> None:
+        """From here until the stack closes."""
+
+
+class Enough(BaseException):
+    """Raised inside an op to end a run. No `except Exception` of the user's catches it."""
+
+
+class Runs:
+    """The first run is the user's own; `over` ends it. Every later one is ended where it began, and `finish` brings back the end."""
+
+    def __init__(self, body: Body, guard: Guard) -> None:
+        self.body = body
+        self._guard = guard
+        self._start = State(body, guard)
+        self._end: State | None = None
+        self._written: Contents | None = None
+
+    def over(self, contents: Contents) -> None:
+        """The first run has ended, having written what is in `contents`: back to the start."""
+        with _held():
+            self._end = State(self.body, self._guard, also=self._start.names)
+            self._written = contents.exchange()
+            self._start.put_back()
+
+    def again(self, watch: Watch) -> Exception | None:
+        """One more run; what it raised, if it raised. An interrupt passes."""
+        try:
+            with ExitStack() as stack:
+                watch.attach(stack)
+                self.body.run()
+        except Enough:
+            return None
+        except Exception as error:  # noqa: BLE001 - the user's code in a hidden run: what it raises is what differs
+            return error
+        finally:
+            with _held():
+                watch.contents.put_back()
+                self._start.put_back()
+        return None
+
+    def finish(self) -> None:
+        """Everything as the first run has left it. Harmless the second time."""
+        with _held():
+            end, self._end = self._end, None
+            if end is not None and self._written is not None:
+                self._written.put_back()
+                end.put_back()
+
+
+@contextmanager
+def _held() -> Iterator[None]:
+    """An interrupt waits until everything is back; a second one does not."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    waiting: list[int] = []
+
+    def wait(number: int, _frame: FrameType | None) -> None:
+        if waiting:
+            signal.default_int_handler(number, None)
+        waiting.append(number)
+
+    signal.signal(signal.SIGINT, wait)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if waiting:
+        raise KeyboardInterrupt

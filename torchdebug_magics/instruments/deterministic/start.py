@@ -1,0 +1,52 @@
+"""What a run begins with, and another one must find again: objects, gradients, generators and names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.probing.attributes import Names
+from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.snapshot import Bound, Snapshot
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.body import Body
+    from torchdebug_magics.probing.guard import Guard
+
+__all__ = ["State"]
+
+_ALL = Bound(objects=2_000_000, bytes=4 << 30)
+
+
+class State:
+    """Of everything that a body can reach, at one moment. What tensors hold is not in it: see `Contents`."""
+
+    def __init__(self, body: Body, guard: Guard, also: Iterable[str] = ()) -> None:
+        self._body = body
+        self._guard = guard
+        self.names = frozenset(body.namespace.keys() - body.hidden)
+        self._snapshot = Snapshot([Names(body.namespace, self.names | frozenset(also)), *body.roots], _ALL)
+        self._gradients = [(one, one.grad, one.requires_grad) for one in self._snapshot.of_kind(torch.Tensor) if _is_leaf(one)]
+        self._random = RandomState.take()
+
+    def put_back(self) -> None:
+        """Make all of it as it was; names that are new are gone."""
+        for name in self._body.namespace.keys() - self._body.hidden - self.names:
+            del self._body.namespace[name]
+        self._snapshot.put_back(self._guard)
+        for tensor, gradient, requires_grad in self._gradients:
+            self._guard.run("putting back a gradient", _put_gradient, tensor, gradient, requires_grad)
+        self._random.put_back()
+
+
+def _is_leaf(tensor: Any) -> bool:
+    return bool(tensor.is_leaf) and not tensor.is_inference()
+
+
+def _put_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None, requires_grad: bool) -> None:
+    if tensor.grad is not gradient:
+        tensor.grad = gradient
+    if tensor.requires_grad != requires_grad:
+        tensor.requires_grad_(requires_grad)

@@ -1,0 +1,79 @@
+"""The body of the running cell, to be run once more: by the same code, in the same namespace, and without a word."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.utils.capture import capture_output
+
+from torchdebug_magics.jupyter.cell import running_cells
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from types import CodeType
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from torchdebug_magics.jupyter.cell import CellSessions
+
+__all__ = ["CellBody"]
+
+_SHELL_COMMANDS = frozenset({"system", "getoutput"})
+
+
+class CellBody:
+    """What follows the leading magics of ours; `run` may be called any number of times."""
+
+    def __init__(self, shell: InteractiveShell, cells: CellSessions, magics: Collection[str]) -> None:
+        source = getattr(getattr(next(running_cells(), None), "info", None), "raw_cell", None)
+        if not isinstance(source, str):
+            msg = "only a cell can be run a second time: in code, `torchdebug_magics.verify(function)` does it"
+            raise UsageError(msg)
+        self.namespace: dict[str, Any] = shell.user_ns
+        self.hidden = frozenset(shell.user_ns_hidden)
+        """Names in it that are not the user's."""
+        self.roots: tuple[object, ...] = ()
+        self._cells = cells
+        lines = shell.transform_cell(source)
+        compiler: Any = shell.compile
+        file = compiler.get_code_name(source, lines, shell.execution_count)  # as IPython compiles the running cell: a line is the same line
+        body = [one for one in compiler.ast_parse(lines, filename=file).body if not _is_magic(one, magics)]
+        self.statements = tuple(body)
+        self.refusal = _refusal(self.statements)
+        self._code: CodeType | None = None if self.refusal else compiler(shell.transform_ast(ast.Module(body, [])), file, "exec")
+
+    def run(self) -> None:
+        """Once more; what it raises is raised, what it prints or displays is not seen."""
+        __tracebackhide__ = True
+        assert self._code is not None
+        with capture_output():
+            self._cells.run_cell_again(self._code)
+
+
+def _is_magic(statement: ast.stmt, magics: Collection[str]) -> bool:
+    """``get_ipython().run_cell_magic('deterministic', '', None)``: as `MagicLines` writes it."""
+    match statement:
+        case ast.Expr(
+            ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython")), "run_cell_magic"), [ast.Constant(name), *_, ast.Constant(None)])
+        ):
+            return name in magics
+    return False
+
+
+def _refusal(statements: tuple[ast.stmt, ...]) -> str:
+    """Why it cannot be run a second time, or nothing."""
+    outside = [node for statement in statements for node in _outside_functions(statement)]
+    if any(isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)) for node in outside):
+        return "it awaits at top level"
+    for node in outside:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SHELL_COMMANDS:
+            return "it runs a command of the system, which a second run would run again"
+    return ""
+
+
+def _outside_functions(node: ast.AST) -> list[ast.AST]:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        return []
+    return [node, *(inner for child in ast.iter_child_nodes(node) for inner in _outside_functions(child))]
