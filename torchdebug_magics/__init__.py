@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from torchdebug_magics.errors import NonFiniteError, SessionError, TorchDebugError
+    from torchdebug_magics.errors import DeterminismError, NonFiniteError, SessionError, TorchDebugError
     from torchdebug_magics.instrument import Instrument
     from torchdebug_magics.report import Report
     from torchdebug_magics.session import Session
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "last_session", "memclean", "memgauge", "memmark", "memtrace",
-    "nanhunt", "shapes", "show",
+    "DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "last_session", "memclean", "memgauge",
+    "memmark", "memtrace", "nanhunt", "shapes", "show",
 ]  # fmt: skip
 
 

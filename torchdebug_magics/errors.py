@@ -3,6 +3,7 @@
     Exception
     └── TorchDebugError            wrong use of the API; the message says the repair
         ├── SessionError           a session entered twice, or read before its end
+        ├── DeterminismError       --strict: what cannot be run twice, at the line that does it
         └── NonFiniteError         the finding of a nanhunt; stops the cell it was found in
 
 Wrong use of a magic is IPython's own ``UsageError``. A failure of our own inside a callback is never raised: it becomes one
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.report import Finding
     from torchdebug_magics.report import Location
 
-__all__ = ["NonFiniteError", "SessionError", "TorchDebugError"]
+__all__ = ["DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError"]
 
 
 class TorchDebugError(Exception):
@@ -28,6 +29,10 @@ class TorchDebugError(Exception):
 
 class SessionError(TorchDebugError):
     """A session was used out of order."""
+
+
+class DeterminismError(TorchDebugError):
+    """Code that is to run twice does what a second run cannot find, or do, as the first one did."""
 
 
 class NonFiniteError(TorchDebugError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import math
@@ -90,7 +91,7 @@ class Report:
         return self.verdict
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain dicts, lists, strings and numbers, the verdict first."""
+        """The report as plain dicts, lists, strings and numbers, the verdict first; bytes are written as base64."""
         return {"verdict": self.verdict, **_plain(self)}
 
     def to_json(self, *, indent: int | None = 2) -> str:
@@ -103,7 +104,9 @@ def _plain(value: object) -> Any:
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (Sequence, AbstractSet)) and not isinstance(value, (str, bytes)):
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, (Sequence, AbstractSet)) and not isinstance(value, str):
         return [_plain(item) for item in value]
     return value
 

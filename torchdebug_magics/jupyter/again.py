@@ -41,6 +41,8 @@ class CellBody:
         file = compiler.get_code_name(source, lines, shell.execution_count)  # as IPython compiles the running cell: a line is the same line
         body = [one for one in compiler.ast_parse(lines, filename=file).body if not _is_magic(one, magics)]
         self.statements = tuple(body)
+        named = {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        self.variables = {name: value for name, value in shell.user_ns.items() if name in named - self.hidden}
         self.refusal = _refusal(self.statements)
         self._code: CodeType | None = None if self.refusal else compiler(shell.transform_ast(ast.Module(body, [])), file, "exec")
 

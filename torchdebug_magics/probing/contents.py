@@ -32,11 +32,18 @@ class Contents:
             _write(tensor, copy, version)
 
     def exchange(self) -> Contents:
-        """Put everything back, and return what was there instead; in the memory of the copies."""
+        """Put everything back, and return what was there instead; in the memory of the copies, where none overlap."""
         now = Contents()
-        for tensor, _, _ in self._copies.values():
-            now.keep(tensor)
-        self.put_back()
+        held = [key[0] for key in self._copies]
+        if len(set(held)) < len(held):
+            for tensor, _, _ in self._copies.values():
+                now.keep(tensor)
+            self.put_back()
+        else:
+            for key, (tensor, copy, version) in self._copies.items():
+                present, present_version = tensor.detach().clone(), _version(tensor)
+                _write(tensor, copy, version)
+                now._copies[key] = tensor, copy.copy_(present), present_version
         self._copies.clear()
         return now
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -111,11 +112,23 @@ def is_uninitialised(name: str) -> bool:
 
 def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors an op writes in place, also those its schema does not admit."""
+    named, hidden = _writes(func)
+    if hidden and argument_of(func, args, kwargs, "training") is not False:
+        named += hidden
     found: list[torch.Tensor] = []
-    hidden_names = _HIDDEN_WRITES.get(op_name(func), ()) if argument_of(func, args, kwargs, "training") is not False else ()
-    for place, argument in enumerate(func._schema.arguments):
-        value = args[place] if place < len(args) else kwargs.get(argument.name)
-        hidden = argument.name in hidden_names
-        if hidden or (argument.alias_info is not None and argument.alias_info.is_write):
+    for place, name in named:
+        value = args[place] if place < len(args) else kwargs.get(name)
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif value is not None:
             found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
     return found
+
+
+@cache
+def _writes(func: Any) -> tuple[tuple[tuple[int, str], ...], tuple[tuple[int, str], ...]]:
+    """(place, name) of the arguments that the schema calls written, and of those that it hides."""
+    arguments = list(enumerate(func._schema.arguments))
+    hidden_names = _HIDDEN_WRITES.get(op_name(func), ())
+    named = tuple((place, one.name) for place, one in arguments if one.alias_info is not None and one.alias_info.is_write)
+    return named, tuple((place, one.name) for place, one in arguments if one.name in hidden_names)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
+
+from torchdebug_magics.probing.written import called_from, writes_of
 
 __all__ = ["Body", "FunctionBody"]
 
@@ -25,6 +28,10 @@ class Body(Protocol):
         """What else it can reach."""
 
     @property
+    def variables(self) -> Mapping[str, object]:
+        """What its code names outside itself, as it is now."""
+
+    @property
     def statements(self) -> Sequence[ast.stmt]:
         """Its source, where that is known."""
 
@@ -43,6 +50,7 @@ class FunctionBody:
         self.namespace: dict[str, Any] = {}
         self.hidden: frozenset[str] = frozenset()
         self.roots = (function,)
+        self.variables = dict(_named_by(function))
         self.statements: tuple[ast.stmt, ...] = ()
         self.refusal = ""
         self._function = function
@@ -50,3 +58,13 @@ class FunctionBody:
     def run(self) -> None:
         """Call it, and drop what it gives."""
         self._function()
+
+
+def _named_by(function: object) -> Iterator[tuple[str, object]]:
+    """Globals and closed-over variables that a function of the user's, and those that it calls, load."""
+    for one in called_from(getattr(function, "__func__", function)):
+        loaded = writes_of(one.__code__).loaded
+        yield from ((name, value) for name, value in one.__globals__.items() if name in loaded)
+        for name, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # nothing was bound to it so far
+                yield name, cell.cell_contents

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import base64
+import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from torchdebug_magics.report import Location
+from torchdebug_magics.report import Location
 
-__all__ = ["Fingerprint"]
+__all__ = ["RECORD", "Fingerprint", "OpPrint"]
+
+RECORD = struct.Struct("<IIIBQQdd")
+"""Op, place, module, bits, and the four numbers of `OpPrint`; 45 bytes."""
+
+
+class OpPrint(NamedTuple):
+    """One op."""
+
+    op: str
+    place: Location | None
+    module: str
+    is_backward: bool
+    is_random: bool
+    is_unread: bool
+    """Whether it only moved memory that nobody had written: what it gave need not agree."""
+    given: int
+    """A digest of its plain arguments, and of data that no op before it made."""
+    gave: int
+    """A digest of what it returned or wrote."""
+    total: float
+    """The sum of its floating outputs; 0 without any."""
+    magnitude: float
+    """The sum of their absolute values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +42,29 @@ class Fingerprint:
 
     torch_version: str
     device: str
+    """Of the accelerator in use, or ``"cpu"``."""
+    threads_count: int
     ops: tuple[str, ...]
     places: tuple[Location | None, ...]
     modules: tuple[str, ...]
     records: bytes
+
+    def __len__(self) -> int:
+        return len(self.records) // RECORD.size
+
+    def __iter__(self) -> Iterator[OpPrint]:
+        for op, place, module, bits, *numbers in RECORD.iter_unpack(self.records):
+            yield OpPrint(self.ops[op], self.places[place], self.modules[module], bool(bits & 1), bool(bits & 2), bool(bits & 4), *numbers)
+
+    @classmethod
+    def from_dict(cls, held: Mapping[str, Any]) -> Fingerprint:
+        """Of what `to_dict` wrote; a KeyError or a TypeError where it is something else."""
+        return cls(
+            torch_version=held["torch_version"],
+            device=held["device"],
+            threads_count=held["threads_count"],
+            ops=tuple(held["ops"]),
+            places=tuple(None if place is None else Location(**place) for place in held["places"]),
+            modules=tuple(held["modules"]),
+            records=base64.b64decode(held["records"]),
+        )

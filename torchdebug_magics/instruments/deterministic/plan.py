@@ -21,8 +21,6 @@ class Plan:
     """The dispatcher's, such as ``aten.add.Tensor``."""
     base: str
     """Without namespace and overload, such as ``add``."""
-    writes: bool
-    """Whether it writes anything that it is given, as far as its schema tells."""
     is_view: bool
     """Whether all that it gives is memory that it was given."""
     is_random: bool
@@ -45,7 +43,6 @@ def plan_of(func: Any) -> Plan:
     return Plan(
         name=str(func),
         base=base,
-        writes=any(one.alias_info is not None and one.alias_info.is_write for one in schema.arguments) or "batch_norm" in base,
         is_view=bool(returns) and all(alias is not None and not alias.is_write for alias in returns),
         is_random=torch.Tag.nondeterministic_seeded in func.tags,
         is_empty=is_uninitialised(base) and base != "_efficientzerotensor",

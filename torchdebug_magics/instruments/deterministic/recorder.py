@@ -90,7 +90,7 @@ class Recorder:
         if self.ahead is not None:
             self.ahead(func, args, kwargs)
         self._kwargs = kwargs
-        self._written = written_by(func, args, kwargs) if plan_of(func).writes else []
+        self._written = written_by(func, args, kwargs)
         for tensor in self._written:
             memory = memory_of(tensor)
             if memory and memory not in self._made:

@@ -9,11 +9,13 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from torchdebug_magics.instruments.deterministic.start import State
+from torchdebug_magics.probing.quiet import quiet
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from torchdebug_magics.instruments.deterministic.body import Body
+    from torchdebug_magics.instruments.deterministic.outside import Outside
     from torchdebug_magics.probing.contents import Contents
     from torchdebug_magics.probing.guard import Guard
 
@@ -38,8 +40,9 @@ class Enough(BaseException):
 class Runs:
     """The first run is the user's own; `over` ends it. Every later one is ended where it began, and `finish` brings back the end."""
 
-    def __init__(self, body: Body, guard: Guard) -> None:
+    def __init__(self, body: Body, outside: Outside, guard: Guard) -> None:
         self.body = body
+        self._outside = outside
         self._guard = guard
         self._start = State(body, guard)
         self._end: State | None = None
@@ -56,6 +59,8 @@ class Runs:
         """One more run; what it raised, if it raised. An interrupt passes."""
         try:
             with ExitStack() as stack:
+                stack.enter_context(quiet())
+                self._outside.again(stack)
                 watch.attach(stack)
                 self.body.run()
         except Enough:

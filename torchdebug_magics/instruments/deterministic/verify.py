@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from torchdebug_magics.errors import DeterminismError
 from torchdebug_magics.instruments.deterministic.compare import Comparison
 from torchdebug_magics.instruments.deterministic.culprit import culprit
+from torchdebug_magics.instruments.deterministic.leftovers import Leftovers
+from torchdebug_magics.instruments.deterministic.outside import Outside
 from torchdebug_magics.instruments.deterministic.potential import Repetitions
 from torchdebug_magics.instruments.deterministic.recorder import Recorder
 from torchdebug_magics.instruments.deterministic.recording import Recording
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["Verification", "Verified"]
+
+_TAKEN = "--strict: the cell names the iterator `{}`, and a second run cannot take from it again: make it in the cell itself"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +45,12 @@ class Verified:
 class Verification:
     """Records the first run, and makes the second one when that is over."""
 
-    def __init__(self, body: Body, guard: Guard) -> None:
+    def __init__(self, body: Body, guard: Guard, *, strict: bool = False) -> None:
         self._body = body
         self._guard = guard
+        self._strict = strict
+        self._outside = Outside(body.namespace, strict=strict)
+        self._leftovers = Leftovers(body.variables)
         self._recording = Recording()
         self._runs: Runs | None = None
         self._recorder = Recorder(self._recording, lambda seen, _op: self._recording.add(seen))
@@ -53,8 +61,11 @@ class Verification:
         if self._body.refusal:
             self.result = Verified(not_verified=self._body.refusal)
             return
-        self._runs = Runs(self._body, self._guard)
+        if self._strict and (names := self._leftovers.at_risk()):
+            raise DeterminismError(_TAKEN.format(names[0]))
+        self._runs = Runs(self._body, self._outside, self._guard)
         stack.push(self._over)
+        self._outside.first(stack)
         self._recorder.attach(stack)
 
     def sweep(self) -> None:
@@ -71,6 +82,8 @@ class Verification:
         self.result = Verified(not_verified="the second run was interrupted", ops_count=len(self._recording))
         try:
             self._runs.over(self._recorder.contents)
+            unrestorable = (*(f"the iterator `{name}`" for name in self._leftovers.names()), *self._outside.said)
+            self.result = replace(self.result, unrestorable=unrestorable)
             self.result = self._second(self._runs)
         finally:
             self._runs.finish()
@@ -85,7 +98,9 @@ class Verification:
         found = None
         if comparison.difference is not None or error is not None:
             found = culprit(comparison, error, runs)
-        return Verified(
+        return replace(
+            self.result,
+            not_verified="",
             verified=found is None,
             divergence=found,
             ops_count=len(self._recording) if found is None else comparison.recorder.count,

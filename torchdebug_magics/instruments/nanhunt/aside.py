@@ -9,10 +9,7 @@ What leaves the process (a request, a line written to a file) cannot be taken ba
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.step import Step
     from torchdebug_magics.probing.guard import Guard
 
-__all__ = ["as_at_the_start", "eager", "quiet"]
+__all__ = ["as_at_the_start", "eager"]
 
 
 @contextlib.contextmanager
@@ -129,16 +126,3 @@ def eager() -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
     return stance
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """What the step printed, warned of and logged is not said again."""
-    disabled = logging.root.manager.disable
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable(sys.maxsize)
-        try:
-            yield
-        finally:
-            logging.disable(disabled)

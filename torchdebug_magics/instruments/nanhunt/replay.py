@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchdebug_magics.instruments.nanhunt.aside import as_at_the_start, eager, quiet
+from torchdebug_magics.instruments.nanhunt.aside import as_at_the_start, eager
 from torchdebug_magics.instruments.nanhunt.attempt import Attempt, CannotReplay, Replayed, agree, same_bits, same_kinds
 from torchdebug_magics.instruments.nanhunt.feeding import Feed
 from torchdebug_magics.instruments.nanhunt.layers import LayerWatch
@@ -23,6 +23,7 @@ from torchdebug_magics.instruments.nanhunt.step import Step
 from torchdebug_magics.instruments.nanhunt.trace import Trace
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.places import iterators_in
+from torchdebug_magics.probing.quiet import quiet
 from torchdebug_magics.probing.tensors import is_bad, kind_of, tensors_in
 
 if TYPE_CHECKING:

@@ -1,0 +1,69 @@
+"""What the first run has used up, and a second one cannot find again: generators that ran, iterators over what has no places."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator, Mapping
+from types import GeneratorType
+from typing import Any
+
+from torchdebug_magics.probing.attributes import attributes_of
+from torchdebug_magics.probing.ways import ways_of
+
+__all__ = ["Leftovers"]
+
+_DEEPEST = 4
+
+
+class Leftovers:
+    """How far every iterator is that some variables lead to."""
+
+    def __init__(self, variables: Mapping[str, object]) -> None:
+        self._places = [(name, one, _place(one)) for name, value in variables.items() for one in _iterators(value)]
+
+    def names(self) -> tuple[str, ...]:
+        """The variables whose iterators are not where they were."""
+        return tuple(dict.fromkeys(name for name, one, place in self._places if _place(one) != place))
+
+    def at_risk(self) -> tuple[str, ...]:
+        """The variables whose iterators could not be put back, should a run take from them."""
+        return tuple(dict.fromkeys(name for name, one, _ in self._places if not _has_places(one)))
+
+
+def _iterators(value: object, depth: int = 0) -> Iterator[Any]:
+    """The iterators in a value, and those that they take from."""
+    if depth >= _DEEPEST:
+        return
+    kind = type(value)
+    if kind in {list, tuple, dict} and depth < _DEEPEST - 1:
+        for one in list(value.values() if isinstance(value, dict) else value)[:64]:  # type: ignore[call-overload]  # a list or a tuple
+            if hasattr(type(one), "__next__"):
+                yield from _iterators(one, depth + 1)
+    if not hasattr(kind, "__next__") or hasattr(kind, "read"):
+        return
+    yield value
+    held = attributes_of(value)
+    inside = gc.get_referents(value) if held is None and kind is not GeneratorType else (held or {}).values()
+    for one in list(inside):
+        yield from _iterators(one, depth + 1)
+
+
+def _place(iterator: Any) -> object:
+    """How far it is; None where that cannot be told."""
+    if isinstance(iterator, GeneratorType):
+        frame = iterator.gi_frame
+        return -1 if frame is None else frame.f_lasti
+    if attributes_of(iterator) is not None:
+        return None  # one of Python's own making: what it takes from is looked at by itself
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            reduced = iterator.__reduce__()
+    except (TypeError, AttributeError):
+        return None
+    return tuple(part for part in reduced[1:] if isinstance(part, int)), tuple(part for part in reduced[1] if isinstance(part, int))
+
+
+def _has_places(iterator: Any) -> bool:
+    return attributes_of(iterator) is not None or any(way.read(iterator) for way in ways_of(iterator))

@@ -1,0 +1,119 @@
+"""What a run takes from outside, or leaves there: files that it writes, and what the user types."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import shutil
+import sys
+import tempfile
+from collections import deque
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from torchdebug_magics.errors import DeterminismError
+from torchdebug_magics.probing.where import owner
+
+__all__ = ["Outside"]
+
+_WRITING = frozenset("wax+")
+
+
+class Outside:
+    """Files are written and questions asked by the first run alone: later ones write to copies, and hear the same answers."""
+
+    def __init__(self, namespace: dict[str, Any], *, strict: bool) -> None:
+        self._namespace = namespace
+        self._strict = strict
+        """Whether the user's line that does such a thing raises."""
+        self._answers: list[str] = []
+        self._sizes: dict[Path, int | None] = {}
+        """Of files that the first run has written, before it did; None of those that were not there."""
+        self._appended: dict[str, None] = {}
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What a second run does not find as the first one did."""
+        asked = ("what was typed for `input()`",) if self._answers else ()
+        return (*asked, *(f"the file {name}, which is added to" for name in self._appended))
+
+    def first(self, stack: ExitStack) -> None:
+        """Note what happens, from here until the stack closes."""
+        ask, opener = builtins.input, builtins.open
+
+        def asked(*prompt: Any) -> str:
+            __tracebackhide__ = True
+            if self._strict:
+                raise DeterminismError(_REFUSED.format("`input()` asks"))
+            self._answers.append(ask(*prompt))
+            return self._answers[-1]
+
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            if _WRITING & set(mode) and isinstance(file, (str, Path)) and _is_the_users(sys._getframe(1)):
+                self._will_write(Path(file), mode)
+            return opener(file, mode, *args, **kwargs)
+
+        _stand_in(stack, self._namespace, asked, opened)
+
+    def again(self, stack: ExitStack) -> None:
+        """Nothing gets out, from here until the stack closes."""
+        answers = deque(self._answers)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torchdebug-")))
+        copies: dict[Path, Path] = {}
+        opener = builtins.open
+
+        def asked(*_prompt: Any) -> str:
+            if not answers:
+                raise EOFError
+            return answers.popleft()
+
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            if not isinstance(file, (str, Path)) or not _is_the_users(sys._getframe(1)):
+                return opener(file, mode, *args, **kwargs)
+            path = Path(file).absolute()
+            if path not in copies and (_WRITING & set(mode) or path in self._sizes):
+                copies[path] = folder / str(len(copies))
+                self._copy(path, copies[path])
+            return opener(copies.get(path, path), mode, *args, **kwargs)
+
+        _stand_in(stack, self._namespace, asked, opened)
+
+    def _will_write(self, path: Path, mode: str) -> None:
+        is_added_to = "w" not in mode and "x" not in mode and path.exists()
+        if is_added_to and self._strict:
+            raise DeterminismError(_REFUSED.format(f"the file {path.name} is added to"))
+        if is_added_to:
+            self._appended[path.name] = None
+        self._sizes.setdefault(path.absolute(), path.stat().st_size if path.exists() else None)
+
+    def _copy(self, path: Path, copy: Path) -> None:
+        """As it was before the first run, as far as that is known: of a file that was only added to."""
+        size_bytes = self._sizes.get(path, -1)
+        if size_bytes is None or not path.is_file():
+            return
+        shutil.copyfile(path, copy)
+        if size_bytes >= 0:
+            with copy.open("rb+") as file:
+                file.truncate(size_bytes)
+
+
+_REFUSED = "--strict: {}, and a second run cannot find that as the first one did: do it in a cell of its own"
+
+
+def _stand_in(stack: ExitStack, namespace: dict[str, Any], asked: Any, opened: Any) -> None:
+    if getattr(namespace.get("open"), "__module__", "").startswith("IPython"):  # which holds Python's own
+        stack.callback(namespace.__setitem__, "open", namespace["open"])
+        namespace["open"] = opened
+    for module, name, function in ((builtins, "input", asked), (builtins, "open", opened), (io, "open", opened)):
+        stack.callback(setattr, module, name, getattr(module, name))
+        setattr(module, name, function)
+
+
+def _is_the_users(frame: Any) -> bool:
+    """Whether the user's code opens it, be it through `pathlib`; what libraries write for themselves is theirs."""
+    while frame is not None and owner(frame.f_code.co_filename) == "python":
+        frame = frame.f_back
+    return frame is not None and owner(frame.f_code.co_filename) == "user"
