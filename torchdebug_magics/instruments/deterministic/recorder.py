@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from os import getpid
 from typing import Any, NamedTuple
 
 import torch
@@ -20,11 +21,6 @@ from torchdebug_magics.probing.lines import Line, Lines
 from torchdebug_magics.probing.ops import written_by
 
 __all__ = ["Op", "Recorder"]
-
-
-_HUGE_BYTES = 1 << 26
-_PART = 8
-"""Of storages larger than the one and so many times larger than the tensor, as of a data set in one file, only the tensor is read."""
 
 
 class Op(NamedTuple):
@@ -69,8 +65,11 @@ class Recorder:
         """Whether new memory is filled with something else than torch fills it with."""
         self._thorough_at = thorough_at
         """The op whose inputs are all read, known or not."""
+        self._process = getpid()
         self._known: dict[int, weakref.ref[Any]] = {}
         """Storages whose contents follow from what was recorded, by address, until they are gone."""
+        self._in_part: dict[int, set[tuple[object, ...]]] = {}
+        """Of these, the ones of which only some views were read: what lies between may be memory that nobody has written."""
         self._made: set[int] = set()
         """Of these, the ones that ops of this run made."""
         self._tainted: dict[int, Line | None] = {}
@@ -87,6 +86,8 @@ class Recorder:
         stack.callback(listener.take)
 
     def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if getpid() != self._process:  # a worker that was forked is a run of its own
+            return
         if self.ahead is not None:
             self.ahead(func, args, kwargs)
         self._kwargs = kwargs
@@ -108,6 +109,9 @@ class Recorder:
             self._inputs.add(memory)
             if memory not in self._known or self.count == self._thorough_at:
                 self._given = folded(self._given, self._met(value, memory))
+            elif (views := self._in_part.get(memory)) is not None and _view(value) not in views:
+                views.add(_view(value))
+                self._given = folded(self._given, of_tensor(value))
         elif isinstance(value, (list, tuple)):
             for one in value:
                 self._take_in(one)
@@ -120,15 +124,15 @@ class Recorder:
             return of_tensor(tensor)
         storage = tensor.untyped_storage()
         is_lent = storage.device.type == "cpu" and not storage.resizable() and not storage.is_shared()
-        if is_lent or storage.nbytes() > max(_HUGE_BYTES, _PART * tensor.nbytes):
-            return of_tensor(tensor)  # others may write to it at any time, or it is too much to be read for this
-        self._know(storage, memory)
-        whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        return folded(of_tensor(whole), int(tensor.storage_offset()))
+        if not is_lent:  # else others may write to it at any time
+            self._know(storage, memory)
+            if tensor.nbytes < storage.nbytes():
+                self._in_part[memory] = {_view(tensor)}
+        return of_tensor(tensor)
 
     def _after(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         plan = plan_of(func)
-        if plan.is_marker:
+        if plan.is_marker or getpid() != self._process:
             return
         line = self.lines.here(sys._getframe(2))
         results = list(_tensors(result))
@@ -142,7 +146,7 @@ class Recorder:
         if plan.is_empty:
             self._new_memory(results, line)
         elif not plan.is_view:
-            for tensor in results or self._written:
+            for tensor in _numbers(results) or self._written:
                 gave = folded(gave, of_tensor(tensor))
             if not results and not self._written:
                 gave = folded(gave, of_plain(result))
@@ -166,12 +170,22 @@ class Recorder:
 
     def _forget(self, memory: int) -> None:
         self._known.pop(memory, None)
+        self._in_part.pop(memory, None)
         self._made.discard(memory)
         self._tainted.pop(memory, None)
 
 
+def _view(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
+
+
 def _ignore(_func: Any, _error: BaseException) -> None:
     return None
+
+
+def _numbers(results: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Without the bytes beside them that an op keeps for its backward: scratch memory, of which a part is never written."""
+    return [one for one in results if one.dtype is not torch.uint8] or results
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.probing.attributes import Names
 from torchdebug_magics.probing.rng import RandomState
@@ -42,6 +43,8 @@ class State:
 
 
 def _is_leaf(tensor: Any) -> bool:
+    if is_lazy(tensor):
+        return False
     return bool(tensor.is_leaf) and not tensor.is_inference()
 
 
