@@ -1,0 +1,700 @@
+"""Cells that differ from run to run, each for one reason, and cells that only look so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+IMPORTS = """import itertools, os, queue, random, secrets, sys, threading, time, uuid
+from datetime import datetime
+import numpy as np, torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+"""
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One cell."""
+
+    name: str
+    body: str
+    cause: str
+    op: str
+    line: int
+    """In the body, 1-based."""
+    setup: str = ""
+
+
+PLANTED = (
+    Planted(
+        "own generator",
+        """\
+g = torch.Generator()
+g.seed()
+a = torch.randn(3)
+b = torch.randn(3, generator=g)
+c = a + b
+""",
+        "unseeded_generator",
+        "aten.randn.generator",
+        4,
+    ),
+    Planted(
+        "in place from a generator",
+        """\
+g = torch.Generator()
+g.seed()
+a = torch.empty(3).normal_(generator=g)
+b = a * 2
+""",
+        "unseeded_generator",
+        "aten.normal_.default",
+        3,
+    ),
+    Planted(
+        "permutation only",
+        """\
+g = torch.Generator()
+g.seed()
+x = torch.arange(50.)
+x = x[torch.randperm(50, generator=g)]
+s = x.sum()
+""",
+        "unseeded_generator",
+        "aten.randperm.generator",
+        4,
+    ),
+    Planted(
+        "torch.seed",
+        """\
+x = torch.ones(3)
+torch.seed()
+y = torch.rand(3) * x
+""",
+        "unseeded_generator",
+        "aten.rand.default",
+        3,
+    ),
+    Planted(
+        "loader's own generator",
+        """\
+g = torch.Generator()
+g.seed()
+for (x,) in DataLoader(data, batch_size=4, shuffle=True, generator=g):
+    y = x * 2
+""",
+        "unseeded_generator",
+        "aten.random_.from",
+        3,
+        setup="data = TensorDataset(torch.arange(16.))",
+    ),
+    Planted(
+        "numpy generator",
+        """\
+x = torch.ones(3)
+r = np.random.default_rng()
+noise = r.random(3)
+y = x + torch.from_numpy(noise)
+""",
+        "numpy_random",
+        "aten.lift_fresh.default",
+        4,
+    ),
+    Planted(
+        "numpy in a function",
+        """\
+def noisy(x):
+    return x + torch.tensor(np.random.default_rng().normal())
+y = noisy(torch.zeros(2))
+""",
+        "numpy_random",
+        "aten.lift_fresh.default",
+        2,
+    ),
+    Planted(
+        "numpy RandomState",
+        """\
+r = np.random.RandomState()
+x = torch.tensor(r.rand(4))
+y = x * 2
+""",
+        "numpy_random",
+        "aten.lift_fresh.default",
+        2,
+    ),
+    Planted(
+        "numpy in a dataset",
+        """\
+class D(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, i):
+        return np.random.default_rng().random(3)
+for x in DataLoader(D(), batch_size=4):
+    y = x * 2
+""",
+        "numpy_random",
+        "aten.lift_fresh.default",
+        6,
+    ),
+    Planted(
+        "written behind torch's back",
+        """\
+a = np.zeros(3)
+t = torch.from_numpy(a)
+u = t + 1
+a[:] = np.random.default_rng().random(3)
+v = t * 2
+""",
+        "numpy_random",
+        "aten.mul.Tensor",
+        5,
+    ),
+    Planted(
+        "python generator",
+        """\
+r = random.Random()
+x = torch.ones(3) * r.random()
+""",
+        "python_random",
+        "aten.mul.Tensor",
+        2,
+    ),
+    Planted(
+        "python seed()",
+        """\
+random.seed()
+k = random.randint(0, 10**9)
+x = torch.full((2,), float(k))
+""",
+        "python_random",
+        "aten.full.default",
+        3,
+    ),
+    Planted(
+        "clock",
+        """\
+t0 = time.time()
+x = torch.ones(3)
+stamp = time.perf_counter()
+y = x * torch.tensor([stamp])
+print(time.time() - t0)
+""",
+        "wall_clock",
+        "aten.lift_fresh.default",
+        4,
+    ),
+    Planted(
+        "clock as a number",
+        """\
+x = torch.ones(3)
+y = x * time.time()
+""",
+        "wall_clock",
+        "aten.mul.Tensor",
+        2,
+    ),
+    Planted(
+        "seeded by the clock",
+        """\
+torch.manual_seed(time.time_ns() % 2**31)
+x = torch.randn(3)
+y = x * 2
+""",
+        "wall_clock",
+        "aten.randn.default",
+        2,
+    ),
+    Planted(
+        "date",
+        """\
+x = torch.tensor([datetime.now().timestamp()], dtype=torch.float64)
+y = x + 1
+""",
+        "wall_clock",
+        "aten.lift_fresh.default",
+        1,
+    ),
+    Planted(
+        "os entropy",
+        """\
+key = os.urandom(16)
+x = torch.frombuffer(bytearray(key), dtype=torch.uint8).float()
+""",
+        "os_entropy",
+        "aten._to_copy.default",
+        2,
+    ),
+    Planted(
+        "uuid",
+        """\
+x = torch.ones(3)
+n = uuid.uuid4().int % 1000
+y = x + n
+""",
+        "os_entropy",
+        "aten.add.Tensor",
+        3,
+    ),
+    Planted(
+        "secrets",
+        "y = torch.ones(2) * secrets.randbelow(10**9)",
+        "os_entropy",
+        "aten.mul.Tensor",
+        1,
+    ),
+    Planted(
+        "order of a set",
+        """\
+class Thing:
+    pass
+places = {Thing(): i for i in range(40)}
+order = [places[one] for one in set(places)]
+x = torch.arange(40.)[torch.tensor(order)]
+""",
+        "hash_order",
+        "aten.lift_fresh.default",
+        5,
+    ),
+    Planted(
+        "id as a seed",
+        """\
+class Thing:
+    pass
+kept.append(Thing())
+x = torch.ones(2) * (id(kept[-1]) % 1000003)
+""",
+        "hash_order",
+        "aten.mul.Tensor",
+        4,
+        setup="kept = []",
+    ),
+    Planted(
+        "another branch",
+        """\
+x = torch.ones(3)
+if os.urandom(8) > last:
+    last = max(last, b'0' * 8)
+for _ in range(int.from_bytes(os.urandom(4), 'little') % 10007):
+    x = x + 1
+y = x * 2
+""",
+        "control_flow",
+        "aten.add.Tensor",
+        5,
+        setup="last = b'\\xff' * 9",
+    ),
+    Planted(
+        "early stop by the clock",
+        """\
+x = torch.ones(3)
+end = time.perf_counter() + 0.02
+while time.perf_counter() < end:
+    x = x + 1
+""",
+        "control_flow",
+        "aten.add.Tensor",
+        4,
+    ),
+    Planted(
+        "memory that nobody wrote",
+        """\
+w = torch.ones(200)
+z = torch.empty(200)
+q = (z + w).sum()
+""",
+        "uninitialized_memory",
+        "aten.empty.memory_format",
+        2,
+    ),
+    Planted(
+        "half written",
+        """\
+z = torch.empty(20)
+z[:10] = torch.ones(10)
+q = z.mean()
+""",
+        "uninitialized_memory",
+        "aten.empty.memory_format",
+        1,
+    ),
+    Planted(
+        "unwritten parameter",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.empty(3, 3))
+    def forward(self, x):
+        return x @ self.w
+y = Net()(torch.ones(2, 3))
+""",
+        "uninitialized_memory",
+        "aten.empty.memory_format",
+        4,
+    ),
+    Planted(
+        "a consumed generator",
+        """\
+a = next(values)
+x = torch.ones(2) * a
+""",
+        "state_leak",
+        "aten.mul.Tensor",
+        2,
+        setup="values = (float(i) for i in range(10))",
+    ),
+    Planted(
+        "a running loader",
+        """\
+x, = next(batches)
+y = x * 2
+""",
+        "state_leak",
+        "aten.mul.Tensor",
+        2,
+        setup="batches = iter(DataLoader(TensorDataset(torch.arange(16.)), batch_size=4))",
+    ),
+    Planted(
+        "a counter of itertools",
+        "x = torch.ones(2) + next(count)",
+        "state_leak",
+        "aten.add.Tensor",
+        1,
+        setup="count = itertools.count()",
+    ),
+    Planted(
+        "an own op",
+        """\
+x = torch.ones(3)
+y = torch.ops.torchdebug_planted.noisy(x)
+z = y + 1
+""",
+        "nondeterministic_op",
+        "torchdebug_planted.noisy.default",
+        2,
+        setup="""\
+if not hasattr(torch.ops.torchdebug_planted, "noisy"):
+    @torch.library.custom_op("torchdebug_planted::noisy", mutates_args=())
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return x + time.perf_counter() % 1
+""",
+    ),
+    Planted(
+        "a worker's own seed",
+        """\
+class D(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, i):
+        return np.random.default_rng().random(2)
+for x in DataLoader(D(), batch_size=2, num_workers=1):
+    y = x * 2
+""",
+        "worker_seed",
+        "aten.mul.Tensor",
+        7,
+    ),
+    Planted(
+        "the order of threads",
+        """\
+found = queue.Queue()
+def work(i):
+    time.sleep(0.002 * (os.urandom(1)[0] % 8))
+    found.put(torch.ones(2) * i)
+threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+[one.start() for one in threads]
+[one.join() for one in threads]
+x = torch.stack([found.get() for _ in threads])
+""",
+        "outside_data",
+        "aten.stack.default",
+        8,
+    ),
+)
+
+HEALTHY = {
+    "training": (
+        """\
+net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
+opt = torch.optim.AdamW(net.parameters(), lr=1e-2)
+sched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 10)
+X, Y, hist = torch.randn(64, 6), torch.randint(0, 3, (64,)), []
+loader = DataLoader(TensorDataset(X, Y), batch_size=16, shuffle=True)
+""",
+        """\
+for epoch in range(2):
+    for x, y in loader:
+        opt.zero_grad()
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        opt.step()
+    sched.step()
+    hist.append(loss.item())
+""",
+    ),
+    "fused adam": (
+        """\
+net = nn.Linear(6, 3)
+opt = torch.optim.Adam(net.parameters(), fused=True)
+X = torch.randn(8, 6)
+""",
+        """\
+for _ in range(3):
+    opt.zero_grad(set_to_none=False)
+    net(X).pow(2).sum().backward()
+    opt.step()
+""",
+    ),
+    "foreach with state": (
+        """\
+net = nn.Linear(6, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, foreach=True)
+X = torch.randn(8, 6)
+net(X).sum().backward()
+opt.step()
+""",
+        """\
+for _ in range(3):
+    net(X).pow(2).sum().backward()
+    opt.step()
+""",
+    ),
+    "lbfgs": (
+        """\
+net = nn.Linear(6, 3)
+opt = torch.optim.LBFGS(net.parameters())
+X = torch.randn(8, 6)
+""",
+        """\
+def closure():
+    opt.zero_grad()
+    loss = net(X).pow(2).sum()
+    loss.backward()
+    return loss
+opt.step(closure)
+""",
+    ),
+    "sparse gradients": (
+        """\
+table = nn.Embedding(10, 4, sparse=True)
+opt = torch.optim.SparseAdam(table.parameters())
+""",
+        """\
+table(torch.tensor([1, 2, 2])).sum().backward()
+opt.step()
+""",
+    ),
+    "attention and dropout": (
+        "q = torch.randn(2, 4, 16, 8, requires_grad=True)",
+        "F.scaled_dot_product_attention(q, q, q, is_causal=True, dropout_p=0.1).sum().backward()",
+    ),
+    "encoder in both modes": (
+        """\
+net = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1)
+x = torch.randn(2, 5, 16)
+""",
+        """\
+net(x).sum().backward()
+net.eval()
+with torch.no_grad():
+    z = net(x)
+""",
+    ),
+    "recurrent": (
+        """\
+net = nn.LSTM(4, 8, 2, dropout=0.2)
+x = torch.randn(5, 2, 4)
+""",
+        """\
+y, (h, c) = net(x)
+y.sum().backward()
+""",
+    ),
+    "checkpointing": (
+        """\
+from torch.utils.checkpoint import checkpoint
+net = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.3))
+x = torch.randn(4, 6, requires_grad=True)
+""",
+        "checkpoint(net, x, use_reentrant=False).sum().backward()",
+    ),
+    "autocast": (
+        """\
+net = nn.Linear(6, 3)
+x = torch.randn(4, 6)
+""",
+        """\
+with torch.autocast('cpu', dtype=torch.bfloat16):
+    y = net(x).float().pow(2).sum()
+y.backward()
+""",
+    ),
+    "workers": (
+        "data = TensorDataset(torch.randn(8, 4))",
+        """\
+total = 0
+for (x,) in DataLoader(data, batch_size=4, shuffle=True, num_workers=1):
+    total = total + x.sum()
+""",
+    ),
+    "generators from before": (
+        """\
+g = torch.Generator()
+r, p, old = np.random.default_rng(3), random.Random(3), np.random.RandomState(3)
+""",
+        """\
+x = torch.randn(3, generator=g) + torch.from_numpy(r.random(3)) * p.random() + torch.tensor(old.rand(3))
+""",
+    ),
+    "global generators": (
+        "",
+        """\
+x = torch.from_numpy(np.random.rand(3))
+y = torch.tensor(random.random())
+z = torch.randn(3)
+""",
+    ),
+    "containers and attributes": (
+        """\
+hist, d, seen = [], {'a': [1]}, set()
+class A:
+    n = 0
+a = A()
+""",
+        """\
+hist.append(torch.randn(2))
+d['a'].append(3)
+d['b'] = 4
+seen.add(1)
+A.n += 1
+a.k = 5
+new = torch.ones(2)
+del d['a']
+""",
+    ),
+    "a counter in a function": (
+        """\
+count = 0
+model = nn.Linear(2, 2)
+def step(x):
+    global count
+    count += 1
+    return model(x) * count
+""",
+        "y = step(torch.ones(1, 2))",
+    ),
+    "hooks that fill a list": (
+        """\
+net, acts = nn.Linear(3, 3), []
+hook = net.register_forward_hook(lambda m, i, o: acts.append(o.detach()))
+""",
+        """\
+y = net(torch.ones(2, 3))
+other = net.register_forward_hook(lambda m, i, o: o * 2)
+z = net(torch.ones(2, 3))
+""",
+    ),
+    "frozen and replaced": (
+        "net = nn.Linear(3, 3)",
+        """\
+net.weight.requires_grad_(False)
+net.bias = nn.Parameter(torch.ones(3))
+net(torch.ones(2, 3)).sum().backward()
+""",
+    ),
+    "inference mode": (
+        "net = nn.Linear(3, 3)",
+        """\
+with torch.inference_mode():
+    y = net(torch.ones(2, 3))
+    y.add_(1)
+""",
+    ),
+    "an iterator over a list": (
+        "it = iter([1.0, 2.0, 3.0])",
+        "x = torch.ones(2) * next(it)",
+    ),
+    "written before it is read": (
+        "",
+        """\
+x = torch.empty(3, 4)
+nn.init.normal_(x)
+buf = torch.empty(2, 3)
+for i in range(2):
+    buf[i] = torch.ones(3) * i
+z = buf.sum()
+out = torch.empty(3)
+torch.add(torch.ones(3), 1, out=out)
+w = out * 2
+""",
+    ),
+    "a part that is not read": (
+        "",
+        """\
+z = torch.empty(200)
+z[:10] = torch.ones(10)
+q = z[:10].sum()
+w = z.clone()[:10] * 2
+""",
+    ),
+    "NaN": (
+        "",
+        """\
+x = torch.zeros(3) / 0
+y = x + torch.log(-torch.ones(3))
+""",
+    ),
+    "a clock that does not matter": (
+        "",
+        """\
+t0 = time.time()
+x = torch.randn(3) * 2
+name = str(uuid.uuid4())
+print(time.time() - t0)
+""",
+    ),
+    "transforms": (
+        "",
+        """\
+y = torch.vmap(lambda v: v * torch.ones(4))(torch.randn(3, 4))
+g = torch.func.grad(lambda v: (v**2).sum())(torch.ones(3))
+""",
+    ),
+    "an own backward": (
+        """\
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0]
+""",
+        """\
+x = torch.ones(3, requires_grad=True)
+Twice.apply(x).sum().backward()
+""",
+    ),
+    "decompositions": (
+        "",
+        """\
+q, r = torch.linalg.qr(torch.randn(4, 4))
+u = torch.svd(torch.randn(3, 3)).U
+""",
+    ),
+    "accumulating indices": (
+        "",
+        "z = torch.zeros(5).index_put_((torch.randint(0, 5, (3000,)),), torch.randn(3000), accumulate=True)",
+    ),
+    "convolutions": (
+        """\
+net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.MaxPool2d(2)).to(memory_format=torch.channels_last)
+x = torch.randn(2, 3, 8, 8)
+""",
+        "net(x).mean().backward()",
+    ),
+}
+"""Setup and body; all are the same each time."""
