@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.report import Report
     from torchdebug_magics.session import Session
 
+    deterministic: Instrument
     memclean: Instrument
     memgauge: Instrument
     memmark: Instrument
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "last_session", "memclean", "memgauge",
-    "memmark", "memtrace", "nanhunt", "shapes", "show",
+    "DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "deterministic", "last_session", "memclean",
+    "memgauge", "memmark", "memtrace", "nanhunt", "shapes", "show",
 ]  # fmt: skip
 
 

@@ -18,6 +18,7 @@ INSTRUMENTS = {
     "memgauge": "torchdebug_magics.instruments.memgauge",
     "memmark": "torchdebug_magics.instruments.memmark",
     "memclean": "torchdebug_magics.instruments.memclean",
+    "deterministic": "torchdebug_magics.instruments.deterministic",
 }
 
 

@@ -69,6 +69,11 @@ class Instrument:
     """``module:callable`` from the probe's live snapshot to a `Page`."""
     lasting: bool = False
     """Whether ``%name on`` opens a session that goes on over any number of cells, until ``%name off``."""
+    line_lasts: bool = False
+    """Whether the bare line ``%name`` does so, too, in place of opening a session for the rest of its cell."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """What may stand on the line by itself, such as ``status``, each with a ``module:callable`` that gives a report; it is handed the
+    live snapshot of the lasting session, or None."""
     after_cell: str | None = None
     """``module:callable`` from two live snapshots of a lasting session to a `Page` that the cell between them shows at its end, or None."""
     black_box: bool = False
@@ -103,6 +108,8 @@ class Instrument:
         """A `Session` to be entered, or, where subjects are given or there is no session, the report."""
         if not subjects and self.probe is not None:
             return self.session(**options)
+        if len(subjects) == 1 and isinstance(subjects[0], str) and subjects[0] in self.words:
+            return self.report_of_word(subjects[0])
         if self.examine is None:
             msg = f"{self.name}() takes no positional values: write `with torchdebug_magics.{self.name}() as session:`"
             raise TypeError(msg)
@@ -140,6 +147,11 @@ class Instrument:
             named["names"] = names
         found = _load(self.examine or "")(*subjects, **named, **self._known(options))
         return found if isinstance(found, Examined) else Examined(found)
+
+    def report_of_word(self, word: str, live: object | None = None) -> Report:
+        """What one of `words` tells; `live` is the snapshot of the lasting session."""
+        report: Report = _load(self.words[word])(live)
+        return report
 
     def subject_of(self, called: object) -> object | None:
         """What is examined where `called` is called on the magic's line; None where the call itself gives the value."""

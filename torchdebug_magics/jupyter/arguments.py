@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
 
@@ -34,8 +34,8 @@ class Arguments:
 
     options: dict[str, Any]
     """The instrument's own, as keywords."""
-    switch: Literal["on", "off"] | None = None
-    """What was asked of a session that lasts."""
+    word: str | None = None
+    """``"on"`` and ``"off"`` are asked of a session that lasts; others are the row's own."""
     subjects: tuple[str, ...] = ()
     """Source text of the values to examine, as they would stand in a call: ``x``, ``mask=mask``, ``**batch``."""
     output: str | None = None
@@ -54,10 +54,10 @@ class MagicParser:
             prog=row.magic, description=row.description, add_help=False, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         parser.allow_abbrev = False
-        if row.lasting:
-            parser.add_argument(
-                "switch", nargs="?", metavar="on|off", help=f"%%{row.name} on: from now on, over all cells, until %%{row.name} off"
-            )
+        self.words = (*(_SWITCHES if row.lasting else ()), *row.words)
+        """What may stand on a line of its own, for Tab."""
+        if self.words:
+            parser.add_argument("word", nargs="?", metavar="|".join(self.words), help=_on_words(row))
         for option in row.options:
             parser.add_argument(option.flag, dest=option.name, help=option.help.replace("%", "%%"), **option.argparse)
         parser.add_argument("-o", "--output", metavar="NAME", type=_name, help="keep the report in the variable NAME, also after an error")
@@ -81,21 +81,21 @@ class MagicParser:
         takes = subjects and self._row.examine and self._row.subjects
         words, expressions = self._split(without_comment(line)) if takes else (_words(without_comment(line)), [])
         try:
-            values = self._values(words, switches=subjects)
+            values = self._values(words, alone=subjects)
         except _WrongWordsError as wrong:
             typed = f"%{self._row.name}" if subjects else self._row.magic
             msg = f"{typed}: {wrong}; {typed}? lists what it takes"
             raise UsageError(msg) from None
         common = {name: values.pop(name) for name in ("output", "quiet", "widget", "json", "help")}
-        return Arguments(options=values, switch=values.pop("switch", None), subjects=tuple(expressions), **common)
+        return Arguments(options=values, word=values.pop("word", None), subjects=tuple(expressions), **common)
 
-    def _values(self, words: list[str], *, switches: bool) -> dict[str, Any]:
+    def _values(self, words: list[str], *, alone: bool) -> dict[str, Any]:
         found, unknown = self._parser.parse_known_args(words)
         if unknown:
-            self._parser.error(_unknown(self._row, unknown[0]))
-        switch = getattr(found, "switch", None)
-        if switch is not None and not (switches and switch in _SWITCHES):
-            self._parser.error(_unknown(self._row, switch))
+            self._parser.error(_unknown(self._row, unknown[0], self.words))
+        word = getattr(found, "word", None)
+        if word is not None and not (alone and word in self.words):
+            self._parser.error(_unknown(self._row, word, self.words))
         return vars(found)
 
     def _split(self, line: str) -> tuple[list[str], list[str]]:
@@ -173,9 +173,16 @@ def _parses(text: str) -> bool:
     return as_argument(text) is not None
 
 
-def _unknown(row: Instrument, word: str) -> str:
-    if row.lasting and not word.startswith("-"):
-        return f"takes no value such as {word!r}; on a line of its own, `%{row.name} on` and `%{row.name} off`"
+def _on_words(row: Instrument) -> str:
+    on = f"%{row.name}, or %{row.name} on" if row.line_lasts else f"%{row.name} on"
+    lasts = [f"{on}: from now on, over all cells, until %{row.name} off"] if row.lasting else []
+    return "; ".join([*lasts, *(f"%{row.name} {word}: a report at once" for word in row.words)]).replace("%", "%%")
+
+
+def _unknown(row: Instrument, word: str, words: tuple[str, ...]) -> str:
+    if words and not word.startswith("-"):
+        *others, last = (f"`%{row.name} {one}`" for one in words)
+        return f"takes no value such as {word!r}; on a line of its own, {', '.join(others)} and {last}"
     if not word.startswith("-"):
         alone = f"; without a body, %{row.name} {row.subjects} does" if row.examine and row.subjects else ""
         return f"takes no value such as {word!r}{alone}"

@@ -49,7 +49,7 @@ class Extension:
         self._front_door = FrontDoor([magic.row for magic in self._magics.values()], self.screen, self.reports)
         self._formatter = ReportFormatter(self.screen)
         self._lines = MagicLines(self._magics)
-        flags = {name: magic.parser.flags for name, magic in self._magics.items()}
+        flags = {name: (*magic.parser.words, *magic.parser.flags) for name, magic in self._magics.items()}
         self._completer = FlagCompleter(shell, {**flags, self._front_door.NAME: self._front_door.WORDS})
 
     def install(self) -> None:

@@ -55,6 +55,10 @@ class LastingSessions:
         session.__exit__(None, None, None)
         del self._on[name]  # last: what an interrupt cut short is finished by another `off`
 
+    def live(self, name: str) -> object | None:
+        """The snapshot of the session that is on, or None."""
+        return self._on[name].live() if name in self._on else None
+
     def _after_cell(self, *_: object) -> None:
         for session in tuple(self._on.values()):
             session.after_cell()

@@ -78,10 +78,12 @@ class InstrumentMagic:
         asked = self.parser.parse(text, subjects=True)
         if asked.help:
             self._open(text, subjects=True)
-        elif asked.switch == "off":
+        elif asked.word == "off":
             self._homes.lasting.off(self.row.name)
-        elif asked.switch == "on":
+        elif asked.word == "on" or (asked.word is None and self.row.line_lasts):
             self._homes.lasting.on(self.row.name, self._shown(asked, lasting=True))
+        elif asked.word is not None:
+            self._show(asked, Examined(self.row.report_of_word(asked.word, self._homes.lasting.live(self.row.name))))
         elif asked.subjects or self.row.probe is None:
             subjects, keywords = self._evaluated(asked.subjects, local_ns)
             with _in_one_line():

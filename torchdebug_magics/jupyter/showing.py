@@ -80,9 +80,13 @@ class ShownSession:
                 self._deliver(report)
                 self._delivered = True
 
+    def live(self) -> object | None:
+        """The probe's snapshot."""
+        return self._session.live()
+
     def after_cell(self) -> None:
         """Of a lasting session: show what it has to say about the cell that has ended."""
-        snapshot = self._session.live() if self._deliver.row.after_cell else None
+        snapshot = self._session.live() if self._deliver.row.after_cell and not self._deliver.asked.quiet else None
         if snapshot is not None and (page := self._deliver.row.page_after_cell(self._after_last_cell, snapshot)) is not None:
             self._deliver.screen.show_page(page)
         self._after_last_cell = snapshot

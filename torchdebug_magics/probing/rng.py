@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["RandomKeeper", "RandomState"]
+__all__ = ["RandomKeeper", "RandomState", "same_state"]
 
 _MT19937_BYTES = 625 * 4
 """Its 624 words, and how many of them were used."""
@@ -18,12 +18,14 @@ _MT19937_BYTES = 625 * 4
 
 @dataclass(frozen=True)
 class RandomState:
-    """Python's, NumPy's (where imported) and torch's generators, with those of the CUDA devices that are in use."""
+    """Python's, NumPy's (where imported) and torch's generators, with those of the devices that are in use."""
 
     python: Any
     numpy: Any
     cpu: torch.Tensor
     cuda: tuple[torch.Tensor, ...]
+    xpu: tuple[torch.Tensor, ...] = ()
+    mps: torch.Tensor | None = None
 
     @classmethod
     def take(cls) -> RandomState:
@@ -34,7 +36,9 @@ class RandomState:
     @classmethod
     def _with(cls, numpy: Any) -> RandomState:
         cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()
-        return cls(random.getstate(), numpy, torch.get_rng_state(), cuda)
+        xpu = tuple(torch.xpu.get_rng_state_all()) if torch.xpu.is_initialized() else ()
+        mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+        return cls(random.getstate(), numpy, torch.get_rng_state(), cuda, xpu, mps)
 
     def put_back(self) -> None:
         """Make every generator continue from here."""
@@ -44,6 +48,29 @@ class RandomState:
         torch.set_rng_state(self.cpu)
         if self.cuda:
             torch.cuda.set_rng_state_all(list(self.cuda))
+        if self.xpu:
+            torch.xpu.set_rng_state_all(list(self.xpu))
+        if self.mps is not None:
+            torch.mps.set_rng_state(self.mps)
+
+    def holds(self) -> bool:
+        """Whether every generator stands where it stood; one that came up since, such as CUDA's, is nothing to compare."""
+        now = RandomState.take()
+        mine, others = (
+            (one.python, one.numpy, one.cpu, one.mps, *one.cuda[: len(self.cuda)], *one.xpu[: len(self.xpu)]) for one in (self, now)
+        )
+        return same_state(mine, others)
+
+
+def same_state(one: Any, other: Any) -> bool:
+    """Whether two states of a generator, of whatever they are made, are equal."""
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same_state, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_state(one[key], other[key]) for key in one)
+    if hasattr(one, "tolist"):  # a tensor or an array
+        return bool(one.tolist() == other.tolist())
+    return bool(one == other)
 
 
 class RandomKeeper:

@@ -1,1 +1,48 @@
-"""``%%deterministic``: the same numbers twice, or the op that differs, and why."""
+"""``%%deterministic``: the same numbers twice, or the op that differs and why."""
+
+from torchdebug_magics.instrument import Instrument, Option
+
+__all__ = ["INSTRUMENT"]
+
+_HERE = __name__
+
+INSTRUMENT = Instrument(
+    name="deterministic",
+    summary="the same numbers twice: all seeds and flags set for the cell and put back after it; --verify names the op that differs",
+    description="""Seed everything, tell torch to be deterministic, and put all of it back when the cell ends.
+
+Seeded: Python, NumPy's global generator, torch on every device, and each generator that your names lead to, with a seed of its own. Set:
+torch's deterministic algorithms and cuDNN's, no TF32, attention whose backward is deterministic, PYTHONHASHSEED for child processes.
+Workers of a DataLoader draw their seeds from torch's, so that they follow; `np.random.default_rng()` inside a worker does not.
+What is too late in a running process is said. CUDA is never started.
+
+    %%deterministic --seed 7        above a cell: for this cell alone
+    %deterministic --seed 7         from now on, over all cells
+    %deterministic off              ... until here
+    %deterministic status           every source of random numbers, and the state that it is in
+    %%deterministic --strict        an op without a deterministic way raises torch's own error, at your line
+    %%deterministic --keep-rng      afterwards the generators go on from where the cell left them
+
+A setting of the ritual's that the cell changes itself is put back, too, and the report says so; what the ritual does not touch stays.
+Nothing is added to the cost of torch's own flags; those may double the time of a training step.""",
+    options=(
+        Option("--seed", "a whole number from 0 to 4294967295 (default 42)", {"type": int, "default": 42, "metavar": "N"}),
+        Option("--strict", "raise where torch has no deterministic way, in place of a warning", {"action": "store_true"}),
+        Option("--keep-rng", "do not put the generators of random numbers back", {"action": "store_true"}),
+        Option("--verify", "run the cell twice from the same start, and name the first op that differs", {"action": "store_true"}),
+        Option("--against", "compare with a report that was kept before, by its name or file", {"metavar": "NAME"}),
+        Option("--save", "write what each op gave to a file, for a later --against", {"metavar": "PATH"}),
+        Option(
+            "--rtol",
+            "how far numbers may be apart, relative to the larger (default: every bit is compared)",
+            {"type": float, "metavar": "R"},
+        ),
+        Option("--cost", "measure how much slower the cell is, and by which setting", {"action": "store_true"}),
+    ),
+    probe=f"{_HERE}.probe:DeterministicProbe",
+    view=f"{_HERE}.view:page",
+    lasting=True,
+    line_lasts=True,
+    after_cell=f"{_HERE}.view:after_cell",
+    words={"status": f"{_HERE}.status:status"},
+)

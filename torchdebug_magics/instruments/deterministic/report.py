@@ -6,12 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+from torchdebug_magics.format import plural
+from torchdebug_magics.instruments.deterministic.verdict import listed, sentence
 from torchdebug_magics.report import Location, Report
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
 
-__all__ = ["Cause", "Cost", "DeterministicReport", "Divergence", "Potential", "Setting", "Warned"]
+__all__ = [
+    "Cause", "Cost", "DeterministicReport", "Divergence", "LiveRitual", "Loader", "Potential", "SeededBy", "Setting", "Source",
+    "StatusReport", "Warned",
+]  # fmt: skip
+
+SeededBy: TypeAlias = Literal["hand", "ritual", "entropy", "default", "unknown"]
+"""``"ritual"``: by the ``%deterministic`` that is on.
+
+``"default"``: the one seed with which torch begins a generator that nobody has seeded, the same in every process.
+"""
 
 Cause: TypeAlias = Literal[
     "unseeded_generator", "python_random", "numpy_random", "wall_clock", "os_entropy", "hash_order", "control_flow", "uninitialized_memory",
@@ -67,9 +78,13 @@ class Warned:
     """An op that torch itself calls non-deterministic, met while the cell ran."""
 
     op: str
+    """As torch's warning calls it."""
     location: Location | None
     message: str
+    count: int = 1
+    """How often at this line."""
     fix: str = ""
+    """What has a deterministic way in its place; empty where nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +103,16 @@ class DeterministicReport(Report):
     seed: int
     settings: Mapping[str, Setting] = field(default_factory=dict)
     """By name, what stood before and what while the cell ran; of those that were changed."""
+    keep_rng: bool = False
+    """Whether the generators were to go on from where the cell left them."""
     restored: bool = True
-    """Whether everything is as it was before."""
+    """Whether everything is as it was before; with `keep_rng`, all but the generators."""
+    overruled: tuple[str, ...] = ()
+    """What the cell itself set otherwise, and was put back all the same; a sentence each."""
+    generators: tuple[str, ...] = ()
+    """The user's own, by name, that were seeded."""
+    threads_count: int = 0
+    """Torch's, at the start: sums may differ by it."""
     too_late: tuple[str, ...] = ()
     """What can no longer be set in this process, a sentence each."""
     warnings: tuple[Warned, ...] = ()
@@ -99,6 +122,8 @@ class DeterministicReport(Report):
     """Why not, where it was asked for."""
     against: str = ""
     """What it was compared with, if not with a second run of itself."""
+    rtol: float | None = None
+    """How far numbers were allowed to be apart; None where every bit was compared."""
     divergence: Divergence | None = None
     ops_count: int | None = None
     """How many ops were compared or recorded; None where none was looked at."""
@@ -114,7 +139,63 @@ class DeterministicReport(Report):
     @property
     def verdict(self) -> str:
         """What differed, where, and the repair; or what holds."""
-        found = self.divergence
-        if found is None:
-            return f"Seeded with {self.seed}"
-        return " · ".join(filter(None, (found.op, str(found.location or ""), found.explanation, found.fix)))
+        return sentence(self)
+
+
+@dataclass(frozen=True)
+class LiveRitual:
+    """While a session is open."""
+
+    seed: int
+    settings_count: int
+    generators: tuple[str, ...]
+    """The user's own, by name, that were seeded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One source of random numbers, as it stands."""
+
+    name: str
+    kind: str
+    is_global: bool = False
+    """Whether it is the one that a library draws from by itself."""
+    seed: int | None
+    """None where nothing tells."""
+    seeded: SeededBy
+    state: str
+    """A few letters: the same as long as nothing is drawn from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loader:
+    """A DataLoader, and where its workers' seeds come from."""
+
+    name: str
+    workers_count: int
+    generator: str
+    """The name or kind of its own; empty where it draws from torch's global one."""
+    workers_alive: bool
+    """Whether workers of an earlier loop go on, with the seeds of that time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusReport(Report):
+    """Every source of randomness, and all that decides whether the same code gives the same numbers."""
+
+    sources: tuple[Source, ...]
+    settings: Mapping[str, object]
+    """By name, each switch of the ritual's as it stands."""
+    loaders: tuple[Loader, ...]
+    threads_count: int
+    hash_seed: str
+    """PYTHONHASHSEED as the interpreter began; ``"random"`` where the order of strings in sets differs with every start."""
+
+    @property
+    def verdict(self) -> str:
+        """Which of the sources differ with every run."""
+        entropy = [f"`{one.name}`" for one in self.sources if one.seeded == "entropy"]
+        many = plural(len(self.sources), "source")
+        if not entropy:
+            return f"{many} of random numbers, none of which is known to be seeded from entropy"
+        return f"{many} of random numbers; seeded from entropy, and so different in every run: {listed(entropy)}"

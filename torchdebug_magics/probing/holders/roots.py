@@ -17,7 +17,7 @@ from torchdebug_magics.probing.holders.outside import space_of, whose_module
 from torchdebug_magics.probing.shell import our_extension, running_shell
 from torchdebug_magics.probing.where import local_values
 
-__all__ = ["Rank", "Root", "named", "namespaces", "outputs", "roots"]
+__all__ = ["Rank", "Root", "named", "namespaces", "outputs", "roots", "variables"]
 
 _OUTPUT = re.compile(r"_+\d*$")
 _ERRORS = ("last_traceback", "last_value", "last_exc")
@@ -48,7 +48,7 @@ class Root(NamedTuple):
 def roots(extra: Iterable[tuple[str, object]] = ()) -> Iterator[Root]:
     """All of them; the same object may come under several names."""
     shell = running_shell()
-    yield from _variables(shell)
+    yield from variables()
     yield from _locals()
     yield from _outputs(shell)
     yield from (Root(label, value, Rank.IN_FLIGHT) for label, value in extra)
@@ -72,7 +72,9 @@ def _spaces(shell: Any) -> list[dict[str, Any]]:
     return [main] if shell is None or shell.user_ns is main else [shell.user_ns, main]
 
 
-def _variables(shell: Any) -> Iterator[Root]:
+def variables() -> Iterator[Root]:
+    """The user's own names in the notebook, and in `__main__`."""
+    shell = running_shell()
     for space in _spaces(shell):
         yield from (Root(name, value, Rank.VARIABLE) for name, value in named(space) if not _is_ours(name, shell))
 

@@ -1,0 +1,36 @@
+"""What is known of ops that torch cannot run in the same order twice: what to write in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["repair"]
+
+_ATTENTION = "run it under `sdpa_kernel(SDPBackend.MATH)`, or use `--strict`: then torch takes a backward that is deterministic"
+_REPAIRS: Mapping[str, str] = {
+    "put_": "write `x.view(-1)[index] = values`, which has a deterministic way",
+    "max_unpool": "write `zeros.scatter(-1, indices.flatten(-2), x.flatten(-2))`, which has a deterministic way",
+    "flash attention": _ATTENTION,
+    "memory efficient attention": _ATTENTION,
+    "upsample": "use `mode='nearest'` in `F.interpolate`",
+    "grid_sampler": "compute it on the CPU: `F.grid_sample(x.cpu(), grid.cpu()).to(x.device)`",
+    "cumsum": "compute it on the CPU: `x.cpu().cumsum(0).to(x.device)`",
+    "adaptive_avg_pool": "where the sizes divide, write `x.unflatten(-1, (out, -1)).mean(-1)` for each dimension",
+    "avg_pool3d": "average each dimension with `x.unflatten(-1, (-1, k)).mean(-1)`",
+    "adaptive_max_pool": "use `F.max_pool2d` of a fixed size",
+    "fractional_max_pool": "use `F.max_pool2d` of a fixed size",
+    "reflection_pad": "use `mode='constant'`, or pad by indexing: `x[..., index]`",
+    "nll_loss2d": "flatten first: `F.cross_entropy(x.movedim(1, -1).flatten(0, -2), y.flatten())`",
+    "ctc_loss": "compute it on the CPU: `F.ctc_loss(log_probs.cpu(), ...)`",
+    "histc": "count on the CPU: `x.cpu().histc(...)`",
+    "bincount": "add the weights with `zeros.index_add_(0, x, weights)`, which has a deterministic way",
+    "scatter_reduce": "reduce on the CPU; `reduce='sum'` and `'mean'` have a deterministic way",
+    "median": "take the value from `torch.sort`",
+    "embedding_bag": "use `mode='sum'` or `'mean'`",
+}
+
+
+def repair(op: str) -> str:
+    """What to write in the place of an op, by the name that torch gives it in its warning; empty where nothing is known."""
+    name = op.lower().lstrip("_")
+    return next((text for begin, text in _REPAIRS.items() if name.startswith(begin)), "")

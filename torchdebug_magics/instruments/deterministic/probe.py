@@ -1,0 +1,73 @@
+"""Performs the ritual while the session is open, and reports what it set and met."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, TypedDict
+
+from torchdebug_magics.instruments.deterministic.report import DeterministicReport, LiveRitual
+from torchdebug_magics.instruments.deterministic.ritual import Ritual
+from torchdebug_magics.probing.guard import Guard
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Asked", "DeterministicProbe"]
+
+
+class Asked(TypedDict, total=False):
+    """What is wanted besides the ritual."""
+
+    verify: bool
+    against: str | None
+    save: str | None
+    rtol: float | None
+    cost: bool
+
+
+class DeterministicProbe:
+    """One cell's, or that of all cells until ``%deterministic off``."""
+
+    def __init__(self, *, seed: int = 42, strict: bool = False, keep_rng: bool = False, **asked: Unpack[Asked]) -> None:
+        self._guard = Guard()
+        self._ritual = Ritual(seed, strict=strict, keep_rng=keep_rng, guard=self._guard)
+        self._keep_rng = keep_rng
+        self._asked = asked
+        self._live: LiveRitual | None = None
+
+    def attach(self, stack: ExitStack) -> None:
+        """Seed and set everything."""
+        self._ritual.attach(stack)
+        self._live = LiveRitual(self._ritual.seed, len(self._ritual.settings), self._ritual.generators)
+        stack.callback(self._close)
+
+    def sweep(self) -> None:
+        """Undo what an interrupt has left."""
+        self._ritual.undo()
+
+    def live(self) -> LiveRitual | None:
+        """What holds while the session is open."""
+        return self._live
+
+    def kept(self) -> dict[str, object]:
+        """Nothing."""
+        return {}
+
+    def report(self) -> DeterministicReport:
+        """What was set, met and put back."""
+        ritual = self._ritual
+        return DeterministicReport(
+            seed=ritual.seed,
+            keep_rng=self._keep_rng,
+            settings=dict(ritual.settings),
+            restored=bool(self._guard.run("looking whether all is put back", lambda: ritual.restored)),
+            overruled=ritual.overruled,
+            generators=ritual.generators,
+            threads_count=ritual.threads_count,
+            too_late=ritual.too_late,
+            warnings=ritual.warnings,
+            problems=tuple(self._guard.problems),
+        )
+
+    def _close(self) -> None:
+        self._live = None

@@ -1,0 +1,126 @@
+"""Every switch that the ritual turns: how it is read, what it should be, how it is set."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from torchdebug_magics.instruments.deterministic.precision import PRECISIONS, full
+
+__all__ = ["Switch", "mode", "switches"]
+
+_MODES: Final = {"off": (False, False), "warn only": (True, True), "on": (True, False)}
+_WORKSPACE = ":4096:8"
+"""Of the two that NVIDIA calls deterministic, the one that is not slow."""
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One switch of torch's or of the environment."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    wanted: Callable[[Any], Any]
+    """From its value to the one for the same numbers twice: the very same where nothing has to change."""
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Set it while the block runs."""
+        before = self.read()
+        try:
+            self.set()
+            yield
+        finally:
+            self.turn(before)
+
+    def set(self) -> None:
+        """Set it as it is wanted."""
+        self.turn(self.wanted(self.read()))
+
+    def turn(self, value: object) -> None:
+        """Set it to a value, if it stands otherwise."""
+        if self.read() != value:
+            self.write(value)
+
+
+def switches(seed: int, *, strict: bool) -> tuple[Switch, ...]:
+    """In the order in which they are set, and put back: what a setter moves besides its own stands after it."""
+    return (
+        Switch("deterministic_algorithms", mode, _set_mode, _always("on" if strict else "warn only")),
+        Switch("inductor.deterministic", _inductor, _set_inductor, lambda now: now if now is None else True),
+        _attribute("fill_uninitialized_memory", torch.utils.deterministic, "fill_uninitialized_memory", _always(True)),  # noqa: FBT003 - the value
+        _attribute("cudnn.deterministic", torch.backends.cudnn, "deterministic", _always(True)),  # noqa: FBT003 - the value
+        _attribute("cudnn.benchmark", torch.backends.cudnn, "benchmark", _always(False)),  # noqa: FBT003 - the value
+        *(Switch(one.name, one.read, one.write, full) for one in PRECISIONS),
+        *_attention(strict=strict),
+        _variable("CUBLAS_WORKSPACE_CONFIG", lambda now: now or _WORKSPACE),
+        _variable("PYTHONHASHSEED", _always(str(seed))),
+    )
+
+
+def _always(value: object) -> Callable[[Any], Any]:
+    return lambda _: value
+
+
+def mode() -> str:
+    """What torch does of a non-deterministic op: nothing, warn, or raise."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return "off"
+    return "warn only" if torch.is_deterministic_algorithms_warn_only_enabled() else "on"
+
+
+def _set_mode(mode: str) -> None:
+    enabled, warn_only = _MODES[mode]
+    torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
+def _inductor() -> bool | None:
+    """The compiler's own, which `use_deterministic_algorithms` moves as well; None where this torch has none."""
+    value: bool | None = getattr(_inductor_config(), "deterministic", None)
+    return value
+
+
+def _set_inductor(value: bool | None) -> None:
+    if value is not None:
+        _inductor_config().deterministic = value
+
+
+def _inductor_config() -> Any:
+    # Imported by `use_deterministic_algorithms` itself, a moment ago.
+    return operator.attrgetter("_inductor.config")(torch)
+
+
+def _attribute(name: str, owner: Any, attribute: str, wanted: Callable[[Any], Any]) -> Switch:
+    return Switch(name, lambda: getattr(owner, attribute), lambda value: setattr(owner, attribute, value), wanted)
+
+
+def _attention(*, strict: bool) -> tuple[Switch, ...]:
+    """While torch only warns, it keeps the backward of its fused attention as it is, which sums in any order; strictly, it takes another.
+
+    On the CPU all are deterministic, so they are left alone in a torch that knows no GPU.
+    """
+    if strict or not torch.backends.cuda.is_built():
+        return ()
+    cuda: Any = torch.backends.cuda
+    names = {"math": True, "flash": False, "mem_efficient": False, "cudnn": False}
+    return tuple(
+        Switch(f"sdpa.{name}", getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp"), _always(on))
+        for name, on in names.items()
+    )
+
+
+def _variable(name: str, wanted: Callable[[Any], Any]) -> Switch:
+    def write(value: str | None) -> None:
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+    return Switch(name, lambda: os.environ.get(name), write, wanted)

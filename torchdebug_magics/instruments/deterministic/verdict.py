@@ -1,0 +1,97 @@
+"""One sentence on a deterministic cell: what differed and where, or what holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.format import plural
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.report import DeterministicReport, Divergence
+    from torchdebug_magics.report import Location
+
+__all__ = ["listed", "sentence", "standing"]
+
+_MOST_NAMED = 3
+
+
+def sentence(report: DeterministicReport) -> str:
+    """The most urgent first."""
+    if report.divergence is not None:
+        return _difference(report.divergence, report.against)
+    if report.verified is False:
+        return f"{_differs(report.against)}, and no op of torch's can be named for it"
+    if report.verified:
+        return _agreement(report)
+    parts = [_met(report) or _ritual(report)]
+    if report.not_verified:
+        parts.append(f"not compared: {report.not_verified}")
+    return " · ".join([*parts, *_slower(report)])
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few, and how many more."""
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def standing(location: Location | None) -> str:
+    """A line and its text; empty where it is not known."""
+    if location is None:
+        return ""
+    return f"{location}: `{location.source}`" if location.source and "`" not in location.source else str(location)
+
+
+def _difference(found: Divergence, against: str) -> str:
+    what = f"{found.op}{' (backward)' if found.phase == 'backward' else ''}" if found.op else ""
+    module = f"`{found.module}`" if found.module else ""
+    parts = (what, module, standing(found.location), found.explanation, f"fix: {found.fix}" if found.fix else "")
+    return f"{_differs(against)}: {' · '.join(filter(None, parts))}"
+
+
+def _differs(against: str) -> str:
+    return f"Different from {against}" if against else "Different every run"
+
+
+def _agreement(report: DeterministicReport) -> str:
+    if not report.ops_count:
+        return f"Seeded with {report.seed}; no op of torch's ran, so there was nothing to compare"
+    whom = f"as {report.against}" if report.against else "twice"
+    how = "bit-identical" if report.rtol is None else f"equal to within {report.rtol:g}"
+    parts = [f"Same numbers {whom}: {plural(report.ops_count, 'op')} {'is' if report.ops_count == 1 else 'are'} {how} (seed {report.seed})"]
+    if report.potential:
+        names = [f"{one.op} at {one.location}" if one.location else one.op for one in report.potential]
+        parts.append(f"other runs may differ by {listed(names)}")
+    return " · ".join([*parts, *_slower(report)])
+
+
+def _met(report: DeterministicReport) -> str:
+    """What torch itself has warned of."""
+    if not report.warnings:
+        return ""
+    first = report.warnings[0]
+    where = f" at {standing(first.location)}" if first.location else ""
+    more = f", and {plural(len(report.warnings) - 1, 'more op')}" if len(report.warnings) > 1 else ""
+    fix = f" · fix: {first.fix}" if first.fix else ""
+    return f"Seeded with {report.seed}, yet `{first.op}`{where} may give other numbers in every run{more}{fix}"
+
+
+def _ritual(report: DeterministicReport) -> str:
+    seeded = f"Seeded with {report.seed}"
+    if not report.restored:
+        return f"{seeded}; not all of what was set could be put back"
+    if not report.settings:
+        return f"{seeded}; no setting had to change"
+    kept = ", the generators left as they are" if report.keep_rng else ""
+    many = len(report.settings)
+    return f"{seeded}; {plural(many, 'setting')} changed, {'all' if many > 1 else 'and'} put back{kept}"
+
+
+def _slower(report: DeterministicReport) -> list[str]:
+    ratio = report.slowdown_ratio
+    if ratio is None:
+        return []
+    most = max(report.costs, key=lambda cost: cost.ratio, default=None)
+    by = f", most by {most.setting} ({most.ratio:.2f}x)" if most is not None and most.ratio > 1 else ""
+    return [f"the ritual takes {ratio:.2f}x the time{by}"]

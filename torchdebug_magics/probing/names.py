@@ -1,0 +1,119 @@
+"""What the user's names lead to, with the path that leads there: ``loader.generator``, ``runs[0]``."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from types import FrameType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from torchdebug_magics.probing.attributes import attributes_of, members_of
+from torchdebug_magics.probing.holders.roots import variables
+from torchdebug_magics.probing.kinds import LEAVES
+from torchdebug_magics.probing.states import is_generator
+from torchdebug_magics.probing.ways import ways_of
+from torchdebug_magics.probing.where import frames_above, is_user_code, local_values
+
+__all__ = ["Named", "user_names", "values_found"]
+
+_MOST_OBJECTS = 20_000
+_MOST_PARTS = 2_000
+"""Of one object: a data set of a million numbers holds nothing to be found."""
+_DEEPEST = 6
+_FUNCTION_FLAG = 0x2
+"""``CO_NEWLOCALS``: a call, not the top of a cell or file."""
+
+
+class Named(NamedTuple):
+    """A value, and how to write it."""
+
+    name: str
+    value: Any
+
+
+def user_names(frame: FrameType | None) -> Iterator[Named]:
+    """The variables of the notebook or script, then those of the user's calls that `frame` stands in, the innermost first."""
+    yield from (Named(one.label, one.value) for one in variables())
+    spaces: set[int] = set()
+    for one in frames_above(frame):
+        if not is_user_code(one.f_code):
+            continue
+        if one.f_code.co_flags & _FUNCTION_FLAG:
+            yield from (Named(f"{name} in {one.f_code.co_name}()", value) for name, value in local_values(one).items())
+        if id(one.f_globals) not in spaces:
+            spaces.add(id(one.f_globals))
+            yield from (Named(name, value) for name, value in list(one.f_globals.items()) if not name.startswith("_"))
+
+
+def values_found(roots: Iterator[Named], is_wanted: Callable[[object], bool]) -> list[Named]:
+    """Each wanted value once, by the shortest of its names; the search ends at a bound, and runs no code of the user's."""
+    seen: dict[int, Any] = {}
+    found: list[Named] = []
+    todo = deque((root, 0) for root in sorted(roots, key=lambda root: root.name))
+    while todo and len(seen) < _MOST_OBJECTS:
+        here, depth = todo.popleft()
+        if id(here.value) in seen or type(here.value) in LEAVES:
+            continue
+        seen[id(here.value)] = here.value
+        if is_wanted(here.value):
+            found.append(here)
+        if depth < _DEEPEST and not is_generator(here.value):
+            todo.extend((part, depth + 1) for part in islice(_parts(here), _MOST_PARTS) if type(part.value) not in LEAVES)
+    return found
+
+
+def _parts(here: Named) -> Iterator[Named]:
+    """By what its type says: a lazy object may answer `isinstance` with an import or a warning."""
+    name, value = here
+    kind = type(value)
+    ways = ways_of(value)
+    if not ways or issubclass(kind, torch.Tensor):
+        return
+    if issubclass(kind, dict):
+        yield from (Named(f"{name}[{key!r}]", part) for key, part in list(dict.items(value)) if type(key) in {str, int})
+    elif issubclass(kind, (list, tuple, deque)):
+        yield from (Named(f"{name}[{position}]", part) for position, part in enumerate(_base(kind).__iter__(value)))
+    elif kind is FunctionType:
+        yield from _around(name, value)
+    elif issubclass(kind, (ModuleType, type)):
+        # Of modules and classes only the user's own, which these ways know.
+        if ways[0].read(value) is not None:
+            yield from _of_names(name, vars(value))
+    else:
+        yield from _of_instance(name, value)
+
+
+def _base(kind: type) -> Any:
+    return next(base for base in (list, tuple, deque) if issubclass(kind, base))
+
+
+def _of_instance(name: str, value: object) -> Iterator[Named]:
+    held = attributes_of(value) or {}
+    if issubclass(type(value), torch.nn.Module):
+        yield from _of_names(name, held.get("_modules") or {})
+    yield from _of_names(name, held)
+    for member in members_of(type(value)):
+        yield from (Named(f"{name}.{member.__name__}", part) for part in _held(member.__get__, value))
+
+
+def _of_names(name: str, held: Mapping[str, Any]) -> Iterator[Named]:
+    yield from (Named(f"{name}.{key}", part) for key, part in list(held.items()) if type(key) is str and not key.startswith("__"))
+
+
+def _around(name: str, function: FunctionType) -> Iterator[Named]:
+    if not is_user_code(function.__code__):
+        return
+    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        yield from (Named(f"{variable} of {name}()", part) for part in _held(getattr, cell, "cell_contents"))
+    yield from (Named(f"a default of {name}()", value) for value in function.__defaults__ or ())
+
+
+def _held(read: Callable[..., Any], *place: object) -> list[Any]:
+    """What is kept in a slot or in a cell, if anything was put there."""
+    try:
+        return [read(*place)]
+    except (AttributeError, ValueError):
+        return []
