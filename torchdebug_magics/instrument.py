@@ -81,6 +81,10 @@ class Instrument:
     reruns: bool = False
     """Whether the probe takes ``runs``: a bounded deque, the same in every run of the same cell, for what it is to remember from one to
     the next; None where no cell runs."""
+    runs_again: bool = False
+    """Whether the probe takes ``body``: what the session watches, to be run once more; None where that cannot be told."""
+    knows_output: bool = False
+    """Whether the probe takes ``kept``: whether the report is to be kept under a name."""
     examine: str | None = None
     """``module:callable`` from the values named on the magic's line, and the options, to a report or `Examined`; no session is opened."""
     says: bool = False
@@ -127,13 +131,20 @@ class Instrument:
         return self.session_of_cell(options)
 
     def session_of_cell(
-        self, options: Mapping[str, object], *, runs: deque[Any] | None = None, after: BaseException | None = None
+        self,
+        options: Mapping[str, object],
+        *,
+        runs: deque[Any] | None = None,
+        after: BaseException | None = None,
+        body: object | None = None,
+        kept: bool = False,
     ) -> Session[Any]:
-        """The same for a cell; `runs` is what the probe has remembered of the cell's earlier runs, `after` the error of the cell before."""
+        """The same for a cell, with what the row asks to know of it: see `reruns`, `after_error`, `runs_again`, `knows_output`."""
         if self.probe is None:
             msg = f"{self.name} looks at once and takes no body: write `{self.magic}` on a line of its own"
             raise SessionError(msg)
-        told: dict[str, object] = {"runs": runs} if self.reruns else {}
+        known = {"runs": (self.reruns, runs), "body": (self.runs_again, body), "kept": (self.knows_output, kept)}
+        told = {name: value for name, (is_asked, value) in known.items() if is_asked}
         if after is not None and self.after_error is not None:
             told["last_error"] = f"{type(after).__name__}: {after}".strip().splitlines()[0]
         return Session(_load(self.probe)(**self._known(options), **told))

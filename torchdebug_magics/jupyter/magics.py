@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from IPython.core.error import UsageError
 from IPython.core.magic import needs_local_scope, no_var_expand
 
+from torchdebug_magics import catalog
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import Examined
+from torchdebug_magics.jupyter.again import CellBody
 from torchdebug_magics.jupyter.arguments import MagicParser
 from torchdebug_magics.jupyter.showing import Delivery, ShownSession
 from torchdebug_magics.jupyter.values import evaluated
@@ -50,6 +52,7 @@ class InstrumentMagic:
         self._recorder = recorder
         self._screen = screen
         self._keep = keep
+        self._names = frozenset(catalog.INSTRUMENTS)
 
     def functions(self) -> tuple[Callable[..., object], Callable[..., object]]:
         """What IPython calls for the line and for the cell form."""
@@ -133,7 +136,8 @@ class InstrumentMagic:
         __tracebackhide__ = True
         with _in_one_line():
             runs = self._homes.reruns.of_running_cell(self.row.name) if self.row.reruns else None
-            session = self.row.session_of_cell(asked.options, runs=runs, after=after)
+            body = None if lasting or not self.row.runs_again else CellBody(self._screen.shell, self._homes.cells, self._names)
+            session = self.row.session_of_cell(asked.options, runs=runs, after=after, body=body, kept=bool(asked.output))
         deliver = Delivery(self.row, asked, self._screen, lambda name, report: self._keep(name, report, session))
         return ShownSession(session, deliver, self._recorder, lasting=lasting)
 

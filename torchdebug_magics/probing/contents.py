@@ -26,6 +26,10 @@ class Contents:
     def __len__(self) -> int:
         return len(self._copies)
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Those that were kept."""
+        return [tensor for tensor, _, _ in self._copies.values()]
+
     def put_back(self) -> None:
         """Undo the writes, the last one first: an earlier copy of the same memory is the older one."""
         for tensor, copy, version in reversed(self._copies.values()):

@@ -43,6 +43,8 @@ Nothing is added to the cost of torch's own flags; those may double the time of 
     view=f"{_HERE}.view:page",
     lasting=True,
     line_lasts=True,
+    runs_again=True,
+    knows_output=True,
     after_cell=f"{_HERE}.view:after_cell",
     words={"status": f"{_HERE}.status:status"},
 )

@@ -2,165 +2,218 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.deterministic.documented import fix_for
+from torchdebug_magics.instruments.deterministic.knowledge import repair
+from torchdebug_magics.instruments.deterministic.origin import first_difference
 from torchdebug_magics.instruments.deterministic.recorder import Recorder
 from torchdebug_magics.instruments.deterministic.recording import Recording
-from torchdebug_magics.instruments.deterministic.report import Divergence
+from torchdebug_magics.instruments.deterministic.report import Cause, Divergence
 from torchdebug_magics.instruments.deterministic.runs import Enough
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.compare import Comparison, Difference
+    from torchdebug_magics.instruments.deterministic.origin import Origin
     from torchdebug_magics.instruments.deterministic.recorder import Op
     from torchdebug_magics.instruments.deterministic.recording import Seen
     from torchdebug_magics.instruments.deterministic.runs import Runs
+    from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.report import Location
 
 __all__ = ["culprit"]
 
+_IN_THE_CELL = "make in the cell itself what the cell uses up"
 
-@dataclass
+
+@dataclass(frozen=True, kw_only=True)
 class _Told:
-    """Cause, explanation and fix."""
+    """What is said of an op."""
 
-    cause: Any
+    cause: Cause
     explanation: str
     fix: str = ""
     op: str = ""
+    """Where another one is to blame."""
     location: Location | None = None
     other: Location | None = None
 
 
-def culprit(comparison: Comparison, error: Exception | None, runs: Runs) -> Divergence:
+def culprit(comparison: Comparison, error: Exception | None, runs: Runs, unrestorable: Sequence[str], guard: Guard) -> Divergence:
     """What differed between the first run and the second, and why."""
-    difference = comparison.difference
-    if difference is None:
-        assert error is not None
-        return _of_error(error)
-    if difference.kind == "way":
-        return _of_way(comparison.earlier, difference)
-    op = difference.op
-    assert op is not None
-    told = _of_result(op, difference, runs) if difference.kind == "gave" else _of_outside(op)
-    return Divergence(
-        op=told.op or op.plan.name,
-        module=difference.module,
-        location=told.location or _location(difference),
-        occurrence=comparison.earlier.occurrence(difference.place),
-        cause=told.cause,
-        explanation=told.explanation,
-        fix=told.fix,
-        other=told.other,
-        phase=difference.phase,
-    )
+    found = _Culprit(comparison, runs, unrestorable, guard)
+    return found.of_error(error) if comparison.difference is None and error is not None else found.of_difference()
 
 
-def _of_error(error: Exception) -> Divergence:
-    text = str(error).strip().splitlines()
-    said = f"{type(error).__name__}: {text[0] if text else ''}"
-    return Divergence(
-        op="",
-        module=None,
-        location=None,
-        occurrence=1,
-        cause="state_leak",
-        explanation=f"the second run raised {said}: it did not find what the first run began with",
-        fix="make in the cell itself what the cell uses up",
-    )
+class _Culprit:
+    def __init__(self, comparison: Comparison, runs: Runs, unrestorable: Sequence[str], guard: Guard) -> None:
+        self._comparison = comparison
+        self._runs = runs
+        self._unrestorable = unrestorable
+        self._guard = guard
 
-
-def _of_way(earlier: Recording, difference: Difference) -> Divergence:
-    """The runs went different ways: another op, another line, or an end."""
-    before = earlier[difference.place] if difference.place < len(earlier) else None
-    first = None if before is None else earlier.places[before.line]
-    name = difference.op.plan.name if difference.op is not None else ""
-    first_name = "" if before is None else earlier.op_name(before.op)
-    here, there = _location(difference), None if first is None else first.location
-    if difference.op is None:
-        said = f"the second run ended where the first one went on with `{first_name}`"
-    elif before is None:
-        said = f"the second run went on with `{name}` where the first one had ended"
-    else:
-        said = f"the first run went to `{first_name}` ({there}), the second one to `{name}` ({here})"
-    return Divergence(
-        op=first_name or name,
-        module=difference.module,
-        location=there or here,
-        occurrence=earlier.occurrence(difference.place) if before is not None else 1,
-        cause="control_flow",
-        explanation=said,
-        fix="",
-        other=here if before is not None else None,
-        phase=difference.phase,
-    )
-
-
-def _of_outside(op: Op) -> _Told:
-    """What came into the op was not made by an op."""
-    return _Told("outside_data", f"`{op.plan.name}` was given other data, which no op of torch's has made")
-
-
-def _of_result(op: Op, difference: Difference, runs: Runs) -> _Told:
-    if op.plan.is_random:
-        return _of_generator(op, difference)
-    if op.empty is not None:
-        return _Told(
-            "uninitialized_memory",
-            f"`{op.plan.name}` reads memory that `torch.empty` has made ({op.empty.location}) and nobody has written",
-            "`torch.zeros` in place of `torch.empty`, or write all of it before it is read",
-            op="aten.empty.memory_format",
-            location=op.empty.location,
-            other=_location(difference),
+    def of_error(self, error: Exception) -> Divergence:
+        """The second run raised where the first one did not, after the very same ops."""
+        text = str(error).strip().splitlines()
+        said = f"the second run raised {type(error).__name__}: {text[0] if text else ''}"
+        told = self._of_leak(said) or self._of_origin(len(self._comparison.earlier), said)
+        return Divergence(
+            op="", module=None, location=told.location, occurrence=1, cause=told.cause, explanation=told.explanation, fix=told.fix
         )
-    if not _inputs_agree(difference.place, runs):
-        return _of_outside(op)
-    if op.plan.is_view or op.plan.moves or op.plan.is_pointwise:
-        return _Told(
-            "unknown", f"`{op.plan.name}` gave other numbers on equal inputs, which it cannot do by itself: something else wrote there"
+
+    def of_difference(self) -> Divergence:
+        """An op differed."""
+        difference, earlier = self._comparison.difference, self._comparison.earlier
+        assert difference is not None
+        told = self._told(difference)
+        return Divergence(
+            op=told.op or (difference.op.plan.name if difference.op is not None else ""),
+            module=difference.module,
+            location=told.location or _location(difference),
+            occurrence=earlier.occurrence(difference.place) if difference.place < len(earlier) else 1,
+            cause=told.cause,
+            explanation=told.explanation,
+            fix=told.fix,
+            other=told.other,
+            phase=difference.phase,
         )
-    fix = fix_for(op.plan.name)
-    known = "as its documentation says it may" if fix else "and torch's documentation says nothing of it"
-    return _Told("nondeterministic_op", f"`{op.plan.name}` gave other numbers on the very same inputs, {known}", fix)
+
+    def _told(self, difference: Difference) -> _Told:
+        if difference.kind == "way":
+            return self._of_way(difference)
+        op = difference.op
+        assert op is not None
+        if difference.kind == "given":
+            return self._of_outside(op)
+        if op.plan.is_random:
+            return _of_generator(op, difference)
+        if op.empty is not None:
+            return _of_empty(op, op.empty.location, difference)
+        return _of_kernel(op) if self._inputs_agree(difference.place) else self._of_outside(op)
+
+    def _of_way(self, difference: Difference) -> _Told:
+        """The runs went different ways: another op, another line, or an end."""
+        earlier = self._comparison.earlier
+        before = earlier[difference.place] if difference.place < len(earlier) else None
+        line = None if before is None else earlier.places[before.line]
+        there, here = None if line is None else line.location, _location(difference)
+        went = [
+            "to its end" if before is None else f"to `{earlier.op_name(before.op)}` ({there})",
+            "to its end" if difference.op is None else f"to `{difference.op.plan.name}` ({here})",
+        ]
+        said = f"the first run went {went[0]}, the second one {went[1]}"
+        origin = self._origin(difference.place)
+        return _Told(
+            cause="control_flow",
+            explanation=f"{said}: {origin.explanation}" if origin is not None else said,
+            fix=origin.fix if origin is not None else "",
+            op="" if before is None else earlier.op_name(before.op),
+            location=there,
+            other=here if before is not None else None,
+        )
+
+    def _of_outside(self, op: Op) -> _Told:
+        """What came into the op was not made by an op."""
+        said = f"`{op.plan.name}` was given other data, which no op of torch's has made"
+        return self._of_origin(op.place, said)
+
+    def _of_origin(self, place: int, said: str) -> _Told:
+        origin = self._origin(place)
+        if origin is not None and origin.cause not in {"unknown", "outside_data"}:
+            return _Told(cause=origin.cause, explanation=origin.explanation, fix=origin.fix)
+        leak = self._of_leak(said)
+        if leak is not None:
+            return leak
+        if origin is not None:
+            return _Told(cause=origin.cause, explanation=origin.explanation, fix=origin.fix)
+        return _Told(cause="outside_data", explanation=said)
+
+    def _of_leak(self, said: str) -> _Told | None:
+        if self._unrestorable:
+            gone = ", ".join(self._unrestorable)
+            return _Told(cause="state_leak", explanation=f"{said}: the second run did not find {gone} as the first one did", fix=_IN_THE_CELL)
+        if "backward through the graph a second time" in said:
+            explanation = f"{said}: the graph was made before the cell, and the first run has used it up"
+            return _Told(cause="state_leak", explanation=explanation, fix="compute the loss in the cell that calls `backward()`")
+        return None
+
+    def _origin(self, place: int) -> Origin | None:
+        """The line of Python on the way to an op at which two more runs begin to differ."""
+        watch = Recorder(Recording(), _until(place))
+
+        def run() -> None:
+            nonlocal watch
+            watch = Recorder(Recording(), _until(place))
+            self._runs.through(watch)
+
+        try:
+            return first_difference(run, lambda: self._runs.back(watch), guard=self._guard)
+        finally:
+            self._runs.back(watch)
+
+    def _inputs_agree(self, place: int) -> bool:
+        """Whether an op is given the same in two more runs, each of its inputs read just before it."""
+        return self._given_at(place) == self._given_at(place)
+
+    def _given_at(self, place: int) -> int | None:
+        given: list[int] = []
+
+        def seen(seen: Seen, op: Op) -> None:
+            if op.place >= place:
+                given.append(seen.given)
+                raise Enough
+
+        self._runs.again(Recorder(Recording(), seen, thorough_at=place))
+        return given[0] if given else None
+
+
+def _until(place: int) -> Any:
+    def seen(_seen: Seen, op: Op) -> None:
+        if op.place >= place:
+            raise Enough
+
+    return seen
 
 
 def _of_generator(op: Op, difference: Difference) -> _Told:
     generator: Any = next((one for one in (*op.args, *op.kwargs.values()) if isinstance(one, torch.Generator)), None)
     if generator is None:
         return _Told(
-            "unseeded_generator",
-            f"`{op.plan.name}` draws from torch's global generator, which the cell itself has seeded anew (`torch.seed()`)",
-            "`torch.manual_seed(42)`, or no seeding at all: this magic has seeded it",
+            cause="unseeded_generator",
+            explanation=f"`{op.plan.name}` draws from torch's global generator, which the cell itself has seeded anew",
+            fix="`torch.manual_seed(42)` in place of `torch.seed()`, or none of it: this magic has seeded it",
         )
     # In here it is wrapped anew: it is known by what is behind it.
     held: list[tuple[str, Any]] = [(name, value) for name, value in difference.names.items() if isinstance(value, torch.Generator)]
     name = next((name for name, value in held if value._cdata == generator._cdata), "")
-    called = f"`{name}`" if name else "a `torch.Generator`"
     return _Told(
-        "unseeded_generator",
-        f"`{op.plan.name}` draws from {called}, which has another seed in each run",
-        f"`{name or 'generator'}.manual_seed(42)` in place of `.seed()`",
+        cause="unseeded_generator",
+        explanation=f"`{op.plan.name}` draws from {f'`{name}`' if name else 'a `torch.Generator`'}, which has another seed in each run",
+        fix=f"`{name or 'generator'}.manual_seed(42)` in place of `.seed()`",
     )
 
 
-def _inputs_agree(place: int, runs: Runs) -> bool:
-    """Whether an op is given the same in two more runs, each of its inputs read just before it."""
-    return _given_at(place, runs) == _given_at(place, runs)
+def _of_empty(op: Op, made: Location, difference: Difference) -> _Told:
+    return _Told(
+        cause="uninitialized_memory",
+        explanation=f"`{op.plan.name}` reads memory that `torch.empty` has made ({made}) and nobody has written",
+        fix="`torch.zeros` in place of `torch.empty`, or write all of it before it is read",
+        op="aten.empty.memory_format",
+        location=made,
+        other=_location(difference),
+    )
 
 
-def _given_at(place: int, runs: Runs) -> int | None:
-    given: list[int] = []
-
-    def seen(seen: Seen, op: Op) -> None:
-        if op.place >= place:
-            given.append(seen.given)
-            raise Enough
-
-    runs.again(Recorder(Recording(), seen, thorough_at=place))
-    return given[0] if given else None
+def _of_kernel(op: Op) -> _Told:
+    if op.plan.is_view or op.plan.moves or op.plan.is_pointwise:
+        said = f"`{op.plan.name}` gave other numbers on equal inputs, which it cannot do: something else wrote there"
+        return _Told(cause="unknown", explanation=said)
+    fix = repair(op.plan.base)
+    known = "as its documentation says it may" if fix else "and torch's documentation says nothing of it"
+    return _Told(cause="nondeterministic_op", explanation=f"`{op.plan.name}` gave other numbers on the very same inputs, {known}", fix=fix)
 
 
 def _location(difference: Difference) -> Location | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -55,6 +56,10 @@ class Fingerprint:
     def __iter__(self) -> Iterator[OpPrint]:
         for op, place, module, bits, *numbers in RECORD.iter_unpack(self.records):
             yield OpPrint(self.ops[op], self.places[place], self.modules[module], bool(bits & 1), bool(bits & 2), bool(bits & 4), *numbers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values; the records as base64."""
+        return {**dataclasses.asdict(self), "records": base64.b64encode(self.records).decode("ascii")}
 
     @classmethod
     def from_dict(cls, held: Mapping[str, Any]) -> Fingerprint:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["repair"]
+__all__ = ["is_documented", "repair"]
 
 _ATTENTION = "run it under `sdpa_kernel(SDPBackend.MATH)`, or use `--strict`: then torch takes a backward that is deterministic"
 _REPAIRS: Mapping[str, str] = {
@@ -28,9 +28,20 @@ _REPAIRS: Mapping[str, str] = {
     "median": "take the value from `torch.sort`",
     "embedding_bag": "use `mode='sum'` or `'mean'`",
 }
+_SETTING = "`torch.use_deterministic_algorithms(True)` gives it a deterministic way"
+_WITH_SETTING = (
+    "embedding_dense_backward", "index_add", "index_copy", "index_put", "put", "replication_pad", "scatter",
+)  # fmt: skip
+
+
+def is_documented(base: str) -> bool:
+    """Whether torch's documentation calls an op non-deterministic on some device; by its ATen name without the overload."""
+    name = base.lstrip("_")
+    return name.startswith((*_WITH_SETTING, *_REPAIRS))
 
 
 def repair(op: str) -> str:
-    """What to write in the place of an op, by the name that torch gives it in its warning; empty where nothing is known."""
+    """What to write in the place of an op, by its ATen name or the one in torch's warning; empty where nothing is known."""
     name = op.lower().lstrip("_")
-    return next((text for begin, text in _REPAIRS.items() if name.startswith(begin)), "")
+    known = next((text for begin, text in _REPAIRS.items() if name.startswith(begin)), "")
+    return known or (_SETTING if name.startswith(_WITH_SETTING) else "")

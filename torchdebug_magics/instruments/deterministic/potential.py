@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from torchdebug_magics.instruments.deterministic.digest import number_of, of_plain, of_tensor
-from torchdebug_magics.instruments.deterministic.documented import fix_for, is_documented
+from torchdebug_magics.instruments.deterministic.knowledge import is_documented, repair
 from torchdebug_magics.instruments.deterministic.plan import plan_of
 from torchdebug_magics.instruments.deterministic.report import Potential
 from torchdebug_magics.probing.lines import Line
@@ -70,7 +70,7 @@ class Repetitions:
                 differed_count=row.differed,
                 repetitions_count=row.repetitions,
                 explanation=f"`{name}` gave other numbers in {row.differed} of {row.repetitions} repetitions on the same inputs",
-                fix=fix_for(name),
+                fix=repair(name.split(".")[1]),
             )
             for (name, _), row in self._rows.items()
             if row.differed

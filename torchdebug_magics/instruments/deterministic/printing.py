@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.deterministic.fingerprint import RECORD, Fingerprint
-from torchdebug_magics.instruments.deterministic.recorder import Recorder
-from torchdebug_magics.instruments.deterministic.recording import Recording
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.tensors import tensors_in
 
@@ -18,42 +16,42 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torchdebug_magics.instruments.deterministic.recorder import Op
-    from torchdebug_magics.instruments.deterministic.recording import Seen
+    from torchdebug_magics.instruments.deterministic.recording import Recording, Seen
     from torchdebug_magics.report import Location
 
 __all__ = ["Printer"]
 
 
 class Printer:
-    """Writes down every op, and goes on."""
+    """Writes down every op that a recorder sees."""
 
-    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        self._recorder = Recorder(Recording(), self._seen)
-        self._calls = ModuleCalls(modules)
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._calls = ModuleCalls(())
         self._modules: dict[str, int] = {"": 0}
         self._records = bytearray()
         self._devices: set[str] = set()
 
-    def attach(self, stack: ExitStack) -> None:
-        """From here until the stack closes."""
+    def attach(self, stack: ExitStack, modules: Iterable[torch.nn.Module]) -> None:
+        """Follow module calls from here until the stack closes."""
+        self._calls = ModuleCalls(modules)
         self._calls.attach(stack)
-        self._recorder.attach(stack)
 
     def fingerprint(self) -> Fingerprint:
         """Of all ops so far."""
-        recording = self._recorder.recording
-        places: list[Location | None] = [None if line is None else line.location for line in recording.places]
+        places: list[Location | None] = [None if line is None else line.location for line in self._recording.places]
         return Fingerprint(
             torch_version=torch.__version__,
             device=", ".join(sorted(self._devices - {"cpu"})) or "cpu",
             threads_count=torch.get_num_threads(),
-            ops=tuple(recording.ops),
+            ops=tuple(self._recording.ops),
             places=tuple(places),
             modules=tuple(self._modules),
             records=bytes(self._records),
         )
 
-    def _seen(self, seen: Seen, op: Op) -> None:
+    def seen(self, seen: Seen, op: Op) -> None:
+        """One more op."""
         running = self._calls.current
         module = self._modules.setdefault("" if running is None else running.path, len(self._modules))
         is_backward = torch._C._current_autograd_node() is not None

@@ -5,12 +5,17 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypedDict
 
+from torchdebug_magics.instruments.deterministic.inquiry import Inquiry
 from torchdebug_magics.instruments.deterministic.report import DeterministicReport, LiveRitual
 from torchdebug_magics.instruments.deterministic.ritual import Ritual
 from torchdebug_magics.probing.guard import Guard
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from typing_extensions import Unpack
+
+    from torchdebug_magics.instruments.deterministic.body import Body
 
 __all__ = ["Asked", "DeterministicProbe"]
 
@@ -19,20 +24,24 @@ class Asked(TypedDict, total=False):
     """What is wanted besides the ritual."""
 
     verify: bool
-    against: str | None
-    save: str | None
+    against: object
+    save: str | Path | None
     rtol: float | None
     cost: bool
+    body: Body | None
+    """What the session watches; None where it is no cell."""
+    kept: bool
+    """Whether the report is kept under a name."""
 
 
 class DeterministicProbe:
-    """One cell's, or that of all cells until ``%deterministic off``."""
+    """One cell's, or that of all cells until ``%deterministic off``. Wrong options are a `TorchDebugError`."""
 
     def __init__(self, *, seed: int = 42, strict: bool = False, keep_rng: bool = False, **asked: Unpack[Asked]) -> None:
         self._guard = Guard()
         self._ritual = Ritual(seed, strict=strict, keep_rng=keep_rng, guard=self._guard)
         self._keep_rng = keep_rng
-        self._asked = asked
+        self._inquiry = Inquiry(asked, self._ritual, self._guard, strict=strict)
         self._live: LiveRitual | None = None
 
     def attach(self, stack: ExitStack) -> None:
@@ -40,9 +49,11 @@ class DeterministicProbe:
         self._ritual.attach(stack)
         self._live = LiveRitual(self._ritual.seed, len(self._ritual.settings), self._ritual.generators)
         stack.callback(self._close)
+        self._inquiry.attach(stack)
 
     def sweep(self) -> None:
         """Undo what an interrupt has left."""
+        self._inquiry.sweep()
         self._ritual.undo()
 
     def live(self) -> LiveRitual | None:
@@ -67,6 +78,7 @@ class DeterministicProbe:
             too_late=ritual.too_late,
             warnings=ritual.warnings,
             problems=tuple(self._guard.problems),
+            **self._inquiry.found,
         )
 
     def _close(self) -> None:

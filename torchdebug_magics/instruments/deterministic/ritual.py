@@ -7,7 +7,8 @@ the default dtype, is the user's, and stays as the cell leaves it.
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,6 +65,17 @@ class Ritual:
     def sow(self) -> None:
         """Seed everything again, as at the start."""
         self._seeds.sow()
+
+    @contextmanager
+    def with_only(self, name: str) -> Iterator[None]:
+        """Meanwhile no setting holds but that one, if there is one of that name: to see what it costs."""
+        try:
+            for one in self._switches:
+                one.turn(self._during[one.name] if one.name == name else self._before[one.name])
+            yield
+        finally:
+            for one in self._switches:
+                one.turn(self._during[one.name])
 
     def undo(self) -> None:
         """Put the switches back, and the generators unless they are to be kept; harmless the second time."""

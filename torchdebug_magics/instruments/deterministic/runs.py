@@ -58,20 +58,28 @@ class Runs:
     def again(self, watch: Watch) -> Exception | None:
         """One more run; what it raised, if it raised. An interrupt passes."""
         try:
-            with ExitStack() as stack:
-                stack.enter_context(quiet())
-                self._outside.again(stack)
-                watch.attach(stack)
-                self.body.run()
+            self.through(watch)
         except Enough:
             return None
         except Exception as error:  # noqa: BLE001 - the user's code in a hidden run: what it raises is what differs
             return error
         finally:
-            with _held():
-                watch.contents.put_back()
-                self._start.put_back()
+            self.back(watch)
         return None
+
+    def through(self, watch: Watch) -> None:
+        """The same, and whatever it raises is raised; to be followed by `back`."""
+        with ExitStack() as stack:
+            stack.enter_context(quiet())
+            self._outside.again(stack)
+            watch.attach(stack)
+            self.body.run()
+
+    def back(self, watch: Watch) -> None:
+        """To where it began. Harmless the second time."""
+        with _held():
+            watch.contents.put_back()
+            self._start.put_back()
 
     def finish(self) -> None:
         """Everything as the first run has left it. Harmless the second time."""

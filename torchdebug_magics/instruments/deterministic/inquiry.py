@@ -1,0 +1,149 @@
+"""What is asked of a deterministic run besides the ritual: to be made twice, to be compared with another, to be timed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchdebug_magics.errors import DeterminismError, TorchDebugError
+from torchdebug_magics.instruments.deterministic.against import compared, earlier_print
+from torchdebug_magics.instruments.deterministic.cost import measured
+from torchdebug_magics.instruments.deterministic.leftovers import Leftovers
+from torchdebug_magics.instruments.deterministic.outside import Outside
+from torchdebug_magics.instruments.deterministic.printing import Printer
+from torchdebug_magics.instruments.deterministic.recorder import Recorder
+from torchdebug_magics.instruments.deterministic.recording import Recording
+from torchdebug_magics.instruments.deterministic.runs import Runs
+from torchdebug_magics.instruments.deterministic.verify import second_run
+from torchdebug_magics.probing.modules import live_modules
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from torchdebug_magics.instruments.deterministic.body import Body
+    from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
+    from torchdebug_magics.instruments.deterministic.recorder import Op
+    from torchdebug_magics.instruments.deterministic.recording import Seen
+    from torchdebug_magics.instruments.deterministic.ritual import Ritual
+    from torchdebug_magics.probing.guard import Guard
+
+__all__ = ["Inquiry"]
+
+_TAKEN = "--strict: the cell names the iterator `{}`, and a second run cannot take from it again: make it in the cell itself"
+_NO_CELL = "--{} runs the code again: write `%%deterministic --{}` above a cell, or call `torchdebug_magics.verify(function)`"
+
+
+class Inquiry:
+    """Records the run where anything is asked; when the run is over, finds the answers: fields of the report, in `found`."""
+
+    def __init__(self, asked: Mapping[str, Any], ritual: Ritual, guard: Guard, *, strict: bool) -> None:
+        self.found: dict[str, Any] = {}
+        self._ritual = ritual
+        self._guard = guard
+        self._strict = strict
+        self._body: Body | None = asked.get("body")
+        self._verify, self._cost = bool(asked.get("verify")), bool(asked.get("cost"))
+        self._save, self._rtol, self._against = asked.get("save"), asked.get("rtol"), asked.get("against")
+        self._earlier: Fingerprint | None = None
+        is_printed = bool(self._save or self._against or (asked.get("kept") and self._body is not None))
+        self._recording = Recording()
+        self._printer = Printer(self._recording) if is_printed else None
+        self._recorder = Recorder(self._recording, self._seen)
+        self._runs: Runs | None = None
+        self._leftovers = Leftovers({})
+        self._outside = Outside({}, strict=strict)
+
+    def attach(self, stack: ExitStack) -> None:
+        """Look at what was asked, and record from here; when the stack closes, the answers are sought."""
+        self._refuse()
+        if self._against is not None:
+            self._earlier = earlier_print(self._against, {} if self._body is None else self._body.namespace)
+        if self._is_repeated():
+            self._prepare(stack)
+        if self._printer is not None or self._runs is not None:
+            stack.push(self._over)
+            if self._printer is not None:
+                self._printer.attach(stack, live_modules())
+            self._recorder.attach(stack)
+
+    def sweep(self) -> None:
+        """Finish what an interrupt cut short."""
+        if self._runs is not None:
+            self._runs.finish()
+
+    def _refuse(self) -> None:
+        for name, is_asked in (("verify", self._verify), ("cost", self._cost)):
+            if is_asked and self._body is None:
+                raise TorchDebugError(_NO_CELL.format(name, name))
+        if self._rtol is not None and self._against is None:
+            msg = "--rtol goes with --against: two runs of one cell are compared bit by bit"
+            raise TorchDebugError(msg)
+
+    def _is_repeated(self) -> bool:
+        if not (self._verify or self._cost) or self._body is None:
+            return False
+        if self._body.refusal:
+            self.found["not_verified"] = self._body.refusal
+        return not self._body.refusal
+
+    def _prepare(self, stack: ExitStack) -> None:
+        assert self._body is not None
+        self._leftovers = Leftovers(self._body.variables)
+        if self._strict and (names := self._leftovers.at_risk()):
+            raise DeterminismError(_TAKEN.format(names[0]))
+        self._outside = Outside(self._body.namespace, strict=self._strict)
+        self._runs = Runs(self._body, self._outside, self._guard)
+        self._outside.first(stack)
+
+    def _seen(self, seen: Seen, op: Op) -> None:
+        if self._verify:
+            self._recording.add(seen)
+        if self._printer is not None:
+            self._printer.seen(seen, op)
+
+    def _over(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
+        if self._printer is not None:
+            self._compare(self._printer.fingerprint(), error)
+        if self._runs is None:
+            return
+        if error is not None:
+            self.found |= {"not_verified": f"the cell raised {type(error).__name__}", "ops_count": self._recorder.count}
+            return
+        try:
+            self._repeat(self._runs)
+        finally:
+            self._runs.finish()
+
+    def _repeat(self, runs: Runs) -> None:
+        self.found["not_verified"] = "the second run was interrupted"
+        written = self._recorder.contents.tensors()
+        runs.over(self._recorder.contents)
+        unrestorable = (*(f"the iterator `{name}`" for name in self._leftovers.names()), *self._outside.said)
+        if self._verify:
+            self.found |= second_run(runs, self._recording, unrestorable, self._guard)
+        self.found |= {"not_verified": "", "unrestorable": unrestorable}
+        if self._cost:
+            self.found |= measured(runs, written, self._ritual)
+
+    def _compare(self, fingerprint: Fingerprint, error: BaseException | None) -> None:
+        self.found |= {"fingerprint": fingerprint, "ops_count": len(fingerprint)}
+        if self._save:
+            self._guard.run(f"writing {self._save}", self._write, Path(self._save).expanduser())
+        if self._earlier is None:
+            return
+        self.found |= {"against": _called(self._against), "rtol": self._rtol}
+        if error is not None:
+            self.found["not_verified"] = f"the cell raised {type(error).__name__}"
+            return
+        divergence = compared(self._earlier, fingerprint, rtol=self._rtol)
+        self.found |= {"verified": divergence is None, "divergence": divergence}
+
+    def _write(self, path: Path) -> None:
+        path.write_text(json.dumps({"fingerprint": self.found["fingerprint"].to_dict()}) + "\n", encoding="utf-8")
+
+
+def _called(named: object) -> str:
+    return named if isinstance(named, str) else str(named) if isinstance(named, Path) else "the earlier run"
