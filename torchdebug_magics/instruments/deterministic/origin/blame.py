@@ -1,0 +1,153 @@
+"""The cause by name of a line at which two runs began to differ, a sentence on it, and the repair."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from torchdebug_magics.instruments.deterministic.origin.found import Origin
+from torchdebug_magics.instruments.deterministic.origin.repairs import repair
+from torchdebug_magics.instruments.deterministic.origin.sentences import sentence
+from torchdebug_magics.instruments.deterministic.origin.slicing import Slicer, differing
+from torchdebug_magics.probing.where import location
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.origin.files import Files
+    from torchdebug_magics.instruments.deterministic.origin.pairing import Pairing
+    from torchdebug_magics.instruments.deterministic.origin.recording import Source, Step
+    from torchdebug_magics.instruments.deterministic.origin.slicing import Beginning
+    from torchdebug_magics.instruments.deterministic.report import Cause
+    from torchdebug_magics.report import Location
+
+__all__ = ["Judge"]
+
+_SHARPEST = ("numpy_random", "unseeded_generator", "python_random", "os_entropy", "wall_clock", "hash_order", "state_leak", "outside_data")
+"""Where a line asked several: a generator that seeds itself asks the system, too, and a file is read by `next`."""
+
+
+class Judge:
+    """Of two runs."""
+
+    def __init__(self, pairing: Pairing, files: Files, slicer: Slicer) -> None:
+        self._pairing = pairing
+        self._files = files
+        self._slicer = slicer
+
+    def origin(self, beginning: Beginning) -> Origin:
+        """What to tell of it."""
+        if beginning.fork is not None:
+            return self._of_fork(beginning)
+        step = beginning.step
+        sources = self._sources(step)
+        cause = self._cause(beginning, sources)
+        of_cause = [one for one in sources if one.cause == cause] or (sources if cause in {"worker_seed", "state_leak"} else [])
+        line = next((one.line for one in of_cause if _holds(step, one.line)), step.line)
+        names = self._names(beginning)
+        told = tuple(dict.fromkeys(one.name for one in of_cause))
+        return Origin(
+            cause=cause,
+            location=_location(step, line),
+            names=names,
+            sources=told,
+            explanation=sentence(cause, step, names, told, is_old=beginning.is_old, file=self._wrote(step)),
+            fix=repair(cause, step, names, told),
+        )
+
+    def _of_fork(self, beginning: Beginning) -> Origin:
+        fork = beginning.fork
+        assert fork is not None
+        after = fork.after
+        behind = [self.origin(one) for one in self._slicer.before(after) if one.fork is None] if after is not None and not fork.is_call else []
+        told = next((one for one in behind if one.cause != "unknown"), None)
+        one, other = fork.one or fork.other or beginning.step, fork.other
+        is_cache = fork.is_call and after is not None and after.statement is not None and "cache" in after.statement.facts.values()
+        at = after if after is not None and (is_cache or fork.is_call) else one
+        cause: Cause = "state_leak" if is_cache else "control_flow"
+        names = beginning.names or self._names(beginning)
+        branch = None if after is None else _location(after, after.line)
+        return Origin(
+            cause=cause,
+            location=_location(at, at.line),
+            other=None if other is None or other is at else _location(other, other.line),
+            names=names,
+            sources=told.sources if told else (),
+            explanation=_on_branch(branch, told, is_cache=is_cache, names=names),
+            fix=told.fix if told else repair(cause, at, names, ()),
+        )
+
+    def _sources(self, step: Step) -> list[Source]:
+        """The user's own asking first: what a library asks for is mostly for itself."""
+        found = [source for line in step.whole() for source in line.sources]
+        nearest = min((one.distance for one in found), default=0)
+        return [one for one in found if one.distance == nearest]
+
+    def _cause(self, beginning: Beginning, sources: list[Source]) -> Cause:  # noqa: PLR0911 - a list of causes, the surest first
+        step = beginning.step
+        facts = step.statement.facts if step.statement is not None else {}
+        iterated = {facts.get(path, "") for path in step.statement.iterated} if step.statement is not None else set()
+        if "workers" in iterated:
+            return "worker_seed"
+        if beginning.is_old or self._wrote(step):
+            return "state_leak"
+        if self._is_of_threads(beginning):
+            return "outside_data"
+        for cause in _SHARPEST:
+            if any(one.cause == cause for one in sources):
+                return self._of_iteration(step, iterated) or cast("Cause", cause) if cause in {"state_leak"} else cast("Cause", cause)
+        return self._of_iteration(step, iterated) or "unknown"
+
+    @staticmethod
+    def _of_iteration(step: Step, iterated: set[str]) -> Cause | None:
+        if "set" in iterated or (step.statement is not None and "{}" in step.statement.iterated):
+            return "hash_order"
+        if "file" in iterated:
+            return "outside_data"
+        if "iterator" in iterated:
+            return "state_leak"
+        if step.statement is not None and any(path.startswith(("os.environ", "sys.argv")) for path in step.statement.paths):
+            return "outside_data"
+        return None
+
+    def _wrote(self, step: Step) -> str:
+        name = self._files.read_by(step.statement)
+        return name if name in self._files.written else ""
+
+    @staticmethod
+    def _is_of_threads(beginning: Beginning) -> bool:
+        return beginning.step.activation.thread != 0
+
+    def _names(self, beginning: Beginning) -> tuple[str, ...]:
+        """What differs after the line and did not before, as far as it was bound there; else what was asked for."""
+        step = beginning.step
+        partner = self._pairing.partner.get(step)
+        if partner is None:
+            return beginning.names
+        new = tuple(path for path in step.after if path in partner.after and differing(step, partner, path) == (False, True))
+        bound = step.statement.bound if step.statement is not None else frozenset()
+        again = tuple(path for path in step.after if path in bound and path in partner.after and differing(step, partner, path)[1])
+        return tuple(dict.fromkeys((*new, *again))) or beginning.names
+
+
+def _holds(step: Step, line: int) -> bool:
+    return step.statement is not None and step.statement.first <= line <= step.statement.last
+
+
+def _location(step: Step, line: int) -> Location:
+    code = step.activation.code
+    return location(code.co_filename, line, code.co_name)
+
+
+def _on_branch(branch: Location | None, told: Origin | None, *, is_cache: bool, names: tuple[str, ...]) -> str:
+    what = f"{_listed(names)} differs, as " if names else ""
+    if is_cache:
+        return f"{what}the function called at line {branch.line if branch else '?'} is cached: the first run filled the cache, the second one did not run it"
+    if branch is None:
+        return f"{what}the two runs began with different lines"
+    if told is None:
+        return f"{what}the two runs went different ways after line {branch.line}"
+    by = _listed(told.sources) or _listed(told.names)
+    where = "" if told.location.line == branch.line else f" at line {told.location.line}"
+    return f"{what}the way taken after line {branch.line} depends on {by or 'what changed'}{where}"
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

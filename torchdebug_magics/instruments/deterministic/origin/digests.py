@@ -1,0 +1,192 @@
+"""A number for a value that is the same in two runs of one process, whenever the value is."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import fractions
+import hashlib
+import random
+import struct
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from pathlib import PurePath
+from types import BuiltinFunctionType, BuiltinMethodType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from torchdebug_magics.probing.attributes import attributes_of
+from torchdebug_magics.probing.where import is_user_code
+
+__all__ = ["Digests", "Token", "is_random", "is_users"]
+
+Token = tuple[str, int]
+"""The type of an object, and which of that type it was to be seen."""
+
+_DEEPEST = 5
+_MOST_ITEMS = 4096
+_MOST_BYTES = 1 << 20
+_BLOCKS = 64
+_BY_REPR = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID, PurePath)
+_AS_THEY_ARE = frozenset({str, bytes, bool, type(None), type(...)})
+_NUMPY_DRAWS = frozenset({"Generator", "RandomState", "MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64", "SeedSequence"})
+
+
+class Digests:
+    """Of one run: objects that are nothing but themselves are numbered in the order in which they were first seen."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[weakref.ref[Any], Token]] = {}
+        self._counts: dict[str, int] = {}
+
+    def token(self, value: object) -> Token:
+        """Never by its address; nothing is kept alive."""
+        known = self._seen.get(id(value))
+        if known is not None and known[0]() is value:
+            return known[1]
+        kind = type(value).__qualname__
+        try:
+            reference = weakref.ref(value)
+        except TypeError:  # an object that cannot be told from the next one of its kind
+            return kind, -1
+        number = self._counts[kind] = self._counts.get(kind, 0) + 1
+        self._seen[id(value)] = reference, (kind, number)
+        return kind, number
+
+    def of(self, value: Any, level: int = 0) -> int:
+        """By value and bits: -0.0 is not 0.0, and NaN is NaN. Sets by what is in them, as their order is nobody's wish."""
+        kind = type(value)
+        if kind is int:
+            return hash((int, value, value == -1))  # -1 and -2 have one hash
+        if kind is float:
+            return hash(struct.pack("d", value))
+        if kind in _AS_THEY_ARE:
+            return hash((kind, value))
+        if isinstance(value, torch.Tensor):
+            return _of_tensor(value)
+        if level >= _DEEPEST:
+            return hash(kind.__qualname__)
+        return self._of_object(value, kind, level + 1)
+
+    def _of_object(self, value: Any, kind: type, level: int) -> int:
+        if isinstance(value, (list, tuple, deque)):
+            return hash((kind.__qualname__, len(value), tuple(self.of(item, level) for item in _some(value))))
+        if isinstance(value, (dict, Mapping)) and kind.__module__ != "os":
+            return hash((kind.__qualname__, len(value), tuple((self.of(key, level), self.of(item, level)) for key, item in _items(value))))
+        if isinstance(value, (set, frozenset)):
+            return hash((kind.__qualname__, len(value), tuple(sorted(self.of(item, level) for item in islice(value, _MOST_ITEMS)))))
+        if isinstance(value, (int, float, str, bytes)):  # a class of its own: an enum, a string that knows more
+            return hash((kind.__qualname__, next(base.__repr__(value) for base in (float, int, str, bytes) if isinstance(value, base))))
+        if isinstance(value, (complex, bytearray, range, slice)):
+            return hash((kind.__qualname__, repr(value)))
+        if is_random(value):
+            return self.of(_state(value), level - 1)
+        if kind.__module__ == "numpy":
+            return _of_numpy(value, self, level)
+        if isinstance(value, _BY_REPR):
+            return hash((kind.__qualname__, str(value)))
+        if isinstance(value, SimpleNamespace):
+            return self.of(vars(value), level)
+        if isinstance(value, (MethodType, BuiltinMethodType)) and not isinstance(value.__self__, (ModuleType, type)):
+            return hash((value.__name__, self.of(value.__self__, level)))
+        if isinstance(value, FunctionType):
+            return hash((value.__qualname__, self.of(value.__defaults__, level), self.of(value.__kwdefaults__, level)))
+        if isinstance(value, (type, ModuleType, BuiltinFunctionType)):
+            return hash((kind.__qualname__, getattr(value, "__qualname__", value.__name__)))
+        return hash(self.token(value))
+
+    def inside(self, value: Any, level: int = 0) -> Iterable[tuple[Token, str, int]]:
+        """Of the user's own objects in it: which, the name of an attribute, and the digest of that."""
+        if level > 2 or isinstance(value, (str, bytes, int, float, torch.Tensor, torch.nn.Module, ModuleType, type)):  # noqa: PLR2004 - deep
+            return
+        if isinstance(value, (list, tuple, set, frozenset, deque)):
+            for item in islice(value, 64):
+                yield from self.inside(item, level + 1)
+        elif isinstance(value, dict):
+            for item in islice(value.values(), 64):
+                yield from self.inside(item, level + 1)
+        elif is_users(type(value)):
+            for name, part in islice((attributes_of(value) or {}).items(), 32):
+                yield self.token(value), name, self.of(part)
+
+
+def is_random(value: object) -> bool:
+    """Whether numbers are drawn from it."""
+    kind = type(value)
+    return isinstance(value, (random.Random, torch.Generator)) or (
+        kind.__module__.startswith("numpy.random") and kind.__name__ in _NUMPY_DRAWS
+    )
+
+
+def is_users(kind: type) -> bool:
+    """Whether the class is the user's own: one of its methods, or where it stands, tells."""
+    methods = (method for method in vars(kind).values() if hasattr(method, "__code__"))
+    known = next((is_user_code(method.__code__) for method in methods), None)
+    return kind.__module__ == "__main__" if known is None else known
+
+
+def _state(value: Any) -> Any:
+    if isinstance(value, random.SystemRandom):
+        return "os"
+    if isinstance(value, random.Random):
+        return str(hash(random.Random.getstate(value)))
+    if isinstance(value, torch.Generator):
+        return _bytes_of(value.get_state())
+    if type(value).__name__ == "RandomState":
+        return repr([part.tobytes() if hasattr(part, "tobytes") else part for part in value.get_state()])
+    state = getattr(value, "bit_generator", value).state
+    return repr(state) if not hasattr(state.get("state", {}).get("key"), "tobytes") else repr((state["state"]["key"].tobytes(), state["state"]))
+
+
+def _some(items: Any) -> Any:
+    """All of a list, or of a long one its ends and every so many in between."""
+    if len(items) <= _MOST_ITEMS:
+        return tuple(items)
+    if isinstance(items, deque):
+        return tuple(islice(items, _MOST_ITEMS))
+    step = len(items) // (_MOST_ITEMS // 2)
+    return (*items[: _MOST_ITEMS // 4], *items[::step], *items[-_MOST_ITEMS // 4 :])
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    items = dict.items(value) if isinstance(value, dict) else value.items()
+    return islice(items, _MOST_ITEMS)
+
+
+def _of_numpy(value: Any, digests: Digests, level: int) -> int:
+    if not hasattr(value, "tobytes"):
+        return hash((type(value).__qualname__, getattr(value, "__name__", "")))
+    if value.dtype.hasobject:
+        return hash((value.shape, digests.of(value.ravel()[:_MOST_ITEMS].tolist(), level)))
+    flat = value if value.nbytes <= _MOST_BYTES else value.ravel()[:: max(1, value.nbytes // _MOST_BYTES)]
+    return hash((str(value.dtype), value.shape, _hash(flat.tobytes())))
+
+
+def _of_tensor(tensor: torch.Tensor) -> int:
+    """Hashed where it lies in memory, or in a copy; no mode and no hook of anybody's sees that."""
+    meta = (str(tensor.dtype), tuple(tensor.shape) if not tensor.is_nested else (), str(tensor.device))
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized or _has_no_memory(tensor):
+        return hash(meta)
+    return hash((meta, _bytes_of(tensor)))
+
+
+def _has_no_memory(tensor: torch.Tensor) -> bool:
+    return tensor._is_zerotensor() or torch._C._functorch.is_functorch_wrapped_tensor(tensor) or hasattr(tensor, "fake_mode")
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    with torch.no_grad(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        plain = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+        room = max(1, _MOST_BYTES // plain.element_size())
+        if plain.numel() > room:
+            ends = torch.linspace(0, plain.numel() - room // _BLOCKS, _BLOCKS, dtype=torch.float64).long().tolist()
+            plain = torch.cat([plain[start : start + room // _BLOCKS] for start in ends])
+        return _hash(bytes(plain.contiguous().cpu().view(torch.uint8).numpy().data)) if plain.numel() else 0
+
+
+def _hash(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

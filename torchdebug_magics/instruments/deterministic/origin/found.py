@@ -1,0 +1,30 @@
+"""Where two runs of the same code first differ, and by what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.report import Cause
+    from torchdebug_magics.report import Location
+
+__all__ = ["Origin"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The first line on the way to an op at which two runs differ."""
+
+    cause: Cause
+    location: Location
+    other: Location | None = None
+    """Where the other run stood, if it went another way."""
+    names: tuple[str, ...] = ()
+    """What differs after the line, as the user writes it, such as ``"noise"`` or ``"self.scale"``."""
+    sources: tuple[str, ...] = ()
+    """What the line asked for numbers that are different each time, such as ``"time.perf_counter"``."""
+    explanation: str
+    """One sentence."""
+    fix: str = ""
+    """What to change; empty where nothing can be said."""

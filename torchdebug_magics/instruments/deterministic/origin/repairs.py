@@ -1,0 +1,64 @@
+"""What to change in the very code of a line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.origin.recording import Step
+    from torchdebug_magics.instruments.deterministic.origin.statements import Called
+    from torchdebug_magics.instruments.deterministic.report import Cause
+
+__all__ = ["repair"]
+
+_SEED = 42
+
+
+def repair(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str, ...]) -> str:
+    """In a few words; empty where nothing is known."""
+    calls = step.statement.calls if step.statement is not None else ()
+    called = next((one for one in calls if any(one.path.endswith(source.rpartition(".")[2]) for source in sources)), None)
+    match cause:
+        case "numpy_random" | "python_random":
+            return _seeded(called, "np.random.default_rng" if cause == "numpy_random" else "random.seed")
+        case "unseeded_generator":
+            return _manual(calls)
+        case "wall_clock":
+            return f"take no number from the clock: write a fixed one in place of `{called.text if called else 'the time'}`"
+        case "os_entropy":
+            return f"draw from a seeded generator, such as `random.Random({_SEED})`, in place of `{called.text if called else sources[0] + '()'}`"
+        case "hash_order":
+            return _ordered(step, called)
+        case "worker_seed":
+            return f"pass `generator=torch.Generator().manual_seed({_SEED})` to the DataLoader, and seed in its `worker_init_fn` whatever the dataset draws from"
+        case "state_leak":
+            return f"make {_listed(names) or 'it'} anew in the cell itself"
+        case "outside_data":
+            return "read it once, in a cell before"
+        case _:
+            return ""
+
+
+def _seeded(called: Called | None, otherwise: str) -> str:
+    return f"`{called.path if called and called.path else otherwise}({_SEED})`"
+
+
+def _manual(calls: tuple[Called, ...]) -> str:
+    for one in calls:
+        if one.text.endswith("torch.seed()"):
+            return f"`torch.manual_seed({_SEED})`"
+        if one.text.endswith(".seed()"):
+            return f"`{one.text.removesuffix('seed()')}manual_seed({_SEED})`"
+    return f"`torch.Generator().manual_seed({_SEED})`"
+
+
+def _ordered(step: Step, called: Called | None) -> str:
+    if called is not None:
+        return f"use a number of your own in place of `{called.text}`"
+    statement = step.statement
+    sets = [path for path in statement.iterated if statement.facts.get(path) == "set"] if statement is not None else []
+    return f"give it an order: `sorted({sets[0]}, key=...)`, or keep a list or a dict in its place" if sets else "keep a list or a dict in place of the set"
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

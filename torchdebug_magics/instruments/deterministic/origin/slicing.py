@@ -1,0 +1,218 @@
+"""Backwards from an op, through what its line read, to the lines at which the values that reached it began to differ."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from inspect import CO_OPTIMIZED
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.origin.pairing import Fork, Pairing
+    from torchdebug_magics.instruments.deterministic.origin.recording import Call, Place, Run, Step
+
+__all__ = ["Beginning", "Slicer", "differing"]
+
+
+_Question: TypeAlias = "tuple[Step, Place | None, tuple[str, ...]]"
+"""What made the value at a place differ before a line, or, without a place, what made the line's own results differ; and its name."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A line whose inputs agree, as far as can be seen, and whose results differ."""
+
+    step: Step
+    names: tuple[str, ...] = ()
+    fork: Fork | None = None
+    """Where the runs had gone different ways, and a value was bound on one of them."""
+    is_old: bool = False
+    """The value differs from the start: it is from before the run, and was not put back."""
+
+
+class Slicer:
+    """Of the first run, compared with the second."""
+
+    def __init__(self, first: Run, second: Run, pairing: Pairing) -> None:
+        self._pairing = pairing
+        self._of_place: defaultdict[Place, list[tuple[int, Step, str]]] = defaultdict(list)
+        self._steps = first.steps
+        self._done: set[tuple[Step, Place | None]] = set()
+        for step in first.steps:
+            self._index(step)
+        for step in second.steps:
+            if step not in pairing.partner:
+                self._index(step)
+        for entries in self._of_place.values():
+            entries.sort(key=lambda entry: entry[0])
+
+    def _index(self, step: Step) -> None:
+        """A line that only the second run took stands where the runs parted."""
+        fork = self._pairing.fork_of.get(step)
+        number = step.number if fork is None or fork.after is None else fork.after.number
+        for path in {*step.before, *step.after}:
+            held = step.after.get(path) or step.before[path]
+            self._of_place[self._common(held.place)].append((number, step, path))
+
+    def _common(self, place: Place) -> Place:
+        if place[0] == "local":
+            return ("local", self._pairing.activations.get(place[1], place[1]), *place[2:])
+        return place
+
+    # --- the search ----------------------------------------------------------------------------------------------------------------
+
+    def before(self, step: Step, names: tuple[str, ...] = ()) -> list[Beginning]:
+        """Where began what makes this line give different values; the line itself, if nothing that it reads does."""
+        found: list[Beginning] = []
+        todo: list[_Question] = [(step, None, names)]
+        while todo:
+            at, place, told = todo.pop()
+            if (at, place) in self._done:
+                continue
+            self._done.add((at, place))
+            if place is not None:
+                todo += self._maker(at, place, told, found)
+            else:
+                todo += self._inputs(at, told, found)
+        return found
+
+    def _inputs(self, step: Step, names: tuple[str, ...], found: list[Beginning]) -> list[_Question]:
+        """What the line read, and what the functions that it called gave back."""
+        fork = self._pairing.fork_of.get(step)
+        partner = self._pairing.partner.get(step)
+        if fork is not None or partner is None:
+            found.append(Beginning(step, names, fork=fork))
+            return []
+        lines = step.whole()
+        start, theirs = lines[0], self._pairing.partner.get(lines[0], partner)
+        statement = step.statement
+        further: list[_Question] = [
+            (start, self._common(held.place), (path,))
+            for path, held in start.before.items()
+            if statement is not None and statement.reads(path) and path in theirs.before and theirs.before[path].digest != held.digest
+        ]
+        for call in (one for line in lines for one in line.calls):
+            other = self._pairing.calls.get(call)
+            last = call.last()
+            if last is not None and (other is None or other.returned != call.returned):
+                further.append((last, None, names))
+        for one in self._pairing.forks:
+            if one.is_call and one.after in lines and not further:
+                found.append(Beginning(step, names, fork=one))
+                return []
+        if not further:
+            further = [(step, place, (path,)) for path, place in self._inside(start, theirs)]
+        if not further:
+            found.append(Beginning(step, names))
+        return further
+
+    def _inside(self, step: Step, partner: Step) -> Iterator[tuple[str, Place]]:
+        for path, places in step.inside.items():
+            others = partner.inside.get(path, {})
+            for place, digest in places.items():
+                if place in others and others[place] != digest:
+                    yield path, place
+
+    def _maker(
+        self, at: Step, place: Place, names: tuple[str, ...], found: list[Beginning]
+    ) -> list[_Question]:
+        """The line before `at` that made the value at `place` differ."""
+        latest = at
+        for number, step, path in reversed(self._of_place.get(place, ())):
+            if number >= at.number or step is at:
+                continue
+            partner = self._pairing.partner.get(step)
+            if partner is None:
+                if _writes(step, path):
+                    found.append(Beginning(step, (path,), fork=self._pairing.fork_of.get(step)))
+                    return []
+                continue
+            was, became = differing(step, partner, path)
+            if became and (_binds(step, path) or not was):
+                return self._within(step, partner, path)
+            if not became and place[0] == "attribute":
+                break
+            if not became:
+                return self._out_of_sight(step, latest, path, names, found)
+            latest = step
+        return self._from_caller(latest, place, names, found)
+
+    def _out_of_sight(self, agreed: Step, differs: Step, path: str, names: tuple[str, ...], found: list[Beginning]) -> list[_Question]:
+        """Between two lines something changed it under another name, or on a way that only one run took."""
+        value = differs.before.get(names[0]) if names else None
+        for step in self._steps[agreed.number + 1 : differs.number]:
+            partner = self._pairing.partner.get(step)
+            for name, held in step.after.items() if partner is not None and value is not None else ():
+                if held.digest == value.digest and _writes(step, name) and differing(step, partner, name)[1]:
+                    return [(step, None, (path,))]
+        for fork in self._pairing.forks:
+            if fork.after is not None and agreed.number <= fork.after.number < differs.number:
+                found.append(Beginning(fork.after, names, fork=fork))
+                return []
+        found.append(Beginning(differs, names))
+        return []
+
+    def _within(self, step: Step, partner: Step, path: str) -> list[_Question]:
+        """The line itself, or one in a function that it called which wrote this very value."""
+        after, other = step.after.get(path), partner.after.get(path)
+        inner = self._wrote(step, after.digest, other.digest) if after is not None and other is not None else None
+        return [(inner or step, None, (path,))]
+
+    def _wrote(self, caller: Step, mine: int, theirs: int) -> Step | None:
+        """The last line that a line's calls ran, in which these very values were written."""
+        for step in self._below(caller.calls):
+            partner = self._pairing.partner.get(step)
+            for name, held in step.after.items() if partner is not None else ():
+                if held.digest == mine and name in partner.after and partner.after[name].digest == theirs and _writes(step, name):
+                    return step
+        return None
+
+    def _below(self, calls: list[Call]) -> Iterator[Step]:
+        todo = list(calls)
+        while todo:
+            for step in reversed(todo.pop().steps()):
+                yield step
+                todo += step.calls
+
+    def _from_caller(
+        self, at: Step, place: Place, names: tuple[str, ...], found: list[Beginning]
+    ) -> list[_Question]:
+        """What a function was called with; else it is from before the run, or came about out of sight."""
+        caller = at.call.caller
+        if place[0] == "local" and caller is not None:
+            return [(caller, None, names)]
+        if place[0] == "attribute" and names and (maker := self._binder(at, names[0].partition(".")[0])) is not None:
+            # No line of the user's wrote it: what bound the object made it, or it is another object than in the other run.
+            held, theirs = at.before.get(names[0]), self._pairing.partner[at].before.get(names[0])
+            inner = self._wrote(maker, held.digest, theirs.digest) if held is not None and theirs is not None else None
+            return [(inner or maker, None, names)]
+        found.append(Beginning(at, names, is_old=True))
+        return []
+
+    def _binder(self, at: Step, name: str) -> Step | None:
+        """The line before that bound a name, in the same function or in another statement of the cell."""
+        code = at.activation.code
+        for step in reversed(self._steps[: at.number]):
+            own = step.activation is at.activation or (not code.co_flags & CO_OPTIMIZED and step.activation.code.co_name == code.co_name)
+            if own and step.statement is not None and name in step.statement.bound:
+                return step
+        return None
+
+
+def differing(step: Step, partner: Step, path: str) -> tuple[bool, bool]:
+    """Whether what a name held differs between the runs before a line, and after it."""
+    found = []
+    for mine, theirs in ((step.before, partner.before), (step.after, partner.after)):
+        one, other = mine.get(path), theirs.get(path)
+        found.append((one.digest if one else None) != (other.digest if other else None))
+    return found[0], found[1]
+
+
+def _binds(step: Step, path: str) -> bool:
+    return step.statement is not None and path in step.statement.bound
+
+
+def _writes(step: Step, path: str) -> bool:
+    before, after = step.before.get(path), step.after.get(path)
+    return _binds(step, path) or (after is not None and (before is None or before.digest != after.digest))

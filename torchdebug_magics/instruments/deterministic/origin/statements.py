@@ -1,0 +1,195 @@
+"""The statement that a line belongs to: which names it reads and binds, what it calls, and where what it holds ends."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+__all__ = ["Called", "Statement", "Statements"]
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_ITERATING = frozenset({"list", "tuple", "enumerate", "zip", "map", "iter", "next", "sum", "deque", "join"})
+
+
+@dataclass(frozen=True)
+class Called:
+    """A call as it is written."""
+
+    path: str
+    text: str
+    line: int
+    is_bare: bool
+    """Without an argument, or with None alone."""
+    arguments: tuple[str, ...]
+    """Names among its arguments."""
+
+
+@dataclass(eq=False)
+class Statement:
+    """All statements that begin on one line; of a compound one the head, if its body stands on further lines."""
+
+    first: int
+    last: int
+    """Of the head."""
+    end: int
+    """Of all that it holds."""
+    parent: Statement | None
+    """What holds it within the same function."""
+    nodes: list[ast.AST]
+    is_head: bool = False
+    facts: dict[str, str] = field(default_factory=dict)
+    """What the runs found of what a name holds: ``"set"``, ``"iterator"``, ``"file"``, ``"workers"``, ``"cache"``."""
+    paths: tuple[str, ...] = ()
+    """Dotted names, each as long as it is written."""
+    read: frozenset[str] = frozenset()
+    """Those whose value it uses."""
+    bound: frozenset[str] = frozenset()
+    calls: tuple[Called, ...] = ()
+    iterated: tuple[str, ...] = ()
+
+    def reads(self, path: str) -> bool:
+        """Whether it uses the value, or an attribute of it."""
+        return any(one == path or one.startswith(f"{path}.") for one in self.read)
+
+    def look(self) -> None:
+        """Fill in what the syntax tree says."""
+        nodes = [node for root in self.nodes for node in _walk(root)]
+        self.bound = frozenset(_bound(nodes))
+        self.read = frozenset(path for root in self.nodes for path in _paths(root, stored=False))
+        self.paths = tuple(dict.fromkeys([path for root in self.nodes for path in _paths(root)] + sorted(self.bound)))
+        self.calls = tuple(_called(node) for node in nodes if isinstance(node, ast.Call))
+        self.iterated = tuple(dict.fromkeys(_iterated(nodes)))
+
+
+class Statements:
+    """By file and line; each file is read once."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, dict[int, Statement]] = {}
+
+    def at(self, file: str, line: int) -> Statement | None:
+        """None where the source is not at hand."""
+        known = self._files.get(file)
+        if known is None:
+            known = self._files[file] = _read(file)
+        return known.get(line)
+
+
+def _read(file: str) -> dict[int, Statement]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return {}
+    found: dict[int, Statement] = {}
+    _place(tree.body, None, found)
+    for statement in set(found.values()):
+        statement.look()
+    return found
+
+
+def _place(body: list[ast.stmt], parent: Statement | None, found: dict[int, Statement]) -> None:
+    for node in body:
+        inner = list(_bodies(node))
+        first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+        end = node.end_lineno or node.lineno
+        is_head = bool(inner) and inner[0][0].lineno > node.lineno
+        last = inner[0][0].lineno - 1 if is_head else end
+        known = found.get(first)
+        if known is not None and known.first == first:
+            known.nodes.append(node)
+            known.last, known.end = max(last, known.last), max(end, known.end)
+            statement = known
+        else:
+            statement = Statement(first, max(first, last), end, parent, [node], is_head)
+        for line in range(first, statement.last + 1):
+            found[line] = statement
+        if is_head:
+            for one in inner:
+                _place(one, None if isinstance(node, _SCOPES) else statement, found)
+
+
+def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    for name in ("body", "orelse", "finalbody"):
+        inner = getattr(node, name, None)
+        if isinstance(inner, list) and inner:
+            yield inner
+    for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+        yield part.body
+
+
+def _walk(root: ast.AST) -> Iterator[ast.AST]:
+    """Its own expressions: a body on further lines is other statements."""
+    yield root
+    inner = list(_bodies(root)) if isinstance(root, ast.stmt) or hasattr(root, "body") else []
+    line = getattr(root, "lineno", 0)
+    elsewhere = {id(one) for body in inner for one in body if isinstance(one, ast.stmt) and (isinstance(root, _SCOPES) or one.lineno > line)}
+    for child in ast.iter_child_nodes(root):
+        if id(child) not in elsewhere:
+            yield from _walk(child)
+
+
+def dotted(node: ast.AST) -> str:
+    """``a.b.c``, or nothing where it begins with something else than a name."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def _paths(root: ast.AST, *, stored: bool = True) -> Iterator[str]:
+    todo = list(_walk(root))
+    inner = {id(node.value) for node in todo if isinstance(node, ast.Attribute)}
+    added_to = {id(node.target) for node in todo if isinstance(node, ast.AugAssign)}
+    for node in todo:
+        if isinstance(node, (ast.Attribute, ast.Name)) and id(node) not in inner and (path := dotted(node)):
+            if stored or isinstance(node.ctx, ast.Load) or id(node) in added_to:
+                yield path
+
+
+def _bound(nodes: list[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            yield dotted(node)
+        elif isinstance(node, _SCOPES):
+            yield node.name
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name.partition(".")[0]
+
+
+def _called(node: ast.Call) -> Called:
+    given = [*node.args, *(keyword.value for keyword in node.keywords)]
+    is_bare = all(isinstance(one, ast.Constant) and one.value is None for one in given)
+    return Called(dotted(node.func), ast.unparse(node), node.lineno, is_bare, tuple(path for one in given for path in _paths(one)))
+
+
+def _iterated(nodes: list[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, (ast.For, ast.AsyncFor)):
+            yield from _named(node.iter)
+        elif isinstance(node, _COMPREHENSIONS):
+            for one in node.generators:
+                yield from _named(one.iter)
+        elif isinstance(node, ast.Starred):
+            yield from _named(node.value)
+        elif isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Attribute) and node.func.attr == "pop" and not node.args:
+                yield from _named(node.func.value)
+            elif getattr(node.func, "id", getattr(node.func, "attr", "")) in _ITERATING:
+                for one in node.args:
+                    yield from _named(one)
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], (ast.Tuple, ast.List)):
+            yield from _named(node.value)
+
+
+def _named(node: ast.AST) -> Iterator[str]:
+    if path := dotted(node):
+        yield path
+    elif isinstance(node, (ast.Set, ast.SetComp)) or (isinstance(node, ast.Call) and dotted(node.func) in {"set", "frozenset"}):
+        yield "{}"
+    elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in _ITERATING | {"reversed"}:
+        for one in node.args:
+            yield from _named(one)

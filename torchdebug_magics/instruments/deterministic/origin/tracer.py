@@ -1,0 +1,285 @@
+"""Runs a body and writes down each line of the user's code: what its names held before and after it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from inspect import CO_GENERATOR, CO_ASYNC_GENERATOR, CO_COROUTINE
+from types import CodeType, FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from torchdebug_magics.instruments.deterministic.origin.digests import Digests
+from torchdebug_magics.instruments.deterministic.origin.files import Files
+from torchdebug_magics.instruments.deterministic.origin.names import Namespace, fact
+from torchdebug_magics.instruments.deterministic.origin.recording import Activation, Call, Held, Place, Run, Source, Step
+from torchdebug_magics.instruments.deterministic.origin.sources import FILE_WRITES, asked_in_c, asked_in_python, called_from, is_numpys
+from torchdebug_magics.probing.where import frames_above, is_user_code
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.origin.statements import Statement, Statements
+    from torchdebug_magics.probing.guard import Guard
+
+__all__ = ["Tracer"]
+
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+_RESUMED = CO_GENERATOR | CO_ASYNC_GENERATOR | CO_COROUTINE
+
+
+class Tracer:
+    """For one run. Nobody else may trace meanwhile; what a profiler would see is not touched."""
+
+    def __init__(self, statements: Statements, files: Files, guard: Guard, most_steps: int) -> None:
+        self._statements = statements
+        self._files = files
+        self._guard = guard
+        self._most_steps = most_steps
+        self._digests = Digests()
+        self._run = Run()
+        self._is_on = False
+        self._process = os.getpid()
+        self._threads = weakref.WeakKeyDictionary({threading.current_thread(): 0})
+        self._threads_count = 0
+        self._is_user: dict[CodeType, bool] = {}
+        self._calls: dict[int, Call] = {}
+        """Of running frames."""
+        self._ended: dict[int, Activation] = {}
+        """Of frames that are gone, or sleep; whose number is given away again is overwritten."""
+        self._asleep: dict[int, int] = {}
+        """Where a generator's frame stood when it yielded."""
+
+    def trace(self, body: Callable[[], object]) -> Run:
+        """Runs it. What it raises is swallowed, save an interrupt."""
+        profiles = sys.getprofile() is None and getattr(threading, "_profile_hook", None) is None
+        if not profiles:
+            self._guard.note("what asked for the time or for entropy was not recorded: a profiler is running")
+        before = getattr(threading, "_trace_hook", None)
+        stopped: TracebackType | None = None
+        self._is_on = True
+        try:
+            threading.settrace(self._entered)
+            if profiles:
+                threading.setprofile(self._profiled)
+                sys.setprofile(self._profiled)
+            sys.settrace(self._entered)
+            body()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the run ends itself by raising; what the user's code raises is told by the runs before
+            stopped = error.__traceback__
+        finally:
+            self._is_on = False
+            sys.settrace(None)
+            threading.settrace(before)  # type: ignore[arg-type]
+            if profiles:
+                sys.setprofile(None)
+                threading.setprofile(None)  # type: ignore[arg-type]
+        self._run.stopped = self._stopped_at(stopped)
+        return self._run
+
+    def _stopped_at(self, traceback: TracebackType | None) -> Step | None:
+        found = None
+        while traceback is not None:
+            activation = self._ended.get(id(traceback.tb_frame))
+            if activation is not None and activation.code is traceback.tb_frame.f_code:
+                line = traceback.tb_lineno
+                at = [step for step in activation.steps if step.line == line or (step.statement and _holds(step.statement, line))]
+                found = at[-1] if at else found
+            traceback = traceback.tb_next
+        return found
+
+    # --- called by Python ------------------------------------------------------------------------------------------------------
+
+    def _entered(self, frame: FrameType, _event: str, _arg: object) -> Any:
+        if not self._is_on:
+            sys.settrace(None)
+            return None
+        code = frame.f_code
+        known = self._is_user.get(code)
+        if known is None:
+            known = self._is_user[code] = is_user_code(code) and code.co_name not in _COMPREHENSIONS
+        if not known or os.getpid() != self._process:
+            return None
+        self._safely(self._enter, frame)
+        return self._traced
+
+    def _traced(self, frame: FrameType, event: str, arg: object) -> Any:
+        if not self._is_on:
+            return None
+        if event == "line":
+            self._safely(self._line, frame)
+        elif event == "return":
+            self._safely(self._leave, frame, arg)
+            del frame.f_trace  # of a generator that sleeps; it is set again when it goes on
+            return None
+        return self._traced
+
+    def _profiled(self, frame: FrameType, event: str, arg: Any) -> None:
+        if not self._is_on:
+            sys.setprofile(None)
+        elif event == "c_call":
+            self._safely(self._asked, frame, arg)
+        elif event == "call":
+            self._safely(self._asked, frame, None)
+
+    def _safely(self, what: Callable[..., None], *args: Any) -> None:
+        try:
+            what(*args)
+        except Exception as error:  # noqa: BLE001 - any failure of ours must leave the user's code alone; it is reported
+            self._is_on = False
+            self._run.is_whole = False
+            self._guard.note(f"following the lines of the cell failed: {type(error).__name__}: {str(error)[:200]}")
+
+    # --- what is written down --------------------------------------------------------------------------------------------------
+
+    def _enter(self, frame: FrameType) -> None:
+        code = frame.f_code
+        caller = self._current(frame.f_back)
+        activation = None
+        if code.co_flags & _RESUMED and frame.f_lasti >= self._asleep.get(id(frame), sys.maxsize):
+            activation = self._ended.get(id(frame))
+        if activation is None or activation.code is not code:
+            activation = Activation(code, self._thread())
+        call = self._calls[id(frame)] = Call(activation, caller, len(activation.steps))
+        (self._run.roots if caller is None else caller.calls).append(call)
+        for name in code.co_varnames[: code.co_argcount]:
+            if name in frame.f_locals:
+                self._digests.of(frame.f_locals[name])
+
+    def _thread(self) -> int:
+        thread = threading.current_thread()
+        if thread not in self._threads:
+            self._threads[thread] = self._threads_count = self._threads_count + 1
+        return self._threads[thread]
+
+    def _current(self, frame: FrameType | None) -> Step | None:
+        for one in frames_above(frame):
+            call = self._calls.get(id(one))
+            if call is not None and call.activation.code is one.f_code:
+                return call.activation.steps[-1] if call.activation.steps else call.caller
+        return None
+
+    def _line(self, frame: FrameType) -> None:
+        call = self._calls.get(id(frame))
+        if call is None:
+            return
+        if len(self._run.steps) >= self._most_steps:
+            self._is_on = False
+            self._run.is_whole = False
+            self._guard.note(f"the lines of the cell were followed up to the first {self._most_steps:,} only")
+            return
+        activation = call.activation
+        look = _Look(Namespace(activation, frame, self._digests), self._digests, self._files)
+        self._finish(call, look)
+        statement = self._statements.at(activation.code.co_filename, frame.f_lineno)
+        step = Step(activation, call, len(self._run.steps), len(activation.steps), frame.f_lineno, statement, {}, {}, {}, [], [])
+        activation.steps.append(step)
+        self._run.steps.append(step)
+        if statement is not None:
+            step.before = look.all(statement)
+            step.inside = look.inside(statement)
+            self._unseeded(step, frame, statement)
+
+    @staticmethod
+    def _finish(call: Call, look: _Look) -> None:
+        steps = call.activation.steps
+        if len(steps) > call.entered and steps[-1].statement is not None:
+            after = look.all(steps[-1].statement)
+            steps[-1].after = steps[-1].before if after == steps[-1].before else after
+
+    def _leave(self, frame: FrameType, returned: object) -> None:
+        call = self._calls.pop(id(frame), None)
+        if call is None:
+            return
+        activation = call.activation
+        self._finish(call, _Look(Namespace(activation, frame, self._digests), self._digests, self._files))
+        call.left = len(activation.steps)
+        call.returned = self._digests.of(returned)
+        self._ended[id(frame)] = activation
+        if activation.code.co_flags & _RESUMED:
+            self._asleep[id(frame)] = frame.f_lasti
+
+    # --- who was asked ----------------------------------------------------------------------------------------------------------
+
+    def _asked(self, frame: FrameType, function: Any) -> None:
+        if function is not None and function.__name__ in FILE_WRITES:
+            self._files.wrote(function.__self__)
+        name, cause = asked_in_python(frame) if function is None else asked_in_c(function, frame)
+        if not name:
+            return
+        user = next((one for one in frames_above(frame) if id(one) in self._calls), None)
+        step = self._current(user)
+        if user is None or step is None:
+            return
+        if name.startswith("file."):
+            self._files.read(function.__self__, step.statement)
+        asking = frame.f_back if function is None else frame
+        told, distance = called_from(asking or frame, user, name)
+        source = Source(told, cause, user.f_lineno or step.line, distance)
+        if source not in step.sources:
+            step.sources.append(source)
+
+    @staticmethod
+    def _unseeded(step: Step, frame: FrameType, statement: Statement) -> None:
+        """NumPy's are written in a way that no profiler sees."""
+        for called in statement.calls:
+            if called.path and is_numpys(_object(called.path, frame)) and (called.is_bare or _is_none(called.arguments, frame)):
+                step.sources.append(Source(called.path, "numpy_random", called.line, distance=0))
+
+
+class _Look:
+    """What names hold at one moment; a name that is asked for twice is looked at once."""
+
+    def __init__(self, names: Namespace, digests: Digests, files: Files) -> None:
+        self._names = names
+        self._digests = digests
+        self._files = files
+        self._known: dict[str, tuple[str, Held] | None] = {}
+
+    def all(self, statement: Statement) -> dict[str, Held]:
+        found = {}
+        for path in statement.paths:
+            known = self._known[path] if path in self._known else self._of(path, statement)
+            self._known[path] = known
+            if known is not None:
+                found[known[0]] = known[1]
+        return found
+
+    def inside(self, statement: Statement) -> dict[str, dict[Place, int]]:
+        found = {}
+        for path in statement.paths:
+            known = self._names.find(path)
+            if known is not None:
+                inner = {("attribute", *token, name): digest for token, name, digest in self._digests.inside(known[1])}
+                if inner:
+                    found[known[0]] = inner
+        return found
+
+    def _of(self, path: str, statement: Statement) -> tuple[str, Held] | None:
+        found = self._names.find(path)
+        if found is None:
+            return None
+        known, value, place = found
+        if word := fact(value):
+            statement.facts[known] = word
+            if word == "file":
+                self._files.met(value)
+        return known, Held(place, self._digests.of(value))
+
+
+def _holds(statement: Statement, line: int) -> bool:
+    return statement.first <= line <= statement.last
+
+
+def _object(path: str, frame: FrameType) -> Any:
+    root, *parts = path.split(".")
+    value = frame.f_locals.get(root, frame.f_globals.get(root))
+    # Through modules only: no attribute of the user's is asked for.
+    return functools.reduce(lambda held, part: vars(held).get(part) if hasattr(held, "__file__") else None, parts, value)
+
+
+def _is_none(arguments: tuple[str, ...], frame: FrameType) -> bool:
+    return len(arguments) == 1 and arguments[0] in frame.f_locals and frame.f_locals[arguments[0]] is None
