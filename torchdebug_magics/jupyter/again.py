@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import sys
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 from torchdebug_magics.jupyter.cell import running_cells
@@ -14,12 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from types import CodeType
 
-    from IPython.core.interactiveshell import InteractiveShell
-
     from torchdebug_magics.jupyter.cell import CellSessions
 
 __all__ = ["CellBody"]
 
+_RUN_CODE = InteractiveShell.run_code.__code__
 _SHELL_COMMANDS = frozenset({"system", "getoutput"})
 
 
@@ -38,7 +39,7 @@ class CellBody:
         self._cells = cells
         lines = shell.transform_cell(source)
         compiler: Any = shell.compile
-        file = compiler.get_code_name(source, lines, shell.execution_count)  # as IPython compiles the running cell: a line is the same line
+        file = _file_of(shell)
         body = [one for one in compiler.ast_parse(lines, filename=file).body if not _is_magic(one, magics)]
         self.statements = tuple(body)
         named = {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
@@ -52,6 +53,17 @@ class CellBody:
         assert self._code is not None
         with capture_output():
             self._cells.run_cell_again(self._code)
+
+
+def _file_of(shell: InteractiveShell) -> str:
+    """The name under which IPython has compiled the running cell, so that a line is the same line."""
+    file = ""
+    frame = sys._getframe()  # noqa: SLF001 - the only door to the callers
+    while frame is not None and frame.f_code is not _RUN_CODE:
+        if frame.f_globals is shell.user_ns:
+            file = frame.f_code.co_filename
+        frame = frame.f_back  # type: ignore[assignment]
+    return file
 
 
 def _is_magic(statement: ast.stmt, magics: Collection[str]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -134,7 +134,9 @@ class _Culprit:
     def _of_leak(self, said: str) -> _Told | None:
         if self._unrestorable:
             gone = ", ".join(self._unrestorable)
-            return _Told(cause="state_leak", explanation=f"{said}: the second run did not find {gone} as the first one did", fix=_IN_THE_CELL)
+            return _Told(
+                cause="state_leak", explanation=f"{said}: the second run did not find {gone} as the first one did", fix=_IN_THE_CELL
+            )
         if "backward through the graph a second time" in said:
             explanation = f"{said}: the graph was made before the cell, and the first run has used it up"
             return _Told(cause="state_leak", explanation=explanation, fix="compute the loss in the cell that calls `backward()`")

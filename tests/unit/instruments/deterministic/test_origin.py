@@ -596,5 +596,9 @@ def test_the_line_and_the_cause_are_named(name: str, tmp_path) -> None:
     assert not cell.guard.problems
     assert found is not None
     other = None if found.other is None else found.other.line
-    assert (found.cause, found.location.line, found.names, other) == (case.cause, cell.line(), case.names, cell.line("# <other")), (name, found.explanation, found.fix)
+    assert (found.cause, found.location.line, found.names, other) == (case.cause, cell.line(), case.names, cell.line("# <other")), (
+        name,
+        found.explanation,
+        found.fix,
+    )
     assert not case.asked or found.sources == case.asked

@@ -81,7 +81,7 @@ def _value(value: Any, seen: set[int]) -> object:  # noqa: PLR0911 - one line a 
         return str(value.bit_generator.state) if hasattr(value, "bit_generator") else str(value.get_state())
     if kind in {int, float, str, bool, type(None)}:
         return value
-    if hasattr(value, "__dict__") and not callable(getattr(value, "__code__", None)):
+    if kind.__module__ == "__main__" or isinstance(value, (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)):
         seen.add(id(value))
         return kind.__name__, [(name, _value(one, seen)) for name, one in vars(value).items() if not name.startswith("__")]
     return kind.__name__

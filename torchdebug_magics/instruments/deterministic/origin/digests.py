@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import decimal
 import fractions
 import hashlib
@@ -31,7 +31,7 @@ _DEEPEST = 5
 _MOST_ITEMS = 4096
 _MOST_BYTES = 1 << 20
 _BLOCKS = 64
-_BY_REPR = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID, PurePath)
+_BY_REPR = (dt.date, dt.time, dt.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID, PurePath)
 _AS_THEY_ARE = frozenset({str, bytes, bool, type(None), type(...)})
 _NUMPY_DRAWS = frozenset({"Generator", "RandomState", "MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64", "SeedSequence"})
 
@@ -139,7 +139,11 @@ def _state(value: Any) -> Any:
     if type(value).__name__ == "RandomState":
         return repr([part.tobytes() if hasattr(part, "tobytes") else part for part in value.get_state()])
     state = getattr(value, "bit_generator", value).state
-    return repr(state) if not hasattr(state.get("state", {}).get("key"), "tobytes") else repr((state["state"]["key"].tobytes(), state["state"]))
+    return (
+        repr(state)
+        if not hasattr(state.get("state", {}).get("key"), "tobytes")
+        else repr((state["state"]["key"].tobytes(), state["state"]))
+    )
 
 
 def _some(items: Any) -> Any:

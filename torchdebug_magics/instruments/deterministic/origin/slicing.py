@@ -114,9 +114,7 @@ class Slicer:
                 if place in others and others[place] != digest:
                     yield path, place
 
-    def _maker(
-        self, at: Step, place: Place, names: tuple[str, ...], found: list[Beginning]
-    ) -> list[_Question]:
+    def _maker(self, at: Step, place: Place, names: tuple[str, ...], found: list[Beginning]) -> list[_Question]:
         """The line before `at` that made the value at `place` differ."""
         latest = at
         for number, step, path in reversed(self._of_place.get(place, ())):
@@ -175,9 +173,7 @@ class Slicer:
                 yield step
                 todo += step.calls
 
-    def _from_caller(
-        self, at: Step, place: Place, names: tuple[str, ...], found: list[Beginning]
-    ) -> list[_Question]:
+    def _from_caller(self, at: Step, place: Place, names: tuple[str, ...], found: list[Beginning]) -> list[_Question]:
         """What a function was called with; else it is from before the run, or came about out of sight."""
         caller = at.call.caller
         if place[0] == "local" and caller is not None:

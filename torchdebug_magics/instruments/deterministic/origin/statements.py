@@ -125,7 +125,9 @@ def _walk(root: ast.AST) -> Iterator[ast.AST]:
     yield root
     inner = list(_bodies(root)) if isinstance(root, ast.stmt) or hasattr(root, "body") else []
     line = getattr(root, "lineno", 0)
-    elsewhere = {id(one) for body in inner for one in body if isinstance(one, ast.stmt) and (isinstance(root, _SCOPES) or one.lineno > line)}
+    elsewhere = {
+        id(one) for body in inner for one in body if isinstance(one, ast.stmt) and (isinstance(root, _SCOPES) or one.lineno > line)
+    }
     for child in ast.iter_child_nodes(root):
         if id(child) not in elsewhere:
             yield from _walk(child)
