@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["Format", "byte_size", "cell", "count", "duration", "number", "one_line", "plural", "shape", "share", "sparkline"]
+__all__ = ["Format", "byte_size", "cell", "count", "duration", "listed", "number", "one_line", "plural", "shape", "share", "sparkline"]
 
 Format: TypeAlias = Literal["count", "number", "bytes", "seconds", "share", "text", "prose", "code"]
 """How a column of a table is written: ``"text"`` is a word or two, ``"prose"`` may be long, ``"code"`` stands in a program."""
@@ -14,6 +14,8 @@ Format: TypeAlias = Literal["count", "number", "bytes", "seconds", "share", "tex
 _BARS = "▁▂▃▄▅▆▇█"
 _KILO, _KIBI, _MINUTE = 1000, 1024, 60
 _IN_FULL = 10_000
+_AT_A_GLANCE = 3
+"""As many words as are read so."""
 
 
 def byte_size(size_bytes: float) -> str:
@@ -81,6 +83,12 @@ def shape(sizes: Sequence[int]) -> str:
 def plural(amount: int, noun: str, ending: str = "s") -> str:
     """``1 step``, ``1,200 steps``, ``2 passes``."""
     return f"{amount:,} {noun}" if amount == 1 else f"{amount:,} {noun}{ending}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """``a, b, c and 2 more``."""
+    more = len(words) - _AT_A_GLANCE
+    return ", ".join(words[:_AT_A_GLANCE]) + (f" and {more} more" if more > 0 else "")
 
 
 def one_line(text: str) -> str:

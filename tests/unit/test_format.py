@@ -129,3 +129,10 @@ def test_sparkline():
     assert fmt.sparkline([5, 5]) == "▅▅"
     assert fmt.sparkline([0.0, 1.0, NAN, INF]) == "▁▅!!"
     assert fmt.sparkline(range(1, 100), width=3) == fmt.sparkline([97, 98, 99])
+
+
+@pytest.mark.parametrize(
+    ("words", "text"), [([], ""), (["a"], "a"), (["a", "b", "c"], "a, b, c"), (["a", "b", "c", "d", "e"], "a, b, c and 2 more")]
+)
+def test_listed(words, text):
+    assert fmt.listed(words) == text

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import cell
 from torchdebug_magics.html import style
-from torchdebug_magics.html.elements import Markup, el, prose
-from torchdebug_magics.html.image import image
+from torchdebug_magics.html.elements import Markup, el
+from torchdebug_magics.html.picture import Words, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,24 +24,8 @@ _STRIP = 0.06
 def areas(block: Areas) -> Markup:
     """The image between its words; where it cannot be drawn, the words."""
     alt = describe(block)
-    try:
-        picture = image(lambda axes: _draw(axes, block), alt, height=_HEIGHT)
-    except Exception:  # noqa: BLE001 - a picture that fails never costs the reader the verdict
-        return el("p", f"{block.title}: {alt}", style=style.BLOCK)
-    most = cell(_top(block), block.format)
-    rows = (
-        el("tr", _word(most, "right", "top"), el("td", picture, rowspan=2, style=style.CHART_IMAGE), style=style.CHART_ROW),
-        el("tr", _word("0", "right", "bottom"), style=style.CHART_ROW),
-        el("tr", _word("", "left", "top"), _word(block.x_label, "center", "top"), style=style.CHART_ROW),
-        el("tr", _word("", "left", "top"), el("td", *_key(block), style=style.KEY), style=style.CHART_ROW),
-    )
-    whole = el(
-        "table",
-        el("caption", prose(block.title, code_style=style.INLINE_CODE), style=style.CAPTION),
-        el("tbody", *rows),
-        style=style.FACTS,
-    )
-    return el("div", whole, style=style.BLOCK)
+    words = Words(block.title, top=cell(_top(block), block.format), bottom="0", below=block.x_label, key=tuple(_key(block)))
+    return picture(lambda axes: _draw(axes, block), words, alt=alt, height=_HEIGHT, otherwise=f"{block.title}: {alt}")
 
 
 def describe(block: Areas) -> str:
@@ -60,10 +44,6 @@ def totals(block: Areas) -> list[float]:
 
 def _top(block: Areas) -> float:
     return max(totals(block), default=0.0) if block.top is None else block.top
-
-
-def _word(text: str, side: str, edge: str) -> Markup:
-    return el("td", text, style=style.CHART_WORD.format(side=side, edge=edge))
 
 
 def _key(block: Areas) -> list[Markup]:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import number, plural, sparkline
 from torchdebug_magics.html import style
-from torchdebug_magics.html.elements import Markup, el, prose
-from torchdebug_magics.html.image import image
+from torchdebug_magics.html.picture import Words, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from torchdebug_magics.html.elements import Markup
     from torchdebug_magics.html.page import Chart
 
 __all__ = ["chart", "describe"]
@@ -29,11 +29,8 @@ _LOST = 0.9
 def chart(block: Chart) -> Markup:
     """An image between its words; where it cannot be drawn, bars of text."""
     alt = describe(block)
-    try:
-        picture = image(lambda axes: _draw(axes, block), alt, height=_HEIGHT)
-    except Exception:  # noqa: BLE001 - a picture that fails never costs the reader the verdict
-        return el("p", f"{block.title}: {sparkline(block.values)} {alt}", style=style.BLOCK)
-    return _with_words(block, picture)
+    otherwise = f"{block.title}: {sparkline(block.values)} {alt}"
+    return picture(lambda axes: _draw(axes, block), _words(block), alt=alt, height=_HEIGHT, otherwise=otherwise)
 
 
 def describe(block: Chart) -> str:
@@ -48,33 +45,14 @@ def describe(block: Chart) -> str:
     return "; ".join(parts)
 
 
-def _with_words(block: Chart, picture: Markup) -> Markup:
+def _words(block: Chart) -> Words:
     """The ends of both axes are named: the largest and the smallest value, the first and the last step."""
     shown = [value for value in _drawn(block) if not math.isnan(value)]
     low, high = (number(float(min(shown))), number(float(max(shown)))) if shown else ("", "")
     first, last = f"{block.first_x:,}", f"{block.first_x + len(block.values) - 1:,}"
     lost = next((step for step, value in enumerate(block.values, block.first_x) if not math.isfinite(value)), None)
     said = "" if lost is None else f" (red cross: not finite, first at {lost:,})"
-    rows = (
-        el("tr", _word(high, "right", "top"), el("td", picture, rowspan=2, colspan=3, style=style.CHART_IMAGE), style=style.CHART_ROW),
-        el("tr", _word(low if low != high else "", "right", "bottom"), style=style.CHART_ROW),
-        el("tr", _word("", "left", "top"), *map(_below, (first, block.x_label, last), ("left", "center", "right")), style=style.CHART_ROW),
-    )
-    whole = el(
-        "table",
-        el("caption", prose(f"{block.title}{said}", code_style=style.INLINE_CODE), style=style.CAPTION),
-        el("tbody", *rows),
-        style=style.FACTS,
-    )
-    return el("div", whole, style=style.BLOCK)
-
-
-def _below(text: str, side: str) -> Markup:
-    return _word(text, side, "top")
-
-
-def _word(text: str, side: str, edge: str) -> Markup:
-    return el("td", text, style=style.CHART_WORD.format(side=side, edge=edge))
+    return Words(f"{block.title}{said}", top=high, bottom=low if low != high else "", below=(first, block.x_label, last))
 
 
 def _drawn(block: Chart) -> list[float]:

@@ -6,7 +6,7 @@ import argparse
 import keyword
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -74,7 +74,11 @@ class MagicParser:
     @property
     def flags(self) -> tuple[str, ...]:
         """Every flag, for Tab."""
-        return tuple(flag for action in self._parser._actions for flag in action.option_strings)  # noqa: SLF001 - argparse has no other way
+        return tuple(flag for action in self._actions for flag in action.option_strings)
+
+    @property
+    def _actions(self) -> Sequence[argparse.Action]:
+        return self._parser._actions  # noqa: SLF001 - argparse has no other way
 
     def parse(self, line: str, *, subjects: bool = False) -> Arguments:
         """Read `line`; expressions are allowed where `subjects` says so."""
@@ -115,7 +119,7 @@ class MagicParser:
         return words, expressions
 
     def _takes_value(self, flag: str) -> bool:
-        return any(flag in action.option_strings and action.nargs != 0 for action in self._parser._actions)  # noqa: SLF001 - argparse has no other way
+        return any(flag in action.option_strings and action.nargs != 0 for action in self._actions)
 
     def _expression(self, text: str) -> tuple[str, str]:
         """The first expression of `text`, and the rest: split at a blank where both sides can stand alone."""

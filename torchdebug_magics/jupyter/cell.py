@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import get_ident
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -31,11 +32,11 @@ def running_cells() -> Iterator[ExecutionResult]:
 
     Read from the frames: ``displayhook.exec_result`` is lost as soon as a nested ``run_cell`` ends.
     """
-    frame = sys._getframe()  # noqa: SLF001 - the only door to the callers
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the only door to the callers
     while frame is not None:
         if frame.f_code.co_name in _RUNNERS and isinstance(result := frame.f_locals.get("result"), ExecutionResult):
             yield result
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
 
 
 @dataclass(frozen=True, eq=False)

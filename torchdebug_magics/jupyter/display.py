@@ -176,7 +176,8 @@ class ReportFormatter:
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         # Whole bundles: among the formatters of single types, that of text would prefer a dataclass's own repr.
-        self._bundles: Any = screen.shell.display_formatter.mimebundle_formatter  # type: ignore[union-attr]
+        formatter: Any = screen.shell.display_formatter
+        self._bundles = formatter.mimebundle_formatter
 
     def install(self) -> None:
         """For every report, as all have one base."""

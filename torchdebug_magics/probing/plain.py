@@ -19,15 +19,15 @@ __all__ = ["is_leaf", "plain_ways_of"]
 _PLAIN = frozenset({*CONTAINERS.values(), *STATES.values(), CELL, NAMES})
 
 
-def is_leaf(value: object) -> bool:
+def is_leaf(value: Any) -> bool:
     """Whether nothing in it is to be looked at, and no tensor is in it."""
     kind: Any = type(value)
     if kind in LEAVES or value is GONE or value is ABSENT:
         return True
     if kind is tuple or kind is frozenset:
-        return all(type(item) in LEAVES for item in value)  # type: ignore[attr-defined]
+        return all(type(item) in LEAVES for item in value)
     if kind.__module__ == "numpy":
-        return not (kind.__name__ == "ndarray" and value.dtype.hasobject)  # type: ignore[attr-defined]
+        return not (kind.__name__ == "ndarray" and value.dtype.hasobject)
     return issubclass(kind, type)
 
 

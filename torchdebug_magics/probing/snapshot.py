@@ -93,5 +93,5 @@ def _look_at(value: Any, ways: list[Kind], room_bytes: int, whole: bool) -> tupl
 def _read(way: Kind, value: Any) -> list[Any] | None:
     try:
         return way.read(value)
-    except Exception:  # noqa: BLE001 - see above
+    except Exception:  # noqa: BLE001 - as above
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -68,7 +69,7 @@ def owner_of(storage: torch.UntypedStorage) -> Owner:
 def _is_mapped(address: int) -> bool:
     """Whether a file stands behind the memory at an address, as after ``torch.load(mmap=True)``; False where the system does not tell."""
     try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123 - a line at a time, of thousands
+        with Path("/proc/self/maps").open(encoding="utf-8", errors="replace") as maps:
             for line in maps:
                 span, *_, name = line.split(maxsplit=5) if line.count(" ") > 4 else (line.split()[0], "")  # noqa: PLR2004 - the fields before the name
                 first, _, last = span.partition("-")

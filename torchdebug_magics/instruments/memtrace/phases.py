@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING
 
-__all__ = ["Phase", "Phases", "Span"]
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.report import Phase
+
+__all__ = ["Phases", "Span"]
 
 _MOST_SPANS = 1 << 13
 """Remembered for the picture."""
-
-Phase: TypeAlias = Literal["forward", "loss", "backward", "optimizer", "other"]
 
 
 @dataclass(eq=False)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._autograd import _get_sequence_nr
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.memtrace.blocks import Ledger
-from torchdebug_magics.instruments.memtrace.census import BUFFER, PARAMETER, Census, mark, mark_gradients, mark_state
+from torchdebug_magics.instruments.memtrace.census import Census, mark_gradients, mark_state
 from torchdebug_magics.instruments.memtrace.conclude import Seen, concluded
+from torchdebug_magics.instruments.memtrace.course import Course
 from torchdebug_magics.instruments.memtrace.devices import Devices
 from torchdebug_magics.instruments.memtrace.marks import MarkListener
 from torchdebug_magics.instruments.memtrace.phases import Phases
@@ -31,14 +31,11 @@ from torchdebug_magics.probing.heap import given_out_bytes
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls, parts_of
 from torchdebug_magics.probing.outermost import OutermostCalls
-from torchdebug_magics.probing.tensors import tensors_in
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
     from pathlib import Path
-    from types import FrameType
 
-    from torchdebug_magics.instruments.memtrace.phases import Phase
     from torchdebug_magics.instruments.memtrace.report import MemtraceReport
     from torchdebug_magics.instruments.memtrace.reruns import Run
 
@@ -81,24 +78,20 @@ class MemtraceProbe:
         self._outermost = OutermostCalls(self._hooks, self._guard, self._entered, self._left)
         self._steps = Steps(given_out_bytes, every=every_step)
         self._watch = GrowthWatch(self._ledger, self._steps, is_light=light)
-        self._tracer = Tracer(self._ledger, self._places, ModuleCalls((), self._hooks), self._guard)
-        self._follow = not light
-        """Whether the step that runs is followed."""
-        self._before: list[Phase] = []
-        """The phases in which those that run began."""
-        self._ran: dict[object, int] = {}
-        """By the line of a backward pass or an update: how many steps there were when it ran last."""
+        tracer = self._tracer_of(())
+        self._course = Course(tracer, self._phases, self._places, self._steps, self._watch, self._guard, is_light=light)
         self._report: MemtraceReport | None = None
+
+    def _tracer_of(self, models: Iterable[torch.nn.Module]) -> Tracer:
+        return Tracer(self._ledger, self._places, ModuleCalls(models, self._hooks), self._guard)
 
     def attach(self, stack: ExitStack) -> None:
         """Take the census, and follow what comes."""
         gc.collect()
         census = Census()
         parts = parts_of(census.modules)
-        self._tracer = Tracer(
-            self._ledger, self._places, ModuleCalls([one for one in census.modules if id(one) not in parts], self._hooks), self._guard
-        )
-        self._tracer.adopt_all(census)
+        self._course.tracer = self._tracer_of([one for one in census.modules if id(one) not in parts])
+        self._course.tracer.adopt_all(census)
         self._ledger.begin()
         if self._snapshot is not None:
             self._snapshot.attach(stack)
@@ -110,14 +103,14 @@ class MemtraceProbe:
         self._hooks.autograd_calls(stack, "backward", self._around_backward)
         self._hooks.autograd_calls(stack, "grad", self._around_backward)
         self._hooks.optimizer_steps(stack, self._before_update, self._after_update)
-        stack.callback(self._tracer.off)
-        self._resume()
+        stack.callback(self._course.tracer.off)
+        self._course.resume()
         if self._memory_guard is not None:
             stack.enter_context(self._memory_guard.watching())
 
     def sweep(self) -> None:
         """Remove what an interrupt left."""
-        self._tracer.off()
+        self._course.tracer.off()
         self._process.stop()
         self._marks.stop()
         if self._snapshot is not None:
@@ -142,76 +135,24 @@ class MemtraceProbe:
         """Nothing is kept."""
         return {}
 
-    # Phases --------------------------------------------------------------------------------------------------------------------------
-
-    def _begin(self, phase: Phase) -> None:
-        self._ledger.span = self._phases.enter(phase, at=self._ledger.clock, keeps_graph=torch.is_grad_enabled())
-
-    def _start(self, phase: Phase) -> None:
-        self._before.append(self._phases.now.phase)
-        self._begin(phase)
-        if not self._follow:
-            self._tracer.off()
-
-    def _stop(self) -> None:
-        self._begin(self._before.pop() if self._before else "other")
-        if not self._before:
-            self._resume()
-
-    def _resume(self) -> None:
-        """Between the phases all is followed: it is little, and not known beforehand."""
-        if not self._is_light:
-            self._tracer.on()
+    # What torch calls ----------------------------------------------------------------------------------------------------------------
 
     def _entered(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._guard.run("the look at a model call", self._call_begins, module, args, kwargs)
 
     def _left(self, _module: torch.nn.Module, _output: Any) -> None:
         if torch._C._current_graph_task_id() == -1:
-            self._guard.run("the look at a model's return", self._stop)
+            self._guard.run("the look at a model's return", self._course.stop)
 
     def _call_begins(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch._C._current_graph_task_id() != -1:
             return  # a checkpoint, in the middle of a backward pass
-        if not self._before:
-            self._step_of(module, args, kwargs)
-        self._start("forward")
+        if self._course.is_between:
+            self._course.step_of(module, args, kwargs)
+            if self._steps.count == _SETTLED:
+                self._outermost.settle()
+        self._course.start("forward")
         self._ledger.span.model = id(module)
-
-    def _step_of(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        size = sum(tensor.numel() for tensor in tensors_in((args, kwargs)) if not tensor.is_nested)
-        self._step(id(module), self._places.user_frame(sys._getframe()), size)
-        if self._steps.count == _SETTLED:
-            self._outermost.settle()
-        if self._follow:
-            mark(self._ledger, module.parameters(), PARAMETER)
-            mark(self._ledger, module.buffers(), BUFFER)
-
-    def _step_without_model(self) -> None:
-        """A backward pass or an update begins one, if no model was called since it ran last from the same line.
-
-        So it is where the model is only functions, or compiled, or must not carry a hook.
-        """
-        if self._before:
-            return
-        frame = self._places.user_frame(sys._getframe())
-        line = (frame.f_code, frame.f_lasti) if frame is not None else None
-        if self._ran.get(line, 0) == self._steps.count:
-            self._step(0, frame, 0)
-        self._ran[line] = self._steps.count
-
-    def _step(self, of: int, frame: FrameType | None, size: int) -> None:
-        key = of, *((frame.f_code, frame.f_lasti) if frame is not None else ())
-        was_followed = self._follow
-        again, self._tracer.swells = self._tracer.swells, False
-        follows = self._steps.begin(key, self._places.here(frame), size, _get_sequence_nr(), self._ledger.clock, again=again)
-        self._follow = follows and not self._is_light
-        self._tracer.iteration = self._steps.count
-        if self._follow and not was_followed:
-            self._tracer.adopt_all(Census())
-        if was_followed and not self._follow and not self._ledger.counted_from:
-            self._ledger.counted_from = self._ledger.clock
-        self._guard.run("the look for growth", self._watch.begins)
 
     def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -221,27 +162,27 @@ class MemtraceProbe:
         try:
             return original(*args, **kwargs)
         finally:
-            self._guard.run("the look after a backward pass", self._stop)
+            self._guard.run("the look after a backward pass", self._course.stop)
 
     def _before_backward(self) -> None:
-        self._step_without_model()
+        self._course.step_without_model()
         self._steps.trains()
-        self._start("backward")
+        self._course.start("backward")
 
     def _before_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if not self._outermost.is_ours():
             return
-        self._guard.run("the look for a step", self._step_without_model)
-        if self._follow:
+        self._guard.run("the look for a step", self._course.step_without_model)
+        if self._course.is_followed:
             self._guard.run("the look at gradients", mark_gradients, self._ledger, _parameters(optimizer))
-        self._guard.run("the look before an update", self._start, "optimizer")
+        self._guard.run("the look before an update", self._course.start, "optimizer")
 
     def _after_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if not self._outermost.is_ours():
             return
-        if self._follow:
+        if self._course.is_followed:
             self._guard.run("the look at an optimizer's state", mark_state, self._ledger, optimizer)
-        self._guard.run("the look after an update", self._stop)
+        self._guard.run("the look after an update", self._course.stop)
 
     # The end -------------------------------------------------------------------------------------------------------------------------
 
@@ -250,11 +191,11 @@ class MemtraceProbe:
         self._ledger.close()
 
     def _concluded(self, error: BaseException | None) -> MemtraceReport:
-        self._begin("other")
+        self._course.end()
         self._watch.ends()
         seen = Seen(
             ledger=self._ledger,
-            tracer=self._tracer,
+            tracer=self._course.tracer,
             phases=self._phases,
             steps=self._steps,
             watch=self._watch,

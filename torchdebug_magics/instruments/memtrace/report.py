@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from torchdebug_magics.instruments.memtrace.verdict import finding
 from torchdebug_magics.report import Gauge, Location, Mark, Report
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Advice", "Cycle", "DeviceMemory", "GraphGrowth", "Growth", "Holder", "LiveMemory", "MemtraceReport", "Oom", "Peak",
-    "Site", "Stretch", "Timeline", "TraceMark",
+    "Phase", "Site", "Stretch", "Timeline", "TraceMark",
 ]  # fmt: skip
 
-Phase = Literal["forward", "loss", "backward", "optimizer", "other"]
+Phase: TypeAlias = Literal["forward", "loss", "backward", "optimizer", "other"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from torchdebug_magics.instruments.memtrace.report import Site
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.blocks import Block
-    from torchdebug_magics.instruments.memtrace.phases import Phase
     from torchdebug_magics.instruments.memtrace.places import Place
+    from torchdebug_magics.instruments.memtrace.report import Phase
 
 __all__ = ["Sites", "by_category", "by_module", "category"]
 

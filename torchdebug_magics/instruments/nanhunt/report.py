@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from torchdebug_magics.format import number
 from torchdebug_magics.report import Location, Report
 
 __all__ = ["Finding", "Kind", "LayerRow", "NanReport", "PathStep", "Phase"]
@@ -145,8 +146,6 @@ class Finding:
         return f"row{'s' if len(self.rows) > 1 else ''} {head}" + (" …" if len(self.rows) > _ROWS_SAID else "")
 
     def _operands(self) -> str:
-        from torchdebug_magics.format import number  # noqa: PLC0415 - a report imports nothing heavy, and few are written out
-
         shown = [number(value) for value in self.operands[:4] if not isinstance(value, str)]  # a shape says nothing at a glance
         return f"operand{'s' if len(shown) > 1 else ''} {', '.join(shown)}" if shown else ""
 

@@ -19,6 +19,7 @@ from torchdebug_magics.probing.where import excerpt, location
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
     from torchdebug_magics.instruments.nanhunt.retaken import Before
+    from torchdebug_magics.report import Location
 
 _LARGE, _HUGE = 1e4, 1e15
 """Of an update, and of a gradient whose square some optimizers keep."""
@@ -82,21 +83,12 @@ def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflo
     else:
         explanation = f"the gradient of {name} was finite after backward() and is not any more: something between the two changed it"
         fix = "look at what scales or clips the gradients before step(): a norm that is infinite or 0, a division by a count of 0"
-    place = here()
-    finding = Finding(
-        kind="inf" if overflowed else kind_word(gradient),
-        phase="optimizer",
-        op=None,
-        module=None,
-        call=None,
-        location=place,
-        excerpt=excerpt(place) if place is not None else (),
-        step=context.step,
-        backward=context.backward,
-        tensor=name,
+    found = _at_update(gradient, name, here(), context)
+    finding = replace(
+        found,
+        kind="inf" if overflowed else found.kind,
         diagnosis="clip_inf" if overflowed or computed else None,
         sink=f"gradient of {name}",
-        sink_kind=kind_word(gradient),
         weights="weights untouched",
         explanation=explanation,
         fix=fix,
@@ -110,10 +102,26 @@ def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, nam
     op = None if evidence is None else evidence.op
     cause = _cause(optimizer, parameter, name, evidence)
     place = here() if op is None or op.line is None else location(*op.line)
-    finding = Finding(
-        kind=kind_word(parameter),
-        phase="optimizer",
+    finding = replace(
+        _at_update(parameter, name, place, context),
         op=None if op is None else op.name,
+        operands=() if evidence is None else tuple(evidence.operands()),
+        diagnosis=cause.slug,
+        sink=name,
+        weights="weights poisoned",
+        explanation=cause.explanation,
+        fix=cause.fix,
+    )
+    return marked(finding, parameter)
+
+
+def _at_update(value: torch.Tensor, name: str, place: Location | None, context: Context) -> Finding:
+    """A bad parameter or gradient, met when an optimizer's step runs."""
+    kind = kind_word(value)
+    return Finding(
+        kind=kind,
+        phase="optimizer",
+        op=None,
         module=None,
         call=None,
         location=place,
@@ -121,15 +129,8 @@ def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, nam
         step=context.step,
         backward=context.backward,
         tensor=name,
-        operands=() if evidence is None else tuple(evidence.operands()),
-        diagnosis=cause.slug,
-        sink=name,
-        sink_kind=kind_word(parameter),
-        weights="weights poisoned",
-        explanation=cause.explanation,
-        fix=cause.fix,
+        sink_kind=kind,
     )
-    return marked(finding, parameter)
 
 
 def nothing_known(_value: object) -> None:

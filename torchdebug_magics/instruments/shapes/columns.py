@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.format import shape
+from torchdebug_magics.format import listed, shape
 from torchdebug_magics.instruments.shapes.outline import failing
 from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
 
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.report import Row, Shape
 
 __all__ = ["COLUMNS", "Column", "chosen", "column_named", "common_kind", "full_name", "layout", "shapes", "whole"]
-
-_MOST = 3
-"""Tensors that one cell names; a model that gives back its caches has dozens."""
 
 
 class Column(NamedTuple):
@@ -54,7 +51,7 @@ def shapes(sizes: Sequence[Shape], names: Sequence[str] = ()) -> str:
     """``logits 2 x 5 x 2, hidden[0] 2 x 5 x 8 and 11 more``."""
     known = names if len(names) == len(sizes) else [""] * len(sizes)
     texts = [f"{name} {shape(one)}".lstrip() for name, one in zip(known, sizes, strict=True)]
-    return ", ".join(texts[:_MOST]) + (f" and {len(texts) - _MOST} more" if len(texts) > _MOST else "")
+    return listed(texts)
 
 
 def _output(node: Node, _: Whole) -> str | None:
@@ -110,13 +107,13 @@ _ALSO = {
 }
 
 
-def layout(*, columns: str = "", sort: str = "", **options: object) -> Layout:
+def layout(*, columns: str = "", sort: str = "", **options: Any) -> Layout:
     """From the options of the magic; the columns by their own names."""
     depth = options.get("depth")
     if isinstance(depth, int) and depth < 0:
         msg = f"--depth takes 0 or more, and {depth} is less: 0 shows the model alone"
         raise TorchDebugError(msg)
-    asked = Layout.of(columns=columns, sort=sort, **options)  # type: ignore[arg-type]
+    asked = Layout.of(columns=columns, sort=sort, **options)
     return replace(asked, columns=tuple(map(column_named, asked.columns)), sort=column_named(sort) if sort else "")
 
 

@@ -13,7 +13,7 @@ from torchdebug_magics.instruments.shapes.leaves import named_tensors, rebuilt
 from torchdebug_magics.probing.rng import RandomState
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.ops import Failed
+    from torchdebug_magics.instruments.shapes.origins import Failed
 
 __all__ = ["is_limit_of_fakes", "real_error"]
 

@@ -181,9 +181,10 @@ def _sized(model: torch.nn.Module, inputs: Inputs, notes: list[str]) -> torch.nn
     given = inputs.made(sized, torch.clone, zeros)
     before = RandomState.take()
     try:
-        with torch.no_grad(), contextlib.suppress(Exception), warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            sized(*given.args, **given.kwargs)  # what it raises is found again, and reported, by the run on fakes
+            with contextlib.suppress(Exception):  # what it raises is found again, and reported, by the run on fakes
+                sized(*given.args, **given.kwargs)
     finally:
         before.put_back()
     notes.append("lazy modules were sized on a copy")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torchdebug_magics.instruments.shapes.examine import Seen
-    from torchdebug_magics.instruments.shapes.ops import Failed, Made
+    from torchdebug_magics.instruments.shapes.origins import Failed, Made
     from torchdebug_magics.report import Location
 
 __all__ = ["diagnosed", "explained", "of_op", "place"]

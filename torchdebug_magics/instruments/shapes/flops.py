@@ -117,8 +117,7 @@ class FlopFormulas:
         """FLOPs of one op that ran."""
         formula = self._formulas.get(getattr(func, "_overloadpacket", func))
         if formula is not None:
-            # A formula that refuses what the op itself takes is no failure of the forward: the op is not counted.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # a formula may refuse what the op itself takes: then it is not counted
                 return int(formula(*args, **kwargs, out_val=out))
         self.leave_out(func)
         return 0

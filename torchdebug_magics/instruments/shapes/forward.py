@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchdebug_magics.instruments.shapes.arithmetic import Arithmetic
 from torchdebug_magics.instruments.shapes.bounds import check_bounds
 from torchdebug_magics.instruments.shapes.calls import Calls
 from torchdebug_magics.instruments.shapes.copies import Copies
@@ -19,7 +20,7 @@ from torchdebug_magics.instruments.shapes.faking import Fakes, ValueFailure
 from torchdebug_magics.instruments.shapes.flops import FlopFormulas, NoFormulas
 from torchdebug_magics.instruments.shapes.leaves import named_tensors
 from torchdebug_magics.instruments.shapes.libraries import answers
-from torchdebug_magics.instruments.shapes.ops import Arithmetic, Failed, Instead, Made, Origins
+from torchdebug_magics.instruments.shapes.origins import Failed, Instead, Made, Origins
 from torchdebug_magics.instruments.shapes.parameters import Parameters
 from torchdebug_magics.instruments.shapes.saved import Saved
 from torchdebug_magics.instruments.shapes.untouched import untouched

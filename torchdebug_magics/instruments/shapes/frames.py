@@ -9,54 +9,21 @@ import operator
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchdebug_magics.instruments.shapes.leaves import named_tensors
-from torchdebug_magics.instruments.shapes.ops import Failed
+from torchdebug_magics.instruments.shapes.origins import Failed
+from torchdebug_magics.instruments.shapes.reading import OPERATORS, Stand, UnreadableError, call_of, value_of
 from torchdebug_magics.probing.where import is_user_code, owner, span
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.replay import Replay
 
 __all__ = ["failed_in"]
-
-_OPERATORS: dict[type[ast.AST], tuple[str, Callable[..., Any]]] = {
-    ast.MatMult: ("matmul", torch.matmul),
-    ast.Add: ("add", torch.add),
-    ast.Sub: ("sub", torch.sub),
-    ast.Mult: ("mul", torch.mul),
-    ast.Div: ("div", torch.div),
-    ast.Pow: ("pow", torch.pow),
-    ast.Lt: ("lt", torch.lt),
-    ast.Gt: ("gt", torch.gt),
-    ast.LtE: ("le", torch.le),
-    ast.GtE: ("ge", torch.ge),
-    ast.BitAnd: ("bitwise_and", torch.bitwise_and),
-    ast.BitOr: ("bitwise_or", torch.bitwise_or),
-}
-
-
-_NUMBERS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-}
-
-
-class _Unknown(Exception):  # noqa: N818 - it only ends a search
-    """A part of an expression that cannot be read without running code of the user's."""
-
-
-class _Stand(NamedTuple):
-    """Where the user's code stood, and what its calls give without data."""
-
-    names: tuple[Mapping[str, Any], ...]
-    replay: Replay
 
 
 def failed_in(error: BaseException, replay: Replay) -> Failed | None:
@@ -92,35 +59,29 @@ def _of_function(frame: FrameType, error: BaseException) -> Failed | None:
 
 def _of_expression(frame: FrameType, instruction: int, error: BaseException, replay: Replay) -> Failed | None:
     """A function of torch's own: the expression that was running is read again, without running any of it on data."""
-    stand = _Stand((frame.f_locals, frame.f_globals), replay)
+    stand = Stand((frame.f_locals, frame.f_globals), replay)
     try:
         node = _running(frame, instruction)
-        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            name, func = _OPERATORS[type(node.op)]
-            return _failed(func, name, (_value(node.left, stand), _value(node.right, stand)), {}, error, _texts(node.left, node.right))
-        if isinstance(node, ast.Compare) and type(node.ops[0]) in _OPERATORS:
-            name, func = _OPERATORS[type(node.ops[0])]
-            return _failed(func, name, (_value(node.left, stand), _value(node.comparators[0], stand)), {}, error)
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+            name, func = OPERATORS[type(node.op)]
+            return _failed(func, name, (value_of(node.left, stand), value_of(node.right, stand)), {}, error, _texts(node.left, node.right))
+        if isinstance(node, ast.Compare) and type(node.ops[0]) in OPERATORS:
+            name, func = OPERATORS[type(node.ops[0])]
+            return _failed(func, name, (value_of(node.left, stand), value_of(node.comparators[0], stand)), {}, error)
         if isinstance(node, ast.Subscript):
-            return _failed(operator.getitem, "getitem", (_value(node.value, stand), _value(node.slice, stand)), {}, error)
+            return _failed(operator.getitem, "getitem", (value_of(node.value, stand), value_of(node.slice, stand)), {}, error)
         if isinstance(node, ast.Call):
             return _of_call(node, stand, error)
-    except (_Unknown, SyntaxError):
+    except (UnreadableError, SyntaxError):
         pass
     return None
 
 
-def _of_call(node: ast.Call, stand: _Stand, error: BaseException) -> Failed | None:
-    args = [_value(one, stand) for one in node.args]
-    kwargs = {one.arg: _value(one.value, stand) for one in node.keywords if one.arg is not None}
-    texts = _texts(*node.args)
-    if isinstance(node.func, ast.Attribute) and isinstance(own := _value(node.func.value, stand), torch.Tensor):
-        func, args, texts = getattr(torch.Tensor, node.func.attr, None), [own, *args], [*_texts(node.func.value), *texts]
-    else:
-        func = _value(node.func, stand)
-    if not callable(func) or isinstance(func, (type, torch.nn.Module)):
+def _of_call(node: ast.Call, stand: Stand, error: BaseException) -> Failed | None:
+    call = call_of(node, stand)
+    if not callable(call.func) or isinstance(call.func, (type, torch.nn.Module)):
         return None
-    return _failed(func, getattr(func, "__name__", ""), tuple(args), kwargs, error, texts)
+    return _failed(call.func, getattr(call.func, "__name__", ""), call.args, call.kwargs, error, _texts(*call.nodes))
 
 
 def _failed(
@@ -145,107 +106,5 @@ def _running(frame: FrameType, instruction: int) -> ast.expr | None:
     return ast.parse(f"({textwrap.dedent(''.join(lines))}\n)", mode="eval").body
 
 
-def _value(node: ast.expr, stand: _Stand) -> Any:
-    """What an expression stands for, from names, attributes of modules and tensors, constants, and calls of torch's alone."""
-    read = _READERS.get(type(node))
-    if read is None:
-        raise _Unknown
-    return read(node, stand)
-
-
-def _negative(node: ast.UnaryOp, stand: _Stand) -> Any:
-    number = _value(node.operand, stand)
-    if not isinstance(node.op, ast.USub) or not isinstance(number, (int, float)):
-        raise _Unknown
-    return -number
-
-
-def _slice(node: ast.Slice, stand: _Stand) -> slice:
-    return slice(*(None if one is None else _value(one, stand) for one in (node.lower, node.upper, node.step)))
-
-
-def _attribute(node: ast.Attribute, stand: _Stand) -> Any:
-    own = _value(node.value, stand)
-    if isinstance(own, torch.Tensor) and node.attr in {"T", "mT", "H", "mH", "shape", "dtype", "device"}:
-        return getattr(own, node.attr)
-    if isinstance(own, torch.nn.Module):
-        return _part(own, node.attr)
-    names = vars(own) if hasattr(own, "__dict__") else {}
-    if node.attr not in names:
-        raise _Unknown
-    return names[node.attr]
-
-
-def _called(node: ast.Call, stand: _Stand) -> Any:
-    args = [_value(one, stand) for one in node.args]
-    kwargs = {one.arg: _value(one.value, stand) for one in node.keywords if one.arg is not None}
-    own = _value(node.func.value, stand) if isinstance(node.func, ast.Attribute) else None
-    if isinstance(own, torch.Tensor) and isinstance(node.func, ast.Attribute):
-        func, args = getattr(torch.Tensor, node.func.attr, None), [own, *args]
-    else:
-        func = _value(node.func, stand)
-    return _replayed(stand, func, tuple(args), kwargs)
-
-
-def _computed(node: ast.BinOp, stand: _Stand) -> Any:
-    left, right = _value(node.left, stand), _value(node.right, stand)
-    if isinstance(left, (int, float)) and isinstance(right, (int, float)):
-        whole = _NUMBERS.get(type(node.op))
-        if whole is None:
-            raise _Unknown
-        return whole(left, right)
-    if type(node.op) not in _OPERATORS:
-        raise _Unknown
-    return _replayed(stand, _OPERATORS[type(node.op)][1], (left, right), {})
-
-
-def _replayed(stand: _Stand, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    try:
-        return stand.replay.call(func, args, kwargs)
-    except LookupError:
-        raise _Unknown from None
-
-
-def _item(own: Any, key: Any, stand: _Stand) -> Any:
-    """An element or a slice, where asking for it runs no code of the user's."""
-    if isinstance(own, torch.Tensor) and not isinstance(key, str):
-        return _replayed(stand, torch.Tensor.__getitem__, (own, key), {})
-    if type(own) in {list, tuple, dict} or isinstance(own, (torch.Size, torch.nn.ModuleList, torch.nn.ModuleDict)):
-        try:
-            return own[key]
-        except Exception:  # noqa: BLE001 - whatever a wrong key raises
-            raise _Unknown from None
-    raise _Unknown
-
-
-def _named(name: str, stand: _Stand) -> Any:
-    for names in stand.names:
-        if name in names:
-            return names[name]
-    raise _Unknown
-
-
-def _part(module: torch.nn.Module, name: str) -> Any:
-    own = module.__dict__
-    for table in (own, own["_parameters"], own["_buffers"], own["_modules"]):
-        if name in table:
-            return table[name]
-    raise _Unknown
-
-
 def _texts(*nodes: ast.expr) -> list[str]:
     return [ast.unparse(node) for node in nodes]
-
-
-_READERS: dict[type[ast.AST], Callable[[Any, _Stand], Any]] = {
-    ast.Constant: lambda node, _: node.value,
-    ast.Name: lambda node, stand: _named(node.id, stand),
-    ast.Tuple: lambda node, stand: tuple(_value(one, stand) for one in node.elts),
-    ast.List: lambda node, stand: [_value(one, stand) for one in node.elts],
-    ast.UnaryOp: _negative,
-    ast.Slice: _slice,
-    ast.Subscript: lambda node, stand: _item(_value(node.value, stand), _value(node.slice, stand), stand),
-    ast.Attribute: _attribute,
-    ast.Call: _called,
-    ast.BinOp: _computed,
-}

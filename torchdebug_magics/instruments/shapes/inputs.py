@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.shapes.leaves import named_tensors, rebuilt, sizes
 
 __all__ = ["Inputs", "Spec", "model_of", "readings"]
@@ -78,7 +79,7 @@ class Inputs:
     def __str__(self) -> str:
         tensors = list(named_tensors(self.named_values()))
         shown = [f"{name} {' x '.join(map(str, sizes(one))) or 'scalar'} {str(one.dtype).removeprefix('torch.')}" for name, one in tensors]
-        return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")  # noqa: PLR2004 - as many as are read at a glance
+        return listed(shown)
 
 
 def model_of(called: object) -> torch.nn.Module | None:

@@ -12,10 +12,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torchdebug_magics.instruments.shapes.arithmetic import Arithmetic
 from torchdebug_magics.instruments.shapes.calls import Calls, shapes
 from torchdebug_magics.instruments.shapes.columns import layout
 from torchdebug_magics.instruments.shapes.flops import FlopFormulas
-from torchdebug_magics.instruments.shapes.ops import Arithmetic, Origins
+from torchdebug_magics.instruments.shapes.origins import Origins
 from torchdebug_magics.instruments.shapes.pairs import taken_in_pairs
 from torchdebug_magics.instruments.shapes.parameters import Parameters
 from torchdebug_magics.instruments.shapes.postmortem import after_error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from torchdebug_magics.format import byte_size, count, plural
+from torchdebug_magics.format import byte_size, count, listed, plural
 from torchdebug_magics.report import Location, Report
 
 __all__ = ["Failure", "Fix", "Layout", "Mode", "Need", "Row", "Shape", "ShapesReport", "Step"]
@@ -212,11 +212,10 @@ def _broken(failure: Failure) -> str:
 def _idle(unused: tuple[str, ...]) -> str:
     if not unused:
         return ""
-    named = ", ".join(f"`{path}`" for path in unused[:3])
-    return f"; never called: {named}" + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")  # noqa: PLR2004 - as many as are read at a glance
+    return f"; never called: {listed([f'`{path}`' for path in unused])}"
 
 
 def _outputs(rows: tuple[Row, ...]) -> str:
     root = next((row for row in rows if row.depth == 0), rows[0])
     shapes = [" x ".join(map(str, shape)) or "scalar" for shape in root.output_shapes]
-    return ", ".join(shapes[:3]) + (f" and {len(shapes) - 3} more" if len(shapes) > 3 else "") or "nothing"  # noqa: PLR2004 - as many as are read at a glance
+    return listed(shapes) or "nothing"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from torchdebug_magics.instruments.shapes.forward import Forward
-    from torchdebug_magics.instruments.shapes.ops import Failed, Made
+    from torchdebug_magics.instruments.shapes.origins import Failed, Made
 
 __all__ = ["Call", "Facts", "Operand", "Sizes", "facts_of", "facts_of_op", "first_line", "module_calls"]
 

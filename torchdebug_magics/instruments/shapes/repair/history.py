@@ -10,7 +10,7 @@ from torchdebug_magics.format import shape
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torchdebug_magics.instruments.shapes.ops import Made
+    from torchdebug_magics.instruments.shapes.origins import Made
 
 __all__ = [
     "JOINS",

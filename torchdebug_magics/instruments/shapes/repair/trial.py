@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchdebug_magics.instruments.shapes.confirm import is_limit_of_fakes, real_error
 from torchdebug_magics.instruments.shapes.faking import Fakes
-from torchdebug_magics.instruments.shapes.forward import Forward, forward, zeros
-from torchdebug_magics.instruments.shapes.leaves import named_tensors, rebuilt
-from torchdebug_magics.instruments.shapes.ops import function_name
+from torchdebug_magics.instruments.shapes.forward import Forward, forward
+from torchdebug_magics.instruments.shapes.leaves import rebuilt
+from torchdebug_magics.instruments.shapes.repair.changed import SMALL, ChangedInputs, ChangedOps, with_edits
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.rng import RandomState
-from torchdebug_magics.probing.where import span, user_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from torchdebug_magics.instruments.shapes.inputs import Inputs
-    from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Change, Edit, OpEdit
+    from torchdebug_magics.instruments.shapes.repair.edit import Edit
     from torchdebug_magics.instruments.shapes.repair.facts import Facts
-    from torchdebug_magics.instruments.shapes.repair.source import Site
 
 __all__ = ["Trials", "tried_on_op"]
 
@@ -34,8 +29,6 @@ _QUICK_FLOPS = 2e9
 """Up to here a trial that needs data is run for real."""
 _WAITING = 3
 """How many times longer than it computes all trials together may take."""
-_SMALL = 1 << 20
-"""Elements up to which an input is changed for real, so that its numbers are known."""
 
 
 class Trials:
@@ -91,11 +84,11 @@ class Trials:
         inputs: Any = self.inputs
         changes = [(name, change) for edit in edits for name, change in edit.inputs.items()]
         if changes:
-            inputs = _Changed(self.inputs, changes)
+            inputs = ChangedInputs(self.inputs, changes)
         before = RandomState.take()
         try:
-            with _changed(self.model, edits, fakes) as model:
-                return forward(model, inputs, fakes, instead=_Instead([one for edit in edits for one in edit.ops]), trial=True)
+            with with_edits(self.model, edits, fakes) as model:
+                return forward(model, inputs, fakes, instead=ChangedOps([one for edit in edits for one in edit.ops]), trial=True)
         except Exception:  # noqa: BLE001 - an edit that cannot even be made, such as a permutation of too few dimensions
             return None
         finally:
@@ -113,7 +106,7 @@ def tried_on_op(facts: Facts, edit: Edit) -> bool | None:
         values = known(tensor) if not tensor.is_floating_point() else None
         return values if values is not None else torch.zeros(tensor.shape, dtype=tensor.dtype)
 
-    if sum(one.tensor.numel() for one in facts.operands) > _SMALL:
+    if sum(one.tensor.numel() for one in facts.operands) > SMALL:
         return None
     before = RandomState.take()
     try:
@@ -125,127 +118,3 @@ def tried_on_op(facts: Facts, edit: Edit) -> bool | None:
     finally:
         before.put_back()
     return True
-
-
-class _Changed:
-    """Inputs of which some tensors are changed before the forward begins."""
-
-    def __init__(self, inputs: Inputs, changes: Sequence[tuple[str, Change]]) -> None:
-        self._inputs = inputs
-        self._changes = changes
-        self.args, self.kwargs = inputs.args, inputs.kwargs
-
-    def made(self, model: torch.nn.Module, stand_in: Callable[[torch.Tensor], torch.Tensor], zeros: Callable[..., torch.Tensor]) -> Inputs:
-        """As `Inputs.made`."""
-        inputs = self._inputs
-        for name, change in self._changes:
-            inputs = _with_change(inputs.made(model, lambda tensor: tensor, zeros), name, change, stand_in)
-        return inputs.made(model, stand_in, zeros)
-
-
-def _with_change(inputs: Inputs, name: str, change: Change, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
-    target = dict(named_tensors(inputs.named_values())).get(name)
-
-    def one(tensor: torch.Tensor) -> Any:
-        if tensor is not target:
-            return tensor
-        with torch.no_grad():
-            # A small one for real, so that its numbers stay known.
-            return change.apply(tensor if tensor.numel() <= _SMALL else stand_in(tensor))
-
-    return replace(inputs, args=rebuilt(inputs.args, one), kwargs=rebuilt(dict(inputs.kwargs), one))
-
-
-class _Instead:
-    """Other functions at certain places of the user's code."""
-
-    def __init__(self, edits: Sequence[OpEdit]) -> None:
-        self._edits = edits
-
-    def get(self, _number: int, func: Any, /) -> Any:
-        """By where the user's code stands now."""
-        name = function_name(func)
-        for edit in self._edits:
-            if edit.op == name and _stands_at(edit.site):
-                run = edit.run
-                return lambda *args, **kwargs: run(func, args, kwargs)
-        return func
-
-
-def _stands_at(site: Site) -> bool:
-    frame = user_frame(sys._getframe(1))
-    if frame is None or frame.f_code is not site.code:
-        return False
-    return frame.f_lasti == site.instruction or span(frame.f_code, frame.f_lasti) == span(site.code, site.instruction)
-
-
-@contextmanager
-def _changed(model: torch.nn.Module, edits: Sequence[Edit], fakes: Fakes | None) -> Iterator[torch.nn.Module]:
-    """The model with other modules, parameters and calls, put back at the end."""
-    with ExitStack() as stack:
-        for edit in edits:
-            for path, make in edit.modules.items():
-                old = model.get_submodule(path)
-                new = _filled(make(old), old, fakes)
-                if not path:
-                    model = new
-                    continue
-                for table, name in _places(model, old):
-                    stack.callback(table.__setitem__, name, old)
-                    table[name] = new
-            for path, numbers in edit.attributes.items():
-                own = model.get_submodule(path).__dict__
-                stack.callback(own.update, {name: own[name] for name in numbers})
-                own.update(numbers)
-            for path, sizes in edit.parameters.items():
-                _put_parameter(model, path, sizes, fakes, stack)
-            for call in edit.calls:
-                _put_call(model, call, stack)
-        yield model
-
-
-def _places(model: torch.nn.Module, part: torch.nn.Module) -> list[tuple[dict[str, Any], str]]:
-    return [(module._modules, name) for module in model.modules() for name, child in module._modules.items() if child is part]
-
-
-def _filled(new: torch.nn.Module, old: torch.nn.Module, fakes: Fakes | None) -> torch.nn.Module:
-    """Made without memory so far: with parameters where those of the old one are."""
-    like = next(old.parameters(), None)
-    for module in new.modules():
-        for table in (module._parameters, module._buffers):
-            for name, tensor in table.items():
-                if tensor is not None and tensor.device.type == "meta":
-                    table[name] = _like(tensor, like, fakes)
-    return new
-
-
-def _like(tensor: torch.Tensor, like: torch.Tensor | None, fakes: Fakes | None) -> Any:
-    device = torch.device("cpu") if like is None or like.device.type == "meta" else like.device
-    with torch.no_grad():
-        made = zeros(tuple(tensor.shape), tensor.dtype, device) if fakes is None else fakes.zeros(tuple(tensor.shape), tensor.dtype, device)
-    return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
-
-
-def _put_parameter(model: torch.nn.Module, path: str, sizes: tuple[int, ...], fakes: Fakes | None, stack: ExitStack) -> None:
-    owner, _, name = path.rpartition(".")
-    table = model.get_submodule(owner)._parameters
-    old = table[name]
-    stack.callback(table.__setitem__, name, old)
-    assert old is not None
-    table[name] = _like(torch.nn.Parameter(torch.empty(sizes, dtype=old.dtype, device="meta"), old.requires_grad), old, fakes)
-
-
-def _put_call(model: torch.nn.Module, call: CallEdit, stack: ExitStack) -> None:
-    module = model.get_submodule(call.path)
-    inner = module.forward
-    own = module.__dict__
-    had = own.get("forward")
-
-    def forward_changed(*args: Any, **kwargs: Any) -> Any:
-        if call.site is None or _stands_at(call.site):
-            args, kwargs = call.arguments(args, kwargs)
-            return call.result(inner(*args, **kwargs)) if call.result is not None else inner(*args, **kwargs)
-        return inner(*args, **kwargs)
-
-    stack.callback(own.pop, "forward", None) if had is None else stack.callback(own.__setitem__, "forward", had)
-    own["forward"] = forward_changed

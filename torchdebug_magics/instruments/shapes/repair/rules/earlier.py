@@ -19,7 +19,7 @@ from torchdebug_magics.instruments.shapes.repair.source import site_at
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torchdebug_magics.instruments.shapes.ops import Made
+    from torchdebug_magics.instruments.shapes.origins import Made
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand, Sizes
 
 _REDUCTIONS = frozenset(["mean", "sum", "amax", "amin", "logsumexp"])

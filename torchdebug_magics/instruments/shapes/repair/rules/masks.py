@@ -17,7 +17,7 @@ from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.ops import Made
+    from torchdebug_magics.instruments.shapes.origins import Made
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = ["ROLES", "masked", "places"]

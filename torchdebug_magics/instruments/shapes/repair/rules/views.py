@@ -133,8 +133,8 @@ def _reshaped(facts: Facts) -> list[Edit]:
     call = site.expression if site is not None else None
     if site is None or not facts.direct or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or facts.op is None:
         return []
-    new = ast.Call(ast.Attribute(call.func.value, "reshape" if facts.op == "view" else "reshape_as"), call.args, call.keywords)
-    name = new.func.attr  # type: ignore[attr-defined]
+    name = "reshape" if facts.op == "view" else "reshape_as"
+    new = ast.Call(ast.Attribute(call.func.value, name), call.args, call.keywords)
     run = OpEdit(site, facts.op, lambda _, args, kwargs: getattr(args[0], name)(*args[1:], **kwargs))
     return [Edit(ast.unparse(new), "copies where a view is not possible", 2, ops=(run,))]
 
