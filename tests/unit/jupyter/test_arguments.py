@@ -125,3 +125,27 @@ def test_a_magic_that_takes_no_values_says_so_and_its_flag_may_stand_alone() -> 
     with pytest.raises(UsageError, match=r"^%tidy: takes no value such as 'loss'; %tidy\? lists what it takes$"):
         parser.parse("loss", subjects=True)
     assert parser.help.startswith("usage: %tidy ")
+
+
+WITH_WORDS = MagicParser(
+    Instrument(
+        name="keep", summary="s", description="d", view="", probe="p", lasting=True, line_lasts=True, words={"status": "somewhere:status"}
+    )
+)
+
+
+@pytest.mark.parametrize("word", ["on", "off", "status"])
+def test_words_that_stand_on_the_line_by_themselves(word: str) -> None:
+    assert WITH_WORDS.parse(f"{word} -q", subjects=True).word == word
+    assert WITH_WORDS.parse("-q", subjects=True).word is None
+    assert word in WITH_WORDS.words
+    assert word in WITH_WORDS.help
+    with pytest.raises(
+        UsageError, match=f"takes no value such as '{word}'; on a line of its own, `%keep on`, `%keep off` and `%keep status`"
+    ):
+        WITH_WORDS.parse(word)
+
+
+def test_a_word_that_there_is_not() -> None:
+    with pytest.raises(UsageError, match="%keep: takes no value such as 'stats'"):
+        WITH_WORDS.parse("stats", subjects=True)
