@@ -99,6 +99,8 @@ class Judge:
     def _of_iteration(step: Step, iterated: set[str]) -> Cause | None:
         if "set" in iterated or (step.statement is not None and "{}" in step.statement.iterated):
             return "hash_order"
+        if step.statement is not None and any(path in {"id", "hash"} and path not in step.before for path in step.statement.paths):
+            return "hash_order"
         if "file" in iterated:
             return "outside_data"
         if "iterator" in iterated:

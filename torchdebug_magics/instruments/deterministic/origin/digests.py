@@ -11,7 +11,7 @@ import struct
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import PurePath
 from types import BuiltinFunctionType, BuiltinMethodType, FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -32,6 +32,9 @@ _MOST_ITEMS = 4096
 _MOST_BYTES = 1 << 20
 _BLOCKS = 64
 _BY_REPR = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID, PurePath)
+_MOST_INSIDE = 64
+_DEEPEST_INSIDE = 2
+_FLAT = frozenset({int, float, str, bytes, bool, type(None)})
 _AS_THEY_ARE = frozenset({str, bytes, bool, type(None), type(...)})
 _NUMPY_DRAWS = frozenset({"Generator", "RandomState", "MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64", "SeedSequence"})
 
@@ -99,19 +102,17 @@ class Digests:
             return hash((kind.__qualname__, getattr(value, "__qualname__", value.__name__)))
         return hash(self.token(value))
 
-    def inside(self, value: Any, level: int = 0) -> Iterable[tuple[Token, str, int]]:
-        """Of the user's own objects in it: which, the name of an attribute, and the digest of that."""
-        if level > 2 or isinstance(value, (str, bytes, int, float, torch.Tensor, torch.nn.Module, ModuleType, type)):  # noqa: PLR2004 - deep
-            return
-        if isinstance(value, (list, tuple, set, frozenset, deque)):
-            for item in islice(value, 64):
-                yield from self.inside(item, level + 1)
-        elif isinstance(value, dict):
-            for item in islice(value.values(), 64):
-                yield from self.inside(item, level + 1)
-        elif is_users(type(value)):
-            for name, part in islice((attributes_of(value) or {}).items(), 32):
-                yield self.token(value), name, self.of(part)
+    def inside(self, value: Any, level: int = 0) -> Iterator[tuple[tuple[Any, ...], int]]:
+        """Attributes of the user's own objects in a value, and the containers in it, each with its digest."""
+        if isinstance(value, (list, tuple, set, frozenset, deque, dict)):
+            for number, item in enumerate(islice(value.values() if isinstance(value, dict) else value, _MOST_INSIDE)):
+                if isinstance(item, (list, set, deque, dict)) or type(item).__name__ == "ndarray":
+                    yield ("within", level, number), self.of(item)
+                if level < _DEEPEST_INSIDE and type(item) not in _FLAT:
+                    yield from self.inside(item, level + 1)
+        elif not isinstance(value, (torch.Tensor, torch.nn.Module)) and is_users(type(value)):
+            for name, part in islice((attributes_of(value) or {}).items(), _MOST_INSIDE):
+                yield ("attribute", *self.token(value), name), self.of(part)
 
 
 def is_random(value: object) -> bool:
