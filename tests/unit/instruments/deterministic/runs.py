@@ -42,16 +42,21 @@ class Ops(TorchDispatchMode):
         return given
 
 
+def _make_known(name: str, source: str) -> None:
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+
+
 class Cell:
     """Some source under a name that has its lines, executed statement by statement as a notebook does it."""
 
     def __init__(self, source: str, name: str = "/home/me/cell_1.py", before: str = "", **names: Any) -> None:
         self.source = textwrap.dedent(source).lstrip("\n")
         self.name = name
-        linecache.cache[name] = (len(self.source), None, self.source.splitlines(keepends=True), name)
+        _make_known(name, self.source)
         tree = ast.parse(self.source)
         self.codes = [compile(ast.Module([node], []), name, "exec") for node in tree.body]
         self.start: dict[str, Any] = {"__name__": "__main__", "torch": torch, "np": np, "random": random, **names}
+        _make_known("/home/me/before.py", textwrap.dedent(before))
         exec(compile(textwrap.dedent(before), "/home/me/before.py", "exec"), self.start)
         self.names: dict[str, Any] = {}
         self.guard = Guard()

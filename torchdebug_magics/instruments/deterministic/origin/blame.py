@@ -56,9 +56,7 @@ class Judge:
         fork = beginning.fork
         assert fork is not None
         after = fork.after
-        behind = (
-            [self.origin(one) for one in self._slicer.before(after) if one.fork is None] if after is not None and not fork.is_call else []
-        )
+        behind = [self.origin(one) for one in self._slicer.before(after) if one.fork is None] if after is not None and not fork.is_call else []
         told = next((one for one in behind if one.cause != "unknown"), None)
         one, other = fork.one or fork.other or beginning.step, fork.other
         is_cache = fork.is_call and after is not None and after.statement is not None and "cache" in after.statement.facts.values()
@@ -82,7 +80,7 @@ class Judge:
         nearest = min((one.distance for one in found), default=0)
         return [one for one in found if one.distance == nearest]
 
-    def _cause(self, beginning: Beginning, sources: list[Source]) -> Cause:
+    def _cause(self, beginning: Beginning, sources: list[Source]) -> Cause:  # noqa: PLR0911 - a list of causes, the surest first
         step = beginning.step
         facts = step.statement.facts if step.statement is not None else {}
         iterated = {facts.get(path, "") for path in step.statement.iterated} if step.statement is not None else set()
@@ -94,12 +92,14 @@ class Judge:
             return "outside_data"
         for cause in _SHARPEST:
             if any(one.cause == cause for one in sources):
-                return self._of_iteration(step, iterated) or cast("Cause", cause) if cause == "state_leak" else cast("Cause", cause)
+                return self._of_iteration(step, iterated) or cast("Cause", cause) if cause in {"state_leak"} else cast("Cause", cause)
         return self._of_iteration(step, iterated) or "unknown"
 
     @staticmethod
     def _of_iteration(step: Step, iterated: set[str]) -> Cause | None:
         if "set" in iterated or (step.statement is not None and "{}" in step.statement.iterated):
+            return "hash_order"
+        if step.statement is not None and any(path in {"id", "hash"} and path not in step.before for path in step.statement.paths):
             return "hash_order"
         if "file" in iterated:
             return "outside_data"

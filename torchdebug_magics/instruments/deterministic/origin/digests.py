@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import datetime as dt
+import datetime
 import decimal
 import fractions
-import hashlib
 import random
 import struct
 import uuid
 import weakref
+import zlib
+from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import PurePath
 from types import BuiltinFunctionType, BuiltinMethodType, FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -28,10 +29,14 @@ Token = tuple[str, int]
 """The type of an object, and which of that type it was to be seen."""
 
 _DEEPEST = 5
-_MOST_ITEMS = 4096
+_MOST_ITEMS = 1024
 _MOST_BYTES = 1 << 20
+_LEAST_BYTES = 1 << 12
 _BLOCKS = 64
-_BY_REPR = (dt.date, dt.time, dt.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID, PurePath)
+_BY_REPR = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID, PurePath)
+_MOST_INSIDE = 64
+_DEEPEST_INSIDE = 2
+_FLAT = frozenset({int, float, str, bytes, bool, type(None)})
 _AS_THEY_ARE = frozenset({str, bytes, bool, type(None), type(...)})
 _NUMPY_DRAWS = frozenset({"Generator", "RandomState", "MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64", "SeedSequence"})
 
@@ -42,6 +47,8 @@ class Digests:
     def __init__(self) -> None:
         self._seen: dict[int, tuple[weakref.ref[Any], Token]] = {}
         self._counts: dict[str, int] = {}
+        self._room_bytes = _MOST_BYTES
+        """Of memory that is still to be read for the value that is looked at."""
 
     def token(self, value: object) -> Token:
         """Never by its address; nothing is kept alive."""
@@ -59,6 +66,8 @@ class Digests:
 
     def of(self, value: Any, level: int = 0) -> int:
         """By value and bits: -0.0 is not 0.0, and NaN is NaN. Sets by what is in them, as their order is nobody's wish."""
+        if level == 0:
+            self._room_bytes = _MOST_BYTES
         kind = type(value)
         if kind is int:
             return hash((int, value, value == -1))  # -1 and -2 have one hash
@@ -67,14 +76,14 @@ class Digests:
         if kind in _AS_THEY_ARE:
             return hash((kind, value))
         if isinstance(value, torch.Tensor):
-            return _of_tensor(value)
+            return self._of_tensor(value)
         if level >= _DEEPEST:
             return hash(kind.__qualname__)
         return self._of_object(value, kind, level + 1)
 
     def _of_object(self, value: Any, kind: type, level: int) -> int:
         if isinstance(value, (list, tuple, deque)):
-            return hash((kind.__qualname__, len(value), tuple(self.of(item, level) for item in _some(value))))
+            return hash((kind.__qualname__, len(value), self._of_items(_some(value), level)))
         if isinstance(value, (dict, Mapping)) and kind.__module__ != "os":
             return hash((kind.__qualname__, len(value), tuple((self.of(key, level), self.of(item, level)) for key, item in _items(value))))
         if isinstance(value, (set, frozenset)):
@@ -86,7 +95,7 @@ class Digests:
         if is_random(value):
             return self.of(_state(value), level - 1)
         if kind.__module__ == "numpy":
-            return _of_numpy(value, self, level)
+            return self._of_numpy(value, level)
         if isinstance(value, _BY_REPR):
             return hash((kind.__qualname__, str(value)))
         if isinstance(value, SimpleNamespace):
@@ -99,19 +108,48 @@ class Digests:
             return hash((kind.__qualname__, getattr(value, "__qualname__", value.__name__)))
         return hash(self.token(value))
 
-    def inside(self, value: Any, level: int = 0) -> Iterable[tuple[Token, str, int]]:
-        """Of the user's own objects in it: which, the name of an attribute, and the digest of that."""
-        if level > 2 or isinstance(value, (str, bytes, int, float, torch.Tensor, torch.nn.Module, ModuleType, type)):  # noqa: PLR2004 - deep
-            return
-        if isinstance(value, (list, tuple, set, frozenset, deque)):
-            for item in islice(value, 64):
-                yield from self.inside(item, level + 1)
-        elif isinstance(value, dict):
-            for item in islice(value.values(), 64):
-                yield from self.inside(item, level + 1)
-        elif is_users(type(value)):
-            for name, part in islice((attributes_of(value) or {}).items(), 32):
-                yield self.token(value), name, self.of(part)
+    def _of_items(self, items: tuple[Any, ...], level: int) -> int:
+        kinds = set(map(type, items))
+        if kinds == {float} or kinds == {int}:
+            try:
+                return zlib.crc32(array("d" if float in kinds else "q", items).tobytes())
+            except OverflowError:
+                pass
+        return hash(tuple([self.of(item, level) for item in items]))
+
+    def _of_numpy(self, value: Any, level: int) -> int:
+        if not hasattr(value, "tobytes"):
+            return hash((type(value).__qualname__, getattr(value, "__name__", "")))
+        if value.dtype.hasobject:
+            return hash((value.shape, self.of(value.ravel()[:_MOST_ITEMS].tolist(), level)))
+        room_bytes = self._take_room(value.nbytes)
+        flat = value if value.nbytes <= room_bytes else value.ravel()[:: max(1, value.nbytes // room_bytes)]
+        return hash((str(value.dtype), value.shape, zlib.crc32(flat.tobytes())))
+
+    def _of_tensor(self, tensor: torch.Tensor) -> int:
+        """Hashed where it lies in memory, or in a copy; no mode and no hook of anybody's sees that."""
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized or _has_no_memory(tensor):
+            return hash((str(tensor.dtype), str(tensor.device)))
+        room_bytes = self._take_room(tensor.numel() * tensor.element_size())
+        return hash((str(tensor.dtype), tuple(tensor.shape), str(tensor.device), _bytes_of(tensor, room_bytes)))
+
+    def _take_room(self, wanted_bytes: int) -> int:
+        """How much of so much memory may be read."""
+        given = max(_LEAST_BYTES, min(wanted_bytes, self._room_bytes))
+        self._room_bytes -= given
+        return given
+
+    def inside(self, value: Any, level: int = 0) -> Iterator[tuple[tuple[Any, ...], int]]:
+        """Attributes of the user's own objects in a value, and the containers in it, each with its digest."""
+        if isinstance(value, (list, tuple, set, frozenset, deque, dict)):
+            for number, item in enumerate(islice(value.values() if isinstance(value, dict) else value, _MOST_INSIDE)):
+                if isinstance(item, (list, set, deque, dict)) or type(item).__name__ == "ndarray":
+                    yield ("within", level, number), self.of(item)
+                if level < _DEEPEST_INSIDE and type(item) not in _FLAT:
+                    yield from self.inside(item, level + 1)
+        elif not isinstance(value, (torch.Tensor, torch.nn.Module)) and is_users(type(value)):
+            for name, part in islice((attributes_of(value) or {}).items(), _MOST_INSIDE):
+                yield ("attribute", *self.token(value), name), self.of(part)
 
 
 def is_random(value: object) -> bool:
@@ -139,11 +177,7 @@ def _state(value: Any) -> Any:
     if type(value).__name__ == "RandomState":
         return repr([part.tobytes() if hasattr(part, "tobytes") else part for part in value.get_state()])
     state = getattr(value, "bit_generator", value).state
-    return (
-        repr(state)
-        if not hasattr(state.get("state", {}).get("key"), "tobytes")
-        else repr((state["state"]["key"].tobytes(), state["state"]))
-    )
+    return repr(state) if not hasattr(state.get("state", {}).get("key"), "tobytes") else repr((state["state"]["key"].tobytes(), state["state"]))
 
 
 def _some(items: Any) -> Any:
@@ -161,36 +195,15 @@ def _items(value: Any) -> Iterable[tuple[Any, Any]]:
     return islice(items, _MOST_ITEMS)
 
 
-def _of_numpy(value: Any, digests: Digests, level: int) -> int:
-    if not hasattr(value, "tobytes"):
-        return hash((type(value).__qualname__, getattr(value, "__name__", "")))
-    if value.dtype.hasobject:
-        return hash((value.shape, digests.of(value.ravel()[:_MOST_ITEMS].tolist(), level)))
-    flat = value if value.nbytes <= _MOST_BYTES else value.ravel()[:: max(1, value.nbytes // _MOST_BYTES)]
-    return hash((str(value.dtype), value.shape, _hash(flat.tobytes())))
-
-
-def _of_tensor(tensor: torch.Tensor) -> int:
-    """Hashed where it lies in memory, or in a copy; no mode and no hook of anybody's sees that."""
-    meta = (str(tensor.dtype), tuple(tensor.shape) if not tensor.is_nested else (), str(tensor.device))
-    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized or _has_no_memory(tensor):
-        return hash(meta)
-    return hash((meta, _bytes_of(tensor)))
-
-
 def _has_no_memory(tensor: torch.Tensor) -> bool:
     return tensor._is_zerotensor() or torch._C._functorch.is_functorch_wrapped_tensor(tensor) or hasattr(tensor, "fake_mode")
 
 
-def _bytes_of(tensor: torch.Tensor) -> int:
+def _bytes_of(tensor: torch.Tensor, room_bytes: int = _MOST_BYTES) -> int:
     with torch.no_grad(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         plain = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-        room = max(1, _MOST_BYTES // plain.element_size())
+        room = max(_BLOCKS, room_bytes // plain.element_size())
         if plain.numel() > room:
             ends = torch.linspace(0, plain.numel() - room // _BLOCKS, _BLOCKS, dtype=torch.float64).long().tolist()
             plain = torch.cat([plain[start : start + room // _BLOCKS] for start in ends])
-        return _hash(bytes(plain.contiguous().cpu().view(torch.uint8).numpy().data)) if plain.numel() else 0
-
-
-def _hash(data: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+        return zlib.crc32(plain.contiguous().cpu().view(torch.uint8).numpy().data) if plain.numel() else 0

@@ -57,11 +57,7 @@ def _ordered(step: Step, called: Called | None) -> str:
         return f"use a number of your own in place of `{called.text}`"
     statement = step.statement
     sets = [path for path in statement.iterated if statement.facts.get(path) == "set"] if statement is not None else []
-    return (
-        f"give it an order: `sorted({sets[0]}, key=...)`, or keep a list or a dict in its place"
-        if sets
-        else "keep a list or a dict in place of the set"
-    )
+    return f"give it an order: `sorted({sets[0]}, key=...)`, or keep a list or a dict in its place" if sets else "keep a list or a dict in place of the set"
 
 
 def _listed(names: tuple[str, ...]) -> str:

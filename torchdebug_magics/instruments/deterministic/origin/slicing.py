@@ -111,10 +111,12 @@ class Slicer:
         for path, places in step.inside.items():
             others = partner.inside.get(path, {})
             for place, digest in places.items():
-                if place in others and others[place] != digest:
+                if place[0] == "attribute" and place in others and others[place] != digest:
                     yield path, place
 
-    def _maker(self, at: Step, place: Place, names: tuple[str, ...], found: list[Beginning]) -> list[_Question]:
+    def _maker(
+        self, at: Step, place: Place, names: tuple[str, ...], found: list[Beginning]
+    ) -> list[_Question]:
         """The line before `at` that made the value at `place` differ."""
         latest = at
         for number, step, path in reversed(self._of_place.get(place, ())):
@@ -129,8 +131,9 @@ class Slicer:
             was, became = differing(step, partner, path)
             if became and (_binds(step, path) or not was):
                 return self._within(step, partner, path)
-            if not became and place[0] == "attribute":
-                break
+            theirs = self._pairing.partner[latest].before.get(names[0]) if names and latest in self._pairing.partner else None
+            if not became and place[0] == "attribute" and (theirs is None or theirs.place != place):
+                break  # it is another object than in the other run
             if not became:
                 return self._out_of_sight(step, latest, path, names, found)
             latest = step
@@ -139,10 +142,11 @@ class Slicer:
     def _out_of_sight(self, agreed: Step, differs: Step, path: str, names: tuple[str, ...], found: list[Beginning]) -> list[_Question]:
         """Between two lines something changed it under another name, or on a way that only one run took."""
         value = differs.before.get(names[0]) if names else None
+        wanted = {value.digest, *differs.inside.get(names[0], {}).values()} if value is not None else set()
         for step in self._steps[agreed.number + 1 : differs.number]:
             partner = self._pairing.partner.get(step)
-            for name, held in step.after.items() if partner is not None and value is not None else ():
-                if held.digest == value.digest and _writes(step, name) and differing(step, partner, name)[1]:
+            for name, held in step.after.items() if partner is not None else ():
+                if held.digest in wanted and _writes(step, name) and differing(step, partner, name)[1]:
                     return [(step, None, (path,))]
         for fork in self._pairing.forks:
             if fork.after is not None and agreed.number <= fork.after.number < differs.number:
@@ -173,7 +177,9 @@ class Slicer:
                 yield step
                 todo += step.calls
 
-    def _from_caller(self, at: Step, place: Place, names: tuple[str, ...], found: list[Beginning]) -> list[_Question]:
+    def _from_caller(
+        self, at: Step, place: Place, names: tuple[str, ...], found: list[Beginning]
+    ) -> list[_Question]:
         """What a function was called with; else it is from before the run, or came about out of sight."""
         caller = at.call.caller
         if place[0] == "local" and caller is not None:

@@ -71,11 +71,18 @@ class Statements:
         self._files: dict[str, dict[int, Statement]] = {}
 
     def at(self, file: str, line: int) -> Statement | None:
-        """None where the source is not at hand."""
+        """None where no statement stands there."""
+        return self._lines(file).get(line)
+
+    def knows(self, file: str) -> bool:
+        """Whether its source is at hand."""
+        return bool(self._lines(file))
+
+    def _lines(self, file: str) -> dict[int, Statement]:
         known = self._files.get(file)
         if known is None:
             known = self._files[file] = _read(file)
-        return known.get(line)
+        return known
 
 
 def _read(file: str) -> dict[int, Statement]:
@@ -125,9 +132,7 @@ def _walk(root: ast.AST) -> Iterator[ast.AST]:
     yield root
     inner = list(_bodies(root)) if isinstance(root, ast.stmt) or hasattr(root, "body") else []
     line = getattr(root, "lineno", 0)
-    elsewhere = {
-        id(one) for body in inner for one in body if isinstance(one, ast.stmt) and (isinstance(root, _SCOPES) or one.lineno > line)
-    }
+    elsewhere = {id(one) for body in inner for one in body if isinstance(one, ast.stmt) and (isinstance(root, _SCOPES) or one.lineno > line)}
     for child in ast.iter_child_nodes(root):
         if id(child) not in elsewhere:
             yield from _walk(child)

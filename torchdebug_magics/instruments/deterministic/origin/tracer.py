@@ -8,18 +8,18 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
+from inspect import CO_GENERATOR, CO_ASYNC_GENERATOR, CO_COROUTINE
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.deterministic.origin.digests import Digests
+from torchdebug_magics.instruments.deterministic.origin.files import Files
 from torchdebug_magics.instruments.deterministic.origin.names import Namespace, fact
 from torchdebug_magics.instruments.deterministic.origin.recording import Activation, Call, Held, Place, Run, Source, Step
 from torchdebug_magics.instruments.deterministic.origin.sources import FILE_WRITES, asked_in_c, asked_in_python, called_from, is_numpys
 from torchdebug_magics.probing.where import frames_above, is_user_code
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.origin.files import Files
     from torchdebug_magics.instruments.deterministic.origin.statements import Statement, Statements
     from torchdebug_magics.probing.guard import Guard
 
@@ -57,7 +57,6 @@ class Tracer:
         if not profiles:
             self._guard.note("what asked for the time or for entropy was not recorded: a profiler is running")
         before = getattr(threading, "_trace_hook", None)
-        stopped: TracebackType | None = None
         self._is_on = True
         try:
             threading.settrace(self._entered)
@@ -69,15 +68,15 @@ class Tracer:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - the run ends itself by raising; what the user's code raises is told by the runs before
-            stopped = error.__traceback__
+            self._is_on = False
+            self._run.stopped = self._stopped_at(error.__traceback__)
         finally:
             self._is_on = False
             sys.settrace(None)
-            threading.settrace(before)  # type: ignore[arg-type]
+            threading.settrace(before)
             if profiles:
                 sys.setprofile(None)
-                threading.setprofile(None)  # type: ignore[arg-type]
-        self._run.stopped = self._stopped_at(stopped)
+                threading.setprofile(None)
         return self._run
 
     def _stopped_at(self, traceback: TracebackType | None) -> Step | None:
@@ -100,11 +99,15 @@ class Tracer:
         code = frame.f_code
         known = self._is_user.get(code)
         if known is None:
-            known = self._is_user[code] = is_user_code(code) and code.co_name not in _COMPREHENSIONS
+            known = self._is_user[code] = self._is_followed(code)
         if not known or os.getpid() != self._process:
             return None
         self._safely(self._enter, frame)
         return self._traced
+
+    def _is_followed(self, code: CodeType) -> bool:
+        """Comprehensions are parts of the line that they stand in; code without a source, such as a dataclass's, of the line that calls it."""
+        return is_user_code(code) and code.co_name not in _COMPREHENSIONS and self._statements.knows(code.co_filename)
 
     def _traced(self, frame: FrameType, event: str, arg: object) -> Any:
         if not self._is_on:
@@ -253,7 +256,7 @@ class _Look:
         for path in statement.paths:
             known = self._names.find(path)
             if known is not None:
-                inner = {("attribute", *token, name): digest for token, name, digest in self._digests.inside(known[1])}
+                inner = dict(self._digests.inside(known[1]))
                 if inner:
                     found[known[0]] = inner
         return found
