@@ -13,6 +13,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from IPython.core.interactiveshell import InteractiveShell
 
     from torchdebug_magics.errors import DeterminismError, NonFiniteError, SessionError, TorchDebugError
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "deterministic", "last_session", "memclean",
-    "memgauge", "memmark", "memtrace", "nanhunt", "shapes", "show",
+    "memgauge", "memmark", "memtrace", "nanhunt", "shapes", "show", "verify",
 ]  # fmt: skip
 
 
@@ -67,6 +69,16 @@ def show(report: Report, *, widget: bool = False) -> None:
     from torchdebug_magics.jupyter import extension  # noqa: PLC0415 - late: importing the package costs next to nothing
 
     extension.show(report, widget=widget)
+
+
+def verify(function: Callable[[], object], **options: Any) -> Report:
+    """Call a function twice from the same start, and name the first op that differs: ``%%deterministic --verify`` for scripts and tests.
+
+    `options`: ``seed``, ``strict``, ``keep_rng``, ``cost``. What the function raises is raised; all is left as after one call.
+    """
+    from torchdebug_magics.instruments.deterministic import function as deterministic_function  # noqa: PLC0415 - late: it imports torch
+
+    return deterministic_function.verify(function, **options)
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

@@ -84,7 +84,8 @@ class InstrumentMagic:
         elif asked.word == "off":
             self._homes.lasting.off(self.row.name)
         elif asked.word == "on" or (asked.word is None and self.row.line_lasts):
-            self._homes.lasting.on(self.row.name, self._shown(asked, lasting=True))
+            with _in_one_line():
+                self._homes.lasting.on(self.row.name, self._shown(asked, lasting=True))
         elif asked.word is not None:
             self._show(asked, Examined(self.row.report_of_word(asked.word, self._homes.lasting.live(self.row.name))))
         elif asked.subjects or self.row.probe is None:
@@ -130,14 +131,14 @@ class InstrumentMagic:
         if self.row.probe is None:
             msg = f"%{self.row.name} stands on a line of its own: it watches no cell"
             raise UsageError(msg)
-        self._homes.cells.open(self.row.name, self._shown(asked, after=after))
+        with _in_one_line():
+            self._homes.cells.open(self.row.name, self._shown(asked, after=after))
 
     def _shown(self, asked: Arguments, *, lasting: bool = False, after: BaseException | None = None) -> ShownSession:
         __tracebackhide__ = True
-        with _in_one_line():
-            runs = self._homes.reruns.of_running_cell(self.row.name) if self.row.reruns else None
-            body = None if lasting or not self.row.runs_again else CellBody(self._screen.shell, self._homes.cells, self._names)
-            session = self.row.session_of_cell(asked.options, runs=runs, after=after, body=body, kept=bool(asked.output))
+        runs = self._homes.reruns.of_running_cell(self.row.name) if self.row.reruns else None
+        body = None if lasting or not self.row.runs_again else CellBody(self._screen.shell, self._homes.cells, self._names)
+        session = self.row.session_of_cell(asked.options, runs=runs, after=after, body=body, kept=bool(asked.output))
         deliver = Delivery(self.row, asked, self._screen, lambda name, report: self._keep(name, report, session))
         return ShownSession(session, deliver, self._recorder, lasting=lasting)
 

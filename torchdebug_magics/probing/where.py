@@ -28,6 +28,7 @@ __all__ = [
     "library_frame",
     "local_values",
     "locate",
+    "owner",
     "span",
     "user_calls",
     "user_frame",

@@ -90,7 +90,7 @@ def _close(before: OpPrint, now: OpPrint, rtol: float) -> bool:
 
 
 def _of_way(before: OpPrint | None, now: OpPrint | None, occurrence: int) -> Divergence:
-    one = before or now
+    one = now or before
     assert one is not None
     went = [f"`{each.op}` ({each.place})" if each is not None else "its end" for each in (before, now)]
     said = f"then the run went to {went[0]}, now to {went[1]}"
@@ -102,7 +102,7 @@ def _of_way(before: OpPrint | None, now: OpPrint | None, occurrence: int) -> Div
         cause="control_flow",
         explanation=said,
         fix="",
-        other=now.place if before is not None and now is not None else None,
+        other=before.place if before is not None and now is not None else None,
         phase="backward" if one.is_backward else "forward",
     )
 

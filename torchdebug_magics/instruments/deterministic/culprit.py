@@ -138,7 +138,7 @@ class _Culprit:
                 cause="state_leak", explanation=f"{said}: the second run did not find {gone} as the first one did", fix=_IN_THE_CELL
             )
         if "backward through the graph a second time" in said:
-            explanation = f"{said}: the graph was made before the cell, and the first run has used it up"
+            explanation = f"{said}: the graph was made before, and the first run has used it up"
             return _Told(cause="state_leak", explanation=explanation, fix="compute the loss in the cell that calls `backward()`")
         return None
 

@@ -61,10 +61,11 @@ class Inquiry:
         self._refuse()
         if self._against is not None:
             self._earlier = earlier_print(self._against, {} if self._body is None else self._body.namespace)
-        if self._is_repeated():
-            self._prepare(stack)
-        if self._printer is not None or self._runs is not None:
+        is_repeated = self._is_repeated()
+        if self._printer is not None or is_repeated:
             stack.push(self._over)
+            if is_repeated:
+                self._prepare(stack)
             if self._printer is not None:
                 self._printer.attach(stack, live_modules())
             self._recorder.attach(stack)

@@ -82,6 +82,7 @@ class Outside:
         _stand_in(stack, self._namespace, asked, opened)
 
     def _will_write(self, path: Path, mode: str) -> None:
+        __tracebackhide__ = True
         is_added_to = "w" not in mode and "x" not in mode and path.exists()
         if is_added_to and self._strict:
             raise DeterminismError(_REFUSED.format(f"the file {path.name} is added to"))
@@ -104,7 +105,7 @@ _REFUSED = "--strict: {}, and a second run cannot find that as the first one did
 
 
 def _stand_in(stack: ExitStack, namespace: dict[str, Any], asked: Any, opened: Any) -> None:
-    if getattr(namespace.get("open"), "__module__", "").startswith("IPython"):  # which holds Python's own
+    if getattr(namespace.get("open"), "__wrapped__", None) is io.open:  # IPython's own, which has looked up Python's long ago
         stack.callback(namespace.__setitem__, "open", namespace["open"])
         namespace["open"] = opened
     for module, name, function in ((builtins, "input", asked), (builtins, "open", opened), (io, "open", opened)):

@@ -22,7 +22,7 @@ class Plan:
     base: str
     """Without namespace and overload, such as ``add``."""
     is_view: bool
-    """Whether all that it gives is memory that it was given."""
+    """Whether all that it gives is memory that it was given; such as by `set_`, which takes a storage that came from another process."""
     is_random: bool
     """Whether it draws from a generator."""
     is_empty: bool
@@ -43,7 +43,7 @@ def plan_of(func: Any) -> Plan:
     return Plan(
         name=str(func),
         base=base,
-        is_view=bool(returns) and all(alias is not None and not alias.is_write for alias in returns),
+        is_view=base == "set_" or (bool(returns) and all(alias is not None and not alias.is_write for alias in returns)),
         is_random=torch.Tag.nondeterministic_seeded in func.tags,
         is_empty=is_uninitialised(base) and base != "_efficientzerotensor",
         moves=is_movement(func),

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from os import getpid
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +16,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torchdebug_magics.instruments.deterministic.digest import EMPTY, folded, of_plain, of_tensor
 from torchdebug_magics.instruments.deterministic.plan import Plan, plan_of
 from torchdebug_magics.instruments.deterministic.recording import Recording, Seen
+from torchdebug_magics.probing import dispatch
 from torchdebug_magics.probing.contents import Contents, memory_of
-from torchdebug_magics.probing.dispatch import ResultListener
 from torchdebug_magics.probing.lines import Line, Lines
 from torchdebug_magics.probing.ops import written_by
+from torchdebug_magics.probing.where import owner
 
 __all__ = ["Op", "Recorder"]
 
@@ -66,6 +68,8 @@ class Recorder:
         self._thorough_at = thorough_at
         """The op whose inputs are all read, known or not."""
         self._process = getpid()
+        self._is_passed_by = False
+        """The op that runs: of a forked worker, which is a run of its own, or of another instrument."""
         self._known: dict[int, weakref.ref[Any]] = {}
         """Storages whose contents follow from what was recorded, by address, until they are gone."""
         self._in_part: dict[int, set[tuple[object, ...]]] = {}
@@ -81,12 +85,13 @@ class Recorder:
 
     def attach(self, stack: ExitStack) -> None:
         """From here until the stack closes."""
-        listener = ResultListener(self._after, _ignore, before=self._before)
+        listener = dispatch.ResultListener(self._after, _ignore, before=self._before)
         listener.put(len(_get_current_dispatch_mode_stack()))
         stack.callback(listener.take)
 
     def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if getpid() != self._process:  # a worker that was forked is a run of its own
+        self._is_passed_by = getpid() != self._process or _is_ours(sys._getframe(2))
+        if self._is_passed_by:
             return
         if self.ahead is not None:
             self.ahead(func, args, kwargs)
@@ -132,7 +137,7 @@ class Recorder:
 
     def _after(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         plan = plan_of(func)
-        if plan.is_marker or getpid() != self._process:
+        if plan.is_marker or self._is_passed_by:
             return
         line = self.lines.here(sys._getframe(2))
         results = list(_tensors(result))
@@ -173,6 +178,13 @@ class Recorder:
         self._in_part.pop(memory, None)
         self._made.discard(memory)
         self._tainted.pop(memory, None)
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    """Whether an op is called by this package; who only passes on the user's is no caller."""
+    while frame is not None and ((file := frame.f_code.co_filename) == dispatch.__file__ or owner(file) == "torch"):
+        frame = frame.f_back
+    return frame is not None and owner(frame.f_code.co_filename) == "own"
 
 
 def _view(tensor: torch.Tensor) -> tuple[object, ...]:

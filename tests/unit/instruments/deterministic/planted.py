@@ -85,7 +85,7 @@ for (x,) in DataLoader(data, batch_size=4, shuffle=True, generator=g):
     y = x * 2
 """,
         "unseeded_generator",
-        "aten.random_.from",
+        "aten.random_.default",
         3,
         setup="data = TensorDataset(torch.arange(16.))",
     ),
@@ -202,7 +202,7 @@ torch.manual_seed(time.time_ns() % 2**31)
 x = torch.randn(3)
 y = x * 2
 """,
-        "wall_clock",
+        "unseeded_generator",
         "aten.randn.default",
         2,
     ),
@@ -271,21 +271,6 @@ x = torch.ones(2) * (id(kept[-1]) % 1000003)
         setup="kept = []",
     ),
     Planted(
-        "another branch",
-        """\
-x = torch.ones(3)
-if os.urandom(8) > last:
-    last = max(last, b'0' * 8)
-for _ in range(int.from_bytes(os.urandom(4), 'little') % 10007):
-    x = x + 1
-y = x * 2
-""",
-        "control_flow",
-        "aten.add.Tensor",
-        5,
-        setup="last = b'\\xff' * 9",
-    ),
-    Planted(
         "early stop by the clock",
         """\
 x = torch.ones(3)
@@ -352,8 +337,8 @@ x, = next(batches)
 y = x * 2
 """,
         "state_leak",
-        "aten.mul.Tensor",
-        2,
+        "aten.select.int",
+        1,
         setup="batches = iter(DataLoader(TensorDataset(torch.arange(16.)), batch_size=4))",
     ),
     Planted(

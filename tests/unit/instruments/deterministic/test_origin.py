@@ -622,7 +622,9 @@ def test_a_file_that_others_write(tmp_path) -> None:
 
 
 def test_a_function_of_another_file_is_named_where_it_stands() -> None:
-    other = Cell("import time\n\ndef noise(n):\n    seed = time.time_ns()  # <-\n    return [seed % 1009] * n\n", name="/home/me/helpers.py")
+    other = Cell(
+        "import time\n\ndef noise(n):\n    seed = time.time_ns()  # <-\n    return [seed % 1009] * n\n", name="/home/me/helpers.py"
+    )
     other.restore()
     for code in other.codes:
         exec(code, other.names)

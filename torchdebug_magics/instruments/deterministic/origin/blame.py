@@ -80,7 +80,7 @@ class Judge:
         nearest = min((one.distance for one in found), default=0)
         return [one for one in found if one.distance == nearest]
 
-    def _cause(self, beginning: Beginning, sources: list[Source]) -> Cause:  # noqa: PLR0911 - a list of causes, the surest first
+    def _cause(self, beginning: Beginning, sources: list[Source]) -> Cause:
         step = beginning.step
         facts = step.statement.facts if step.statement is not None else {}
         iterated = {facts.get(path, "") for path in step.statement.iterated} if step.statement is not None else set()
@@ -92,7 +92,7 @@ class Judge:
             return "outside_data"
         for cause in _SHARPEST:
             if any(one.cause == cause for one in sources):
-                return self._of_iteration(step, iterated) or cast("Cause", cause) if cause in {"state_leak"} else cast("Cause", cause)
+                return self._of_iteration(step, iterated) or cast("Cause", cause) if cause == "state_leak" else cast("Cause", cause)
         return self._of_iteration(step, iterated) or "unknown"
 
     @staticmethod

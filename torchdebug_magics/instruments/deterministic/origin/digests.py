@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import decimal
 import fractions
 import random
@@ -33,7 +33,7 @@ _MOST_ITEMS = 1024
 _MOST_BYTES = 1 << 20
 _LEAST_BYTES = 1 << 12
 _BLOCKS = 64
-_BY_REPR = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID, PurePath)
+_BY_REPR = (dt.date, dt.time, dt.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID, PurePath)
 _MOST_INSIDE = 64
 _DEEPEST_INSIDE = 2
 _FLAT = frozenset({int, float, str, bytes, bool, type(None)})
@@ -110,7 +110,7 @@ class Digests:
 
     def _of_items(self, items: tuple[Any, ...], level: int) -> int:
         kinds = set(map(type, items))
-        if kinds == {float} or kinds == {int}:
+        if kinds in ({float}, {int}):
             try:
                 return zlib.crc32(array("d" if float in kinds else "q", items).tobytes())
             except OverflowError:

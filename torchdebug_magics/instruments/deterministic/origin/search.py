@@ -52,7 +52,7 @@ def _compared(first: Run, second: Run, files: Files) -> Origin | None:
     if end is None:
         return None
     found = slicer.before(end)
-    at_end = [judge.origin(one) for one in sorted(found, key=lambda one: _order(one))]
+    at_end = [judge.origin(one) for one in sorted(found, key=_order)]
     if end is first.stopped:
         at_end = [one for one, beginning in zip(at_end, sorted(found, key=_order), strict=True) if not _is_bare(one, beginning, end)]
     return next((one for one in at_end if one.cause != "unknown"), at_end[0] if at_end else None)

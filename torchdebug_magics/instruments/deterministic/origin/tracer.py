@@ -8,18 +8,18 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from inspect import CO_GENERATOR, CO_ASYNC_GENERATOR, CO_COROUTINE
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.deterministic.origin.digests import Digests
-from torchdebug_magics.instruments.deterministic.origin.files import Files
 from torchdebug_magics.instruments.deterministic.origin.names import Namespace, fact
 from torchdebug_magics.instruments.deterministic.origin.recording import Activation, Call, Held, Place, Run, Source, Step
 from torchdebug_magics.instruments.deterministic.origin.sources import FILE_WRITES, asked_in_c, asked_in_python, called_from, is_numpys
 from torchdebug_magics.probing.where import frames_above, is_user_code
 
 if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.origin.files import Files
     from torchdebug_magics.instruments.deterministic.origin.statements import Statement, Statements
     from torchdebug_magics.probing.guard import Guard
 

@@ -1,0 +1,29 @@
+"""``torchdebug_magics.verify(function)``: what ``%%deterministic --verify`` does, of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.instruments.deterministic.body import FunctionBody
+from torchdebug_magics.instruments.deterministic.probe import DeterministicProbe
+from torchdebug_magics.session import Session
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.report import DeterministicReport
+
+__all__ = ["verify"]
+
+
+def verify(
+    function: Callable[[], object], *, seed: int = 42, strict: bool = False, keep_rng: bool = False, cost: bool = False
+) -> DeterministicReport:
+    """Call `function`, without arguments, twice from the same start; what it raises is raised. Afterwards all is as after one call."""
+    if not callable(function):
+        msg = f"verify() takes a function, which it calls: `verify(step)`, not `verify(step())`; this is a {type(function).__name__}"
+        raise TypeError(msg)
+    body = FunctionBody(function)
+    session = Session(DeterministicProbe(seed=seed, strict=strict, keep_rng=keep_rng, verify=True, cost=cost, body=body))
+    with session:
+        function()
+    return session.report
