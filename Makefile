@@ -57,6 +57,7 @@ bench: $(READY)
 	$(PY) tests/bench/run.py
 	$(PY) tests/bench/shapes.py
 	$(PY) tests/bench/memory.py
+	$(PY) tests/bench/deterministic.py
 
 ## make pictures  make the pictures of the README anew, from a real run in JupyterLab
 pictures: $(READY) browser

@@ -111,7 +111,7 @@ class Ritual:
 
     def _note_overruled(self) -> None:
         self.overruled += tuple(
-            f"The cell set {one.name} to {now}: put back to {before}, as it was before the cell"
+            f"{one.name} was set to {now} meanwhile: it is put back to {before}, as it was before"
             for one in self._switches
             if one.name in self._pending and one.name in self._during
             if (now := one.read()) != self._during[one.name] and now != (before := self._before[one.name])

@@ -136,7 +136,7 @@ def test_what_the_cell_sets_itself_is_put_back_and_said(observe: Observe):
     before = flags()
     report = observe("deterministic", body).report
     assert flags() == before
-    assert report.overruled == ("The cell set cudnn.benchmark to True: put back to False, as it was before the cell",)
+    assert report.overruled == ("cudnn.benchmark was set to True meanwhile: it is put back to False, as it was before",)
 
 
 def test_failing_while_attaching_leaves_nothing(monkeypatch: pytest.MonkeyPatch):
