@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -105,6 +105,9 @@ class _Culprit:
             "to its end" if difference.op is None else f"to `{difference.op.plan.name}` ({here})",
         ]
         said = f"the first run went {went[0]}, the second one {went[1]}"
+        leak = self._of_leak(said)
+        if leak is not None:
+            return replace(leak, cause="control_flow", op="" if before is None else earlier.op_name(before.op), location=there, other=here)
         origin = self._origin(difference.place)
         return _Told(
             cause="control_flow",
@@ -121,12 +124,10 @@ class _Culprit:
         return self._of_origin(op.place, said)
 
     def _of_origin(self, place: int, said: str) -> _Told:
-        origin = self._origin(place)
-        if origin is not None and origin.cause not in {"unknown", "outside_data"}:
-            return _Told(cause=origin.cause, explanation=origin.explanation, fix=origin.fix)
         leak = self._of_leak(said)
-        if leak is not None:
+        if leak is not None:  # no more runs: each would use up more
             return leak
+        origin = self._origin(place)
         if origin is not None:
             return _Told(cause=origin.cause, explanation=origin.explanation, fix=origin.fix)
         return _Told(cause="outside_data", explanation=said)

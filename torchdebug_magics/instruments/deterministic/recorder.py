@@ -25,6 +25,10 @@ from torchdebug_magics.probing.where import owner
 __all__ = ["Op", "Recorder"]
 
 
+_BETWEEN = frozenset({dispatch.__file__, torch._ops.__file__, torch._tensor.__file__, torch.functional.__file__})
+"""Files whose code does no more than to pass a call on."""
+
+
 class Op(NamedTuple):
     """One op that has just run."""
 
@@ -181,8 +185,8 @@ class Recorder:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Whether an op is called by this package; who only passes on the user's is no caller."""
-    while frame is not None and ((file := frame.f_code.co_filename) == dispatch.__file__ or owner(file) == "torch"):
+    """Whether an op is called by this package itself. Who stands around a call of the user's, as around `backward()`, is no caller."""
+    while frame is not None and frame.f_code.co_filename in _BETWEEN:
         frame = frame.f_back
     return frame is not None and owner(frame.f_code.co_filename) == "own"
 
