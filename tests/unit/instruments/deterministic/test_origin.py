@@ -1,18 +1,17 @@
 from __future__ import annotations
 
 import itertools
-import random
 import sys
 import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 
 from tests.unit.instruments.deterministic.runs import Cell, Ops
 from torchdebug_magics.instruments.deterministic.origin import first_difference
+from torchdebug_magics.probing.rng import RandomState
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -27,8 +26,23 @@ class Case(NamedTuple):
 
 CASES = {
     "clock_in_the_op": Case("wall_clock", (), "import time\nx = torch.tensor([time.time()])  # <-\n", ("time.time",)),
-    "clock_before_the_op": Case("wall_clock", ("a",), "import time\na = time.time()  # <-\nb = a * 2\nx = torch.tensor([b])\n", ("time.time",)),
-    "clock_bound_by_from": Case("wall_clock", ("a",), "from time import perf_counter as now\na = now()  # <-\nx = torch.tensor([a])\n", ("time.perf_counter",)),
+    "clock_before_the_op": Case(
+        "wall_clock", ("a",),
+        """
+        import time
+        a = time.time()  # <-
+        b = a * 2
+        x = torch.tensor([b])
+        """, ("time.time",),
+    ),
+    "clock_bound_by_from": Case(
+        "wall_clock", ("a",),
+        """
+        from time import perf_counter as now
+        a = now()  # <-
+        x = torch.tensor([a])
+        """, ("time.perf_counter",),
+    ),
     "decoys": Case(
         "wall_clock", ("b",),
         """
@@ -43,12 +57,52 @@ CASES = {
         print(time.time() - t0)
         """, ("time.perf_counter_ns",),
     ),
-    "datetime": Case("wall_clock", ("stamp",), "from datetime import datetime\nstamp = datetime.now()  # <-\nx = torch.tensor([stamp.microsecond])\n", ("datetime.now",)),
-    "numpy_generator": Case("numpy_random", ("rng",), "rng = np.random.default_rng()  # <-\nnoise = rng.random(3)\nx = torch.from_numpy(noise)\n", ("np.random.default_rng",)),
-    "numpy_in_one_line": Case("numpy_random", ("noise",), "noise = np.random.default_rng().random(3)  # <-\nx = torch.from_numpy(noise)\n", ("np.random.default_rng",)),
-    "numpy_random_state": Case("numpy_random", ("r",), "r = np.random.RandomState()  # <-\nx = torch.tensor(r.rand(2))\n", ("np.random.RandomState",)),
-    "numpy_seed_none": Case("numpy_random", ("rng",), "seed = None\nrng = np.random.default_rng(seed)  # <-\nx = torch.tensor(rng.random(2))\n", ("np.random.default_rng",)),
-    "numpy_seed_sequence": Case("numpy_random", ("s",), "s = np.random.SeedSequence()  # <-\nrng = np.random.default_rng(s)\nx = torch.tensor(rng.random(2))\n"),
+    "datetime": Case(
+        "wall_clock", ("stamp",),
+        """
+        from datetime import datetime
+        stamp = datetime.now()  # <-
+        x = torch.tensor([stamp.microsecond])
+        """, ("datetime.now",),
+    ),
+    "numpy_generator": Case(
+        "numpy_random", ("rng",),
+        """
+        rng = np.random.default_rng()  # <-
+        noise = rng.random(3)
+        x = torch.from_numpy(noise)
+        """, ("np.random.default_rng",),
+    ),
+    "numpy_in_one_line": Case(
+        "numpy_random", ("noise",),
+        """
+        noise = np.random.default_rng().random(3)  # <-
+        x = torch.from_numpy(noise)
+        """, ("np.random.default_rng",),
+    ),
+    "numpy_random_state": Case(
+        "numpy_random", ("r",),
+        """
+        r = np.random.RandomState()  # <-
+        x = torch.tensor(r.rand(2))
+        """, ("np.random.RandomState",),
+    ),
+    "numpy_seed_none": Case(
+        "numpy_random", ("rng",),
+        """
+        seed = None
+        rng = np.random.default_rng(seed)  # <-
+        x = torch.tensor(rng.random(2))
+        """, ("np.random.default_rng",),
+    ),
+    "numpy_seed_sequence": Case(
+        "numpy_random", ("s",),
+        """
+        s = np.random.SeedSequence()  # <-
+        rng = np.random.default_rng(s)
+        x = torch.tensor(rng.random(2))
+        """,
+    ),
     "numpy_in_function": Case(
         "numpy_random", ("rng",),
         """
@@ -61,14 +115,50 @@ CASES = {
         x = clean + torch.from_numpy(noise(3))
         """,
     ),
-    "python_random": Case("python_random", ("r",), "r = random.Random()  # <-\na = r.random()\nx = torch.tensor([a])\n", ("random.Random",)),
-    "python_reseeded": Case("python_random", ("random",), "random.seed()  # <-\na = random.random()\nx = torch.tensor([a])\n", ("random.seed",)),
-    "seeded_is_fine_and_other_is_not": Case("python_random", ("b",), "a = random.random()\nb = random.Random().random()  # <-\nx = torch.tensor([a, b])\n"),
-    "urandom": Case("os_entropy", ("seed",), "import os\nseed = int.from_bytes(os.urandom(4), 'little')  # <-\ntorch.manual_seed(seed)\nx = torch.tensor([seed])\n", ("os.urandom",)),
+    "python_random": Case(
+        "python_random", ("r",),
+        """
+        r = random.Random()  # <-
+        a = r.random()
+        x = torch.tensor([a])
+        """, ("random.Random",),
+    ),
+    "python_reseeded": Case(
+        "python_random", ("random",),
+        """
+        random.seed()  # <-
+        a = random.random()
+        x = torch.tensor([a])
+        """, ("random.seed",),
+    ),
+    "seeded_is_fine_and_other_is_not": Case(
+        "python_random", ("b",),
+        """
+        a = random.random()
+        b = random.Random().random()  # <-
+        x = torch.tensor([a, b])
+        """,
+    ),
+    "urandom": Case(
+        "os_entropy", ("seed",),
+        """
+        import os
+        seed = int.from_bytes(os.urandom(4), 'little')  # <-
+        torch.manual_seed(seed)
+        x = torch.tensor([seed])
+        """, ("os.urandom",),
+    ),
     "uuid": Case("os_entropy", ("a",), "import uuid\na = uuid.uuid4().int % 1000003  # <-\nx = torch.tensor([a])\n", ("uuid.uuid4",)),
     "secrets": Case("os_entropy", ("a",), "import secrets\na = secrets.randbelow(10**9)  # <-\nx = torch.tensor([a])\n"),
     "system_random": Case("os_entropy", ("a",), "r = random.SystemRandom()\na = r.random()  # <-\nx = torch.tensor([a])\n"),
-    "torch_generator": Case("unseeded_generator", ("g",), "g = torch.Generator()\ng.seed()  # <-\nx = torch.randn(3, generator=g)\n", ("torch.Generator.seed",)),
+    "torch_generator": Case(
+        "unseeded_generator", ("g",),
+        """
+        g = torch.Generator()
+        g.seed()  # <-
+        x = torch.randn(3, generator=g)
+        """, ("torch.Generator.seed",),
+    ),
     "torch_seed": Case("unseeded_generator", ("s",), "s = torch.seed()  # <-\nx = torch.tensor([s % 1000003])\n", ("torch.seed",)),
     "set_of_objects": Case(
         "hash_order", ("node",),
@@ -99,13 +189,48 @@ CASES = {
         x = torch.tensor(order)
         """,
     ),
-    "address": Case("hash_order", ("key",), "keep = []\nfor i in range(64):\n    keep.append(object())\nkey = [id(one) for one in keep] + [id([])]  # <-\nx = torch.tensor(key)\n", ("id",)),
-    "address_in_the_op": Case("hash_order", (), "things = [[i] for i in range(50)]\nx = torch.tensor([id(t) for t in things])  # <-\n", ("id",)),
+    "address": Case(
+        "hash_order", ("key",),
+        """
+        keep = []
+        for i in range(64):
+            keep.append(object())
+        key = [id(one) for one in keep] + [id([])]  # <-
+        x = torch.tensor(key)
+        """, ("id",),
+    ),
+    "address_in_the_op": Case(
+        "hash_order", (),
+        """
+        things = [[i] for i in range(50)]
+        x = torch.tensor([id(t) for t in things])  # <-
+        """, ("id",),
+    ),
     "iterator": Case("state_leak", ("a",), "a = next(it)  # <-\nx = torch.tensor([a])\n", before="it = iter(range(100))"),
-    "iterator_loop": Case("state_leak", ("a",), "for a in it:  # <-\n    x = torch.tensor([a])\n    if a % 5 == 4: break\n", before="it = (i for i in range(100000))"),
-    "counter_of_an_object": Case("state_leak", ("box.n",), "box.n += 1  # <-\nx = torch.tensor([box.n])\n", before="class Box: n = 0\nbox = Box()\nbox.n = 0"),
+    "iterator_loop": Case(
+        "state_leak", ("a",),
+        """
+        for a in it:  # <-
+            x = torch.tensor([a])
+            if a % 5 == 4: break
+        """, before="it = (i for i in range(100000))",
+    ),
+    "counter_of_an_object": Case(
+        "state_leak", ("box.n",),
+        """
+        box.n += 1  # <-
+        x = torch.tensor([box.n])
+        """, before="class Box: n = 0\nbox = Box()\nbox.n = 0",
+    ),
     "list_that_grew": Case("state_leak", ("seen",), "seen.append(1)  # <-\nx = torch.tensor(len(seen))\n", before="seen = []"),
-    "subprocess": Case("outside_data", ("out",), "import subprocess, sys\nout = subprocess.check_output([sys.executable, '-S', '-c', 'import time; print(time.time_ns() % 10**9)'])  # <-\nx = torch.tensor([int(out)])\n"),
+    "subprocess": Case(
+        "outside_data", ("out",),
+        """
+        import subprocess, sys
+        out = subprocess.check_output([sys.executable, '-S', '-c', 'import time; print(time.time_ns() % 10**9)'])  # <-
+        x = torch.tensor([int(out)])
+        """,
+    ),
     "branch": Case(
         "control_flow", ("scale",),
         """
@@ -244,7 +369,15 @@ CASES = {
     "default_argument": Case("wall_clock", ("f",), "import time\ndef f(a=time.time()):  # <-\n    return a\nx = torch.tensor([f()])\n"),
     "lambda": Case("wall_clock", (), "import time\nf = lambda: time.time()  # <-\ny = 1\nx = torch.tensor([f()])\n"),
     "comprehension": Case("wall_clock", ("xs",), "import time\nxs = [time.time() + i for i in range(3)]  # <-\nx = torch.tensor(xs)\n"),
-    "dict_value": Case("wall_clock", ("config",), "import time\nconfig = {'a': 1}\nconfig['t'] = time.time()  # <-\nx = torch.tensor([config['t']])\n"),
+    "dict_value": Case(
+        "wall_clock", ("config",),
+        """
+        import time
+        config = {'a': 1}
+        config['t'] = time.time()  # <-
+        x = torch.tensor([config['t']])
+        """,
+    ),
     "list_filled_by_a_function": Case(
         "wall_clock", ("out",),
         """
@@ -322,7 +455,14 @@ CASES = {
         """,
     ),
     "class_body": Case("wall_clock", ("SCALE",), "import time\nclass C:\n    SCALE = time.time()  # <-\nx = torch.tensor([C.SCALE])\n"),
-    "walrus_and_tuple": Case("wall_clock", ("a", "b"), "import time\na, b = time.time(), time.time_ns()  # <-\nx = torch.tensor([a + b])\n"),
+    "walrus_and_tuple": Case(
+        "wall_clock", ("a", "b"),
+        """
+        import time
+        a, b = time.time(), time.time_ns()  # <-
+        x = torch.tensor([a + b])
+        """,
+    ),
     "file_that_grows": Case(
         "state_leak", ("text",),
         """
@@ -553,6 +693,194 @@ def pause(i):
             x = batch * 2
         """,
     ),
+    "sum_in_transform": Case(
+        "wall_clock", ("x",),
+        """
+        import time
+        class T:
+            def __init__(self, p): self.p = p
+            def __call__(self, x):
+                if random.Random().random() < 2:
+                    return x * time.time()  # <-
+                return x
+        class Compose:
+            def __init__(self, ts): self.ts = ts
+            def __call__(self, x):
+                for t in self.ts:
+                    x = t(x)
+                return x
+        tf = Compose([T(1), T(2)])
+        x = torch.tensor(tf(1.0))
+        """,
+    ),
+    "dict_iteration_over_set_derived": Case(
+        "hash_order", ("d",),
+        """
+        class N: pass
+        ns = [N() for _ in range(100)]
+        for i, n in enumerate(ns): n.i = i
+        d = {n: n.i for n in set(ns)}  # <-
+        x = torch.tensor([v for k, v in d.items()])
+        """,
+    ),
+    "randomly_sized_batch": Case(
+        "os_entropy", ("k",),
+        """
+        import os
+        k = os.urandom(1)[0] % 200 + 1  # <-
+        data = list(range(1000))
+        batch = data[:k]
+        x = torch.tensor(batch) * 2
+        """,
+    ),
+    "module_buffer": Case(
+        "numpy_random", ("noise",),
+        """
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                noise = np.random.default_rng().normal(size=3)  # <-
+                self.register_buffer("noise", torch.from_numpy(noise))
+            def forward(self, x):
+                return x + self.noise
+        net = Net()
+        y = net(torch.ones(3))
+        """,
+    ),
+    "numpy_global_unseeded": Case(
+        "numpy_random", ("np.random",),
+        """
+        a = 1
+        np.random.seed(None)  # <-
+        a = np.random.rand(3)
+        x = torch.tensor(a)
+        """,
+    ),
+    "lr_schedule_from_time": Case(
+        "wall_clock", ("opt",),
+        """
+        import time
+        net = torch.nn.Linear(2,2)
+        opt = torch.optim.SGD(net.parameters(), lr=time.time() % 1)  # <-
+        for i in range(2):
+            loss = net(torch.ones(1,2)).sum()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+        """,
+    ),
+    "numpy_shuffle_in_place_of_list": Case(
+        "numpy_random", ("xs",),
+        """
+        xs = list(range(50))
+        np.random.default_rng().shuffle(xs)  # <-
+        x = torch.tensor(xs)
+        """,
+    ),
+    "sampler": Case(
+        "numpy_random", ("order",),
+        """
+        from torch.utils.data import DataLoader, Sampler, TensorDataset
+        class S(Sampler):
+            def __init__(self, n):
+                self.n = n
+            def __iter__(self):
+                order = np.random.default_rng().permutation(self.n)  # <-
+                yield from order.tolist()
+            def __len__(self): return self.n
+        ds = TensorDataset(torch.arange(20.))
+        for b, in DataLoader(ds, batch_size=4, sampler=S(20)):
+            x = b * 2
+        """,
+    ),
+    "collate_fn": Case(
+        "wall_clock", ("jitter",),
+        """
+        import time
+        from torch.utils.data import DataLoader
+        def collate(items):
+            jitter = time.perf_counter()  # <-
+            return torch.tensor([i + jitter for i in items])
+        for b in DataLoader(range(8), batch_size=4, collate_fn=collate):
+            x = b * 2
+        """,
+    ),
+    "user_dict_kwargs": Case(
+        "wall_clock", ("opts",),
+        """
+        import time
+        def make(**kw):
+            return torch.tensor([kw["a"], kw["b"]])
+        opts = dict(a=1.0, b=2.0)
+        opts.update(b=time.time())  # <-
+        x = make(**opts)
+        """,
+    ),
+    "loader_generator": Case(
+        "unseeded_generator", ("g",),
+        """
+        from torch.utils.data import DataLoader
+        g = torch.Generator()
+        g.seed()  # <-
+        for b in DataLoader(range(8), batch_size=4, shuffle=True, generator=g):
+            x = b * 2
+        """,
+    ),
+    "slots_and_staticmethod": Case(
+        "wall_clock", ("self.v",),
+        """
+        import time
+        class A:
+            __slots__ = ("v",)
+            def __init__(self):
+                self.v = self.get()
+            @staticmethod
+            def get():
+                return time.time()  # <-
+        a = A()
+        x = torch.tensor([a.v])
+        """,
+    ),
+    "partial_and_map": Case(
+        "wall_clock", ("g",),
+        """
+        import functools, time
+        def f(k, x):
+            return x * k
+        g = functools.partial(f, time.time())  # <-
+        x = torch.tensor(list(map(g, [1, 2, 3])))
+        """,
+    ),
+    "try_finally_log": Case(
+        "numpy_random", ("a",),
+        """
+        import time
+        t0 = time.time()
+        try:
+            a = np.random.default_rng().random()  # <-
+        finally:
+            print(time.time() - t0)
+        x = torch.tensor([a])
+        """,
+    ),
+    "one_line_loop": Case(
+        "wall_clock", ("xs",),
+        """
+        import time
+        xs = []
+        for i in range(3): xs.append(time.time())  # <-
+        x = torch.tensor(xs)
+        """,
+    ),
+    "attr_chain": Case(
+        "wall_clock", ("cfg.model.scale",),
+        """
+        import types, time
+        cfg = types.SimpleNamespace(model=types.SimpleNamespace(scale=1.0), made=time.time())
+        cfg.model.scale = time.perf_counter()  # <-
+        x = torch.ones(2) * cfg.model.scale
+        """,
+    ),
 }  # fmt: skip
 
 
@@ -732,14 +1060,12 @@ def test_a_long_cell_is_followed_up_to_a_bound() -> None:
 
 @pytest.mark.keeps_rng
 def test_the_body_sees_its_own_numbers() -> None:
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    before = RandomState.take()
     cell = Cell("a = random.random()\nb = np.random.rand()\nc = torch.rand(1).item()\nout.append((a, b, c))\n", out=(out := []))
     cell.restore()
     cell.body(Ops())
     first_difference(lambda: cell.body(Ops()), cell.restore, guard=cell.guard)
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    torch.set_rng_state(states[2])
+    before.put_back()
     assert out[0] == out[1] == out[2]
 
 

@@ -13,7 +13,7 @@ import torch
 
 from torchdebug_magics.probing.where import frames_above, is_user_code, owner
 
-__all__ = ["FILE_READS", "FILE_WRITES", "UNSEEDED", "asked_in_c", "asked_in_python", "called_from"]
+__all__ = ["FILE_READS", "FILE_WRITES", "asked_in_c", "asked_in_python", "called_from", "global_numpy", "is_numpys"]
 
 _CLOCKS = frozenset(
     {"time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "process_time_ns"}
@@ -24,7 +24,6 @@ FILE_READS = frozenset({"read", "readline", "readlines", "readinto", "__next__"}
 FILE_WRITES = frozenset({"write", "writelines"})
 _NUMPY = frozenset({"default_rng", "SeedSequence", "RandomState", "MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"})
 _NAMES = _CLOCKS | _SYSTEM | FILE_READS | {"now", "utcnow", "today", "urandom", "getrandom", "seed", "id", "hash", "next", "input", "open"}
-UNSEEDED = frozenset({f"numpy.random.{name}" for name in _NUMPY} | {f"np.random.{name}" for name in _NUMPY})
 
 
 def asked_in_c(function: Any, frame: FrameType) -> tuple[str, str]:  # noqa: PLR0911 - a table of who is asked
@@ -100,6 +99,12 @@ def called_from(frame: FrameType, user: FrameType, name: str) -> tuple[str, int]
 def is_numpys(function: Any) -> bool:
     """Whether it takes its seed from the operating system when it is given none."""
     numpy = sys.modules.get("numpy")
-    if numpy is None or getattr(function, "__name__", "") not in _NUMPY:
+    if numpy is None or getattr(function, "__name__", "") not in _NUMPY | {"seed"}:
         return False
     return getattr(numpy.random, function.__name__, None) is function
+
+
+def global_numpy(function: Any) -> Any:
+    """NumPy's own generator, for a function that seeds it; else None."""
+    numpy = sys.modules.get("numpy")
+    return getattr(numpy.random.mtrand, "_rand", None) if numpy is not None and function is numpy.random.seed else None
