@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import threading
@@ -16,7 +15,7 @@ from torchdebug_magics.instruments.deterministic.origin.digests import Digests
 from torchdebug_magics.instruments.deterministic.origin.look import Look
 from torchdebug_magics.instruments.deterministic.origin.names import Namespace
 from torchdebug_magics.instruments.deterministic.origin.recording import Activation, Call, Run, Source, Step
-from torchdebug_magics.instruments.deterministic.origin.sources import FILE_WRITES, asked_in_c, asked_in_python, called_from, is_numpys
+from torchdebug_magics.instruments.deterministic.origin.sources import FILE_WRITES, asked_in_c, asked_in_python, called_from, unseeded
 from torchdebug_magics.probing.where import frames_above, is_user_code
 
 if TYPE_CHECKING:
@@ -185,7 +184,7 @@ class Tracer:
         if statement is not None:
             step.before = look.all(statement)
             step.inside = look.inside(statement)
-            self._unseeded(step, frame, statement)
+            step.sources += [Source(path, "numpy_random", line, distance=0) for path, line in unseeded(statement.calls, frame)]
 
     @staticmethod
     def _finish(call: Call, look: Look) -> None:
@@ -229,13 +228,6 @@ class Tracer:
         if source not in step.sources:
             step.sources.append(source)
 
-    @staticmethod
-    def _unseeded(step: Step, frame: FrameType, statement: Statement) -> None:
-        """NumPy's are written in a way that no profiler sees."""
-        for called in statement.calls:
-            if called.path and is_numpys(_object(called.path, frame)) and (called.is_bare or _is_none(called.arguments, frame)):
-                step.sources.append(Source(called.path, "numpy_random", called.line, distance=0))
-
 
 def _tracebacks(error: BaseException) -> list[TracebackType | None]:
     """Of what was raised by the op in question first; of what other ops raised while that passed, after it."""
@@ -248,14 +240,3 @@ def _tracebacks(error: BaseException) -> list[TracebackType | None]:
 
 def _holds(statement: Statement, line: int) -> bool:
     return statement.first <= line <= statement.last
-
-
-def _object(path: str, frame: FrameType) -> Any:
-    root, *parts = path.split(".")
-    value = frame.f_locals.get(root, frame.f_globals.get(root))
-    # Through modules only: no attribute of the user's is asked for.
-    return functools.reduce(lambda held, part: vars(held).get(part) if hasattr(held, "__file__") else None, parts, value)
-
-
-def _is_none(arguments: tuple[str, ...], frame: FrameType) -> bool:
-    return len(arguments) == 1 and arguments[0] in frame.f_locals and frame.f_locals[arguments[0]] is None
