@@ -881,4 +881,14 @@ def pause(i):
         x = torch.ones(2) * cfg.model.scale
         """,
     ),
+    "memory_under_a_tensor": Case(
+        "numpy_random", ("a",),
+        """
+        a = np.zeros(3)
+        t = torch.from_numpy(a)
+        u = t + 1
+        a[:] = np.random.default_rng().random(3)  # <-
+        v = t * 2
+        """,
+    ),
 }  # fmt: skip

@@ -142,6 +142,7 @@ class Slicer:
         """Between two lines something changed it under another name, or on a way that only one run took."""
         value = differs.before.get(names[0]) if names else None
         wanted = {value.digest, *differs.inside.get(names[0], {}).values()} if value is not None else set()
+        shared: Step | None = None
         for step in self._steps[agreed.number + 1 : differs.number]:
             partner = self._pairing.partner.get(step)
             if partner is None:
@@ -149,10 +150,14 @@ class Slicer:
             for name, held in step.after.items():
                 if held.digest in wanted and _writes(step, name) and differing(step, partner, name)[1]:
                     return [(step, None, (path,))]
+                if not _binds(step, name) and differing(step, partner, name) == (False, True):
+                    shared = step  # it may be the same memory, as that of an array under a tensor
         for fork in self._pairing.forks:
             if fork.after is not None and agreed.number <= fork.after.number < differs.number:
                 found.append(Beginning(fork.after, names, fork=fork))
                 return []
+        if shared is not None:
+            return [(shared, None, (path,))]
         found.append(Beginning(differs, names))
         return []
 
