@@ -56,8 +56,9 @@ class Judge:
         fork = beginning.fork
         assert fork is not None
         after = fork.after
-        behind = [self.origin(one) for one in self._slicer.before(after) if one.fork is None] if after is not None and not fork.is_call else []
-        told = next((one for one in behind if one.cause != "unknown"), None)
+        behind = self._slicer.before(after) if after is not None and not fork.is_call else []
+        origins = [self.origin(one) for one in behind if one.fork is None]
+        told = next((one for one in origins if one.cause != "unknown"), None)
         one, other = fork.one or fork.other or beginning.step, fork.other
         is_cache = fork.is_call and after is not None and after.statement is not None and "cache" in after.statement.facts.values()
         at = after if after is not None and (is_cache or fork.is_call) else one
@@ -92,7 +93,8 @@ class Judge:
             return "outside_data"
         for cause in _SHARPEST:
             if any(one.cause == cause for one in sources):
-                return self._of_iteration(step, iterated) or cast("Cause", cause) if cause == "state_leak" else cast("Cause", cause)
+                named = cast("Cause", cause)
+                return (self._of_iteration(step, iterated) or named) if named == "state_leak" else named
         return self._of_iteration(step, iterated) or "unknown"
 
     @staticmethod
@@ -141,7 +143,8 @@ def _location(step: Step, line: int) -> Location:
 def _on_branch(branch: Location | None, told: Origin | None, *, is_cache: bool, names: tuple[str, ...]) -> str:
     what = f"{_listed(names)} differs, as " if names else ""
     if is_cache:
-        return f"{what}the function called at line {branch.line if branch else '?'} is cached: the first run filled the cache, the second one did not run it"
+        where = "" if branch is None else f" at line {branch.line}"
+        return f"{what}the function called{where} is cached: the first run filled the cache, and the second one had no need to run it"
     if branch is None:
         return f"{what}the two runs began with different lines"
     if told is None:

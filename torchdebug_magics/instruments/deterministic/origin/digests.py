@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import fractions
-import random
+import functools
 import struct
 import uuid
 import weakref
@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 
+from torchdebug_magics.instruments.deterministic.origin.memory import bytes_of, has_no_memory, is_random, state_of
 from torchdebug_magics.probing.attributes import attributes_of
 from torchdebug_magics.probing.where import is_user_code
 
-__all__ = ["Digests", "Token", "is_random", "is_users"]
+__all__ = ["Digests", "Token", "is_users"]
 
 Token = tuple[str, int]
 """The type of an object, and which of that type it was to be seen."""
@@ -32,13 +33,11 @@ _DEEPEST = 5
 _MOST_ITEMS = 1024
 _MOST_BYTES = 1 << 20
 _LEAST_BYTES = 1 << 12
-_BLOCKS = 64
 _BY_REPR = (dt.date, dt.time, dt.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID, PurePath)
 _MOST_INSIDE = 64
 _DEEPEST_INSIDE = 2
 _FLAT = frozenset({int, float, str, bytes, bool, type(None)})
 _AS_THEY_ARE = frozenset({str, bytes, bool, type(None), type(...)})
-_NUMPY_DRAWS = frozenset({"Generator", "RandomState", "MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64", "SeedSequence"})
 
 
 class Digests:
@@ -81,7 +80,7 @@ class Digests:
             return hash(kind.__qualname__)
         return self._of_object(value, kind, level + 1)
 
-    def _of_object(self, value: Any, kind: type, level: int) -> int:
+    def _of_object(self, value: Any, kind: type, level: int) -> int:  # noqa: C901, PLR0911, PLR0912 - a list of kinds, each with its own way
         if isinstance(value, (list, tuple, deque)):
             return hash((kind.__qualname__, len(value), self._of_items(_some(value), level)))
         if isinstance(value, (dict, Mapping)) and kind.__module__ != "os":
@@ -93,13 +92,17 @@ class Digests:
         if isinstance(value, (complex, bytearray, range, slice)):
             return hash((kind.__qualname__, repr(value)))
         if is_random(value):
-            return self.of(_state(value), level - 1)
+            return hash((kind.__qualname__, state_of(value)))
         if kind.__module__ == "numpy":
             return self._of_numpy(value, level)
         if isinstance(value, _BY_REPR):
             return hash((kind.__qualname__, str(value)))
         if isinstance(value, SimpleNamespace):
             return self.of(vars(value), level)
+        if isinstance(value, functools.partial):
+            return self.of((value.func, value.args, value.keywords), level)
+        if isinstance(value, torch.optim.Optimizer):
+            return self.of([{name: part for name, part in group.items() if name != "params"} for group in value.param_groups], level)
         if isinstance(value, (MethodType, BuiltinMethodType)) and not isinstance(value.__self__, (ModuleType, type)):
             return hash((value.__name__, self.of(value.__self__, level)))
         if isinstance(value, FunctionType):
@@ -128,10 +131,10 @@ class Digests:
 
     def _of_tensor(self, tensor: torch.Tensor) -> int:
         """Hashed where it lies in memory, or in a copy; no mode and no hook of anybody's sees that."""
-        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized or _has_no_memory(tensor):
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized or has_no_memory(tensor):
             return hash((str(tensor.dtype), str(tensor.device)))
         room_bytes = self._take_room(tensor.numel() * tensor.element_size())
-        return hash((str(tensor.dtype), tuple(tensor.shape), str(tensor.device), _bytes_of(tensor, room_bytes)))
+        return hash((str(tensor.dtype), tuple(tensor.shape), str(tensor.device), bytes_of(tensor, room_bytes)))
 
     def _take_room(self, wanted_bytes: int) -> int:
         """How much of so much memory may be read."""
@@ -152,32 +155,11 @@ class Digests:
                 yield ("attribute", *self.token(value), name), self.of(part)
 
 
-def is_random(value: object) -> bool:
-    """Whether numbers are drawn from it."""
-    kind = type(value)
-    return isinstance(value, (random.Random, torch.Generator)) or (
-        kind.__module__.startswith("numpy.random") and kind.__name__ in _NUMPY_DRAWS
-    )
-
-
 def is_users(kind: type) -> bool:
     """Whether the class is the user's own: one of its methods, or where it stands, tells."""
     methods = (method for method in vars(kind).values() if hasattr(method, "__code__"))
     known = next((is_user_code(method.__code__) for method in methods), None)
     return kind.__module__ == "__main__" if known is None else known
-
-
-def _state(value: Any) -> Any:
-    if isinstance(value, random.SystemRandom):
-        return "os"
-    if isinstance(value, random.Random):
-        return str(hash(random.Random.getstate(value)))
-    if isinstance(value, torch.Generator):
-        return _bytes_of(value.get_state())
-    if type(value).__name__ == "RandomState":
-        return repr([part.tobytes() if hasattr(part, "tobytes") else part for part in value.get_state()])
-    state = getattr(value, "bit_generator", value).state
-    return repr(state) if not hasattr(state.get("state", {}).get("key"), "tobytes") else repr((state["state"]["key"].tobytes(), state["state"]))
 
 
 def _some(items: Any) -> Any:
@@ -193,17 +175,3 @@ def _some(items: Any) -> Any:
 def _items(value: Any) -> Iterable[tuple[Any, Any]]:
     items = dict.items(value) if isinstance(value, dict) else value.items()
     return islice(items, _MOST_ITEMS)
-
-
-def _has_no_memory(tensor: torch.Tensor) -> bool:
-    return tensor._is_zerotensor() or torch._C._functorch.is_functorch_wrapped_tensor(tensor) or hasattr(tensor, "fake_mode")
-
-
-def _bytes_of(tensor: torch.Tensor, room_bytes: int = _MOST_BYTES) -> int:
-    with torch.no_grad(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-        plain = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-        room = max(_BLOCKS, room_bytes // plain.element_size())
-        if plain.numel() > room:
-            ends = torch.linspace(0, plain.numel() - room // _BLOCKS, _BLOCKS, dtype=torch.float64).long().tolist()
-            plain = torch.cat([plain[start : start + room // _BLOCKS] for start in ends])
-        return zlib.crc32(plain.contiguous().cpu().view(torch.uint8).numpy().data) if plain.numel() else 0

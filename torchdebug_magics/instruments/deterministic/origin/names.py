@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.deterministic.origin.digests import is_random, is_users
+from torchdebug_magics.instruments.deterministic.origin.digests import is_users
+from torchdebug_magics.instruments.deterministic.origin.memory import is_random
+from torchdebug_magics.instruments.deterministic.origin.sources import global_numpy
 from torchdebug_magics.probing.attributes import attributes_of
 from torchdebug_magics.probing.where import is_user_code, local_values
 
@@ -99,13 +101,14 @@ def _own(value: Any, name: str) -> Any:
 
 def _told(path: str, value: Any, place: Place) -> tuple[str, Any, Place] | None:
     """A function that belongs to an object stands for that object."""
+    if (of_numpy := global_numpy(value)) is not None:
+        return path.rpartition(".")[0] or path, of_numpy, ("random", id(of_numpy))
     if isinstance(value, (MethodType, BuiltinMethodType)):
         holder = path.rpartition(".")[0] or path
         if is_random(value.__self__):
             return holder, value.__self__, ("random", id(value.__self__))
-        if isinstance(value, MethodType) and is_user_code(getattr(value.__func__, "__code__", _NO_CODE)):
-            return None
-        return None if isinstance(value.__self__, (ModuleType, type)) else (path, value.__self__, place)
+        is_users_own = isinstance(value, MethodType) and is_user_code(getattr(value.__func__, "__code__", _NO_CODE))
+        return None if is_users_own or isinstance(value.__self__, (ModuleType, type)) else (path, value.__self__, place)
     if is_random(value):
         return path, value, ("random", id(value))
     if isinstance(value, FunctionType) and (value.__defaults__ or value.__kwdefaults__) and is_user_code(value.__code__):

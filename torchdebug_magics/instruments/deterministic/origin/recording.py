@@ -92,7 +92,6 @@ class Step:
     calls: list[Call]
     sources: list[Source]
 
-
     def whole(self) -> list[Step]:
         """All lines of the statement, one after the other, up to this one."""
         statement, steps = self.statement, self.activation.steps

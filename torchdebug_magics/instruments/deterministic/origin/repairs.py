@@ -14,23 +14,25 @@ __all__ = ["repair"]
 _SEED = 42
 
 
-def repair(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str, ...]) -> str:
+def repair(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str, ...]) -> str:  # noqa: PLR0911 - a table of causes
     """In a few words; empty where nothing is known."""
     calls = step.statement.calls if step.statement is not None else ()
     called = next((one for one in calls if any(one.path.endswith(source.rpartition(".")[2]) for source in sources)), None)
     match cause:
         case "numpy_random" | "python_random":
-            return _seeded(called, "np.random.default_rng" if cause == "numpy_random" else "random.seed")
+            return _seeded(called, "np.random.default_rng" if cause == "numpy_random" else sources[0])
         case "unseeded_generator":
             return _manual(calls)
         case "wall_clock":
             return f"take no number from the clock: write a fixed one in place of `{called.text if called else 'the time'}`"
         case "os_entropy":
-            return f"draw from a seeded generator, such as `random.Random({_SEED})`, in place of `{called.text if called else sources[0] + '()'}`"
+            asked = called.text if called else f"{sources[0]}()"
+            return f"draw from a seeded generator, such as `random.Random({_SEED})`, in place of `{asked}`"
         case "hash_order":
             return _ordered(step, called)
         case "worker_seed":
-            return f"pass `generator=torch.Generator().manual_seed({_SEED})` to the DataLoader, and seed in its `worker_init_fn` whatever the dataset draws from"
+            given = f"generator=torch.Generator().manual_seed({_SEED})"
+            return f"pass `{given}` to the DataLoader, and seed in its `worker_init_fn` whatever the dataset draws from"
         case "state_leak":
             return f"make {_listed(names) or 'it'} anew in the cell itself"
         case "outside_data":
@@ -57,7 +59,11 @@ def _ordered(step: Step, called: Called | None) -> str:
         return f"use a number of your own in place of `{called.text}`"
     statement = step.statement
     sets = [path for path in statement.iterated if statement.facts.get(path) == "set"] if statement is not None else []
-    return f"give it an order: `sorted({sets[0]}, key=...)`, or keep a list or a dict in its place" if sets else "keep a list or a dict in place of the set"
+    return (
+        f"give it an order: `sorted({sets[0]}, key=...)`, or keep a list or a dict in its place"
+        if sets
+        else "keep a list or a dict in place of the set"
+    )
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -51,11 +51,9 @@ def _compared(first: Run, second: Run, files: Files) -> Origin | None:
     end = _end(first, second, pairing)
     if end is None:
         return None
-    found = slicer.before(end)
-    at_end = [judge.origin(one) for one in sorted(found, key=_order)]
-    if end is first.stopped:
-        at_end = [one for one, beginning in zip(at_end, sorted(found, key=_order), strict=True) if not _is_bare(one, beginning, end)]
-    return next((one for one in at_end if one.cause != "unknown"), at_end[0] if at_end else None)
+    found = [(judge.origin(one), one) for one in sorted(slicer.before(end), key=_order)]
+    origins = [origin for origin, beginning in found if end is not first.stopped or not _is_bare(origin, beginning, end)]
+    return next((one for one in origins if one.cause != "unknown"), origins[0] if origins else None)
 
 
 def _end(first: Run, second: Run, pairing: Pairing) -> Step | None:

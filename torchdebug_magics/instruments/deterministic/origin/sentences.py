@@ -20,7 +20,7 @@ _WHY = {
 }
 
 
-def sentence(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str, ...], *, is_old: bool, file: str) -> str:
+def sentence(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str, ...], *, is_old: bool, file: str) -> str:  # noqa: PLR0911 - a table of causes
     """For a line whose values differ."""
     what = ", ".join(f"`{name}`" for name in names) or "The value made on this line"
     asked = ", ".join(f"`{source}()`" for source in sources)
@@ -32,7 +32,7 @@ def sentence(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[st
         case "hash_order" if sources:
             return f"{what} is made from {asked}, which for an object is its address in memory"
         case "hash_order":
-            return f"{what} comes from {_named(iterated, 'a set')}, whose order is that of its members' hashes, which for objects are addresses"
+            return f"{what} comes from {_named(iterated, 'a set')}, which is ordered by hashes, and those of objects are their addresses"
         case "worker_seed":
             return f"{what} comes from the workers of {_named(iterated, 'a DataLoader')}, which draw from generators that nobody seeded"
         case "state_leak" if file:

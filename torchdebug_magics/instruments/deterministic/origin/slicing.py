@@ -65,6 +65,7 @@ class Slicer:
     def before(self, step: Step, names: tuple[str, ...] = ()) -> list[Beginning]:
         """Where began what makes this line give different values; the line itself, if nothing that it reads does."""
         found: list[Beginning] = []
+        self._done.clear()
         todo: list[_Question] = [(step, None, names)]
         while todo:
             at, place, told = todo.pop()
@@ -114,9 +115,7 @@ class Slicer:
                 if place[0] == "attribute" and place in others and others[place] != digest:
                     yield path, place
 
-    def _maker(
-        self, at: Step, place: Place, names: tuple[str, ...], found: list[Beginning]
-    ) -> list[_Question]:
+    def _maker(self, at: Step, place: Place, names: tuple[str, ...], found: list[Beginning]) -> list[_Question]:
         """The line before `at` that made the value at `place` differ."""
         latest = at
         for number, step, path in reversed(self._of_place.get(place, ())):
@@ -143,15 +142,22 @@ class Slicer:
         """Between two lines something changed it under another name, or on a way that only one run took."""
         value = differs.before.get(names[0]) if names else None
         wanted = {value.digest, *differs.inside.get(names[0], {}).values()} if value is not None else set()
+        shared: Step | None = None
         for step in self._steps[agreed.number + 1 : differs.number]:
             partner = self._pairing.partner.get(step)
-            for name, held in step.after.items() if partner is not None else ():
+            if partner is None:
+                continue
+            for name, held in step.after.items():
                 if held.digest in wanted and _writes(step, name) and differing(step, partner, name)[1]:
                     return [(step, None, (path,))]
+                if not _binds(step, name) and differing(step, partner, name) == (False, True):
+                    shared = step  # it may be the same memory, as that of an array under a tensor
         for fork in self._pairing.forks:
             if fork.after is not None and agreed.number <= fork.after.number < differs.number:
                 found.append(Beginning(fork.after, names, fork=fork))
                 return []
+        if shared is not None:
+            return [(shared, None, (path,))]
         found.append(Beginning(differs, names))
         return []
 
@@ -165,7 +171,9 @@ class Slicer:
         """The last line that a line's calls ran, in which these very values were written."""
         for step in self._below(caller.calls):
             partner = self._pairing.partner.get(step)
-            for name, held in step.after.items() if partner is not None else ():
+            if partner is None:
+                continue
+            for name, held in step.after.items():
                 if held.digest == mine and name in partner.after and partner.after[name].digest == theirs and _writes(step, name):
                     return step
         return None
@@ -177,9 +185,7 @@ class Slicer:
                 yield step
                 todo += step.calls
 
-    def _from_caller(
-        self, at: Step, place: Place, names: tuple[str, ...], found: list[Beginning]
-    ) -> list[_Question]:
+    def _from_caller(self, at: Step, place: Place, names: tuple[str, ...], found: list[Beginning]) -> list[_Question]:
         """What a function was called with; else it is from before the run, or came about out of sight."""
         caller = at.call.caller
         if place[0] == "local" and caller is not None:

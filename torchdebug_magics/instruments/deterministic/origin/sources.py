@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import random
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchdebug_magics.probing.where import frames_above, is_user_code, owner
 
-__all__ = ["FILE_READS", "FILE_WRITES", "UNSEEDED", "asked_in_c", "asked_in_python", "called_from"]
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.origin.statements import Called
+
+__all__ = ["FILE_READS", "FILE_WRITES", "asked_in_c", "asked_in_python", "called_from", "global_numpy", "unseeded"]
 
 _CLOCKS = frozenset(
     {"time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "process_time_ns"}
@@ -24,7 +29,6 @@ FILE_READS = frozenset({"read", "readline", "readlines", "readinto", "__next__"}
 FILE_WRITES = frozenset({"write", "writelines"})
 _NUMPY = frozenset({"default_rng", "SeedSequence", "RandomState", "MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"})
 _NAMES = _CLOCKS | _SYSTEM | FILE_READS | {"now", "utcnow", "today", "urandom", "getrandom", "seed", "id", "hash", "next", "input", "open"}
-UNSEEDED = frozenset({f"numpy.random.{name}" for name in _NUMPY} | {f"np.random.{name}" for name in _NUMPY})
 
 
 def asked_in_c(function: Any, frame: FrameType) -> tuple[str, str]:  # noqa: PLR0911 - a table of who is asked
@@ -97,9 +101,33 @@ def called_from(frame: FrameType, user: FrameType, name: str) -> tuple[str, int]
     return f"{outermost.f_globals.get('__name__', '')}.{function}", distance
 
 
-def is_numpys(function: Any) -> bool:
+def unseeded(calls: Iterable[Called], frame: FrameType) -> Iterator[tuple[str, int]]:
+    """Calls of NumPy's that take a seed from the system, by name and line: they are written in a way that no profiler sees."""
+    for called in calls:
+        if called.path and (called.is_bare or _is_none(called.arguments, frame)) and _is_numpys(_object(called.path, frame)):
+            yield called.path, called.line
+
+
+def _is_numpys(function: Any) -> bool:
     """Whether it takes its seed from the operating system when it is given none."""
     numpy = sys.modules.get("numpy")
-    if numpy is None or getattr(function, "__name__", "") not in _NUMPY:
+    if numpy is None or getattr(function, "__name__", "") not in _NUMPY | {"seed"}:
         return False
     return getattr(numpy.random, function.__name__, None) is function
+
+
+def global_numpy(function: Any) -> Any:
+    """NumPy's own generator, for a function that seeds it; else None."""
+    numpy = sys.modules.get("numpy")
+    return getattr(numpy.random.mtrand, "_rand", None) if numpy is not None and function is numpy.random.seed else None
+
+
+def _object(path: str, frame: FrameType) -> Any:
+    root, *parts = path.split(".")
+    value = frame.f_locals.get(root, frame.f_globals.get(root))
+    # Through modules only: no attribute of the user's is asked for.
+    return functools.reduce(lambda held, part: vars(held).get(part) if hasattr(held, "__file__") else None, parts, value)
+
+
+def _is_none(arguments: tuple[str, ...], frame: FrameType) -> bool:
+    return len(arguments) == 1 and arguments[0] in frame.f_locals and frame.f_locals[arguments[0]] is None

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 __all__ = ["Called", "Statement", "Statements"]
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _ITERATING = frozenset({"list", "tuple", "enumerate", "zip", "map", "iter", "next", "sum", "deque", "join"})
 
 
@@ -132,7 +131,9 @@ def _walk(root: ast.AST) -> Iterator[ast.AST]:
     yield root
     inner = list(_bodies(root)) if isinstance(root, ast.stmt) or hasattr(root, "body") else []
     line = getattr(root, "lineno", 0)
-    elsewhere = {id(one) for body in inner for one in body if isinstance(one, ast.stmt) and (isinstance(root, _SCOPES) or one.lineno > line)}
+    elsewhere = {
+        id(one) for body in inner for one in body if isinstance(one, ast.stmt) and (isinstance(root, _SCOPES) or one.lineno > line)
+    }
     for child in ast.iter_child_nodes(root):
         if id(child) not in elsewhere:
             yield from _walk(child)
@@ -152,9 +153,10 @@ def _paths(root: ast.AST, *, stored: bool = True) -> Iterator[str]:
     inner = {id(node.value) for node in todo if isinstance(node, ast.Attribute)}
     added_to = {id(node.target) for node in todo if isinstance(node, ast.AugAssign)}
     for node in todo:
-        if isinstance(node, (ast.Attribute, ast.Name)) and id(node) not in inner and (path := dotted(node)):
-            if stored or isinstance(node.ctx, ast.Load) or id(node) in added_to:
-                yield path
+        if not isinstance(node, (ast.Attribute, ast.Name)) or id(node) in inner:
+            continue
+        if (path := dotted(node)) and (stored or isinstance(node.ctx, ast.Load) or id(node) in added_to):
+            yield path
 
 
 def _bound(nodes: list[ast.AST]) -> Iterator[str]:
@@ -174,22 +176,22 @@ def _called(node: ast.Call) -> Called:
 
 
 def _iterated(nodes: list[ast.AST]) -> Iterator[str]:
-    for node in nodes:
-        if isinstance(node, (ast.For, ast.AsyncFor)):
-            yield from _named(node.iter)
-        elif isinstance(node, _COMPREHENSIONS):
-            for one in node.generators:
-                yield from _named(one.iter)
-        elif isinstance(node, ast.Starred):
-            yield from _named(node.value)
-        elif isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Attribute) and node.func.attr == "pop" and not node.args:
-                yield from _named(node.func.value)
-            elif getattr(node.func, "id", getattr(node.func, "attr", "")) in _ITERATING:
-                for one in node.args:
-                    yield from _named(one)
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], (ast.Tuple, ast.List)):
-            yield from _named(node.value)
+    return (path for node in nodes for one in _gone_through(node) for path in _named(one))
+
+
+def _gone_through(node: ast.AST) -> list[ast.expr]:
+    """What is taken apart, item by item."""
+    match node:
+        case ast.For() | ast.AsyncFor() | ast.comprehension():
+            return [node.iter]
+        case ast.Starred() | ast.Assign(targets=[ast.Tuple() | ast.List()]):
+            return [node.value]
+        case ast.Call(func=ast.Attribute(value=holder, attr="pop"), args=[]):
+            return [holder]
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _ITERATING:
+            return node.args
+        case _:
+            return []
 
 
 def _named(node: ast.AST) -> Iterator[str]:

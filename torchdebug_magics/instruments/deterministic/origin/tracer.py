@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import threading
@@ -13,9 +12,10 @@ from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.deterministic.origin.digests import Digests
-from torchdebug_magics.instruments.deterministic.origin.names import Namespace, fact
-from torchdebug_magics.instruments.deterministic.origin.recording import Activation, Call, Held, Place, Run, Source, Step
-from torchdebug_magics.instruments.deterministic.origin.sources import FILE_WRITES, asked_in_c, asked_in_python, called_from, is_numpys
+from torchdebug_magics.instruments.deterministic.origin.look import Look
+from torchdebug_magics.instruments.deterministic.origin.names import Namespace
+from torchdebug_magics.instruments.deterministic.origin.recording import Activation, Call, Run, Source, Step
+from torchdebug_magics.instruments.deterministic.origin.sources import FILE_WRITES, asked_in_c, asked_in_python, called_from, unseeded
 from torchdebug_magics.probing.where import frames_above, is_user_code
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Tracer:
             raise
         except BaseException as error:  # noqa: BLE001 - the run ends itself by raising; what the user's code raises is told by the runs before
             self._is_on = False
-            self._run.stopped = self._stopped_at(error.__traceback__)
+            self._run.stopped = next(filter(None, map(self._stopped_at, _tracebacks(error))), None)
         finally:
             self._is_on = False
             sys.settrace(None)
@@ -106,7 +106,7 @@ class Tracer:
         return self._traced
 
     def _is_followed(self, code: CodeType) -> bool:
-        """Comprehensions are parts of the line that they stand in; code without a source, such as a dataclass's, of the line that calls it."""
+        """Comprehensions are part of their line; code without a source, such as a dataclass's, is part of the line that calls it."""
         return is_user_code(code) and code.co_name not in _COMPREHENSIONS and self._statements.knows(code.co_filename)
 
     def _traced(self, frame: FrameType, event: str, arg: object) -> Any:
@@ -175,7 +175,7 @@ class Tracer:
             self._guard.note(f"the lines of the cell were followed up to the first {self._most_steps:,} only")
             return
         activation = call.activation
-        look = _Look(Namespace(activation, frame, self._digests), self._digests, self._files)
+        look = self._look(activation, frame)
         self._finish(call, look)
         statement = self._statements.at(activation.code.co_filename, frame.f_lineno)
         step = Step(activation, call, len(self._run.steps), len(activation.steps), frame.f_lineno, statement, {}, {}, {}, [], [])
@@ -184,21 +184,24 @@ class Tracer:
         if statement is not None:
             step.before = look.all(statement)
             step.inside = look.inside(statement)
-            self._unseeded(step, frame, statement)
+            step.sources += [Source(path, "numpy_random", line, distance=0) for path, line in unseeded(statement.calls, frame)]
 
     @staticmethod
-    def _finish(call: Call, look: _Look) -> None:
+    def _finish(call: Call, look: Look) -> None:
         steps = call.activation.steps
         if len(steps) > call.entered and steps[-1].statement is not None:
             after = look.all(steps[-1].statement)
             steps[-1].after = steps[-1].before if after == steps[-1].before else after
+
+    def _look(self, activation: Activation, frame: FrameType) -> Look:
+        return Look(Namespace(activation, frame, self._digests), self._digests, self._files)
 
     def _leave(self, frame: FrameType, returned: object) -> None:
         call = self._calls.pop(id(frame), None)
         if call is None:
             return
         activation = call.activation
-        self._finish(call, _Look(Namespace(activation, frame, self._digests), self._digests, self._files))
+        self._finish(call, self._look(activation, frame))
         call.left = len(activation.steps)
         call.returned = self._digests.of(returned)
         self._ended[id(frame)] = activation
@@ -225,64 +228,15 @@ class Tracer:
         if source not in step.sources:
             step.sources.append(source)
 
-    @staticmethod
-    def _unseeded(step: Step, frame: FrameType, statement: Statement) -> None:
-        """NumPy's are written in a way that no profiler sees."""
-        for called in statement.calls:
-            if called.path and is_numpys(_object(called.path, frame)) and (called.is_bare or _is_none(called.arguments, frame)):
-                step.sources.append(Source(called.path, "numpy_random", called.line, distance=0))
 
-
-class _Look:
-    """What names hold at one moment; a name that is asked for twice is looked at once."""
-
-    def __init__(self, names: Namespace, digests: Digests, files: Files) -> None:
-        self._names = names
-        self._digests = digests
-        self._files = files
-        self._known: dict[str, tuple[str, Held] | None] = {}
-
-    def all(self, statement: Statement) -> dict[str, Held]:
-        found = {}
-        for path in statement.paths:
-            known = self._known[path] if path in self._known else self._of(path, statement)
-            self._known[path] = known
-            if known is not None:
-                found[known[0]] = known[1]
-        return found
-
-    def inside(self, statement: Statement) -> dict[str, dict[Place, int]]:
-        found = {}
-        for path in statement.paths:
-            known = self._names.find(path)
-            if known is not None:
-                inner = dict(self._digests.inside(known[1]))
-                if inner:
-                    found[known[0]] = inner
-        return found
-
-    def _of(self, path: str, statement: Statement) -> tuple[str, Held] | None:
-        found = self._names.find(path)
-        if found is None:
-            return None
-        known, value, place = found
-        if word := fact(value):
-            statement.facts[known] = word
-            if word == "file":
-                self._files.met(value)
-        return known, Held(place, self._digests.of(value))
+def _tracebacks(error: BaseException) -> list[TracebackType | None]:
+    """Of what was raised by the op in question first; of what other ops raised while that passed, after it."""
+    found = [error.__traceback__]
+    while error.__context__ is not None and type(error.__context__) is type(error):
+        error = error.__context__
+        found.insert(0, error.__traceback__)
+    return found
 
 
 def _holds(statement: Statement, line: int) -> bool:
     return statement.first <= line <= statement.last
-
-
-def _object(path: str, frame: FrameType) -> Any:
-    root, *parts = path.split(".")
-    value = frame.f_locals.get(root, frame.f_globals.get(root))
-    # Through modules only: no attribute of the user's is asked for.
-    return functools.reduce(lambda held, part: vars(held).get(part) if hasattr(held, "__file__") else None, parts, value)
-
-
-def _is_none(arguments: tuple[str, ...], frame: FrameType) -> bool:
-    return len(arguments) == 1 and arguments[0] in frame.f_locals and frame.f_locals[arguments[0]] is None
