@@ -76,9 +76,8 @@ def verify(function: Callable[[], object], **options: Any) -> Report:
 
     `options`: ``seed``, ``strict``, ``keep_rng``, ``cost``. What the function raises is raised; all is left as after one call.
     """
-    from torchdebug_magics.instruments.deterministic import function as deterministic_function  # noqa: PLC0415 - late: it imports torch
-
-    return deterministic_function.verify(function, **options)
+    verified: Report = importlib.import_module("torchdebug_magics.instruments.deterministic.function").verify(function, **options)
+    return verified
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

@@ -44,8 +44,10 @@ class Difference:
 class Comparison:
     """Compares a run with an earlier recording, op by op while it goes on, and ends it at the first difference."""
 
-    def __init__(self, earlier: Recording, modules: Iterable[torch.nn.Module], **recorder: Any) -> None:
+    def __init__(self, earlier: Recording, modules: Iterable[torch.nn.Module], *, to_its_end: bool = False, **recorder: Any) -> None:
         self.earlier = earlier
+        self._to_its_end = to_its_end
+        """Whether the run goes on after the difference: to end it kills the generators that it stands in."""
         self.difference: Difference | None = None
         self.recorder = Recorder(earlier.another(), self._seen, **recorder)
         self._calls = ModuleCalls(modules)
@@ -74,7 +76,7 @@ class Comparison:
 
     def _seen(self, seen: Seen, op: Op) -> None:
         if self.difference is not None:
-            raise Enough
+            return
         lines = self.recorder.lines
         running = self._calls.current
         if lines.has_new_node():
@@ -87,7 +89,8 @@ class Comparison:
         frame = lines.user_frame(sys._getframe())
         names = {} if frame is None else {**frame.f_globals, **frame.f_locals}
         self.difference = Difference(kind, op.place, op, line, module, phase, names)
-        raise Enough
+        if not self._to_its_end:
+            raise Enough
 
     def _compared(self, seen: Seen, op: Op) -> Kind | None:
         if op.place >= len(self.earlier):

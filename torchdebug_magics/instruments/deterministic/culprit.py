@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -173,9 +173,14 @@ class _Culprit:
         return given[0] if given else None
 
 
-def _until(place: int) -> Any:
+def _until(place: int) -> Callable[[Seen, Op], None]:
+    """Ends a run at an op, once: what runs on the way out is let through."""
+    is_over = False
+
     def seen(_seen: Seen, op: Op) -> None:
-        if op.place >= place:
+        nonlocal is_over
+        if op.place >= place and not is_over:
+            is_over = True
             raise Enough
 
     return seen

@@ -20,16 +20,18 @@ __all__ = ["second_run"]
 
 def second_run(runs: Runs, first: Recording, unrestorable: Sequence[str], guard: Guard) -> dict[str, Any]:
     """Fields of the report: whether two runs agree, and else what differs first."""
-    comparison = Comparison(first, live_modules(), poison=True)
+    comparison = Comparison(first, live_modules(), to_its_end=bool(unrestorable), poison=True)
     repetitions = Repetitions(comparison.here)
     comparison.recorder.ahead = repetitions.before
     error = runs.again(comparison)
     if error is None:
         comparison.end()
+    elif comparison.difference is not None:
+        error = None  # a consequence
     is_same = comparison.difference is None and error is None
     return {
         "verified": is_same,
         "divergence": None if is_same else culprit(comparison, error, runs, unrestorable, guard),
-        "ops_count": len(first) if is_same else comparison.recorder.count,
+        "ops_count": len(first) if comparison.difference is None else comparison.difference.place + 1,
         "potential": repetitions.found(),
     }
