@@ -20,7 +20,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Judge"]
 
-_SHARPEST = ("numpy_random", "unseeded_generator", "python_random", "os_entropy", "wall_clock", "hash_order", "state_leak", "outside_data")
+_SHARPEST = (
+    "worker_seed",
+    "numpy_random",
+    "unseeded_generator",
+    "python_random",
+    "os_entropy",
+    "wall_clock",
+    "hash_order",
+    "state_leak",
+    "outside_data",
+)
 """Where a line asked several: a generator that seeds itself asks the system, too, and a file is read by `next`."""
 
 

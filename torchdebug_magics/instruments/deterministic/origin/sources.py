@@ -12,6 +12,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from torchdebug_magics.probing.where import frames_above, is_user_code, owner
 
@@ -56,7 +57,10 @@ def asked_in_c(function: Any, frame: FrameType) -> tuple[str, str]:  # noqa: PLR
     return "", ""
 
 
-_CODES: dict[CodeType, tuple[str, str]] = {torch.seed.__code__: ("torch.seed", "unseeded_generator")}
+_CODES: dict[CodeType, tuple[str, str]] = {
+    torch.seed.__code__: ("torch.seed", "unseeded_generator"),
+    _MultiProcessingDataLoaderIter.__init__.__code__: ("DataLoader", "worker_seed"),
+}
 _BY_NAME = {
     ("subprocess", "run"): ("subprocess.run", "outside_data"),
     ("subprocess", "check_output"): ("subprocess.check_output", "outside_data"),

@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.deterministic.origin.look import Look
 from torchdebug_magics.instruments.deterministic.origin.names import Namespace
 from torchdebug_magics.instruments.deterministic.origin.recording import Activation, Call, Run, Source, Step
 from torchdebug_magics.instruments.deterministic.origin.sources import FILE_WRITES, asked_in_c, asked_in_python, called_from, unseeded
-from torchdebug_magics.probing.where import frames_above, is_user_code
+from torchdebug_magics.probing.where import frames_above, is_user_code, owner
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.origin.files import Files
@@ -214,7 +214,7 @@ class Tracer:
         if function is not None and function.__name__ in FILE_WRITES:
             self._files.wrote(function.__self__)
         name, cause = asked_in_python(frame) if function is None else asked_in_c(function, frame)
-        if not name:
+        if not name or owner(frame.f_code.co_filename) == "own":  # what we ask for ourselves, inside an op
             return
         user = next((one for one in frames_above(frame) if id(one) in self._calls), None)
         step = self._current(user)
