@@ -82,9 +82,11 @@ def asked_in_python(frame: FrameType) -> tuple[str, str]:
         caller = frame.f_back
         is_new = caller is not None and caller.f_code is random.Random.__init__.__code__
         return ("random.Random" if is_new else "random.seed"), "python_random"
+    if code in _CODES:
+        return _CODES[code]
     if code.co_name in _PYTHON_NAMES:
         return _BY_NAME.get((frame.f_globals.get("__name__", ""), code.co_name), ("", ""))
-    return _CODES.get(code, ("", ""))
+    return "", ""
 
 
 def called_from(frame: FrameType, user: FrameType, name: str) -> tuple[str, int]:
