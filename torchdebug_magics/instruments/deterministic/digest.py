@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -19,6 +20,8 @@ _MASK = (1 << 64) - 1
 _FACTOR = 0x100000001B3
 _CHUNK_COUNT = 1 << 22
 """Elements of a GPU tensor that are hashed at once: each takes eight bytes meanwhile, several times over."""
+_LARGE_BYTES = 1 << 15
+_WIDTH = 1024
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -44,11 +47,9 @@ def of_plain(value: Any) -> int:
     if kind is float or kind is complex:
         return zlib.crc32(struct.pack("d", value) if kind is float else struct.pack("dd", value.real, value.imag))
     if kind is int or kind is bool:
-        return int(value) & _MASK
+        return (int(value) * _FACTOR + (kind is bool)) & _MASK
     if kind is str:
         return zlib.crc32(value.encode(errors="replace"))
-    if value is None:
-        return 1
     if kind in {list, tuple}:
         digest = EMPTY
         for one in value:
@@ -87,7 +88,18 @@ def _in_memory(tensor: torch.Tensor) -> int:
     if not (tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))):  # noqa: PLR2004 - images
         tensor = tensor.contiguous()
     size_bytes = tensor.nbytes
-    return zlib.crc32((ctypes.c_char * size_bytes).from_address(tensor.data_ptr())) if size_bytes else 0
+    if not size_bytes:
+        return 0
+    buffer = (ctypes.c_char * size_bytes).from_address(tensor.data_ptr())
+    return zlib.crc32(buffer) if size_bytes < _LARGE_BYTES else _by_sums(buffer, size_bytes)
+
+
+def _by_sums(buffer: Any, size_bytes: int) -> int:
+    """Several times faster: the bits as whole numbers in a table, summed by row and by column, so that what is moved is seen."""
+    rows = size_bytes // (8 * _WIDTH)
+    table = np.frombuffer(buffer, dtype=np.uint64, count=rows * _WIDTH).reshape(rows, _WIDTH)
+    digest = zlib.crc32(memoryview(buffer)[rows * 8 * _WIDTH :])
+    return zlib.crc32(np.add.reduce(table, 1), zlib.crc32(np.add.reduce(table, 0), digest))
 
 
 def _on_device(tensor: torch.Tensor) -> int:
