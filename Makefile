@@ -38,7 +38,7 @@ lab: $(READY)
 
 ## make test      everything: unit, kernel on both stacks, notebooks, browser (TESTS=tests/unit for a part)
 test: $(READY) $(COLAB_READY) browser
-	$(PY) -m pytest --no-skips --numprocesses 2 --dist loadgroup --session-timeout 3000 $(TESTS)
+	$(PY) -m pytest --no-skips --numprocesses 2 --session-timeout 3000 $(TESTS)
 
 ## make check     ruff, mypy, import-linter
 check: $(READY)

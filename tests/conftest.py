@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import doors, leaks
+from tests.dealing import Dealing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from IPython.core.interactiveshell import InteractiveShell
+    from xdist.remote import Producer
 
 pytest.register_assert_rewrite("tests.unit.instruments.shapes.planted")
 
 MAY_BE_SKIPPED = "gpu"
-CORPUS_PARTS = 4
 ROOT = Path(__file__).parent.parent
 
 
@@ -36,13 +39,10 @@ def pytest_configure() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several workers, each takes whole files, whose tests share a kernel; the corpus, the longest by far, is dealt out in parts."""
-    for number, item in enumerate(items):
-        file = item.nodeid.partition("::")[0]
-        part = number % CORPUS_PARTS if file.endswith("test_cases.py") else 0
-        item.add_marker(pytest.mark.xdist_group(f"{file}-{part}"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Dealing:
+    config.option.loadscopereorder = False  # by the number of tests, which says little of how long they take
+    return Dealing(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -77,6 +77,22 @@ def pytest_pyfunc_call() -> Iterator[object]:
     if left := leaks.differences(before, leaks.warning_filters()):
         pytest.fail("\n".join(left), pytrace=False)
     return result
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_to_search() -> None:
+    """What was there before is passed by: else each collection, and each look for live models, reads a million objects of imports."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def no_other_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules of other folders of tests are none of the user's: a walk over all holders would go through their globals."""
+    tests = str(ROOT / "tests")
+    for name, file in [(name, vars(module).get("__file__") or "") for name, module in sys.modules.items()]:
+        if file.startswith(tests) and Path(file).parent not in {ROOT / "tests", request.path.parent}:
+            monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.fixture(autouse=True)

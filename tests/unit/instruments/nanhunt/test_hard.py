@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -23,14 +22,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 X = torch.ones(3, 2)
-
-
-@pytest.fixture(autouse=True)
-def little_to_search() -> Iterator[None]:
-    """The search for live modules passes by what was there before the test: a session asks the collector for every object."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

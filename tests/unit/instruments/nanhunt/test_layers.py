@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -11,18 +10,7 @@ from torch import nn
 
 from torchdebug_magics import nanhunt
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 nan, inf = math.nan, math.inf
-
-
-@pytest.fixture(autouse=True)
-def little_to_search() -> Iterator[None]:
-    """The search for live modules passes by what was there before the test: a session asks the collector for every object."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 class Fixed(nn.Module):

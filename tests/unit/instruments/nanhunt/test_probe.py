@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import math
 import random
@@ -26,14 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.doors import Observe
-
-
-@pytest.fixture(autouse=True)
-def little_to_search() -> Iterator[None]:
-    """The search for live modules passes by what was there before the test: a session asks the collector for every object."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 SETUP = """\

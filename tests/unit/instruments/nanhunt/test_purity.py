@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,19 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.nan_cases.door import same
 from torchdebug_magics import nanhunt
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 pytestmark = pytest.mark.filterwarnings("ignore")
 STEPS = 5
-
-
-@pytest.fixture(autouse=True)
-def little_to_search() -> Iterator[None]:
-    """The search for live modules passes by what was there before the test: a session asks the collector for every object."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 class Noise(nn.Module):

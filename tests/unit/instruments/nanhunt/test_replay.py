@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import itertools
 import logging
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -20,18 +19,7 @@ from torch import nn
 from torchdebug_magics import NonFiniteError, nanhunt
 from torchdebug_magics.instruments.nanhunt.attempt import same_bits
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 nan, inf = float("nan"), float("inf")
-
-
-@pytest.fixture(autouse=True)
-def little_to_search() -> Iterator[None]:
-    """The search for live modules passes by what was there before the test: a session asks the collector for every object."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 import math
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -13,18 +13,7 @@ from torchdebug_magics import nanhunt
 from torchdebug_magics.instruments.nanhunt import sentinel
 from torchdebug_magics.instruments.nanhunt.sentinel import Leaves, leaves_of, survey
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 nan, inf = math.nan, math.inf
-
-
-@pytest.fixture(autouse=True)
-def little_to_search() -> Iterator[None]:
-    """The search for live modules passes by what was there before the test: a session asks the collector for every object."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def t(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:

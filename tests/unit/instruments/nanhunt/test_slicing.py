@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,16 +12,8 @@ from tests.doors import FunctionDoor, Observed
 from torchdebug_magics import NonFiniteError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
-
-
-@pytest.fixture(autouse=True)
-def little_to_search() -> Iterator[None]:
-    """The search for live modules passes by what was there before the test: a session asks the collector for every object."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 SETUP = """\
