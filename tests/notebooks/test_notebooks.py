@@ -82,7 +82,7 @@ SENTENCES = {
         r"the graph grows by \d+ nodes each iteration · kept by `total` · fix: add a number to it, `total \+= loss\.item\(\)`",
         r"grows by [\d.]+ KiB each iteration \(6 so far\) · .* kept by `seen\[0\]`",
         r"grows by [\d.]+ KiB each iteration \(6 so far\) · .*`cache\[key\] = .* kept by `cache\[0\]` · fix: bound the cache",
-        r"grows by [\d.]+ (K|M)iB each iteration \(5 · .* kept by `state\.grad_fn.* fix: detach it: `state = state\.detach\(\)`",
+        r"grows by [\d.]+ (K|M)iB each iteration \(5 so far\) · .* kept by `state\.grad_fn.* fix: detach it, `state = state\.detach\(\)`",
         r"each run of this cell leaves 4\.0 MiB more · .* kept by `kept`",
         r"only by the collector 6\.0 MiB: Batch\.me",
         r"at the marks: 1 before the forward [\d.]+ MiB, 2 before the backward [\d.]+ MiB, 3 after the backward",
