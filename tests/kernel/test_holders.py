@@ -96,5 +96,5 @@ def test_an_error_holds_the_locals_of_the_call_that_failed(bare: Kernel) -> None
 
 
 def test_histories_are_counted_by_the_names_of_variables(bare: Kernel) -> None:
-    grow = "total = {start} + (torch.ones(2, requires_grad=True) * 2).sum()\nprint(count_graph_nodes().get('total'))"
+    grow = "total = {start} + (torch.ones(2, requires_grad=True) * 2).sum()\nprint(count_graph_nodes().nodes.get('total'))"
     assert [bare.run(grow.format(start=start)).stdout.strip() for start in ("0", "total", "total")] == ["4", "8", "12"]

@@ -15,6 +15,7 @@ __all__ = ["Owner", "bytes_of", "owner_of", "storages"]
 Owner = Literal["torch", "borrowed", "file"]
 """Whose memory a storage is: torch's own, another library's (``from_numpy``), or a mapped file's."""
 
+_SHARED = ("/dev/shm/", "/memfd:")  # noqa: S108 - how the system names memory that processes share: no file stands behind it
 _COMPRESSED_ROWS = frozenset({torch.sparse_csr, torch.sparse_bsr})
 _COMPRESSED_COLUMNS = frozenset({torch.sparse_csc, torch.sparse_bsc})
 
@@ -54,16 +55,21 @@ def _parts(tensor: Any) -> tuple[torch.Tensor, ...]:
 
 def _own(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
     try:
-        yield tensor.untyped_storage()
+        storage = tensor.untyped_storage()
+        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            storage.data_ptr()  # refused for a wrapper, whose storage has a size and no memory
     except (NotImplementedError, RuntimeError, ValueError):  # opaque ones (mkldnn, lazy parameters) have none to be seen
         return
+    yield storage
 
 
 def owner_of(storage: torch.UntypedStorage) -> Owner:
     """Whose memory it is. What torch cannot resize was lent to it."""
-    if storage.device.type != "cpu" or storage.resizable() or storage.is_shared():
+    if storage.device.type != "cpu" or storage.resizable():
         return "torch"
-    return "file" if _is_mapped(storage.data_ptr()) else "borrowed"
+    if _is_mapped(storage.data_ptr()):
+        return "file"
+    return "torch" if storage.is_shared() else "borrowed"
 
 
 def _is_mapped(address: int) -> bool:
@@ -74,7 +80,7 @@ def _is_mapped(address: int) -> bool:
                 span, *_, name = line.split(maxsplit=5) if line.count(" ") > 4 else (line.split()[0], "")  # noqa: PLR2004 - the fields before the name
                 first, _, last = span.partition("-")
                 if int(first, 16) <= address < int(last, 16):
-                    return name.startswith("/")
+                    return name.startswith("/") and not name.startswith(_SHARED)
     except OSError:
         return False
     return False

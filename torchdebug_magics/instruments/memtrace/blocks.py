@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -107,7 +108,6 @@ class Ledger:
     peak_span: Span | None = None
     peak_place: Place | None = None
     peak_op: str = ""
-    clock: int = 0
     first_event: int = 0
     """The clock when the watch began."""
     events: list[Block] = field(default_factory=list)
@@ -119,16 +119,33 @@ class Ledger:
     sites: Sites = field(default_factory=Sites)
     op: str = ""
     """The op that runs."""
-    is_closed: bool = False
     counted_from: int = 0
     """The clock when for the first time a step was only counted."""
     counted_until: int = sys.maxsize
     """The clock at the end, before what was made in such steps is looked for."""
     _since_peak: list[Block] = field(default_factory=list)
+    _clock: int = 0
+    _dead: deque[_Ref] = field(default_factory=deque)
+    """Of storages that died since the last look. No code of ours runs when one dies: an interrupt that came in it would be swallowed."""
     _most_events: int = _MOST_EVENTS
+
+    @property
+    def clock(self) -> int:
+        """Births and deaths until now."""
+        self.settle()
+        return self._clock
+
+    def settle(self) -> None:
+        """Book the deaths since the last look; what follows, a birth or another phase, comes after them."""
+        while self._dead:
+            ref = self._dead.popleft()
+            if self.live.get(ref.key) is ref.block:
+                self._bury(ref.key, ref.block)
 
     def known(self, storage: torch.UntypedStorage) -> Block | None:
         """The block of a storage; one whose size has changed dies, and its remainder is born anew, by the hand that made it."""
+        if self._dead:
+            self.settle()
         block = self.live.get(storage._cdata)
         if block is None or block.bytes == (size_bytes := storage.nbytes()):
             return block
@@ -139,40 +156,43 @@ class Ledger:
 
     def add(self, storage: torch.UntypedStorage, block: Block) -> Block:
         """A storage is born."""
-        ref = _Ref(storage, self._died)
+        self.settle()
+        ref = _Ref(storage, self._dead.append)
         ref.block, ref.key, block.ref = block, storage._cdata, ref
         self.live[ref.key] = block
-        self.clock += 1
-        block.born = self.clock
+        self._clock += 1
+        block.born = self._clock
         self.events.append(block)
         self._book(block.device).add(block.bytes)
         if self.total.add(block.bytes):
-            self.peak_at, self.peak_span, self.peak_place, self.peak_op = self.clock, self.span, block.place, self.op
+            self.peak_at, self.peak_span, self.peak_place, self.peak_op = self._clock, self.span, block.place, self.op
             if self._since_peak:
                 self._since_peak.clear()
         return block
 
     def begin(self) -> None:
         """All that is alive now was there before."""
+        self.settle()
         for book in (self.total, *self.devices.values()):
             book.start_bytes = book.peak_bytes = book.now_bytes
         self.old = list(self.live.values())
         for block in self.old:
             block.is_old = True
         self.events.clear()
-        self.first_event = self.peak_at = self.clock
+        self.first_event = self.peak_at = self._clock
         self.peak_span, self.peak_place, self.peak_op = self.span, None, ""
 
     def at_peak(self) -> list[Block]:
         """What was alive when there was most."""
+        self.settle()
         alive = [block for block in self.live.values() if block.born <= self.peak_at]
         return alive + self._since_peak
 
     def close(self) -> None:
         """Follow nothing any more: the references are dropped, with what they would call."""
-        self.is_closed = True
         for block in [*self.live.values(), *self.gone]:
             block.ref = None
+        self._dead.clear()
 
     def _book(self, device: str) -> Book:
         book = self.devices.get(device)
@@ -180,14 +200,10 @@ class Ledger:
             book = self.devices[device] = Book()
         return book
 
-    def _died(self, ref: _Ref) -> None:
-        if not self.is_closed and self.live.get(ref.key) is ref.block:
-            self._bury(ref.key, ref.block)
-
     def _bury(self, key: int, block: Block) -> None:
         del self.live[key]
-        self.clock += 1
-        block.died, block.ref = self.clock, None
+        self._clock += 1
+        block.died, block.ref = self._clock, None
         block.outlived = block.span is not self.span
         self.events.append(block)
         self.total.now_bytes -= block.bytes
@@ -210,6 +226,6 @@ class Ledger:
 
     def _forget(self) -> None:
         """Of the older half, leave out what was born and died in it, and was not alive at the peak."""
-        middle = self.clock - len(self.events) // 2
+        middle = self._clock - len(self.events) // 2
         self.events[:] = [one for one in self.events if not one.died or one.died > middle or one.born <= self.peak_at < one.died]
         self._most_events = max(_MOST_EVENTS, 2 * len(self.events))

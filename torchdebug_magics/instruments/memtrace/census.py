@@ -73,6 +73,7 @@ def saved_tensors(roots: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 def mark(ledger: Ledger, tensors: Iterable[torch.Tensor | None], role: str) -> None:
     """Say what the blocks of these tensors are."""
+    ledger.settle()
     for tensor in tensors:
         if tensor is not None:
             for storage in _of(tensor):

@@ -29,13 +29,18 @@ _MADE_ONCE = re.compile(r"\.state\[\.\.\.\]\['(exp_avg|exp_avg_sq|step|momentum_
 
 
 def rate_bytes(loop: Loop | None) -> int:
-    """By how much the heap grows in each step; 0 where it does not, or only at times. The first step makes gradients and states."""
+    """By how much the heap grows in each step; 0 where it does not, only at times, or only until a cache is filled.
+
+    The first step makes gradients and states.
+    """
     grown = loop.heap_growth()[1:] if loop is not None else []
     if len(grown) < _FEWEST:
         return 0
     usual = median(grown)
     steady = sum(1 for one in grown if one >= usual / 2) >= _MOST_PART * len(grown)
-    return round(usual) if usual >= _LEAST_BYTES and steady and sum(grown) >= _HALF * usual * len(grown) else 0
+    early_bytes, late_bytes = sum(grown[: len(grown) // 2]), sum(grown[len(grown) // 2 :])
+    goes_on = late_bytes >= _HALF * early_bytes and early_bytes + late_bytes >= _HALF * usual * len(grown)
+    return round(usual) if usual >= _LEAST_BYTES and steady and goes_on else 0
 
 
 def fastest(loops: Iterable[Loop]) -> Loop | None:

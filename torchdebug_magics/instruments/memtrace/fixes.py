@@ -11,6 +11,7 @@ _LOCAL = re.compile(r".*\(\) local '([^']*)'(?: in thread '[^']*')?")
 _INSIDE = re.compile(r".*\.<(closure|default) (\w+)>")
 _PLACE = re.compile(r"\[-?\d+\]|\[\.\.\.\]|\{\.\.\.\}|\.grad_fn| -> |\.<")
 """Where in a path the collection ends, and one of the many things in it begins."""
+_FUNCTION_CACHE = ".<cache>"
 _KNOWN = (
     (("_hooks",), "keep the handle that registering the hook returns, and call its `.remove()`; or let the hook store only what is needed"),
     (("Out[",), "end the line with `;`, or free it with `%memclean --free out`"),
@@ -49,14 +50,18 @@ def fix(path: str, *, keeps_graph: bool, swells: bool, trains: bool) -> str:
     if inside is not None and inside[1] == "default":
         return f"a default value is made once and shared by all calls: write `{kept}=None`, and make it in the function"
     if "cache" in path.lower():
-        return f"bound the cache, or clear it: `{_up_to_cache(path)}`"
+        return _of_cache(path, kept)
+    if not _is_in_collection(path):
+        kept = root(path)  # many objects, each with one: the modules of a model, or a chain of records
     return f"keep in `{kept}` only what is needed, as a number or a mean; or bound it, as `deque(maxlen=100)` does"
 
 
 def graph_fix(path: str, *, is_collection: bool) -> str:
     """What to write where the graph itself grows; `is_collection`: whether `path` is a list or the like, of tensors with a graph."""
     kept = collection(path)
-    return f"keep numbers in `{kept}`: `.item()`" if is_collection else f"add a number to it: `{kept} += loss.item()`"
+    if is_collection:
+        return f"keep no graph in `{kept}`: put `.item()` (a number) or `.detach()` (a tensor) into it"
+    return f"add a number to it, `{kept} += loss.item()`, or cut its graph off: `{kept} = {kept}.detach()`"
 
 
 def _swelling(kept: str, *, keeps_graph: bool) -> str:
@@ -76,6 +81,12 @@ def _of_graph(path: str, kept: str, *, trains: bool) -> str:
 def _is_in_collection(path: str) -> bool:
     found = _PLACE.search(_LOCAL.sub(r"\1", path, count=1))
     return found is not None and found[0][0] in "[{"
+
+
+def _of_cache(path: str, kept: str) -> str:
+    if _FUNCTION_CACHE in path:
+        return f"bound the cache of `{kept}`, as `@lru_cache(maxsize=100)` does, or empty it: `{kept}.cache_clear()`"
+    return f"bound the cache, or clear it: `{_up_to_cache(path)}`"
 
 
 def _up_to_cache(path: str) -> str:

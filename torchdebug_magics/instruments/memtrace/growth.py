@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.census import ACTIVATION
+from torchdebug_magics.instruments.memtrace.ended import goes_on, is_complete, is_window, was_let_go
 from torchdebug_magics.instruments.memtrace.sites import category
 
 if TYPE_CHECKING:
@@ -39,23 +40,29 @@ class Leak:
     """The earliest first."""
 
 
-def leaking(blocks: Iterable[Block], steps: Steps) -> list[Leak]:
+def leaking(blocks: Iterable[Block], steps: Steps, *, is_over: bool = False) -> list[Leak]:
     """What lines keep of each iteration, and tensors that swell; the most bytes first. `blocks` may be gone by now.
 
     A line's first iteration does not count, as in it gradients and states are made, and not its last one, whose results still have their
-    names.
+    names. `is_over`: `blocks` hold all that is there, also what was made in steps that were only counted.
     """
     by_source: dict[tuple[Place, Hashable], list[Block]] = defaultdict(list)
     chains: dict[int, Block] = {}
+    unseen_bytes = 0
     for block in blocks:
-        if block.is_old or block.place is None:
+        if block.is_old:
             continue
-        if block.chain is None:
+        if block.place is None:
+            unseen_bytes += 0 if block.died else block.bytes
+        elif block.chain is None:
             by_source[block.place, block.source].append(block)
         elif id(block.chain) not in chains or chains[id(block.chain)].born < block.born:
             chains[id(block.chain)] = block
     found = [leak for (place, source), made in by_source.items() if (leak := _kept(place, source, made, steps)) is not None]
-    found += [leak for block in chains.values() if (leak := _swelling(block, steps)) is not None]
+    if is_over:
+        found = [leak for leak in found if is_complete(leak, unseen_bytes)]
+    swollen = [leak for block in chains.values() if (leak := _swelling(block, steps)) is not None]
+    found += [leak for leak in swollen if not was_let_go(leak, chains.values())]
     return sorted(found, key=lambda leak: -leak.bytes_per_iteration)
 
 
@@ -65,12 +72,15 @@ def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Le
         return None
     end = steps.clock_of(ran[0], ran[-1])
     alive = [block for block in made if block.iteration and _is_there(block, end)]
-    inner = _inner(ran, {block.iteration for block in alive})
-    if not inner or _is_window(inner, made, steps, end):
+    kept = {block.iteration for block in alive}
+    inner = _inner(ran, kept)
+    if not inner or is_window([number for number in inner if number in kept], made, steps, end):
         return None
     first, last = inner[0], inner[-1]
     whole = any(not block.span.is_between for block in alive)
     loop = steps.of(first) if whole else steps.around(first, last, len(inner) - 1)
+    if loop is not None and not goes_on(kept, _looked_at(loop, min(kept), steps, whole=whole)):
+        return None
     times = sum(1 for _ in steps.seen(loop, first, last, whole=whole)) if loop is not None else 0
     counted = set(inner[:-1])
     size_bytes = sum(block.bytes for block in alive if block.iteration in counted)
@@ -84,6 +94,12 @@ def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Le
     )
 
 
+def _looked_at(loop: Loop, first: int, steps: Steps, *, whole: bool) -> Sequence[int]:
+    """The steps from `first` to the loop's end in which it would have been seen: between the calls, all of any loop."""
+    end = loop.numbers[-1] + 1
+    return list(steps.seen(loop, first, end, whole=True)) if whole else range(first, end)
+
+
 def _inner(ran: list[int], kept: set[int]) -> list[int]:
     """The iterations that count, in order, if what they made was kept; empty if it was not."""
     inner = ran[1:-1]
@@ -95,12 +111,6 @@ def _inner(ran: list[int], kept: set[int]) -> list[int]:
     return late if len(late) >= _FEWEST and kept.issuperset(late) else []
 
 
-def _is_window(inner: list[int], made: list[Block], steps: Steps, end: int) -> bool:
-    """Whether what was made before was kept as long, and then let go, as in a list with a limit, or one that is emptied at times."""
-    span = inner[-1] - inner[0]
-    return any(block.iteration and 0 < block.died <= end and steps.at(block.died) - block.iteration >= span for block in made)
-
-
 def _swelling(block: Block, steps: Steps) -> Leak | None:
     """A tensor that was joined with something again and again, as ``hist = torch.cat([hist, x])`` does."""
     chain = block.chain
@@ -108,8 +118,8 @@ def _swelling(block: Block, steps: Steps) -> Leak | None:
         return None
     first, last = chain.iterations[0], block.iteration
     loop = steps.around(first, last, len(chain.iterations) - 1)
-    goes_on = loop is not None and len(loop.between(last + 1, loop.numbers[-1] + 1)) <= 1
-    if loop is None or not goes_on or not _is_there(block, steps.clock_of(first, last)):
+    lasts = loop is not None and len(loop.between(last + 1, loop.numbers[-1] + 1)) <= 1
+    if loop is None or not lasts or not _is_there(block, steps.clock_of(first, last)):
         return None
     return Leak(
         bytes_per_iteration=round((block.bytes - chain.first_bytes) / max(1, len(loop.between(first + 1, last + 1)))),

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.census import ACTIVATION, OTHER, TEMPORARY
-from torchdebug_magics.instruments.memtrace.fixes import fix, root
+from torchdebug_magics.instruments.memtrace.fixes import collection, fix, root
 from torchdebug_magics.instruments.memtrace.report import Growth, Holder
 from torchdebug_magics.instruments.memtrace.sites import category
 from torchdebug_magics.probing.holders import find_holders
@@ -27,6 +27,9 @@ class Keepers:
     """Paths of blocks, found by one walk over the namespace, the running calls and the modules."""
 
     def __init__(self, blocks: Iterable[Block], extra_roots: Iterable[tuple[str, object]] = ()) -> None:
+        extra_roots = list(extra_roots)
+        self.has_error = bool(extra_roots)
+        """Whether an error may be what keeps them, as its traceback holds all that the calls held."""
         wanted = sorted(((block.ref.key, block) for block in blocks if block.ref is not None), key=lambda one: -one[1].bytes)[:_ASKED]
         found = find_holders([key for key, _ in wanted], extra_roots=extra_roots) if wanted else None
         self.is_whole = found is None or found.is_whole
@@ -34,8 +37,13 @@ class Keepers:
         self._paths = {id(block): paths[key] for key, block in wanted if key in paths}
 
     def path(self, blocks: Iterable[Block]) -> str:
-        """Of the first that has one."""
-        return next((self._paths[id(block)] for block in blocks if id(block) in self._paths), "")
+        """Of the variable that holds most of them: the path to the first one in it."""
+        found: dict[str, list[Block]] = defaultdict(list)
+        for block in blocks:
+            if id(block) in self._paths:
+                found[collection(self._paths[id(block)])].append(block)
+        most = max(found.values(), key=lambda held: sum(block.bytes for block in held), default=())
+        return next((self._paths[id(block)] for block in most), "")
 
     def of(self, block: Block) -> str:
         """Empty where no name leads to it."""

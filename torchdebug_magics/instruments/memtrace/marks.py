@@ -41,4 +41,5 @@ class MarkListener:
 
     def _set(self, mark: Mark) -> None:
         ledger = self._ledger
+        ledger.settle()
         self.marks.append(Marked(TraceMark(**vars(mark), torch_bytes=ledger.total.now_bytes, phase=ledger.span.phase), ledger.clock))

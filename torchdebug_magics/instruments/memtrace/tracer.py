@@ -166,6 +166,7 @@ class Tracer:
         if isinstance(error, (RuntimeError, MemoryError)) and (size_bytes := refused_bytes(error)) is not None:
             asked = self._guard.run("the look at a refused op", self._asked, in_backward=torch._C._current_graph_task_id() != -1)
             place, module, _ = asked or (None, "", "")
+            self.ledger.settle()
             alive = tuple(self.ledger.live.values())
             self.out_of_memory = OutOfMemory(id(error), size_bytes, str(func), module, place, self.ledger.span, self.iteration, alive)
 

@@ -14,6 +14,8 @@ __all__ = ["finding", "many"]
 
 _NODE_BYTES = 500
 """About what an autograd node takes."""
+_FAR_MORE = 10
+"""Times what is alive: then it is no step that is too large, but one tensor."""
 _WHEN: Mapping[Phase, str] = {
     "forward": " in the forward pass",
     "loss": " in the loss",
@@ -46,6 +48,8 @@ def _refused(oom: Oom) -> str:
     first = max(oom.by_category, key=lambda name: oom.by_category[name], default="")
     most = f", {byte_size(oom.by_category[first])} of them {many(first)}" if first else ""
     help_ = f" · helps most: {oom.best.what} (saves {byte_size(oom.best.saved_bytes)})" if oom.best is not None else ""
+    if oom.asked_bytes > _FAR_MORE * oom.live_bytes:
+        help_ = " · ask for less at once: nothing that is alive would make room for it"
     return f"out of memory: {asked} refused {_reason(oom)}{where} · {byte_size(oom.live_bytes)} were alive{most}{help_}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from torchdebug_magics.instruments.memtrace.fixes import collection, graph_fix
 from torchdebug_magics.instruments.memtrace.growth import LEAST_BYTES, leaking, repeated
 from torchdebug_magics.instruments.memtrace.keepers import Keepers, grown
 from torchdebug_magics.instruments.memtrace.report import GraphGrowth
-from torchdebug_magics.probing.holders import count_graph_nodes, find_holders
+from torchdebug_magics.probing.holders import Histories, count_graph_nodes, find_holders
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.blocks import Block, Ledger
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.growth import Leak
     from torchdebug_magics.instruments.memtrace.places import Place
     from torchdebug_magics.instruments.memtrace.report import Growth
-    from torchdebug_magics.instruments.memtrace.steps import Steps
+    from torchdebug_magics.instruments.memtrace.steps import Loop, Steps
 
 __all__ = ["GrowthWatch"]
 
@@ -56,7 +56,7 @@ class GrowthWatch:
         """Where no op is followed: what seemed to grow, while the loop ran."""
         self._paths: dict[Place, str] = {}
         """Who held what seemed to grow, while the loop ran."""
-        self._nodes: list[tuple[int, dict[str, int]]] = []
+        self._histories: list[tuple[int, Histories]] = []
         """(step, nodes of graphs by the variable that holds them)."""
         self._ended = 0
         """Events until the end of the cell."""
@@ -73,7 +73,7 @@ class GrowthWatch:
             self._paths.update((leak.place, keepers.path(leak.blocks)) for leak in leaks if keepers.path(leak.blocks))
         main = self._steps.main
         if main is not None and main.usual_bytes >= _LEAST_NODE_BYTES:
-            self._nodes.append((self._steps.count, count_graph_nodes(self._since)))
+            self._histories.append((self._steps.count, count_graph_nodes(self._since)))
 
     def ends(self) -> None:
         """The cell is over; what only the collector finds from here on, nobody kept."""
@@ -96,10 +96,9 @@ class GrowthWatch:
             named = [(leak, keepers.path(leak.blocks)) for leak in repeated(made)]
             named = [one for one in named if any(word in one[1].lower() for word in _IS_KEPT_BY_DESIGN)]
         else:
-            leaks = leaking(self._followed(made), self._steps)
-            # As the user knows it: after an error, its traceback holds all.
-            named = [(leak, self._paths.get(leak.place) or keepers.path(leak.blocks)) for leak in leaks]
-        graph = self._graph_growth([path for _, path in named])
+            leaks = [leak for leak in leaking(self._followed(made), self._steps, is_over=True) if not self._was_result(leak)]
+            named = [(leak, self._named(leak, keepers)) for leak in leaks]
+        graph = self._graph_growth()
         return self._growth(named, graph, peak_bytes), graph
 
     def _found_lightly(self, made: Sequence[Block], keepers: Keepers) -> tuple[Growth | None, GraphGrowth | None]:
@@ -107,8 +106,9 @@ class GrowthWatch:
         kept = None
         if loop is not None:
             pieces = ((block.bytes, keepers.of(block)) for block in made)
-            kept = kept_most(pieces, rate_bytes(loop) * loop.count) or self._kept
-        graph = self._graph_growth([] if kept is None else [kept[0]])
+            then = self._kept if self._kept is not None and self._counts_after_return(self._kept[0], loop) else None
+            kept = kept_most(pieces, rate_bytes(loop) * loop.count) or then
+        graph = self._graph_growth()
         return grown_by_counter(loop, kept, trains=self._steps.is_training(loop)), graph
 
     def _growth(self, named: Sequence[tuple[Leak, str]], graph: GraphGrowth | None, peak_bytes: int) -> Growth | None:
@@ -135,17 +135,29 @@ class GrowthWatch:
             others=tuple(sorted(others)),
         )
 
+    def _named(self, leak: Leak, keepers: Keepers) -> str:
+        """As the user knows it: after an error its traceback holds all, and the name of a running call is gone with the call."""
+        then, now = self._paths.get(leak.place, ""), keepers.path(leak.blocks)
+        return now or then if " local " in then and not keepers.has_error else then or now
+
+    def _counts_after_return(self, path: str, loop: Loop | None) -> bool:
+        """Whether what a call kept counts when it is gone: without a graph and without training it is a prediction, or a text."""
+        return "grad_fn" in path or self._steps.is_training(loop)
+
+    def _was_result(self, leak: Leak) -> bool:
+        return all(block.died for block in leak.blocks) and not (leak.keeps_graph or self._steps.is_training(leak.loop))
+
     def _followed(self, made: Sequence[Block]) -> Iterable[Block]:
         """With those that are gone by now: a function that held them may have returned, and how long they lived tells of windows."""
         known = {id(block): block for block in (*made, *self._ledger.events) if not block.is_old}
         return (block for block in known.values() if block.died <= self._ended)
 
-    def _graph_growth(self, paths: Collection[str]) -> GraphGrowth | None:
+    def _graph_growth(self) -> GraphGrowth | None:
         main = self._steps.main
         if main is None or main.count < _FEWEST:
             return None
-        self._nodes.append((self._steps.count + 1, count_graph_nodes(self._since)))
-        known = {path for _, nodes in self._nodes for path in nodes}
+        self._histories.append((self._steps.count + 1, count_graph_nodes(self._since)))
+        known = {path for _, histories in self._histories for path in histories.nodes}
         per_step, path = max(((self._nodes_per_step(path), path) for path in known), default=(0.0, ""))
         if not per_step:
             return None
@@ -153,13 +165,13 @@ class GrowthWatch:
             nodes_per_iteration=round(per_step * self._steps.count / main.count),
             iterations_count=main.count,
             holder=path,
-            fix=graph_fix(path, is_collection=self._is_light or any(other.startswith(f"{path}[") for other in paths)),
+            fix=graph_fix(path, is_collection=any(path in histories.collections for _, histories in self._histories)),
         )
 
     def _nodes_per_step(self, path: str) -> float:
         """0 where a graph does not grow from look to look: one step's own is always there, and some are cut off at times."""
         main = self._steps.main
-        looks = [(at, nodes.get(path, 0)) for at, nodes in self._nodes]
+        looks = [(at, histories.nodes.get(path, 0)) for at, histories in self._histories]
         if not looks[-1][1] and "() local " in path:
             looks.pop()  # the function has returned
         while looks and not looks[0][1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,14 +16,24 @@ from torchdebug_magics.probing.holders.roots import Rank, roots
 from torchdebug_magics.probing.holders.tensors import history_of, is_node, next_nodes
 from torchdebug_magics.probing.holders.walk import Walk, undisturbed
 
-__all__ = ["count_graph_nodes"]
+__all__ = ["Histories", "count_graph_nodes"]
 
 _STEPS = 3
 _MOST_OBJECTS, _MOST_NODES, _MOST_NAMES = 30_000, 200_000, 50
 
 
-def count_graph_nodes(since: int = 0) -> dict[str, int]:
-    """By the path of a variable, or of the collection in one, such as ``total`` or ``trainer.losses``: how many nodes lie behind it.
+@dataclass(frozen=True, kw_only=True)
+class Histories:
+    """How many nodes lie behind what variables hold."""
+
+    nodes: dict[str, int]
+    """By the path of a variable, or of the collection in one, such as ``total`` or ``trainer.losses``."""
+    collections: frozenset[str]
+    """Those of these paths that are a collection's."""
+
+
+def count_graph_nodes(since: int = 0) -> Histories:
+    """The histories of all that is named.
 
     Only nodes with a sequence number from `since` on are counted: what was made earlier leads to nothing later. A node that lies
     behind two of the paths counts for both; what is not reached within the budget is left out.
@@ -34,12 +45,15 @@ def count_graph_nodes(since: int = 0) -> dict[str, int]:
         for number, held in enumerate(walk.objects):
             if is_a(type(held), torch.Tensor) and (node := history_of(held)) is not None:
                 groups.setdefault(_collection(walk, number), []).append(node)
-        counts: dict[str, int] = {}
+        counts, collections = dict[str, int](), set[str]()
         ways, left = Paths(walk), _MOST_NODES
         for number, nodes in list(groups.items())[:_MOST_NAMES]:
-            counts[ways.to(number)] = found = _count(nodes, left, since)
+            path = ways.to(number)
+            counts[path] = found = _count(nodes, left, since)
             left -= found
-        return counts
+            if of_type(CONTAINERS, type(walk.objects[number])) is not None:
+                collections.add(path)
+        return Histories(nodes=counts, collections=frozenset(collections))
 
 
 def _collection(walk: Walk, number: int) -> int:

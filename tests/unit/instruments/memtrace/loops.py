@@ -306,12 +306,158 @@ with torch.no_grad():
 """,
 }
 
+CLEAN |= {
+    "a cache that is full after a third of the loop": """cache = {}
+for i, (a, b) in enumerate(batches(15)):
+    learn(a, b)
+    if i % 5 not in cache:
+        cache[i % 5] = torch.randn(64, 64)
+""",
+    "a cache whose keys come in any order": """cache, keys = {}, [0, 3, 1, 0, 4, 2, 3, 1, 0, 5, 2, 4, 1, 0, 3, 5, 2, 1, 4, 0, 3, 2, 5, 1]
+for key in keys:
+    learn(x, y)
+    if key not in cache:
+        cache[key] = torch.randn(64, 64)
+""",
+    "a data set that is read once": """class Read(torch.utils.data.Dataset):
+    def __init__(self):
+        self.rows = {}
+    def __len__(self):
+        return 64
+    def __getitem__(self, at):
+        if at not in self.rows:
+            self.rows[at] = (torch.randn(64), at % 10)
+        return self.rows[at]
+loader = torch.utils.data.DataLoader(Read(), 8)
+for epoch in range(4):
+    for a, b in loader:
+        learn(a, b)
+""",
+    "a cache inside the model, by length": """class Placed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.places = nn.Linear(64, 10), {}
+    def forward(self, a):
+        if len(a) not in self.places:
+            self.places[len(a)] = torch.randn(len(a), 64)
+        return self.inner(a + self.places[len(a)])
+model = Placed()
+for size in (8, 16, 24, 32, 40, 48) * 5:
+    F.cross_entropy(model(torch.randn(size, 64)), torch.randint(10, (size,))).backward()
+""",
+    "a cache of a function": """import functools
+@functools.lru_cache(maxsize=None)
+def table(size):
+    return torch.arange(size * 1000.0)
+for i in range(30):
+    learn(x, y)
+    table(i % 6 + 1).sum()
+""",
+    "the last six states": """import copy
+last = deque(maxlen=6)
+for a, b in batches():
+    learn(a, b)
+    last.append(copy.deepcopy(net.state_dict()))
+""",
+    "texts that are written one after another": """head = nn.Linear(512, 512)
+def write():
+    text = torch.zeros(1, 512)
+    with torch.no_grad():
+        for _ in range(9):
+            text = torch.cat([text, head(text[-1:])])
+    return text.mean()
+for _ in range(3):
+    write()
+""",
+    "a text that is written in a function": """head = nn.Linear(512, 512)
+def write():
+    text = torch.zeros(1, 512)
+    with torch.no_grad():
+        for _ in range(24):
+            text = torch.cat([text, head(text[-1:])])
+    return text.mean()
+write()
+""",
+    "predictions in a function": """wide = nn.Linear(64, 512)
+def predict():
+    found = []
+    with torch.no_grad():
+        for a, b in batches(20):
+            found.append(wide(a))
+    return torch.cat(found).argmax(1)
+predict()
+""",
+}
+
 KEPT = 32 * 128 * 4
 """One activation of the hidden layer."""
 OUT = 32 * 10 * 4
 ALL = KEPT * 8
 
 LEAKING: dict[str, Loop] = {
+    "only at times": (
+        f"""kept = []
+for i, (a, b) in enumerate(batches(32)):
+    learn(a, b)
+    if i % 4 == 0:
+        kept.append(torch.ones(64, 64))  {HERE}
+""",
+        Leak("kept[0]", 64 * 64, 64 * 64 * 2, "kept"),
+    ),
+    "a model of each run": (
+        f"""models = []
+for fold in range(6):
+    model = nn.Linear(64, 10)  {HERE}
+    for a, b in batches(4):
+        F.cross_entropy(model(a), b).backward()
+    models.append(model)
+""",
+        Leak("models[0]", 64 * 10, 64 * 10 * 4 + 40, "models"),
+    ),
+    "the larger of two at one line": (
+        f"few, many = [], []\nfor a, b in batches():\n    learn(a, b)\n    few.append(a[0] * 2); many.append(a * 2)  {HERE}",
+        Leak("many[0]", 32 * 64 * 4, 33 * 64 * 4, "many"),
+    ),
+    "callbacks of a trainer that has returned": (
+        f"""class Callback:
+    def __init__(self):
+        self.outs = {{}}
+class Trainer:
+    def __init__(self):
+        self.callbacks = [Callback()]
+    def fit(self):
+        for i, (a, b) in enumerate(batches()):
+            learn(a, b)
+            out = net(a).detach()  {HERE}
+            for callback in self.callbacks:
+                callback.outs[i] = out
+trainer = Trainer()
+trainer.fit()
+""",
+        Leak("trainer.callbacks[0].outs", OUT, OUT),
+    ),
+    "a cache of a function without a limit": (
+        f"""import functools
+@functools.lru_cache(maxsize=None)
+def table(at):
+    return torch.ones(64, 64)  {HERE}
+for i in range(12):
+    learn(x, y)
+    table(i)
+""",
+        Leak("table.<cache>", 64 * 64 * 4, 64 * 64 * 4, "`table.cache_clear()`"),
+    ),
+    "objects that hold each other": (
+        f"""class Row:
+    def __init__(self, value, before):
+        self.value, self.before = value, before
+row = None
+for a, b in batches():
+    learn(a, b)
+    row = Row(a * 2, row)  {HERE}
+""",
+        Leak("row.before", 32 * 64 * 4, 32 * 64 * 4, "keep in `row` only"),
+    ),
     "a list of losses, evaluation": (
         f"losses = []\nfor a, b in batches():\n    loss = F.cross_entropy(net(a), b)  {HERE}\n    losses.append(loss)",
         Leak("losses[0]", KEPT, ALL, "no_grad"),
@@ -787,6 +933,15 @@ GRAPHS: dict[str, tuple[str, Graph | None]] = {
     "an attribute": (
         "class Log:\n    total = 0\nlog = Log()\nfor a, b in batches(40):\n    log.total = log.total + learn(a, b)",
         Graph("log.total", "item()"),
+    ),
+    "a moving average that keeps its graph": (
+        """average = {name: one.detach().clone() for name, one in net.named_parameters()}
+for a, b in batches(40):
+    learn(a, b)
+    for name, one in net.named_parameters():
+        average[name] = 0.9 * average[name] + 0.1 * one
+""",
+        Graph("average", "put `.item()` (a number) or `.detach()` (a tensor) into it"),
     ),
 }
 

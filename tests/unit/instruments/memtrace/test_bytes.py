@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -273,11 +274,59 @@ def test_borrowed_and_mapped_memory_are_apart(tmp_path: Any) -> None:
         kept.append(torch.frombuffer(held, dtype=torch.uint8))
         kept.append(torch.load(tmp_path / "a.pt", mmap=True)["a"])
         kept.append(kept[0] + 1)
+        kept.append(torch.from_file(str(tmp_path / "raw"), shared=True, size=3000))
 
+    (tmp_path / "raw").write_bytes(bytes(12_000))
     report = traced(work)
     assert report.net_bytes == 4000
     assert report.borrowed_bytes == 4800
-    assert report.mapped_bytes >= 8000
+    assert report.mapped_bytes >= 8000 + 12_000
+
+
+def test_memory_that_processes_share_is_torchs() -> None:
+    kept = [torch.ones(1000)]
+    report = traced(lambda: kept.append(torch.zeros(500).share_memory_()))
+    assert (report.net_bytes, report.mapped_bytes) == (2000, 0)
+
+
+class Wrapper(torch.Tensor):
+    """As a user's own: it has a size, and its memory is another tensor's."""
+
+    inner: torch.Tensor
+
+    @classmethod
+    def of(cls, inner: torch.Tensor) -> Wrapper:
+        made: Wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [one.inner if isinstance(one, Wrapper) else one for one in args]
+        return cls.of(func(*plain, **(kwargs or {})))
+
+
+def test_a_wrapper_has_the_bytes_of_what_it_wraps() -> None:
+    kept: list[torch.Tensor] = []
+
+    def work() -> None:
+        kept.append(Wrapper.of(torch.ones(1000)))
+        kept.append(kept[0] + kept[0])
+
+    assert traced(work).net_bytes == 8000
+
+
+def test_no_code_of_ours_runs_when_a_tensor_dies() -> None:
+    # An interrupt that came in it would be swallowed, as every error in the callback of a weak reference is.
+    calls: list[str] = []
+    with torchdebug_magics.memtrace() as session:
+        kept = [torch.ones(1000) for _ in range(8)]
+        before = sys.getprofile()
+        sys.setprofile(lambda frame, event, _arg: calls.append(frame.f_code.co_name) if event == "call" else None)
+        kept.clear()
+        sys.setprofile(before)
+    assert calls == []
+    assert session.report.net_bytes == 0
 
 
 def test_a_storage_that_is_resized() -> None:

@@ -59,7 +59,7 @@ def overwrite(trainer: Trainer, loss: torch.Tensor, _: int) -> None:
 
 
 def counted(trainer: Trainer) -> dict[str, int]:
-    return {name: nodes for name, nodes in count_graph_nodes().items() if "trainer" in name and name.startswith("grown")}
+    return {name: nodes for name, nodes in count_graph_nodes().nodes.items() if "trainer" in name and name.startswith("grown")}
 
 
 def grown(keep: Callable[[Any, torch.Tensor, int], None]) -> list[dict[str, int]]:
@@ -98,7 +98,7 @@ def test_a_long_history_is_no_deep_recursion() -> None:
     for _ in range(20_000):
         total = total + 1
     name = f"{test_a_long_history_is_no_deep_recursion.__name__}() local 'total'"
-    assert count_graph_nodes()[name] == 20_001
+    assert count_graph_nodes().nodes[name] == 20_001
 
 
 def test_to_count_keeps_nothing() -> None:
@@ -114,6 +114,6 @@ def test_what_was_made_before_is_not_counted() -> None:
     before = (torch.ones(2, requires_grad=True) * 2).sum()
     since = torch.autograd._get_sequence_nr()
     after = before + (torch.ones(2, requires_grad=True) * 3).sum()
-    counts = {name: nodes for name, nodes in count_graph_nodes(since).items() if "made_before" in name}
+    counts = {name: nodes for name, nodes in count_graph_nodes(since).nodes.items() if "made_before" in name}
     assert {name.split("'")[1]: nodes for name, nodes in counts.items()} == {"before": 0, "after": 4}
     assert after.requires_grad

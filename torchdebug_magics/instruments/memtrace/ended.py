@@ -1,0 +1,48 @@
+"""What only seems to go on growing: a cache that is full by now, a list with a limit, a text that was written and let go."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.blocks import Block
+    from torchdebug_magics.instruments.memtrace.growth import Leak
+    from torchdebug_magics.instruments.memtrace.steps import Steps
+
+__all__ = ["goes_on", "is_complete", "is_window", "was_let_go"]
+
+
+def goes_on(kept: Collection[int], seen: Sequence[int]) -> bool:
+    """Whether it kept on until the loop was over, and did not end when a cache was filled.
+
+    The keys of a cache come in any order, so that it fills ever more slowly: it is asked whether the later half of the steps that were
+    seen brought less than half as much as the earlier one.
+    """
+    if not seen:
+        return True
+    middle = seen[len(seen) // 2]
+    early = sum(1 for number in kept if number < middle)
+    return 2 * (len(kept) - early) >= early
+
+
+def is_complete(leak: Leak, unseen_bytes: int) -> bool:
+    """Whether as much is there as it would have kept by now, counting all that was made unseen: else it came to an end unseen."""
+    wanted_bytes = leak.bytes_per_iteration * leak.iterations_count
+    there_bytes = sum(block.bytes for block in leak.blocks)
+    return any(block.died for block in leak.blocks) or 2 * (there_bytes + unseen_bytes) >= wanted_bytes
+
+
+def is_window(kept: list[int], made: list[Block], steps: Steps, end: int) -> bool:
+    """Whether what was made before was kept as long, and then let go, as in a list with a limit, or one that is emptied at times."""
+    span = kept[-1] - kept[0]
+    return any(block.iteration and 0 < block.died <= end and steps.at(block.died) - block.iteration >= span for block in made)
+
+
+def was_let_go(leak: Leak, latest: Iterable[Block]) -> bool:
+    """Whether another tensor at the same line swelled as far, and then went: one for each text that is written, or each episode."""
+    (whole,) = leak.blocks
+    return any(
+        other is not whole and other.died and other.place is whole.place and other.source == whole.source and 2 * other.bytes >= whole.bytes
+        for other in latest
+    )
