@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import nbformat
 import pytest
 
-from tests.notebooks.runs import FOLDER, NOTEBOOKS, code_cells, run, verdicts
+from tests.notebooks.runs import EXERCISES, answers, code_cells, run, solutions, verdicts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,20 +16,6 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 pytestmark = pytest.mark.kernel
-
-EXERCISES = {path.stem: path for path in NOTEBOOKS if path.parent == FOLDER / "exercises"}
-SOLUTION = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-def answers(document: NotebookNode) -> list[Any]:
-    """The cells that the learner writes."""
-    return [cell for _, cell in code_cells(document) if "answer" in cell.metadata.get("tags", ())]
-
-
-def solutions(document: NotebookNode) -> list[str]:
-    """The code of all that is behind ``<details>``, one piece for each answer."""
-    folded = [cell.source for cell in document.cells if cell.cell_type == "markdown" and cell.source.startswith("<details>")]
-    return [code.rstrip() for text in folded for code in SOLUTION.findall(text)]
-
 
 @pytest.fixture(params=EXERCISES)
 def exercise(request: pytest.FixtureRequest) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from typing import Any
 __all__ = ["Exercise", "UnsolvedError", "Verdict", "expect"]
 
 Judge = Callable[..., None]
+
+_LONGEST = 120
+"""Characters of an error of torch's; some of them go on for a paragraph."""
 
 
 class UnsolvedError(Exception):
@@ -81,7 +85,7 @@ def _missing(judge: Judge, names: Mapping[str, Any]) -> str:
     except UnsolvedError as unsolved:
         return str(unsolved)
     except Exception as error:  # noqa: BLE001 - the learner's own code may raise anything, and that is what to tell them
-        said = str(error).strip().partition("\n")[0].rstrip(".")
+        said = textwrap.shorten(str(error).partition("\n")[0], _LONGEST, placeholder=" and so on").rstrip(".")
         return f"your code was tried, and stopped with {type(error).__name__}{f': {said}' if said else ''}."
     return ""
 

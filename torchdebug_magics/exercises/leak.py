@@ -34,8 +34,8 @@ def looked(look: Callable[..., object], activity: list[Any]) -> None:
     """The hook keeps a number that is right."""
     output = torch.randn(4, 3, requires_grad=True) * 2
     kept = _added(activity, lambda: look(nn.Identity(), (), output))
-    expect(not isinstance(kept, Tensor), "`look` still puts a tensor into `activity`; a number is enough, and keeps nothing else alive.")
-    expect(abs(kept - output.mean().item()) < 1e-6, "what `look` puts into `activity` is not the mean of the output.")  # noqa: PLR2004
+    expect(not isinstance(kept, Tensor), "`look` still keeps a tensor at each call; a number is enough, and keeps nothing else alive.")
+    expect(abs(kept - output.mean().item()) < 1e-6, "the number that `look` keeps is not the mean of the output.")  # noqa: PLR2004
 
 
 @check.task
