@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import nbformat
 import pytest
@@ -13,9 +12,9 @@ from tests.notebooks.runs import EXERCISES, answers, code_cells, run, solutions,
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nbformat import NotebookNode
 
 pytestmark = pytest.mark.kernel
+
 
 @pytest.fixture(params=EXERCISES)
 def exercise(request: pytest.FixtureRequest) -> Path:

@@ -49,10 +49,24 @@ def document(request: pytest.FixtureRequest, kernels: None) -> NotebookNode:
 
 # What the cells of a notebook promise, in the order in which they say it.
 SENTENCES = {
+    "00_tour": (
+        r"`attend` expects 64 features, gets 32 from .* verified fix: `attend = nn\.Linear\(32, 1\)`",
+        r"Interrupted at .* grows by [\d.]+ MiB each iteration .* 'scores'\[0\].* fix: run the loop under `with torch\.no_grad\(\):`",
+        r"no growth",
+        r"nan, nan",
+        r"NaN born at step 23 · forward of _softmax .* row 5 .* a whole row is masked with -inf",
+        r"tensor\(\[(0, )+0\]\)",
+        r"No NaN and no infinity .* 17 optimizer steps checked",
+        r"Different every run: .* `rng` is made from `np\.random\.default_rng\(\)` without a seed",
+        r"Same numbers twice: [\d,]+ ops are bit-identical",
+        r"No NaN and no infinity",
+        r"^\[(\d\.\d+, )+\d\.\d+\]$",
+        r"10 backward passes checked",
+    ),
     "memtrace": (
         r"peak [\d.]+ MiB in the (forward|backward) pass · In\[\d+\] line \d+ \(activations [\d.]+ MiB, .*; no growth over 4 steps",
         r"checkpointed peaks \d+% lower than plain: activations [\d.]+ (K|M)iB instead of [\d.]+ MiB",
-        r"grows by [\d.]+ MiB each iteration \(6 so far\) · .* kept by `losses\[0\]\.grad_fn.* fix: run the loop under `with torch\.no_grad\(\):`",
+        r"grows by [\d.]+ MiB each iteration \(6 so far\) · .* kept by `losses\[0\]\.grad_fn.* fix: run .* under `with torch\.no_grad\(\):`",
         r"the graph grows by \d+ nodes each iteration · kept by `losses` · fix: keep numbers in `losses`: `\.item\(\)`",
         r"the graph grows by \d+ nodes each iteration · kept by `total` · fix: add a number to it: `total \+= loss\.item\(\)`",
         r"grows by [\d.]+ KiB each iteration \(6 so far\) · .* kept by `seen\[0\]`",
@@ -67,7 +81,7 @@ SENTENCES = {
         r"freed exception [\d.]+ MiB",
         r"mem_0\.pickle with \d+ events",
         r"the process held at most [\d.]+ MiB; .*no growth",
-    )
+    ),
 }
 
 

@@ -156,6 +156,21 @@ ATTEMPTS = {
         "def batches(seed):\n    torch.manual_seed(seed)\n    return list(torch.randperm(32).split(8))",
         "for all that follows",
     ),
+    "no report of a comparison": ("reproduce", 1, "report = 'numpy_random'\ncause = report", "`report` is not a report"),
+    "weights that nobody seeded": ("reproduce", 2, "train = lambda seed: torch.rand(3).tolist()", "two different runs"),
+    "one seed for all": ("reproduce", 2, "train = lambda seed: [1.0, 2.0]", "another seed"),
+    "the order of a set": (
+        "reproduce",
+        3,
+        "vocabulary = lambda words: {word: number for number, word in enumerate({*words})}",
+        "other numbers",
+    ),
+    "numbers with gaps": (
+        "reproduce",
+        3,
+        "vocabulary = lambda words: {word: number for number, word in enumerate(words)}",
+        "each different word",
+    ),
 }
 
 
