@@ -20,6 +20,7 @@ LAYOUT = {
     "__init__",
     "catalog",
     "errors",
+    "exercises",
     "format",
     "html",
     "instrument",
@@ -66,6 +67,14 @@ VIOLATIONS = {
         ("instruments/other/__init__.py", "import torch"),
         ("instruments/other/__init__.py", "from torchdebug_magics.instruments.other import probe"),
         ("__init__.py", "def late():\n    import torch"),
+    ],
+    "exercises-stand-alone": [
+        ("exercises/checking.py", "import IPython"),
+        ("exercises/nan.py", "import torchdebug_magics.probing.guard"),
+    ],
+    "exercises-are-leaves": [
+        ("__init__.py", "def late():\n    import torchdebug_magics.exercises.nan"),
+        ("jupyter/planted.py", "import torchdebug_magics.exercises"),
     ],
     "jupyter-without-torch": [
         ("jupyter/planted.py", "import torch"),

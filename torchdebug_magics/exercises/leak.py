@@ -1,0 +1,96 @@
+"""Find the leak: three of them, each hidden behind a larger one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import torchdebug_magics
+from torchdebug_magics.exercises.checking import Exercise, expect
+from torchdebug_magics.exercises.sealed import Sealed
+
+__all__ = ["check"]
+
+_LARGEST = Sealed("leak/largest", "2ddc168e4e007383793808fdd22f9113")
+_BATCHES = 4
+
+check = Exercise("All tasks are solved: this loop can run for a week now, and takes as much memory at its end as at its beginning.")
+
+
+@check.task
+def named(largest: str) -> None:
+    """The variable that grows most."""
+    expect(
+        _LARGEST.fits(largest),
+        f"`{largest}` is not the variable that keeps most; the first sentence of the report says what grows, and what it is kept by.",
+    )
+
+
+@check.task
+def looked(look: Callable[..., object], activity: list[Any]) -> None:
+    """The hook keeps a number that is right."""
+    output = torch.randn(4, 3, requires_grad=True) * 2
+    kept = _added(activity, lambda: look(nn.Identity(), (), output))
+    expect(not isinstance(kept, Tensor), "`look` still keeps a tensor at each call; a number is enough, and keeps nothing else alive.")
+    expect(abs(kept - output.mean().item()) < 1e-6, "the number that `look` keeps is not the mean of the output.")  # noqa: PLR2004
+
+
+@check.task
+def bounded(prepared: Callable[[int], Tensor], cache: MutableMapping[Any, Any]) -> None:
+    """Each batch is prepared once, and no step makes one of its own."""
+    before = dict(cache)
+    cache.clear()
+    try:
+        first = [prepared(number) for number in range(_BATCHES)]
+        later = [prepared(number) for number in range(_BATCHES, 10 * _BATCHES)]
+        size = len(cache)
+    finally:
+        cache.clear()
+        cache.update(before)
+    expect(
+        size <= _BATCHES,
+        f"after {10 * _BATCHES} steps `cache` holds {size} batches, and there are only {_BATCHES}; by what should it remember them?",
+    )
+    expect(
+        all(torch.equal(batch, first[number % _BATCHES]) for number, batch in enumerate(later)),
+        f"step {_BATCHES} should see the very batch of step 0 again, and so on.",
+    )
+    expect(not torch.equal(first[0], first[1]), "`prepared` gives the same batch for every step; there are four.")
+    expect(size > 0, "`cache` is not used any more, so that each batch is made again and again; keep it, and bound it.")
+
+
+@check.task
+def validated(validate: Callable[[int], list[Tensor]], model: nn.Module) -> None:
+    """Scores are what is wanted, and no graph."""
+    scores = validate(3)
+    expect(isinstance(scores, list) and len(scores) == 3, "`validate(3)` should still give a list of three scores.")  # noqa: PLR2004 - of three
+    expect(
+        not any(score.requires_grad for score in scores),
+        "every score still holds the graph that it was computed with; what tells torch that nothing here will be differentiated?",
+    )
+    expect(torch.is_grad_enabled(), "gradients are switched off for all that follows; switch them off for this loop alone.")
+    expect(all(parameter.requires_grad for parameter in model.parameters()), "the model cannot be trained any more; leave its parameters.")
+
+
+@check.task
+def repaired(train: Callable[[int], object]) -> None:
+    """Nothing grows, as %%memtrace sees it."""
+    train(_BATCHES)  # fills the cache, which is no leak
+    with torchdebug_magics.memtrace() as session:
+        train(8)
+    growth = session.report.growth or session.report.graph_growth
+    expect(growth is None, f"something still grows, kept by `{growth.holder if growth else ''}`; trace `train` once more.")
+
+
+def _added(kept: list[Any], act: Callable[[], object]) -> Any:
+    """The one thing that `act` puts into the list, which is as before afterwards."""
+    count = len(kept)
+    try:
+        act()
+        expect(len(kept) == count + 1, f"one thing should be put into the list at each call, and there were {len(kept) - count}.")
+        return kept[-1]
+    finally:
+        del kept[count:]

@@ -1,0 +1,66 @@
+"""Overfit a single batch as a smoke test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torchdebug_magics.exercises.checking import Exercise, expect
+from torchdebug_magics.exercises.sealed import Sealed
+
+__all__ = ["check"]
+
+_STEPS = 200
+_EVERY = 10
+_NEAR_ZERO = 0.05
+_WIRINGS = {
+    "a": "7f18a3458a01a94e3d7754f2e8a34e5c",
+    "b": "63d1fc93ee53c2f1660a1426b311cdaf",
+    "c": "95ea6ff80f630c68b973035a4c949261",
+    "d": "ba2ea65f71f0b133e4e2c583f4f8f555",
+    "e": "4bef138c86bf39f65a6b841c25c4a694",
+    "f": "c2ee17627f8bad50cc3339fd1422b6f8",
+    "g": "e30bc3189ca6aecff02ef53f3b13f18b",
+    "h": "b25550104167683e09224fe260889668",
+}
+
+check = Exercise("All tasks are solved: from now on, a model that cannot learn eight pictures by heart is not trained on a million.")
+
+
+@check.task
+def written(overfit: Callable[[Callable[[], float]], Sequence[float]]) -> None:
+    """The loop takes as many steps as it should, and notes the loss of every tenth."""
+    losses = [1.0 / (1 + number) for number in range(2 * _STEPS)]
+    remaining = iter(losses)
+    curve = overfit(lambda: next(remaining))
+    expect(curve is not None, "`overfit` gives nothing back yet; let it return a list of losses.")
+    taken = 2 * _STEPS - sum(1 for _ in remaining)
+    expect(taken == _STEPS, f"`overfit` called `step` {taken} times, and should call it {_STEPS} times.")
+    expect(
+        list(curve) == losses[:_STEPS:_EVERY],
+        f"`overfit` should note the loss of each {_EVERY}th step, beginning with the very first: {_STEPS // _EVERY} numbers.",
+    )
+
+
+@check.task
+def plotted(axes: Any, curve: Sequence[float]) -> None:
+    """A line through the logged losses, with words on both axes, of a training that came down to nearly nothing."""
+    expect(hasattr(axes, "lines"), "`axes` is not a picture; take what `plt.subplots()` gives as its second value.")
+    expect(len(axes.lines) > 0, "nothing is plotted in `axes` yet.")
+    drawn = [float(value) for value in axes.lines[0].get_ydata()]
+    expect(drawn == [float(value) for value in curve], "the line in `axes` does not show the numbers of `curve`.")
+    expect(curve[-1] < _NEAR_ZERO, f"`curve` ends at {curve[-1]:.2f}, and the healthy wiring comes down to nearly 0; is it that one?")
+    expect(axes.get_xlabel() and axes.get_ylabel(), "say in words what the two axes of the picture are: `set_xlabel`, `set_ylabel`.")
+
+
+@check.task
+def diagnosed(diagnosis: Mapping[str, str]) -> None:
+    """The cause of each of the eight."""
+    opened = [name for name in _WIRINGS if diagnosis.get(name, ...) is ...]
+    expect(not opened, f"there is no diagnosis for wiring {', '.join(opened)} yet; choose one of the causes for each.")
+    wrong = [name for name, digest in _WIRINGS.items() if not Sealed(f"overfit/{name}", digest).fits(diagnosis[name])]
+    expect(
+        not wrong,
+        f"{len(_WIRINGS) - len(wrong)} of {len(_WIRINGS)} are right; of the others, look again at wiring {', '.join(wrong[:1])}: "
+        "where does its curve begin, and where does it stop?",
+    )
