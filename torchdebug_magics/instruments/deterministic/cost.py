@@ -22,8 +22,8 @@ _LEAST_S = 1.0
 """In all, of each: a short body is run more often."""
 _MOST_ROUNDS = 15
 _FOR_GPUS = ("cudnn.", "cuda.", "sdpa.", "CUBLAS_")
-_FOR_OTHERS = ("PYTHONHASHSEED",)
-"""Of child processes, and of no use to time."""
+_FOR_OTHERS = ("PYTHONHASHSEED", "inductor.")
+"""Of child processes and of the compiler: no run that is repeated here knows them."""
 
 
 class _Clock:

@@ -69,15 +69,16 @@ class _Culprit:
         difference, earlier = self._comparison.difference, self._comparison.earlier
         assert difference is not None
         told = self._told(difference)
+        location = told.location or _location(difference)
         return Divergence(
             op=told.op or (difference.op.plan.name if difference.op is not None else ""),
             module=difference.module,
-            location=told.location or _location(difference),
+            location=location,
             occurrence=earlier.occurrence(difference.place) if difference.place < len(earlier) else 1,
             cause=told.cause,
             explanation=told.explanation,
             fix=told.fix,
-            other=told.other,
+            other=told.other if told.other != location else None,
             phase=difference.phase,
         )
 
@@ -129,7 +130,7 @@ class _Culprit:
             return leak
         origin = self._origin(place)
         if origin is not None:
-            return _Told(cause=origin.cause, explanation=origin.explanation, fix=origin.fix)
+            return _Told(cause=origin.cause, explanation=origin.explanation, fix=origin.fix, other=origin.location)
         return _Told(cause="outside_data", explanation=said)
 
     def _of_leak(self, said: str) -> _Told | None:

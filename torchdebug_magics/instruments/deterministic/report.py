@@ -54,7 +54,7 @@ class Divergence:
     fix: str
     """What to change; empty where nothing can be said."""
     other: Location | None = None
-    """Where the other run stood, if it went another way."""
+    """A second line that belongs to it: where the other run went, where the memory is read, or where the data comes from."""
     phase: str = "forward"
     """``"forward"`` or ``"backward"``."""
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["listed", "sentence", "standing"]
 
 _MOST_NAMED = 3
+_WORTH_SAYING = 1.05
+"""A smaller ratio may be the machine's."""
 
 
 def sentence(report: DeterministicReport) -> str:
@@ -93,5 +95,5 @@ def _slower(report: DeterministicReport) -> list[str]:
     if ratio is None:
         return []
     most = max(report.costs, key=lambda cost: cost.ratio, default=None)
-    by = f", most by {most.setting} ({most.ratio:.2f}x)" if most is not None and most.ratio > 1 else ""
+    by = f", most by {most.setting} ({most.ratio:.2f}x)" if most is not None and ratio > _WORTH_SAYING < most.ratio else ""
     return [f"the ritual takes {ratio:.2f}x the time{by}"]

@@ -32,6 +32,10 @@ _POTENTIAL: Mapping[str, Format] = {"op": "code", "line": "prose", "module": "co
 _WARNED: Mapping[str, Format] = {"op": "code", "line": "prose", "times": "count", "in its place": "prose"}
 
 
+_OTHER = {"control_flow": "the other run: ", "uninitialized_memory": "where it is read: "}
+"""What the second line of a divergence is, by cause."""
+
+
 def page(report: DeterministicReport | StatusReport) -> Page:
     """Of a cell, or of the state that everything is in."""
     if isinstance(report, StatusReport):
@@ -73,7 +77,7 @@ def _divergence(found: Divergence) -> Iterator[Block]:
     if advice:
         yield Facts(advice)
     yield from _code(found.location, "")
-    yield from _code(found.other, "the other run: ")
+    yield from _code(found.other, _OTHER.get(found.cause, "where it comes from: "))
     nth = f"call {found.occurrence:,} at this line, " if found.occurrence > 1 else ""
     rows = (
         ("op", f"`{found.op}`" if found.op else ""),

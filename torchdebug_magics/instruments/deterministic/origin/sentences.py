@@ -22,7 +22,7 @@ _WHY = {
 
 def sentence(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str, ...], *, is_old: bool, file: str) -> str:  # noqa: PLR0911 - a table of causes
     """For a line whose values differ."""
-    what = ", ".join(f"`{name}`" for name in names) or "The value made on this line"
+    what = ", ".join(f"`{name}`" for name in names) or "A value on this line"
     asked = ", ".join(f"`{source}()`" for source in sources)
     facts = step.statement.facts if step.statement is not None else {}
     iterated = [path for path in (step.statement.iterated if step.statement is not None else ()) if path in facts]
