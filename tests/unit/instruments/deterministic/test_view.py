@@ -87,7 +87,7 @@ def test_a_divergence_shows_both_lines_the_fix_and_why():
     found = Divergence(**{**vars(FOUND), "other": THERE, "phase": "backward"})
     text = plain.render(page(DeterministicReport(seed=42, divergence=found, settings=SETTINGS, too_late=("Too late.",))))
     for part in (
-        "the other run: In[4] line 9",
+        "where it comes from: In[4] line 9",
         "x = x * 2",
         "write `g.manual_seed(42)` first",
         "call 2 at this line, backward",
