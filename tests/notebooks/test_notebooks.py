@@ -72,7 +72,7 @@ SENTENCES = {
     "memtrace": (
         r"peak [\d.]+ MiB in the (forward|backward) pass · In\[\d+\] line \d+ \(activations [\d.]+ MiB, .*; no growth over 4 steps",
         r"checkpointed peaks \d+% lower than plain: activations [\d.]+ (K|M)iB instead of [\d.]+ MiB",
-        r"grows by [\d.]+ MiB each iteration \(6 so far\) · .* kept by `losses\[0\]\.grad_fn.* fix: run the loop under `with torch\.no_grad\(\):`",
+        r"grows by [\d.]+ MiB each iteration \(6 so far\) · .* kept by `losses\[0\]\.grad_fn.* fix: .* under `with torch\.no_grad\(\):`",
         r"the graph grows by \d+ nodes each iteration · kept by `losses` · fix: keep no graph in `losses`: put `\.item\(\)`",
         r"the graph grows by \d+ nodes each iteration · kept by `total` · fix: add a number to it, `total \+= loss\.item\(\)`",
         r"grows by [\d.]+ KiB each iteration \(6 so far\) · .* kept by `seen\[0\]`",
