@@ -47,8 +47,7 @@ def retaken(
             stack.enter_context(quiet())
             stack.enter_context(writes.listener())
             trace.attach(stack)
-            # Past the wrapper that calls the hooks of `step`, ours among them.
-            getattr(type(optimizer).step, "__wrapped__", type(optimizer).step)(double)
+            _without_hooks(type(optimizer).step)(double)
         births: list[Birth] = [birth for birth in walk(trace, [twin.detach()]) if birth.op is not None]
     except Exception:  # noqa: BLE001 - one that wants a closure, or keeps more than its state, cannot be run so: the op stays unknown
         return None
@@ -57,6 +56,13 @@ def retaken(
         objects.put_back(Guard())
         random.put_back()
     return Evidence(births[0], trace, context) if births else None
+
+
+def _without_hooks(step: Any) -> Any:
+    """Past the wrapper that calls the hooks of `step`, ours among them; the compiler may have put another around that."""
+    while getattr(step, "hooked", False):
+        step = step.__wrapped__
+    return step
 
 
 def _twin_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Any:

@@ -94,7 +94,7 @@ def test_a_divergence_shows_both_lines_the_fix_and_why():
         "unseeded generator",
     ):
         assert part in text
-    assert text.index("fix") < text.index("the other run") < text.index("cudnn.benchmark") < text.index("Too late.")
+    assert text.index("fix") < text.index("where it comes from") < text.index("cudnn.benchmark") < text.index("Too late.")
 
 
 def test_all_that_is_to_be_said_is_there_and_escaped():

@@ -183,6 +183,13 @@ def test_lbfgs_that_spoils_its_parameters_is_the_optimizers_fault() -> None:
     assert flat(state_of(model, closure.optimizer)) == flat(closure.starts[-1])
 
 
+def test_an_optimizer_that_the_compiler_has_wrapped_is_taken_apart_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.optim.LBFGS(make().parameters())
+    monkeypatch.setattr(torch.optim.LBFGS, "step", torch.compiler.disable(torch.optim.LBFGS.step))
+    assert torch.optim.LBFGS.step.hooked
+    test_lbfgs_that_spoils_its_parameters_is_the_optimizers_fault()
+
+
 def test_a_closure_of_another_optimizer_costs_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = []
     monkeypatch.setattr(undo, "Undo", lambda *_, **__: copies.append(1))
