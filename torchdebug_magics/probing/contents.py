@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -11,44 +10,54 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 __all__ = ["Contents", "memory_of"]
 
 
+class _Kept(NamedTuple):
+    """What a tensor held, and where: it may have been given another shape or other memory since."""
+
+    tensor: torch.Tensor
+    place: torch.Tensor
+    """The same memory in the shape of that time."""
+    copy: torch.Tensor
+    version: int
+
+
 class Contents:
     """What would be too much to copy beforehand (weights, running sums, data) costs memory only where it is written."""
 
     def __init__(self) -> None:
-        self._copies: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor, int]] = {}
+        self._kept: dict[tuple[Any, ...], _Kept] = {}
 
     def keep(self, tensor: torch.Tensor) -> None:
         """Copy it, unless that was done before."""
         key = memory_of(tensor), tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
-        if key not in self._copies:
-            self._copies[key] = tensor, tensor.detach().clone(), _version(tensor)
+        if key not in self._kept:
+            self._kept[key] = _kept(tensor, tensor.detach())
 
     def __len__(self) -> int:
-        return len(self._copies)
+        return len(self._kept)
 
     def tensors(self) -> list[torch.Tensor]:
         """Those that were kept."""
-        return [tensor for tensor, _, _ in self._copies.values()]
+        return [one.tensor for one in self._kept.values()]
 
     def put_back(self) -> None:
         """Undo the writes, the last one first: an earlier copy of the same memory is the older one."""
-        for tensor, copy, version in reversed(self._copies.values()):
-            _write(tensor, copy, version)
+        for one in reversed(self._kept.values()):
+            _write(one)
 
     def exchange(self) -> Contents:
         """Put everything back, and return what was there instead; in the memory of the copies, where none overlap."""
         now = Contents()
-        held = [key[0] for key in self._copies]
+        held = [key[0] for key in self._kept]
         if len(set(held)) < len(held):
-            for tensor, _, _ in self._copies.values():
-                now.keep(tensor)
+            now._kept = {key: _kept(one.tensor, one.place) for key, one in self._kept.items()}
             self.put_back()
         else:
-            for key, (tensor, copy, version) in self._copies.items():
-                present, present_version = tensor.detach().clone(), _version(tensor)
-                _write(tensor, copy, version)
-                now._copies[key] = tensor, copy.copy_(present), present_version
-        self._copies.clear()
+            for key, one in self._kept.items():
+                present = _kept(one.tensor, one.place)
+                _write(one)
+                with torch.inference_mode():  # the only way to write a copy that was made in it
+                    now._kept[key] = present._replace(copy=one.copy.copy_(present.copy))
+        self._kept.clear()
         return now
 
 
@@ -70,12 +79,13 @@ def memory_of(tensor: torch.Tensor) -> int:
     return address
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+def _kept(tensor: torch.Tensor, place: torch.Tensor) -> _Kept:
+    return _Kept(tensor, place, place.clone(), 0 if tensor.is_inference() else tensor._version)
 
 
-def _write(tensor: torch.Tensor, copy: torch.Tensor, version: int) -> None:
-    with torch.no_grad(), contextlib.suppress(RuntimeError):  # an inference tensor, outside its mode
-        tensor.data.copy_(copy)
-        # A graph of the user's that saved it finds it as it was.
+def _write(kept: _Kept) -> None:
+    tensor, place, copy, version = kept
+    with torch.inference_mode():  # one that was made in it is written in it alone; any other one can be, too
+        place.copy_(copy)
+    if not tensor.is_inference():  # a graph of the user's that saved it finds it as it was
         torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))

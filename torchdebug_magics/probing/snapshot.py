@@ -41,6 +41,7 @@ class Snapshot:
 
     def __init__(self, roots: Iterable[object], bound: Bound = _ALL) -> None:
         self._held = reachable(roots, ways_of, bound)
+        self._kinds = [type(value) for value, _ in self._held]
 
     def of_kind(self, kind: type[T]) -> list[T]:
         """What was met of a type."""
@@ -48,7 +49,9 @@ class Snapshot:
 
     def put_back(self, guard: Guard) -> None:
         """Make all of it as it was; what resists is left, and noted."""
-        for value, faces in self._held:
+        for kind, (value, faces) in zip(self._kinds, self._held, strict=True):
+            if type(value) is not kind:  # as a lazy layer becomes another one
+                guard.run(f"putting back a {kind.__name__}", object.__setattr__, value, "__class__", kind)
             write_back(value, faces, guard)
 
 

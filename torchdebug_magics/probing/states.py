@@ -93,6 +93,9 @@ _ITERATORS = tuple(map(type, (iter([]), iter(()), iter(range(0)), iter("a"), ite
 # --- tensors: hooks, and which memory a parameter stands for; numbers are kept where they are written ---------------------------
 
 
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer})
+
+
 def _hooks(tensor: torch.Tensor) -> list[Any]:
     with torch._C.DisableTorchFunctionSubclass():
         return [tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)]
@@ -100,8 +103,7 @@ def _hooks(tensor: torch.Tensor) -> list[Any]:
 
 def _read_tensor(tensor: torch.Tensor) -> list[Any]:
     with torch._C.DisableTorchFunctionSubclass():
-        has_memory = type(tensor) is torch.nn.Parameter and not tensor.is_meta and not is_traced(tensor.data)
-        memory = tensor.data if has_memory else None
+        memory = tensor.data if _has_memory(tensor) else None
     return [*_hooks(tensor), State([memory])]
 
 
@@ -110,8 +112,20 @@ def _write_tensor(tensor: torch.Tensor, parts: list[Any]) -> None:
         if before is None and now is not None:
             now.clear()
     memory = parts[-1][0]
-    if memory is not None and tensor.data_ptr() != memory.data_ptr():
-        tensor.data = memory
+    with torch._C.DisableTorchFunctionSubclass():
+        if memory is not None and _shape_of(tensor) != _shape_of(memory):
+            tensor.data = memory
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
+        return False
+    return not is_traced(tensor.data)
+
+
+def _shape_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """In-place views, `resize_` and `set_` change it."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 # --- NumPy is asked for nothing where nobody imported it --------------------------------------------------------------------------
