@@ -83,7 +83,10 @@ class Kernel:
         """Run a cell to its end; with `interrupt_s`, press Stop so long after it has begun."""
         ran, start = Ran(), time.monotonic()
         sent = self.client.execute(code, silent=silent, store_history=not silent, stop_on_error=False, allow_stdin=False)
+        earlier: list[dict[str, Any]] = []
         if interrupt_s is not None:
+            while not earlier or earlier[-1]["msg_type"] != "execute_input":  # before it begins, Stop does nothing
+                earlier.append(self.client.get_iopub_msg(timeout=timeout_s))
             time.sleep(interrupt_s)
             start = time.monotonic()
             self.manager.interrupt_kernel()
@@ -91,7 +94,7 @@ class Kernel:
         ran.took_s = time.monotonic() - start
         shown: dict[str, dict[str, Any]] = {}
         while True:
-            message = self.client.get_iopub_msg(timeout=timeout_s)
+            message = earlier.pop(0) if earlier else self.client.get_iopub_msg(timeout=timeout_s)
             if message["parent_header"].get("msg_id") != sent:
                 continue
             ran.messages.append(message)

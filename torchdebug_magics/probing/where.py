@@ -45,6 +45,8 @@ _MAGIC_CALL = "get_ipython().run_cell_magic("
 _TIMED = "<timed exec>"
 _MADE_BY_TORCH = "<eval_with_key>"
 """Functions that a compiler of torch's wrote."""
+_COMPILED = "/torchinductor_"
+"""Folders of files that it wrote."""
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 
 
@@ -52,7 +54,7 @@ _PACKAGES = ("/site-packages/", "/dist-packages/")
 def owner(filename: str) -> Owner:
     """Whose code a file is."""
     path = filename.replace("\\", "/")
-    if path.startswith((_TORCH, _MADE_BY_TORCH)):
+    if path.startswith((_TORCH, _MADE_BY_TORCH)) or _COMPILED in path:
         return "torch"
     if path.startswith(_OWN):
         return "own"

@@ -30,6 +30,8 @@ class Plan:
     moves: bool
     """Whether it only moves numbers."""
     is_pointwise: bool
+    outs: frozenset[str]
+    """Names of arguments that it writes and does not read."""
     is_marker: bool
     """Whether it computes nothing, as the profiler's own."""
 
@@ -48,5 +50,6 @@ def plan_of(func: Any) -> Plan:
         is_empty=is_uninitialised(base) and base != "_efficientzerotensor",
         moves=is_movement(func),
         is_pointwise=is_pointwise(func),
+        outs=frozenset(one.name for one in schema.arguments if one.is_out),
         is_marker=base.startswith("profiler::"),
     )

@@ -20,13 +20,16 @@ from torchdebug_magics.probing import dispatch
 from torchdebug_magics.probing.contents import Contents, memory_of
 from torchdebug_magics.probing.lines import Line, Lines
 from torchdebug_magics.probing.ops import written_by
-from torchdebug_magics.probing.where import owner
+from torchdebug_magics.probing.where import frames_above, owner
 
 __all__ = ["Op", "Recorder"]
 
 
 _BETWEEN = frozenset({dispatch.__file__, torch._ops.__file__, torch._tensor.__file__, torch.functional.__file__})
 """Files whose code does no more than to pass a call on."""
+
+
+_COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/_aot_autograd/", "/torchinductor_")
 
 
 class Op(NamedTuple):
@@ -73,7 +76,7 @@ class Recorder:
         """The op whose inputs are all read, known or not."""
         self._process = getpid()
         self._is_passed_by = False
-        """The op that runs: of a forked worker, which is a run of its own, or of another instrument."""
+        """The op that runs: of a forked worker, which is a run of its own; of compiled code, or the compiler; of another instrument."""
         self._known: dict[int, weakref.ref[Any]] = {}
         """Storages whose contents follow from what was recorded, by address, until they are gone."""
         self._in_part: dict[int, set[tuple[object, ...]]] = {}
@@ -94,7 +97,7 @@ class Recorder:
         stack.callback(listener.take)
 
     def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._is_passed_by = getpid() != self._process or _is_ours(sys._getframe(2))
+        self._is_passed_by = getpid() != self._process or _is_ours(sys._getframe(2)) or _is_compilers(sys._getframe(2))
         if self._is_passed_by:
             return
         if self.ahead is not None:
@@ -109,8 +112,10 @@ class Recorder:
         self._inputs.clear()
         for value in args:
             self._take_in(value)
-        for value in kwargs.values():
-            self._take_in(value)
+        outs = plan_of(func).outs
+        for name, value in kwargs.items():
+            if name not in outs:
+                self._take_in(value)
 
     def _take_in(self, value: Any) -> None:
         if isinstance(value, torch.Tensor):
@@ -189,6 +194,19 @@ def _is_ours(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code.co_filename in _BETWEEN:
         frame = frame.f_back
     return frame is not None and owner(frame.f_code.co_filename) == "own"
+
+
+def _is_compilers(frame: FrameType | None) -> bool:
+    """Whether an op is called by the compiler, or inside what it has compiled: that is one piece, and made in the first run alone."""
+    if "torch._dynamo.convert_frame" not in sys.modules:
+        return False
+    for one in frames_above(frame):
+        file = one.f_code.co_filename
+        if owner(file) != "torch":
+            return False
+        if any(part in file for part in _COMPILERS):
+            return True
+    return False
 
 
 def _view(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import FunctionType
 from typing import TYPE_CHECKING, Protocol
 
 from torchdebug_magics.instruments.deterministic.start import State
+from torchdebug_magics.probing.contents import Contents
+from torchdebug_magics.probing.modules import is_compiled, live_modules, unwrapped
 from torchdebug_magics.probing.quiet import quiet
 
 if TYPE_CHECKING:
@@ -16,7 +20,6 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.deterministic.body import Body
     from torchdebug_magics.instruments.deterministic.outside import Outside
-    from torchdebug_magics.probing.contents import Contents
     from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["Enough", "Runs", "Watch"]
@@ -45,6 +48,9 @@ class Runs:
         self._outside = outside
         self._guard = guard
         self._start = State(body, guard)
+        # Compiled code writes where no op is seen: what it may write is copied whole.
+        self._unseen = self._start.contents() if _is_compiled(body) else Contents()
+        self._unseen_end = Contents()
         self._end: State | None = None
         self._written: Contents | None = None
 
@@ -52,7 +58,10 @@ class Runs:
         """The first run has ended, having written what is in `contents`: back to the start."""
         with _held():
             self._end = State(self.body, self._guard, also=self._start.names)
+            for tensor in self._unseen.tensors():
+                self._unseen_end.keep(tensor)
             self._written = contents.exchange()
+            self._unseen.put_back()
             self._start.put_back()
 
     def again(self, watch: Watch) -> Exception | None:
@@ -79,6 +88,7 @@ class Runs:
         """To where it began. Harmless the second time."""
         with _held():
             watch.contents.put_back()
+            self._unseen.put_back()
             self._start.put_back()
 
     def finish(self) -> None:
@@ -87,7 +97,18 @@ class Runs:
             end, self._end = self._end, None
             if end is not None and self._written is not None:
                 self._written.put_back()
+                self._unseen_end.put_back()
                 end.put_back()
+
+
+def _is_compiled(body: Body) -> bool:
+    """Whether a compiler may be at work in it, as far as can be seen."""
+    named = {node.attr for one in body.statements for node in ast.walk(one) if isinstance(node, ast.Attribute)}
+    return (
+        "compile" in named
+        or any(is_compiled(one) or unwrapped(one) is not one for one in live_modules())
+        or any(hasattr(value, "_torchdynamo_orig_callable") for value in body.variables.values() if isinstance(value, FunctionType))
+    )
 
 
 @contextmanager

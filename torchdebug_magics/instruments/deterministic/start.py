@@ -9,6 +9,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.probing.attributes import Names
+from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.snapshot import Bound, Snapshot
 
@@ -31,6 +32,14 @@ class State:
         self._snapshot = Snapshot([Names(body.namespace, self.names | frozenset(also)), *body.roots], _ALL)
         self._gradients = [(one, one.grad, one.requires_grad) for one in self._snapshot.of_kind(torch.Tensor) if _is_leaf(one)]
         self._random = RandomState.take()
+
+    def contents(self) -> Contents:
+        """What all tensors hold now."""
+        contents = Contents()
+        for tensor in self._snapshot.of_kind(torch.Tensor):
+            if not is_lazy(tensor):
+                contents.keep(tensor)
+        return contents
 
     def put_back(self) -> None:
         """Make all of it as it was; names that are new are gone."""

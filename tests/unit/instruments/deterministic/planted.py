@@ -400,6 +400,19 @@ x = torch.stack([found.get() for _ in threads])
 )
 
 HEALTHY = {
+    "compiled": (
+        """\
+net = torch.compile(nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)), backend="aot_eager")
+opt = torch.optim.Adam(net.parameters())
+X = torch.randn(8, 6)
+""",
+        """\
+for _ in range(2):
+    opt.zero_grad()
+    net(X).pow(2).sum().backward()
+    opt.step()
+""",
+    ),
     "training": (
         """\
 net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
