@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import stacks
+from tests.kernel.conftest import LOAD
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.kernel.kernels import Kernel
 
@@ -115,11 +118,23 @@ def test_nothing_on_the_line_is_expanded(kernel: Kernel) -> None:
     assert kernel.run("%%one --label back\\\n1").status == "ok"
 
 
-def test_interrupts_at_any_moment_leave_nothing_open(kernel: Kernel) -> None:
-    moments = random.Random(0)
-    for _ in range(12):
-        kernel.run(RUNS, interrupt_s=moments.uniform(0.05, 0.1))
+@pytest.mark.parametrize("stack", stacks.STACKS)
+def test_interrupts_at_any_moment_leave_nothing_open(stack: str, start_kernel: Callable[[str], Kernel]) -> None:
+    moments, kernel, answered = random.Random(0), loaded(start_kernel, stack), 0
+    while answered < 12:
+        try:
+            kernel.run(RUNS, interrupt_s=moments.uniform(0.05, 0.1), timeout_s=10)
+        except TimeoutError:
+            # IPython 7 fails to print some tracebacks of nested cells, with or without us, and its kernel answers no more.
+            assert stack == "colab"
+            kernel = loaded(start_kernel, stack)
+            continue
+        answered += 1
         assert kernel.value("open_now") == "[]"
     assert kernel.run("%%one -q\n5").value == "5"
-    # The coroutine of an inner cell that never began: Python complains when it is collected, so let that be now.
-    kernel.run("import gc, sys\nsys.last_traceback = sys.last_value = None\ngc.collect()\ndel gc, sys")
+
+
+def loaded(start_kernel: Callable[[str], Kernel], stack: str) -> Kernel:
+    kernel = start_kernel(stack)
+    assert kernel.run(LOAD).status == "ok"
+    return kernel

@@ -83,5 +83,7 @@ def _value(value: Any, seen: set[int]) -> object:  # noqa: PLR0911 - one line a 
         return value
     if kind.__module__ == "__main__" or isinstance(value, (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)):
         seen.add(id(value))
-        return kind.__name__, [(name, _value(one, seen)) for name, one in vars(value).items() if not name.startswith("__")]
+        return kind.__name__, [
+            (name, _value(one, seen)) for name, one in vars(value).items() if not name.startswith(("__", "_torchdynamo"))
+        ]
     return kind.__name__
