@@ -125,7 +125,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 def _shape_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """In-place views, `resize_` and `set_` change it."""
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    return tensor.data_ptr(), tensor.size(), tensor.stride(), tensor.dtype  # `shape` raises in a lazy one
 
 
 # --- NumPy is asked for nothing where nobody imported it --------------------------------------------------------------------------

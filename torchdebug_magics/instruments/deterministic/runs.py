@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -73,7 +74,11 @@ class Runs:
             stack.enter_context(quiet())
             self._outside.again(stack)
             watch.attach(stack)
-            self.body.run()
+            try:
+                self.body.run()
+            except Enough as enough:
+                traceback.clear_frames(enough.__traceback__)  # what was made in part and complains as it goes, goes unheard
+                raise
 
     def back(self, watch: Watch) -> None:
         """To where it began. Harmless the second time."""
