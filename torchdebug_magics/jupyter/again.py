@@ -84,7 +84,8 @@ def _wrapped(statements: tuple[ast.stmt, ...], magics: Collection[str]) -> str:
         match statement:
             case ast.Expr(
                 ast.Call(
-                    ast.Attribute(ast.Call(ast.Name("get_ipython")), "run_cell_magic"), [ast.Constant(name), _, ast.Constant(str(text))]
+                    ast.Attribute(ast.Call(ast.Name("get_ipython")), "run_cell_magic"),
+                    [ast.Constant(str(name)), _, ast.Constant(str(text))],
                 )
             ):
                 ours = next((one for one in magics if f"%%{one}" in text.split()), None)

@@ -73,8 +73,21 @@ _MOVES = frozenset(
 
 
 _OVERWRITES = frozenset(
-    ["copy_", "fill_", "zero_"]
-    + ["normal_", "uniform_", "random_", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "eye_", "arange_"]
+    [
+        "copy_",
+        "fill_",
+        "zero_",
+        "normal_",
+        "uniform_",
+        "random_",
+        "bernoulli_",
+        "cauchy_",
+        "exponential_",
+        "geometric_",
+        "log_normal_",
+        "eye_",
+        "arange_",
+    ]
 )
 
 

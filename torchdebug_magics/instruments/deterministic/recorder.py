@@ -203,6 +203,7 @@ class Recorder:
 
     def taint(self, op: Op) -> None:
         """What the op gave holds memory that nobody has written: it has only moved it."""
+        assert op.empty is not None
         for tensor in (*_tensors(op.result), *op.written):
             self._tainted.setdefault(memory_of(tensor), op.empty)
 

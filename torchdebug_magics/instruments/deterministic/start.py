@@ -50,7 +50,7 @@ class State:
 
 
 def _is_leaf(tensor: Any) -> bool:
-    return is_lazy(tensor) or bool(tensor.is_leaf) and not tensor.is_inference()
+    return is_lazy(tensor) or (bool(tensor.is_leaf) and not tensor.is_inference())
 
 
 def _put_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None, requires_grad: bool) -> None:
