@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Inquiry"]
 
-_TAKEN = "--strict: the cell names the iterator `{}`, and a second run cannot take from it again: make it in the cell itself"
+_TAKEN = "--strict: the cell names {}, and a second run cannot take from it again: make it in the cell itself"
 _NO_CELL = "--{} runs the code again: write `%%deterministic --{}` above a cell, or call `torchdebug_magics.verify(function)`"
 
 
@@ -126,7 +126,7 @@ class Inquiry:
         self.found["not_verified"] = "the second run was interrupted"
         written = self._recorder.contents.tensors()
         runs.over(self._recorder.contents)
-        unrestorable = (*(f"the iterator `{name}`" for name in self._leftovers.names()), *self._outside.said)
+        unrestorable = (*self._leftovers.names(), *self._outside.said)
         if self._verify:
             self._twice(second_run(runs, self._recording, unrestorable, self._guard))
         self.found |= {"not_verified": "", "unrestorable": unrestorable}

@@ -780,5 +780,15 @@ for x in DataLoader(D(), batch_size=4, num_workers=2):
     total = total + x.sum()
 """,
     ),
+    "arrays of any kind": (
+        "from array import array\nobjects, numbers = np.array([{1: 2}, [3]], dtype=object), array('f', [1, 2])",
+        """\
+objects[0][5] = 6
+objects[1].append(4)
+objects[1] = objects[1] + [1]
+numbers.append(3)
+x = torch.tensor(objects[1]).sum() + sum(numbers)
+""",
+    ),
 }
 """Setup and body; all are the same each time."""

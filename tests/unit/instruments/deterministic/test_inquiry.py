@@ -178,6 +178,12 @@ def test_a_consumed_iterator_is_named(ready: InteractiveShell) -> None:
     assert next(ready.user_ns["batches"]).tolist() != [1, 1]
 
 
+def test_a_queue_that_cannot_be_filled_again_is_named(ready: InteractiveShell) -> None:
+    ready.run_cell("from queue import SimpleQueue\nwork = SimpleQueue()\nfor i in range(9): work.put(i)")
+    found = report(ready, "--verify", "x = torch.ones(2) * work.get()")
+    assert (found.divergence.cause, found.unrestorable) == ("state_leak", ("the queue `work`",))
+
+
 @pytest.mark.parametrize(
     "body", ["x = next(batches) + 1", "n = input()", "open('there.txt', 'a').write('x')"], ids=["iterator", "input", "file"]
 )
