@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["CellBody"]
 
 _RUN_CODE = InteractiveShell.run_code.__code__
+_OF_PYTHON = frozenset({"time", "capture", "prun"})
+"""Cell magics that run what is below them as it is, once."""
 _SHELL_COMMANDS = frozenset({"system", "getoutput"})
 
 
@@ -44,7 +46,7 @@ class CellBody:
         self.statements = tuple(body)
         named = {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
         self.variables = {name: value for name, value in shell.user_ns.items() if name in named - self.hidden}
-        self.refusal = _refusal(self.statements)
+        self.refusal = _wrapped(self.statements, magics) or _refusal(self.statements)
         self._code: CodeType | None = None if self.refusal else compiler(shell.transform_ast(ast.Module(body, [])), file, "exec")
 
     def run(self) -> None:
@@ -74,6 +76,24 @@ def _is_magic(statement: ast.stmt, magics: Collection[str]) -> bool:
         ):
             return name in magics
     return False
+
+
+def _wrapped(statements: tuple[ast.stmt, ...], magics: Collection[str]) -> str:
+    """Why a body that another cell magic runs cannot be run a second time, or nothing."""
+    for statement in statements:
+        match statement:
+            case ast.Expr(
+                ast.Call(
+                    ast.Attribute(ast.Call(ast.Name("get_ipython")), "run_cell_magic"),
+                    [ast.Constant(str(name)), _, ast.Constant(str(text))],
+                )
+            ):
+                ours = next((one for one in magics if f"%%{one}" in text.split()), None)
+                if ours is not None:
+                    return f"`%%{name}` stands above it: write `%%{ours}` first"
+                if name not in _OF_PYTHON:
+                    return f"`%%{name}` runs it, and would run it again"
+    return ""
 
 
 def _refusal(statements: tuple[ast.stmt, ...]) -> str:

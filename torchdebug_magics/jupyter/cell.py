@@ -39,12 +39,13 @@ def running_cells() -> Iterator[ExecutionResult]:
         frame = frame.f_back
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Opened:
     name: str
     cell: ExecutionResult
     thread: int
     session: AbstractContextManager[object]
+    is_closing: bool = False
 
 
 class CellSessions:
@@ -123,11 +124,12 @@ class CellSessions:
 
     def _close_ended(self, *_: object) -> None:
         running = {id(cell) for cell in running_cells()}
-        self._close([one for one in self._opened if one.thread == get_ident() and id(one.cell) not in running])
+        self._close([one for one in self._opened if one.thread == get_ident() and not one.is_closing and id(one.cell) not in running])
 
     def _close(self, opened: Sequence[_Opened], *, show: bool = True) -> None:
         for one in reversed(tuple(opened)):
             error = one.cell.error_before_exec if one.cell.error_before_exec is not None else one.cell.error_in_exec
+            one.is_closing = True  # a session that runs the cell again may end other cells meanwhile, as those of `%%capture`
             try:
                 one.session.__exit__(None if error is None else type(error), error, getattr(error, "__traceback__", None))
             except BaseException as failure:  # noqa: BLE001 - an interrupt too; it fails the cell below
@@ -138,6 +140,7 @@ class CellSessions:
                     if show:
                         self._shell.showtraceback()
                 if isinstance(failure, KeyboardInterrupt):
+                    one.is_closing = False
                     continue  # what it cut short is finished at the next event
             self._opened.remove(one)
         if not self._opened:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["argument_of", "is_movement", "is_pointwise", "is_uninitialised", "op_name", "written_by"]
+__all__ = ["argument_of", "is_movement", "is_overwriting", "is_pointwise", "is_uninitialised", "op_name", "written_by"]
 
 _HIDDEN_WRITES = {
     "native_batch_norm": ("running_mean", "running_var"),
@@ -72,6 +72,25 @@ _MOVES = frozenset(
 )
 
 
+_OVERWRITES = frozenset(
+    [
+        "copy_",
+        "fill_",
+        "zero_",
+        "normal_",
+        "uniform_",
+        "random_",
+        "bernoulli_",
+        "cauchy_",
+        "exponential_",
+        "geometric_",
+        "log_normal_",
+        "eye_",
+        "arange_",
+    ]
+)
+
+
 def op_name(func: Any) -> str:
     """``aten.log.default`` -> ``log``; an op of another library keeps its namespace: ``torchvision::nms``."""
     schema: str = func._schema.name
@@ -94,6 +113,11 @@ def is_pointwise(func: Any) -> bool:
 def is_movement(func: Any) -> bool:
     """Whether the op only moves numbers, so that a bad output element is a bad input element."""
     return bool(getattr(func, "is_view", False)) or op_name(func) in _MOVES
+
+
+def is_overwriting(func: Any) -> bool:
+    """Whether all that the op writes is written anew, whatever was there before."""
+    return op_name(func) in _OVERWRITES or func._overloadname.split("_")[-1] == "out"
 
 
 def is_uninitialised(name: str) -> bool:

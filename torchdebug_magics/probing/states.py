@@ -5,6 +5,8 @@ from __future__ import annotations
 import heapq
 import io
 import random
+import sys
+from array import array as flat_array
 from collections.abc import Callable
 from queue import LifoQueue, PriorityQueue, Queue
 from typing import Any
@@ -125,7 +127,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 def _shape_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """In-place views, `resize_` and `set_` change it."""
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    return tensor.data_ptr(), tensor.size(), tensor.stride(), tensor.dtype  # `shape` raises in a lazy one
 
 
 # --- NumPy is asked for nothing where nobody imported it --------------------------------------------------------------------------
@@ -145,11 +147,27 @@ _NUMPYS = {
 }
 
 
+def _write_objects(array: Any, parts: list[Any]) -> None:
+    for place, part in enumerate(parts):
+        index = tuple(int(one) for one in _numpy().unravel_index(place, array.shape))
+        if part is not GONE and array[index] is not part:
+            array[index] = part
+
+
+def _numpy() -> Any:
+    return sys.modules["numpy"]
+
+
+_OBJECTS = Kind(lambda array: array.ravel().tolist(), _write_objects, cost_bytes=lambda array: 2 * int(array.nbytes))
+
+
 def of_numpy(value: Any) -> Kind | None:
-    """For an array of plain numbers that can be written, and for generators."""
+    """For an array that can be written, and for generators."""
     kind = type(value)
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
-        return _ARRAY if not value.dtype.hasobject and value.flags.writeable else None
+        if not value.flags.writeable or (value.dtype.hasobject and (value.dtype.kind != "O" or not value.ndim)):
+            return None
+        return _OBJECTS if value.dtype.hasobject else _ARRAY
     return _NUMPYS.get(kind.__name__) if kind.__module__.startswith("numpy.random") else None
 
 
@@ -160,6 +178,9 @@ STATES: dict[type, Kind] = {
     torch.Generator: _state(torch.Generator.get_state, torch.Generator.set_state),
     **{kind: _file(kind) for kind in (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)},
     **{kind: _in_memory(kind) for kind in (io.StringIO, io.BytesIO)},
+    flat_array: _state(
+        lambda held: held[:], lambda held, before: held.__setitem__(slice(None), before), lambda held: len(held) * held.itemsize
+    ),
     **dict.fromkeys((Queue, LifoQueue, PriorityQueue), QUEUE),
     **dict.fromkeys(_ITERATORS, _ITERATOR),
 }

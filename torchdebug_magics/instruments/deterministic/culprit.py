@@ -18,7 +18,7 @@ from torchdebug_magics.instruments.deterministic.runs import Enough
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.compare import Comparison, Difference
     from torchdebug_magics.instruments.deterministic.origin import Origin
-    from torchdebug_magics.instruments.deterministic.recorder import Op
+    from torchdebug_magics.instruments.deterministic.recorder import Empty, Op
     from torchdebug_magics.instruments.deterministic.recording import Seen
     from torchdebug_magics.instruments.deterministic.runs import Runs
     from torchdebug_magics.probing.guard import Guard
@@ -91,9 +91,10 @@ class _Culprit:
             return self._of_outside(op)
         if op.plan.is_random:
             return _of_generator(op, difference)
-        if op.empty is not None:
-            return _of_empty(op, op.empty.location, difference)
-        return _of_kernel(op) if self._inputs_agree(difference.place) else self._of_outside(op)
+        agree = self._inputs_agree(difference.place)
+        if op.empty is not None and (agree or self._origin(difference.place) is None):
+            return _of_empty(op, op.empty, difference)
+        return _of_kernel(op) if agree else self._of_outside(op)
 
     def _of_way(self, difference: Difference) -> _Told:
         """The runs went different ways: another op, another line, or an end."""
@@ -205,12 +206,18 @@ def _of_generator(op: Op, difference: Difference) -> _Told:
     )
 
 
-def _of_empty(op: Op, made: Location, difference: Difference) -> _Told:
+def _of_empty(op: Op, empty: Empty, difference: Difference) -> _Told:
+    made = None if empty.line is None else empty.line.location
+    maker = "torch.empty" if empty.plan.base == "empty" else f"{empty.plan.base}"
+    zeros = {
+        "empty": "`torch.zeros` in place of `torch.empty`, or ",
+        "empty_like": "`torch.zeros_like` in place of `torch.empty_like`, or ",
+    }
     return _Told(
         cause="uninitialized_memory",
-        explanation=f"`{op.plan.name}` reads memory that `torch.empty` has made ({made}) and nobody has written",
-        fix="`torch.zeros` in place of `torch.empty`, or write all of it before it is read",
-        op="aten.empty.memory_format",
+        explanation=f"`{op.plan.name}` reads memory that `{maker}` has made{f' ({made})' if made else ''} and nobody has written",
+        fix=f"{zeros.get(empty.plan.base, '')}write all of it before it is read",
+        op=empty.plan.name,
         location=made,
         other=_location(difference),
     )

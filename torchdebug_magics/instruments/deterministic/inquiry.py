@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Inquiry"]
 
-_TAKEN = "--strict: the cell names the iterator `{}`, and a second run cannot take from it again: make it in the cell itself"
+_TAKEN = "--strict: the cell names {}, and a second run cannot take from it again: make it in the cell itself"
 _NO_CELL = "--{} runs the code again: write `%%deterministic --{}` above a cell, or call `torchdebug_magics.verify(function)`"
 
 
@@ -79,6 +80,9 @@ class Inquiry:
         for name, is_asked in (("verify", self._verify), ("cost", self._cost)):
             if is_asked and self._body is None:
                 raise TorchDebugError(_NO_CELL.format(name, name))
+        if self._rtol is not None and not 0 <= self._rtol < math.inf:
+            msg = f"--rtol is a number from 0 on, such as 1e-5, not {self._rtol:g}"
+            raise TorchDebugError(msg)
         if self._rtol is not None and self._against is None:
             msg = "--rtol goes with --against: two runs of one cell are compared bit by bit"
             raise TorchDebugError(msg)
@@ -122,12 +126,20 @@ class Inquiry:
         self.found["not_verified"] = "the second run was interrupted"
         written = self._recorder.contents.tensors()
         runs.over(self._recorder.contents)
-        unrestorable = (*(f"the iterator `{name}`" for name in self._leftovers.names()), *self._outside.said)
+        unrestorable = (*self._leftovers.names(), *self._outside.said)
         if self._verify:
-            self.found |= second_run(runs, self._recording, unrestorable, self._guard)
+            self._twice(second_run(runs, self._recording, unrestorable, self._guard))
         self.found |= {"not_verified": "", "unrestorable": unrestorable}
         if self._cost:
             self.found |= measured(runs, written, self._ritual)
+
+    def _twice(self, found: Mapping[str, Any]) -> None:
+        """A difference between the two runs is told first, then one from the earlier run."""
+        if found["verified"] is False:
+            self.found |= {"against": "", "rtol": None}
+        elif self.found.get("verified") is False:
+            found = {"potential": found["potential"]}
+        self.found |= found
 
     def _compare(self, fingerprint: Fingerprint, error: BaseException | None) -> None:
         self.found |= {"fingerprint": fingerprint, "ops_count": len(fingerprint)}

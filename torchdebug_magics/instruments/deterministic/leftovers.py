@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Iterator, Mapping
+from queue import SimpleQueue
 from types import GeneratorType
 from typing import Any
 
@@ -17,18 +18,22 @@ _DEEPEST = 4
 
 
 class Leftovers:
-    """How far every iterator is that some variables lead to."""
+    """How far every iterator and queue is that some variables lead to."""
 
     def __init__(self, variables: Mapping[str, object]) -> None:
         self._places = [(name, one, _place(one)) for name, value in variables.items() for one in _iterators(value)]
 
     def names(self) -> tuple[str, ...]:
-        """The variables whose iterators are not where they were."""
-        return tuple(dict.fromkeys(name for name, one, place in self._places if _place(one) != place))
+        """What is not where it was, such as ``the iterator `batches` ``."""
+        return tuple(dict.fromkeys(_called(name, one) for name, one, place in self._places if _place(one) != place))
 
     def at_risk(self) -> tuple[str, ...]:
-        """The variables whose iterators could not be put back, should a run take from them."""
-        return tuple(dict.fromkeys(name for name, one, _ in self._places if not _has_places(one)))
+        """What could not be put back, should a run take from it."""
+        return tuple(dict.fromkeys(_called(name, one) for name, one, _ in self._places if not _has_places(one)))
+
+
+def _called(name: str, one: object) -> str:
+    return f"the {'queue' if isinstance(one, SimpleQueue) else 'iterator'} `{name}`"
 
 
 def _iterators(value: object, depth: int = 0) -> Iterator[Any]:
@@ -38,9 +43,9 @@ def _iterators(value: object, depth: int = 0) -> Iterator[Any]:
     kind = type(value)
     if kind in {list, tuple, dict} and depth < _DEEPEST - 1:
         for one in list(value.values() if isinstance(value, dict) else value)[:64]:  # type: ignore[call-overload]  # a list or a tuple
-            if hasattr(type(one), "__next__"):
+            if hasattr(type(one), "__next__") or type(one) is SimpleQueue:
                 yield from _iterators(one, depth + 1)
-    if not hasattr(kind, "__next__") or hasattr(kind, "read"):
+    if kind is not SimpleQueue and (not hasattr(kind, "__next__") or hasattr(kind, "read")):
         return
     yield value
     held = attributes_of(value)
@@ -51,6 +56,8 @@ def _iterators(value: object, depth: int = 0) -> Iterator[Any]:
 
 def _place(iterator: Any) -> object:
     """How far it is; None where that cannot be told."""
+    if isinstance(iterator, SimpleQueue):
+        return iterator.qsize()
     if isinstance(iterator, GeneratorType):
         frame = iterator.gi_frame
         return -1 if frame is None else frame.f_lasti

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.ops import is_movement, is_pointwise, is_uninitialised, op_name
+from torchdebug_magics.probing.ops import is_movement, is_overwriting, is_pointwise, is_uninitialised, op_name
 
 __all__ = ["Plan", "plan_of"]
 
@@ -27,11 +27,11 @@ class Plan:
     """Whether it draws from a generator."""
     is_empty: bool
     """Whether it gives memory that nobody has written."""
+    is_overwriting: bool
+    """Whether what it writes does not depend on what was there."""
     moves: bool
     """Whether it only moves numbers."""
     is_pointwise: bool
-    outs: frozenset[str]
-    """Names of arguments that it writes and does not read."""
     is_marker: bool
     """Whether it computes nothing, as the profiler's own."""
 
@@ -48,8 +48,8 @@ def plan_of(func: Any) -> Plan:
         is_view=base == "set_" or (bool(returns) and all(alias is not None and not alias.is_write for alias in returns)),
         is_random=torch.Tag.nondeterministic_seeded in func.tags,
         is_empty=is_uninitialised(base) and base != "_efficientzerotensor",
+        is_overwriting=is_overwriting(func),
         moves=is_movement(func),
         is_pointwise=is_pointwise(func),
-        outs=frozenset(one.name for one in schema.arguments if one.is_out),
         is_marker=base.startswith("profiler::"),
     )

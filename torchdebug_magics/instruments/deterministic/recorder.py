@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch.multiprocessing import reductions
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from torchdebug_magics.instruments.deterministic.digest import EMPTY, folded, of_plain, of_tensor
@@ -22,14 +23,20 @@ from torchdebug_magics.probing.lines import Line, Lines
 from torchdebug_magics.probing.ops import written_by
 from torchdebug_magics.probing.where import frames_above, owner
 
-__all__ = ["Op", "Recorder"]
-
+__all__ = ["Empty", "Op", "Recorder"]
 
 _BETWEEN = frozenset({dispatch.__file__, torch._ops.__file__, torch._tensor.__file__, torch.functional.__file__})
 """Files whose code does no more than to pass a call on."""
 
 
 _COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/_aot_autograd/", "/torchinductor_")
+
+
+class Empty(NamedTuple):
+    """An op that made memory which nobody has written."""
+
+    plan: Plan
+    line: Line | None
 
 
 class Op(NamedTuple):
@@ -43,8 +50,8 @@ class Op(NamedTuple):
     line: Line | None
     result: Any
     written: list[torch.Tensor]
-    empty: Line | None
-    """Where memory was made that nobody has written as a whole, and that it was given; None where there is none such."""
+    empty: Empty | None
+    """What made memory that nobody has written as a whole, and that it was given; None where there is none such."""
 
 
 class Recorder:
@@ -76,18 +83,22 @@ class Recorder:
         """The op whose inputs are all read, known or not."""
         self._process = getpid()
         self._is_passed_by = False
-        """The op that runs: of a forked worker, which is a run of its own; of compiled code, or the compiler; of another instrument."""
+        """The op that runs: of a forked worker, of compiled code, of another instrument, or of unpickling what a worker sent."""
         self._known: dict[int, weakref.ref[Any]] = {}
         """Storages whose contents follow from what was recorded, by address, until they are gone."""
         self._in_part: dict[int, set[tuple[object, ...]]] = {}
         """Of these, the ones of which only some views were read: what lies between may be memory that nobody has written."""
         self._made: set[int] = set()
         """Of these, the ones that ops of this run made."""
-        self._tainted: dict[int, Line | None] = {}
-        """Of these, the ones that were never written as a whole, and where they were made."""
+        self._tainted: dict[int, Empty] = {}
+        """Of these, the ones that were never written as a whole, and what made them."""
         self._kwargs: dict[str, Any] = {}
         self._given = EMPTY
         self._inputs: set[int] = set()
+        self._overwritten: set[int] = set()
+        """Of these, the ones whose numbers do not matter to the op that runs."""
+        self._kept_count = 0
+        """Elements that `resize_` keeps."""
         self._written: list[torch.Tensor] = []
 
     def attach(self, stack: ExitStack) -> None:
@@ -97,7 +108,7 @@ class Recorder:
         stack.callback(listener.take)
 
     def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._is_passed_by = getpid() != self._process or _is_ours(sys._getframe(2)) or _is_compilers(sys._getframe(2))
+        self._is_passed_by = getpid() != self._process or _is_in_between(sys._getframe(2)) or _is_compilers(sys._getframe(2))
         if self._is_passed_by:
             return
         if self.ahead is not None:
@@ -110,12 +121,30 @@ class Recorder:
                 self.contents.keep(tensor)
         self._given = EMPTY
         self._inputs.clear()
+        self._overwritten.clear()
+        plan = plan_of(func)
+        if plan.is_overwriting:
+            args, kwargs = self._without_overwritten(args, kwargs)
+        elif plan.base == "resize_":
+            self._kept_count = args[0].numel()
         for value in args:
             self._take_in(value)
-        outs = plan_of(func).outs
-        for name, value in kwargs.items():
-            if name not in outs:
-                self._take_in(value)
+        for value in kwargs.values():
+            self._take_in(value)
+
+    def _without_overwritten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the op reads; what was in the memory that it writes is nothing that it was given."""
+        for tensor in self._written:
+            memory = memory_of(tensor)
+            self._overwritten.add(memory)
+            if memory not in self._known:
+                self._meet(tensor, memory)
+            elif memory in self._in_part:
+                self._in_part[memory].add(_view(tensor))
+        is_written = {id(tensor) for tensor in self._written}
+        if args and id(args[0]) in is_written:
+            return args[1:], kwargs
+        return args, {name: value for name, value in kwargs.items() if id(value) not in is_written}
 
     def _take_in(self, value: Any) -> None:
         if isinstance(value, torch.Tensor):
@@ -134,15 +163,18 @@ class Recorder:
 
     def _met(self, tensor: torch.Tensor, memory: int) -> int:
         """What a tensor holds that no op before has made."""
+        self._meet(tensor, memory)
+        return of_tensor(tensor)
+
+    def _meet(self, tensor: torch.Tensor, memory: int) -> None:
         if not memory:
-            return of_tensor(tensor)
+            return
         storage = tensor.untyped_storage()
         is_lent = storage.device.type == "cpu" and not storage.resizable() and not storage.is_shared()
         if not is_lent:  # else others may write to it at any time
             self._know(storage, memory)
             if tensor.nbytes < storage.nbytes():
                 self._in_part[memory] = {_view(tensor)}
-        return of_tensor(tensor)
 
     def _after(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         plan = plan_of(func)
@@ -151,14 +183,18 @@ class Recorder:
         line = self.lines.here(sys._getframe(2))
         results = list(_tensors(result))
         empty = next((self._tainted[one] for one in self._inputs if one in self._tainted), None) if self._tainted else None
+        for tensor in self._written if self._overwritten else ():
+            if tensor.numel() * tensor.element_size() >= _size_bytes(tensor):
+                self._tainted.pop(memory_of(tensor), None)
         for tensor in results:
             memory = memory_of(tensor)
-            if memory and memory not in self._inputs and not plan.is_view:
+            if memory and memory not in self._inputs and memory not in self._overwritten and not plan.is_view:
                 self._know(tensor.untyped_storage(), memory)
                 self._made.add(memory)
         gave = EMPTY
-        if plan.is_empty:
-            self._new_memory(results, line)
+        kept_count = self._kept_count if plan.base == "resize_" else 0
+        if plan.is_empty and any(tensor.numel() > kept_count for tensor in results):
+            self._new_memory(results, Empty(plan, line), kept_count)
         elif not plan.is_view:
             for tensor in _numbers(results) or self._written:
                 gave = folded(gave, of_tensor(tensor))
@@ -170,14 +206,16 @@ class Recorder:
 
     def taint(self, op: Op) -> None:
         """What the op gave holds memory that nobody has written: it has only moved it."""
+        assert op.empty is not None
         for tensor in (*_tensors(op.result), *op.written):
             self._tainted.setdefault(memory_of(tensor), op.empty)
 
-    def _new_memory(self, tensors: list[torch.Tensor], line: Line | None) -> None:
+    def _new_memory(self, tensors: list[torch.Tensor], empty: Empty, kept_count: int) -> None:
         for tensor in tensors:
-            self._tainted[memory_of(tensor)] = line
-            if self._poison and memory_of(tensor) and tensor.numel():
-                _fill_otherwise(tensor)
+            self._tainted[memory_of(tensor)] = empty
+            self._in_part.pop(memory_of(tensor), None)
+            if self._poison and memory_of(tensor) and tensor.numel() and (not kept_count or tensor.is_contiguous()):
+                _fill_otherwise(tensor.detach().view(-1)[kept_count:] if kept_count else tensor)
 
     def _know(self, storage: torch.UntypedStorage, memory: int) -> None:
         self._known[memory] = weakref.ref(storage, lambda _: self._forget(memory))
@@ -189,11 +227,17 @@ class Recorder:
         self._tainted.pop(memory, None)
 
 
-def _is_ours(frame: FrameType | None) -> bool:
-    """Whether an op is called by this package itself. Who stands around a call of the user's, as around `backward()`, is no caller."""
+def _is_in_between(frame: FrameType | None) -> bool:
+    """Whether an op is called by this package itself, or by torch where a tensor comes from a worker: which worker is first, none can say.
+
+    Who stands around a call of the user's, as around `backward()`, is no caller.
+    """
     while frame is not None and frame.f_code.co_filename in _BETWEEN:
         frame = frame.f_back
-    return frame is not None and owner(frame.f_code.co_filename) == "own"
+    if frame is None:
+        return False
+    name, above = frame.f_code.co_filename, frame.f_back
+    return owner(name) == "own" or (name == torch._utils.__file__ and above is not None and above.f_code.co_filename == reductions.__file__)
 
 
 def _is_compilers(frame: FrameType | None) -> bool:
@@ -211,6 +255,10 @@ def _is_compilers(frame: FrameType | None) -> bool:
 
 def _view(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
+
+
+def _size_bytes(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes() if memory_of(tensor) else 0
 
 
 def _ignore(_func: Any, _error: BaseException) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import signal
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import FunctionType
@@ -82,7 +83,11 @@ class Runs:
             stack.enter_context(quiet())
             self._outside.again(stack)
             watch.attach(stack)
-            self.body.run()
+            try:
+                self.body.run()
+            except Enough as enough:
+                traceback.clear_frames(enough.__traceback__)  # what was made in part and complains as it goes, goes unheard
+                raise
 
     def back(self, watch: Watch) -> None:
         """To where it began. Harmless the second time."""

@@ -1,7 +1,8 @@
-"""What a run begins with, and another one must find again: objects, gradients, generators and names."""
+"""What a run begins with, and another one must find again: objects, gradients, generators, names and the environment."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,11 @@ class State:
         self._guard = guard
         self.names = frozenset(body.namespace.keys() - body.hidden)
         self._snapshot = Snapshot([Names(body.namespace, self.names | frozenset(also)), *body.roots], _ALL)
-        self._gradients = [(one, one.grad, one.requires_grad) for one in self._snapshot.of_kind(torch.Tensor) if _is_leaf(one)]
+        self._gradients = [
+            (one, None if is_lazy(one) else one.grad, one.requires_grad) for one in self._snapshot.of_kind(torch.Tensor) if _is_leaf(one)
+        ]
         self._random = RandomState.take()
+        self._environment = dict(os.environ)
 
     def contents(self) -> Contents:
         """What all tensors hold now."""
@@ -49,16 +53,18 @@ class State:
         for tensor, gradient, requires_grad in self._gradients:
             self._guard.run("putting back a gradient", _put_gradient, tensor, gradient, requires_grad)
         self._random.put_back()
+        for name in os.environ.keys() - self._environment:
+            del os.environ[name]
+        os.environ |= {name: value for name, value in self._environment.items() if os.environ.get(name) != value}
 
 
 def _is_leaf(tensor: Any) -> bool:
-    if is_lazy(tensor):
-        return False
-    return bool(tensor.is_leaf) and not tensor.is_inference()
+    return is_lazy(tensor) or (bool(tensor.is_leaf) and not tensor.is_inference())
 
 
 def _put_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None, requires_grad: bool) -> None:
-    if tensor.grad is not gradient:
-        tensor.grad = gradient
-    if tensor.requires_grad != requires_grad:
-        tensor.requires_grad_(requires_grad)
+    with torch._C.DisableTorchFunctionSubclass():  # a lazy one would refuse
+        if tensor.grad is not gradient:
+            tensor.grad = gradient
+        if tensor.requires_grad != requires_grad:
+            tensor.requires_grad_(requires_grad)

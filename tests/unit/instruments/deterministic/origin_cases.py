@@ -881,6 +881,38 @@ def pause(i):
         x = torch.ones(2) * cfg.model.scale
         """,
     ),
+    "functions_of_one_line": Case(
+        "numpy_random", ("r",),
+        """
+        class Data:
+            def __init__(self, r): self.r = r
+            def __getitem__(self, i): return self.r.random(2)
+        good = Data(np.random.default_rng(1))
+        bad = Data(np.random.default_rng())  # <-
+        for data in (good, bad):
+            x = torch.from_numpy(data[0])
+        """,
+    ),
+    "generator_as_an_argument": Case(
+        "python_random", ("rng",),
+        """
+        class Jitter:
+            def __init__(self, rng):
+                self.rng = rng
+            def __call__(self, x):
+                return x * self.rng.uniform(0.5, 1.5)
+        steps = [len, Jitter(random.Random())]  # <-
+        x = torch.tensor(steps[1](2.0))
+        """,
+    ),
+    "setting_of_a_layer": Case(
+        "wall_clock", ("m",),
+        """
+        import time
+        m = torch.nn.Sequential(torch.nn.Dropout(p=time.perf_counter() % 1))  # <-
+        y = m(torch.ones(100))
+        """,
+    ),
     "memory_under_a_tensor": Case(
         "numpy_random", ("a",),
         """

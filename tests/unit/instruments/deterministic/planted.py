@@ -320,6 +320,53 @@ y = Net()(torch.ones(2, 3))
         4,
     ),
     Planted(
+        "memory like another's",
+        """\
+x = torch.ones(10)
+m = torch.empty_like(x)
+m.masked_fill_(x > 2, 1.0)
+y = (x * m).sum()
+""",
+        "uninitialized_memory",
+        "aten.empty_like.default",
+        2,
+    ),
+    Planted(
+        "memory that is added",
+        """\
+x = torch.ones(4)
+x.resize_(40)
+y = x.sum()
+""",
+        "uninitialized_memory",
+        "aten.resize_.default",
+        2,
+    ),
+    Planted(
+        "parameters in a set",
+        """\
+nets = [nn.Linear(3, 3) for _ in range(40)]
+total = torch.zeros(())
+for p in {p for net in nets for p in net.parameters()}:
+    total = total + p.sum()
+""",
+        "hash_order",
+        "aten.sum.default",
+        4,
+    ),
+    Planted(
+        "what the system gives, in inference mode",
+        """\
+with torch.inference_mode():
+    x = torch.tensor(list(os.urandom(2)), dtype=torch.float32)
+    y = net(x)
+""",
+        "os_entropy",
+        "aten.lift_fresh.default",
+        2,
+        setup="net = nn.Linear(2, 2)",
+    ),
+    Planted(
         "a consumed generator",
         """\
 a = next(values)
@@ -693,6 +740,68 @@ net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.MaxPool2d(2)).to(m
 x = torch.randn(2, 3, 8, 8)
 """,
         "net(x).mean().backward()",
+    ),
+    "copies in depth": (
+        "import copy\nnet = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))",
+        """\
+other = copy.deepcopy(net)
+y = other(torch.randn(4, 3))
+again = copy.deepcopy(other)
+""",
+    ),
+    "other shapes and other memory": (
+        "a, b, c, d = torch.ones(4), torch.ones(4), torch.arange(6.0).view(1, 2, 3), torch.ones(4)",
+        """\
+a.resize_(8)[4:] = 2
+b.set_(torch.arange(6.0))
+c.squeeze_().t_()
+d.data = d.data[:3] * 2
+y = a.sum() + b.sum() + c.sum() + d.sum()
+""",
+    ),
+    "layers that are not initialised": (
+        "net = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d())",
+        "net(torch.randn(2, 3)).sum().backward()",
+    ),
+    "another class": (
+        "net = nn.Linear(3, 3)",
+        """\
+nn.utils.parametrizations.weight_norm(net)
+net(torch.ones(2, 3)).sum().backward()
+""",
+    ),
+    "the environment": (
+        "",
+        """\
+os.environ["TORCHDEBUG_PLANTED"] = os.environ.get("TORCHDEBUG_PLANTED", "") + "a"
+x = torch.ones(len(os.environ["TORCHDEBUG_PLANTED"])) * 2
+del os.environ["TORCHDEBUG_PLANTED"]
+""",
+    ),
+    "workers that come in any order": (
+        """\
+class D(Dataset):
+    def __len__(self):
+        return 32
+    def __getitem__(self, i):
+        time.sleep((i // 4 + 1) % 2 * os.urandom(1)[0] / 25600)
+        return torch.ones(2) * i
+""",
+        """\
+total = torch.zeros(())
+for x in DataLoader(D(), batch_size=4, num_workers=2):
+    total = total + x.sum()
+""",
+    ),
+    "arrays of any kind": (
+        "from array import array\nobjects, numbers = np.array([{1: 2}, [3]], dtype=object), array('f', [1, 2])",
+        """\
+objects[0][5] = 6
+objects[1].append(4)
+objects[1] = objects[1] + [1]
+numbers.append(3)
+x = torch.tensor(objects[1]).sum() + sum(numbers)
+""",
     ),
 }
 """Setup and body; all are the same each time."""

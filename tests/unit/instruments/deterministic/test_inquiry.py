@@ -92,6 +92,8 @@ def test_a_tolerance_passes_by_what_is_small(ready: InteractiveShell) -> None:
         ("--against nothing", "neither a variable with a report"),
         ("--against X", "neither a variable with a report"),
         ("--rtol 0.1", "--rtol goes with --against"),
+        ("--rtol -1 --against X", "--rtol is a number from 0 on"),
+        ("--rtol nan --against X", "--rtol is a number from 0 on"),
         ("--seed -1", "a seed is a whole number"),
     ],
 )
@@ -100,6 +102,24 @@ def test_what_was_asked_in_the_wrong_way_is_one_line(ready: InteractiveShell, fl
     assert isinstance(ran.error_in_exec, UsageError)
     assert said in str(ran.error_in_exec)
     assert "ran" not in ready.user_ns
+
+
+def test_two_questions_get_the_answer_that_matters(ready: InteractiveShell) -> None:
+    ready.run_cell(f"%%deterministic -q -o ref\n{BODY}", store_history=True).raise_error()
+    assert report(ready, "--against ref --verify").verified is True
+    found = report(ready, "--against ref --verify --seed 3")
+    assert (found.verified, found.against, found.divergence.op) == (False, "ref", "aten.bernoulli_.float")
+    found = report(ready, "--against ref --verify", "y = torch.seed()\nz = torch.rand(2)")
+    assert (found.verified, found.against, found.divergence.op) == (False, "", "aten.rand.default")
+
+
+def test_other_magics_around_the_body(ready: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(ready, "--verify", f"%%capture kept\n{BODY}\nprint('inside')").verified is True
+    assert ready.user_ns["kept"].stdout == "inside\n"
+    assert report(ready, "--verify", f"%%time\n{BODY}").verified is True
+    assert "%%html" in report(ready, "--verify", "%%html\n<b>").not_verified
+    ready.run_cell(f"%%time\n%%deterministic --verify -q -o d\n{BODY}", store_history=True).raise_error()
+    assert "write `%%deterministic` first" in ready.user_ns["d"].verdict
 
 
 def test_a_line_that_lasts_cannot_be_run_again(ready: InteractiveShell) -> None:
@@ -156,6 +176,12 @@ def test_a_consumed_iterator_is_named(ready: InteractiveShell) -> None:
     assert (found.verified, found.unrestorable) == (False, ("the iterator `batches`",))
     assert found.divergence.cause == "state_leak"
     assert next(ready.user_ns["batches"]).tolist() != [1, 1]
+
+
+def test_a_queue_that_cannot_be_filled_again_is_named(ready: InteractiveShell) -> None:
+    ready.run_cell("from queue import SimpleQueue\nwork = SimpleQueue()\nfor i in range(9): work.put(i)")
+    found = report(ready, "--verify", "x = torch.ones(2) * work.get()")
+    assert (found.divergence.cause, found.unrestorable) == ("state_leak", ("the queue `work`",))
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,8 @@ class Digests:
             return self.of((value.func, value.args, value.keywords), level)
         if isinstance(value, torch.optim.Optimizer):
             return self.of([{name: part for name, part in group.items() if name != "params"} for group in value.param_groups], level)
+        if isinstance(value, torch.nn.Module):
+            return hash((self.token(value), self._of_settings(value, level)))
         if isinstance(value, (MethodType, BuiltinMethodType)) and not isinstance(value.__self__, (ModuleType, type)):
             return hash((value.__name__, self.of(value.__self__, level)))
         if isinstance(value, FunctionType):
@@ -119,6 +121,13 @@ class Digests:
             except OverflowError:
                 pass
         return hash(tuple([self.of(item, level) for item in items]))
+
+    def _of_settings(self, module: torch.nn.Module, level: int) -> int:
+        """Plain values, such as the rate of a dropout, of the layer itself and of those in it."""
+        held = vars(module)
+        own = tuple((name, self.of(part, level)) for name, part in islice(held.items(), _MOST_INSIDE) if type(part) in _FLAT)
+        inner = islice(held.get("_modules", {}).values(), _MOST_INSIDE) if level <= _DEEPEST_INSIDE else ()
+        return hash((own, *(self._of_settings(one, level + 1) for one in inner if one is not None)))
 
     def _of_numpy(self, value: Any, level: int) -> int:
         if not hasattr(value, "tobytes"):

@@ -188,7 +188,7 @@ class Slicer:
     def _from_caller(self, at: Step, place: Place, names: tuple[str, ...], found: list[Beginning]) -> list[_Question]:
         """What a function was called with; else it is from before the run, or came about out of sight."""
         caller = at.call.caller
-        if place[0] == "local" and caller is not None:
+        if caller is not None and (place[0] == "local" or (place[0] == "random" and self._is_given(at, place))):
             return [(caller, None, names)]
         if place[0] == "attribute" and names and (maker := self._binder(at, names[0].partition(".")[0])) is not None:
             # No line of the user's wrote it: what bound the object made it, or it is another object than in the other run.
@@ -197,6 +197,11 @@ class Slicer:
             return [(inner or maker, None, names)]
         found.append(Beginning(at, names, is_old=True))
         return []
+
+    def _is_given(self, at: Step, place: Place) -> bool:
+        """Whether a function was called with it."""
+        code = at.activation.code
+        return any(held.place == place and path in code.co_varnames[: code.co_argcount] for path, held in at.before.items())
 
     def _binder(self, at: Step, name: str) -> Step | None:
         """The line before that bound a name, in the same function or in another statement of the cell."""

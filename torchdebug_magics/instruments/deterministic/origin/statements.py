@@ -6,6 +6,7 @@ import ast
 import linecache
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 __all__ = ["Called", "Statement", "Statements"]
 
@@ -63,47 +64,52 @@ class Statement:
         self.iterated = tuple(dict.fromkeys(_iterated(nodes)))
 
 
+_Lines: TypeAlias = "dict[tuple[int, str], Statement]"
+"""By line; and the name of the function, where all of it stands there."""
+
+
 class Statements:
     """By file and line; each file is read once."""
 
     def __init__(self) -> None:
-        self._files: dict[str, dict[int, Statement]] = {}
+        self._files: dict[str, _Lines] = {}
 
-    def at(self, file: str, line: int) -> Statement | None:
-        """None where no statement stands there."""
-        return self._lines(file).get(line)
+    def at(self, file: str, line: int, function: str = "") -> Statement | None:
+        """None where no statement stands there. Of a function that is written in one line, what it does is no part of that line."""
+        lines = self._lines(file)
+        return lines.get((line, function)) or lines.get((line, ""))
 
     def knows(self, file: str) -> bool:
         """Whether its source is at hand."""
         return bool(self._lines(file))
 
-    def _lines(self, file: str) -> dict[int, Statement]:
+    def _lines(self, file: str) -> _Lines:
         known = self._files.get(file)
         if known is None:
             known = self._files[file] = _read(file)
         return known
 
 
-def _read(file: str) -> dict[int, Statement]:
+def _read(file: str) -> _Lines:
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return {}
-    found: dict[int, Statement] = {}
+    found: _Lines = {}
     _place(tree.body, None, found)
     for statement in set(found.values()):
         statement.look()
     return found
 
 
-def _place(body: list[ast.stmt], parent: Statement | None, found: dict[int, Statement]) -> None:
+def _place(body: list[ast.stmt], parent: Statement | None, found: _Lines, function: str = "") -> None:
     for node in body:
         inner = list(_bodies(node))
         first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
         end = node.end_lineno or node.lineno
         is_head = bool(inner) and inner[0][0].lineno > node.lineno
         last = inner[0][0].lineno - 1 if is_head else end
-        known = found.get(first)
+        known = found.get((first, function))
         if known is not None and known.first == first:
             known.nodes.append(node)
             known.last, known.end = max(last, known.last), max(end, known.end)
@@ -111,10 +117,12 @@ def _place(body: list[ast.stmt], parent: Statement | None, found: dict[int, Stat
         else:
             statement = Statement(first, max(first, last), end, parent, [node], is_head)
         for line in range(first, statement.last + 1):
-            found[line] = statement
+            found[line, function] = statement
         if is_head:
             for one in inner:
-                _place(one, None if isinstance(node, _SCOPES) else statement, found)
+                _place(one, None if isinstance(node, _SCOPES) else statement, found, function)
+        elif isinstance(node, _SCOPES):
+            _place(node.body, None, found, node.name)
 
 
 def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:

@@ -177,7 +177,7 @@ class Tracer:
         activation = call.activation
         look = self._look(activation, frame)
         self._finish(call, look)
-        statement = self._statements.at(activation.code.co_filename, frame.f_lineno)
+        statement = self._statements.at(activation.code.co_filename, frame.f_lineno, activation.code.co_name)
         step = Step(activation, call, len(self._run.steps), len(activation.steps), frame.f_lineno, statement, {}, {}, {}, [], [])
         activation.steps.append(step)
         self._run.steps.append(step)
