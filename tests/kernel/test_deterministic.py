@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -73,7 +75,7 @@ def test_under_and_over_another_magic(kernel: Kernel):
 
 
 NETWORK = """
-import queue, time
+import os, queue, time
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(0)
@@ -128,10 +130,23 @@ runs.put(1)
 if runs.qsize() > 1:
     print("the second")
     history.append("wrong")
+    os.mkdir("second")  # which is how the test knows
     while True:
         time.sleep(0.01)
 """
-    ran = network.run("%%deterministic --verify -o d" + body, interrupt_s=2)
+    begun = network.folder / "second"
+
+    def stop() -> None:
+        end = time.monotonic() + 50
+        while not begun.exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        network.manager.interrupt_kernel()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    ran = network.run("%%deterministic --verify -o d" + body)
+    stopper.join()
+    begun.rmdir()
     assert (ran.status, ran.ename) == ("error", "KeyboardInterrupt")
     assert ran.stdout == ""
     assert network.value("(runs.qsize(), history, weights() == after, d.restored)") == "(2, [1, 1, 1, 1], True, True)"
