@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -20,11 +22,16 @@ def words(text: str) -> str:
     return re.sub(r"[\d,.]+ ((?:[KMGT]i)?B\b|ops)", r"N \1", " ".join(text.split()))
 
 
-def test_every_example_says_what_the_page_says(root: Path, start_kernel: Callable[[str], Kernel]) -> None:
+@pytest.fixture(scope="module")
+def fresh(start_kernel: Callable[[str], Kernel]) -> Kernel:
+    """A kernel whose first cell is the first of the page."""
+    return start_kernel("modern")
+
+
+def test_every_example_says_what_the_page_says(root: Path, fresh: Kernel) -> None:
     page = (root / "docs/troubleshooting.md").read_text(encoding="utf-8")
     examples = EXAMPLE.findall(page.partition(LAST)[0])
     assert sum(bool(said) for _, said in examples) == 9
-    kernel = start_kernel("modern")
     for code, said in examples:
-        shown = kernel.run(code.rstrip("\n")).text
+        shown = fresh.run(code.rstrip("\n")).text
         assert words(said) in words(shown), code
