@@ -34,4 +34,4 @@ def test_every_example_says_what_the_page_says(root: Path, fresh: Kernel) -> Non
     assert sum(bool(said) for _, said in examples) == 9
     for code, said in examples:
         shown = fresh.run(code.rstrip("\n")).text
-        assert words(said) in words(shown), code
+        assert words(said) in words(shown), f"{code}\nsays\n{shown}"
