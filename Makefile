@@ -20,7 +20,7 @@ MAKEFLAGS += --jobs=3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help tour lab test check format bench pictures coverage lock browser clean
+.PHONY: help tour lab test check format bench docs pictures coverage lock browser clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -58,6 +58,10 @@ bench: $(READY)
 	$(PY) tests/bench/shapes.py
 	$(PY) tests/bench/memory.py
 	$(PY) tests/bench/deterministic.py
+
+## make docs      write docs/magics anew, from the help of each magic
+docs: $(READY)
+	$(PY) tools/help_pages.py
 
 ## make pictures  make the pictures of the README anew, from a real run in JupyterLab
 pictures: $(READY) browser

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -70,3 +72,92 @@ def test_under_and_over_another_magic(kernel: Kernel):
     assert kernel.run(f"%%nanhunt\n%%deterministic\n{body}a = loss.item()").status == "ok"
     assert kernel.run(f"%%deterministic\n%%nanhunt\n{body}b = loss.item()").status == "ok"
     assert kernel.value("a == b") == "True"
+
+
+NETWORK = """
+import os, queue, time
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+loader = DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=4, shuffle=True)
+net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(net.parameters())
+history, runs = [], queue.SimpleQueue()
+def train():
+    for (x,) in loader:
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+        history.append(1)
+def weights():
+    return [value.tolist() for value in net.state_dict().values()], optimizer.state_dict()["state"][0]["step"].item()
+"""
+PLANTED = {
+    "r = np.random.default_rng()\nx = torch.ones(3)\ny = x + torch.from_numpy(r.random(3))": ("numpy_random", "aten.lift_fresh.default", 4),
+    "g = torch.Generator()\ng.seed()\nfor (x,) in loader:\n    y = net(x + torch.randn(4, generator=g))": (
+        "unseeded_generator",
+        "aten.randn.generator",
+        5,
+    ),
+    "x = torch.ones(3)\n\nw = torch.empty(200)\ny = (w * 2).sum()": ("uninitialized_memory", "aten.empty.memory_format", 4),
+}
+
+
+@pytest.fixture
+def network(kernel: Kernel) -> Kernel:
+    """A kernel with a small network, which drew its first weights before `before` was taken."""
+    kernel.run(NETWORK)
+    kernel.run("before = everything()")
+    return kernel
+
+
+def test_verified_what_is_left_is_one_run_and_one_output(network: Kernel):
+    network.run("%%deterministic -q\ntrain()\nonce = weights()")
+    network.run(NETWORK)  # anew, the same
+    ran = network.run("%%deterministic --verify -o d\nprint('a line of mine')\ntrain()\nlen(history)")
+    assert (ran.status, ran.value, ran.stdout.count("a line of mine")) == ("ok", "4", 1)
+    assert ran.kinds.count("execute_result") == 1
+    assert "Same numbers twice" in ran.text
+    assert network.value("(d.verified, d.problems, d.unrestorable, len(history), weights() == once)") == "(True, (), (), 4, True)"
+    assert network.value(f"Out[{ran.count}]") == "4"
+
+
+def test_an_interrupt_of_the_second_run_leaves_the_first(network: Kernel):
+    body = """
+train()
+after = weights()
+runs.put(1)
+if runs.qsize() > 1:
+    print("the second")
+    history.append("wrong")
+    os.mkdir("second")  # which is how the test knows
+    while True:
+        time.sleep(0.01)
+"""
+    begun = network.folder / "second"
+
+    def stop() -> None:
+        end = time.monotonic() + 50
+        while not begun.exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        network.manager.interrupt_kernel()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    ran = network.run("%%deterministic --verify -o d" + body)
+    stopper.join()
+    begun.rmdir()
+    assert (ran.status, ran.ename) == ("error", "KeyboardInterrupt")
+    assert ran.stdout == ""
+    assert network.value("(runs.qsize(), history, weights() == after, d.restored)") == "(2, [1, 1, 1, 1], True, True)"
+    assert network.value("(d.verified, d.not_verified)") == "(None, 'the second run was interrupted')"
+
+
+@pytest.mark.parametrize("body", PLANTED)
+def test_a_planted_cause_is_named_with_its_op_and_line(network: Kernel, body: str):
+    ran = network.run(f"%%deterministic --verify -o d\n{body}")
+    assert ran.status == "ok"
+    assert "Different every run" in ran.text
+    found = "d.divergence"
+    assert network.value(f"({found}.cause, {found}.op, {found}.location.line, {found}.location.cell)") == repr((*PLANTED[body], ran.count))
+    assert network.value("(d.verified, d.restored, d.problems)") == "(False, True, ())"

@@ -77,6 +77,11 @@ class MagicParser:
         return tuple(flag for action in self._actions for flag in action.option_strings)
 
     @property
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """Every word and flag as it is written, such as ``--seed N``, and what it does."""
+        return tuple((_written(action), (action.help or "").replace("%%", "%")) for action in self._actions)
+
+    @property
     def _actions(self) -> Sequence[argparse.Action]:
         return self._parser._actions  # noqa: SLF001 - argparse has no other way
 
@@ -138,6 +143,11 @@ class _WrongWordsError(Exception):
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise _WrongWordsError(message)
+
+
+def _written(action: argparse.Action) -> str:
+    value = "" if action.nargs == 0 else f" {action.metavar}"
+    return ", ".join(f"{flag}{value}" for flag in action.option_strings) or str(action.metavar)
 
 
 def without_comment(line: str) -> str:

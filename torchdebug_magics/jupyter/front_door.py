@@ -45,6 +45,7 @@ class FrontDoor:
     """The line magic ``%torchdebug``."""
 
     NAME = "torchdebug"
+    HELP = _HELP
     WORDS = ("doctor", "last", "display", *MODES, "--help")
 
     def __init__(self, rows: Iterable[Instrument], screen: Screen, reports: Sequence[tuple[str, Report]]) -> None:

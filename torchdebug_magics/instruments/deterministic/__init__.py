@@ -17,14 +17,19 @@ Workers of a DataLoader draw their seeds from torch's, so that they follow; `np.
 What is too late in a running process is said. CUDA is never started.
 
     %%deterministic --seed 7        above a cell: for this cell alone
+    %%deterministic --verify        run it twice from the same start, and name the first op that differs, and why
+    %%deterministic --save run.json             write down what each op gave
+    %%deterministic --against run.json          ... and compare a later run with it, to the last bit or to within --rtol
     %deterministic --seed 7         from now on, over all cells
     %deterministic off              ... until here
     %deterministic status           every source of random numbers, and the state that it is in
     %%deterministic --strict        an op without a deterministic way raises torch's own error, at your line
     %%deterministic --keep-rng      afterwards the generators go on from where the cell left them
+    torchdebug_magics.verify(function)          --verify of a function, in a script or a test
 
 A setting of the ritual's that the cell changes itself is put back, too, and the report says so; what the ritual does not touch stays.
-Nothing is added to the cost of torch's own flags; those may double the time of a training step.""",
+Nothing is added to the cost of torch's own flags; those may double the time of a training step. --verify takes the time of the second run,
+too, and looks at every op of both.""",
     options=(
         Option("--seed", "a whole number from 0 to 4294967295 (default 42)", {"type": int, "default": 42, "metavar": "N"}),
         Option("--strict", "raise where torch has no deterministic way, in place of a warning", {"action": "store_true"}),

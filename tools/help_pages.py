@@ -1,0 +1,138 @@
+"""Write docs/magics/: a page for each magic, from its own help, its options and its report. Run it after a change of these."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # of this checkout, whatever is installed
+
+from torchdebug_magics import catalog  # noqa: E402
+from torchdebug_magics.jupyter.arguments import MagicParser  # noqa: E402
+from torchdebug_magics.jupyter.front_door import FrontDoor  # noqa: E402
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instrument import Instrument
+
+PAGES = ROOT / "docs/magics"
+WRITTEN = "<!-- Written by tools/help_pages.py from the help of the magic. Change that, and run it. -->"
+TERM = re.compile(r"(\S+) {2,}(\S.*)")
+LATER = re.compile(r" {5,}(\S.*)")
+
+
+def pages() -> dict[str, str]:
+    """The text of each page, by the name of its file."""
+    rows = tuple(catalog.instruments())
+    made = {f"{row.name}.md": "\n\n".join([WRITTEN, *page(row)]) + "\n" for row in rows}
+    made["torchdebug.md"] = "\n\n".join([WRITTEN, "# `%torchdebug`", *prose(FrontDoor.HELP)]) + "\n"
+    listed = [(f"[`{row.magic}`]({row.name}.md)", row.summary) for row in rows]
+    listed.append(("[`%torchdebug`](torchdebug.md)", "what there is, what this machine offers, and how reports are shown"))
+    made["README.md"] = "\n\n".join([WRITTEN, "# The magics", table(("magic", "shows"), listed)]) + "\n"
+    return made
+
+
+def page(row: Instrument) -> Iterator[str]:
+    """What is said of a magic, a block each."""
+    yield f"# `{row.magic}`"
+    yield f"{row.summary[0].upper()}{row.summary[1:]}."
+    yield from prose(row.description)
+    if (ROOT / f"notebooks/{row.name}.ipynb").exists():
+        yield f"The notebook [`{row.name}.ipynb`](../../notebooks/{row.name}.ipynb) shows all of it at work."
+    yield "## Options"
+    yield table(("write", "to"), [(f"`{_cell(written)}`", _cell(said)) for written, said in MagicParser(row).rows])
+    yield "## In a script"
+    yield from script(row)
+    yield "## The report"
+    yield "What `-o NAME` keeps, and a session leaves in `session.report`. `to_dict()` and `to_json()` give it as plain values."
+    yield from fields(row)
+
+
+def script(row: Instrument) -> Iterator[str]:
+    """How its function is called."""
+    if row.probe is not None:
+        yield f"```python\nwith torchdebug_magics.{row.name}() as session:\n    train()\nprint(session.report.verdict)\n```"
+    if row.examine is not None and not row.says:
+        values = row.subjects.lower().replace(" ", ", ")
+        yield f"```python\nreport = torchdebug_magics.{row.name}({values})\n```"
+    if keywords := [f"`{option.name}=`" for option in row.options]:
+        yield f"Options are keywords: {', '.join(keywords)}."
+
+
+def prose(text: str) -> Iterator[str]:
+    """Markdown of a help's text: paragraphs, indented lines that are code, and terms with their meaning."""
+    for block in text.split("\n\n"):
+        lines = block.splitlines()
+        if all(line.startswith("    ") for line in lines):
+            yield "```text\n" + "\n".join(line[4:] for line in lines) + "\n```"
+        elif terms := _terms(lines):
+            yield table(("name", "what"), [(f"`{_cell(name)}`", _cell(meaning)) for name, meaning in terms])
+        else:
+            yield "\n".join(lines)
+
+
+def _terms(lines: Iterable[str]) -> list[tuple[str, str]]:
+    """``name  meaning``, which may go on in indented lines; empty where one is neither."""
+    found: list[tuple[str, str]] = []
+    for line in lines:
+        if term := TERM.fullmatch(line):
+            found.append((term[1], term[2]))
+        elif found and (later := LATER.fullmatch(line)):
+            found[-1] = (found[-1][0], f"{found[-1][1]} {later[1]}")
+        else:
+            return []
+    return found
+
+
+def fields(row: Instrument) -> Iterator[str]:
+    """Every field of its report, and of what that is made of, as the source tells."""
+    spec = importlib.util.find_spec(f"{catalog.INSTRUMENTS[row.name]}.report")
+    assert spec is not None
+    assert spec.origin is not None
+    classes = [node for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    ordered = sorted(classes, key=lambda one: not one.name.endswith("Report"))  # what a user holds in hand comes first
+    for node in ordered:
+        if not node.name.startswith(("_", "Live")) and (rows := list(_fields(node))):
+            yield f"### `{node.name}`"
+            yield (ast.get_docstring(node) or "").replace("``", "`")
+            yield table(("field", "type", ""), rows)
+
+
+def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str, str]]:
+    for at, one in enumerate(node.body):
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and not one.target.id.startswith("_"):
+            after = node.body[at + 1] if at + 1 < len(node.body) else None
+            told = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+            yield f"`{one.target.id}`", f"`{_cell(ast.unparse(one.annotation))}`", _cell(str(told))
+        elif isinstance(one, ast.FunctionDef) and any(isinstance(by, ast.Name) and by.id == "property" for by in one.decorator_list):
+            yield f"`{one.name}`", f"`{_cell(ast.unparse(one.returns))}`" if one.returns else "", _cell(ast.get_docstring(one) or "")
+
+
+def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """In Markdown."""
+    lines = [heads, ("---",) * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("``", "`").replace("|", r"\|")
+
+
+def main() -> int:
+    """Write those that differ, and name them."""
+    PAGES.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        path = PAGES / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            print(f"{path.relative_to(ROOT)}: written anew")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
