@@ -12,6 +12,8 @@ __all__ = ["argument_of", "is_movement", "is_overwriting", "is_pointwise", "is_u
 
 _HIDDEN_WRITES = {
     "native_batch_norm": ("running_mean", "running_var"),
+    "batch_norm": ("running_mean", "running_var"),
+    "instance_norm": ("running_mean", "running_var"),
     "cudnn_batch_norm": ("running_mean", "running_var"),
     "miopen_batch_norm": ("running_mean", "running_var"),
 }

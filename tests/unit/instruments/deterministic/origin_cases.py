@@ -913,6 +913,17 @@ def pause(i):
         y = m(torch.ones(100))
         """,
     ),
+    "rate_of_a_schedule": Case(
+        "wall_clock", ("opt",),
+        """
+        import time
+        net = torch.nn.Linear(3, 1)
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda epoch: time.monotonic())  # <-
+        net(torch.ones(2, 3)).sum().backward()
+        opt.step()
+        """,
+    ),
     "memory_under_a_tensor": Case(
         "numpy_random", ("a",),
         """

@@ -803,5 +803,12 @@ numbers.append(3)
 x = torch.tensor(objects[1]).sum() + sum(numbers)
 """,
     ),
+    "running sums, in inference mode": (
+        "net = nn.Sequential(nn.BatchNorm1d(3), nn.InstanceNorm1d(3, track_running_stats=True))",
+        """\
+with torch.inference_mode():
+    y = net(torch.randn(4, 3, 5))
+""",
+    ),
 }
 """Setup and body; all are the same each time."""

@@ -68,7 +68,7 @@ class Namespace:
         if isinstance(value, torch.Tensor) or is_random(value) or type(value).__module__ == "numpy":
             return found
         part = _NOTHING if isinstance(value, type) else _own(value, name)
-        if isinstance(part, MethodType) and part.__self__ is value:  # as a scheduler puts over an optimizer's `step`
+        if isinstance(part, FunctionType) and not is_user_code(part.__code__):  # as a scheduler puts one over an optimizer's `step`
             return found
         if part is not _NOTHING:
             return part, ("attribute", *self._digests.token(value), name)

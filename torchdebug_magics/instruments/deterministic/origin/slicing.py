@@ -133,10 +133,24 @@ class Slicer:
             theirs = self._pairing.partner[latest].before.get(names[0]) if names and latest in self._pairing.partner else None
             if not became and place[0] == "attribute" and (theirs is None or theirs.place != place):
                 break  # it is another object than in the other run
+            if not became and (around := self._around(step, latest, path)) is not None:
+                return self._within(around, self._pairing.partner[around], path)
             if not became:
                 return self._out_of_sight(step, latest, path, names, found)
             latest = step
         return self._from_caller(latest, place, names, found)
+
+    def _around(self, step: Step, later: Step, path: str) -> Step | None:
+        """The line that had called this one, and at whose end it differs: such a line ends after those that it calls."""
+        open_lines = {id(one) for one in _callers(later)}
+        return next(
+            (
+                one
+                for one in _callers(step)
+                if id(one) not in open_lines and one in self._pairing.partner and differing(one, self._pairing.partner[one], path)[1]
+            ),
+            None,
+        )
 
     def _out_of_sight(self, agreed: Step, differs: Step, path: str, names: tuple[str, ...], found: list[Beginning]) -> list[_Question]:
         """Between two lines something changed it under another name, or on a way that only one run took."""
@@ -211,6 +225,13 @@ class Slicer:
             if own and step.statement is not None and name in step.statement.bound:
                 return step
         return None
+
+
+def _callers(step: Step) -> Iterator[Step]:
+    caller = step.call.caller
+    while caller is not None:
+        yield caller
+        caller = caller.call.caller
 
 
 def differing(step: Step, partner: Step, path: str) -> tuple[bool, bool]:
