@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["argument_of", "is_movement", "is_overwriting", "is_pointwise", "is_uninitialised", "op_name", "written_by"]
+__all__ = [
+    "argument_of",
+    "is_movement",
+    "is_overwriting",
+    "is_pointwise",
+    "is_uninitialised",
+    "is_writing_in_part",
+    "op_name",
+    "written_by",
+]
 
 _HIDDEN_WRITES = {
     "native_batch_norm": ("running_mean", "running_var"),
@@ -93,6 +102,9 @@ _OVERWRITES = frozenset(
 )
 
 
+_WRITES_IN_PART = frozenset(["index_copy_", "index_fill_", "index_put_", "_index_put_impl_", "scatter_", "masked_fill_", "masked_scatter_"])
+
+
 def op_name(func: Any) -> str:
     """``aten.log.default`` -> ``log``; an op of another library keeps its namespace: ``torchvision::nms``."""
     schema: str = func._schema.name
@@ -115,6 +127,11 @@ def is_pointwise(func: Any) -> bool:
 def is_movement(func: Any) -> bool:
     """Whether the op only moves numbers, so that a bad output element is a bad input element."""
     return bool(getattr(func, "is_view", False)) or op_name(func) in _MOVES
+
+
+def is_writing_in_part(func: Any) -> bool:
+    """Whether the op leaves some of what it writes as it was, without a look at it."""
+    return op_name(func) in _WRITES_IN_PART
 
 
 def is_overwriting(func: Any) -> bool:

@@ -105,7 +105,7 @@ def _hooks(tensor: torch.Tensor) -> list[Any]:
 
 def _read_tensor(tensor: torch.Tensor) -> list[Any]:
     with torch._C.DisableTorchFunctionSubclass():
-        memory = tensor.data if _has_memory(tensor) else None
+        memory = (tensor.data, 0 if tensor.is_inference() else tensor._version) if _has_memory(tensor) else None
     return [*_hooks(tensor), State([memory])]
 
 
@@ -115,8 +115,11 @@ def _write_tensor(tensor: torch.Tensor, parts: list[Any]) -> None:
             now.clear()
     memory = parts[-1][0]
     with torch._C.DisableTorchFunctionSubclass():
-        if memory is not None and _shape_of(tensor) != _shape_of(memory):
-            tensor.data = memory
+        if memory is None or _shape_of(tensor) == _shape_of(memory[0]):
+            return
+        tensor.data = memory[0]
+        if not tensor.is_inference():  # a graph of the user's that saved it finds it as it was
+            torch._C._autograd._unsafe_set_version_counter((tensor,), (memory[1],))
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

@@ -102,7 +102,7 @@ class Comparison:
             return "given"
         if before.gave == seen.gave:
             return None
-        if op.empty is not None and op.plan.moves:
+        if op.empty is not None and op.plan.passes_on:
             self.recorder.taint(op)  # it holds what nobody has written, and may never be read
             return None
         return "gave"

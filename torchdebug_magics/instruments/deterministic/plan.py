@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.ops import is_movement, is_overwriting, is_pointwise, is_uninitialised, op_name
+from torchdebug_magics.probing.ops import is_movement, is_overwriting, is_pointwise, is_uninitialised, is_writing_in_part, op_name
 
 __all__ = ["Plan", "plan_of"]
 
@@ -31,6 +31,8 @@ class Plan:
     """Whether what it writes does not depend on what was there."""
     moves: bool
     """Whether it only moves numbers."""
+    passes_on: bool
+    """Whether memory that nobody has written may be in what it gives, and it has not looked at it."""
     is_pointwise: bool
     is_marker: bool
     """Whether it computes nothing, as the profiler's own."""
@@ -50,6 +52,7 @@ def plan_of(func: Any) -> Plan:
         is_empty=is_uninitialised(base) and base != "_efficientzerotensor",
         is_overwriting=is_overwriting(func),
         moves=is_movement(func),
+        passes_on=is_movement(func) or is_writing_in_part(func),
         is_pointwise=is_pointwise(func),
         is_marker=base.startswith("profiler::"),
     )

@@ -55,7 +55,7 @@ class Printer:
         running = self._calls.current
         module = self._modules.setdefault("" if running is None else running.path, len(self._modules))
         is_backward = torch._C._current_autograd_node() is not None
-        bits = is_backward | op.plan.is_random << 1 | (op.empty is not None and op.plan.moves) << 2
+        bits = is_backward | op.plan.is_random << 1 | (op.empty is not None and op.plan.passes_on) << 2
         self._records += RECORD.pack(seen.op, seen.line, module, bits, seen.given, seen.gave, *self._summary(op))
 
     def _summary(self, op: Op) -> tuple[float, float]:

@@ -810,5 +810,16 @@ with torch.inference_mode():
     y = net(torch.randn(4, 3, 5))
 """,
     ),
+    "a cache that is filled row by row": (
+        "",
+        """\
+k, v, m = torch.empty(2, 4, 3), torch.empty(2, 4, 3), torch.empty(4)
+for i in range(4):
+    k.index_copy_(1, torch.tensor([i]), torch.randn(2, 1, 3))
+    v[:, i : i + 1] = torch.randn(2, 1, 3)
+    m.masked_fill_(torch.arange(4) == i, i)
+y = F.scaled_dot_product_attention(torch.randn(2, 1, 3), k, v).sum() + m.sum()
+""",
+    ),
 }
 """Setup and body; all are the same each time."""

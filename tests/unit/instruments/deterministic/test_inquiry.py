@@ -178,6 +178,12 @@ def test_a_consumed_iterator_is_named(ready: InteractiveShell) -> None:
     assert next(ready.user_ns["batches"]).tolist() != [1, 1]
 
 
+def test_a_graph_of_the_first_run_is_still_good(ready: InteractiveShell) -> None:
+    ready.run_cell("lazy = nn.LazyLinear(4)")
+    assert report(ready, "--verify", "y = lazy(torch.randn(2, 3, requires_grad=True))").verified is True
+    ready.run_cell("y.sum().backward()").raise_error()
+
+
 def test_a_queue_that_cannot_be_filled_again_is_named(ready: InteractiveShell) -> None:
     ready.run_cell("from queue import SimpleQueue\nwork = SimpleQueue()\nfor i in range(9): work.put(i)")
     found = report(ready, "--verify", "x = torch.ones(2) * work.get()")
