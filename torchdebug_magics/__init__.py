@@ -76,7 +76,7 @@ def verify(function: Callable[[], object], **options: Any) -> Report:
 
     `options`: ``seed``, ``strict``, ``keep_rng``, ``cost``. What the function raises is raised; all is left as after one call.
     """
-    verified: Report = importlib.import_module("torchdebug_magics.instruments.deterministic.function").verify(function, **options)
+    verified: Report = importlib.import_module("torchdebug_magics.instruments.deterministic.twice.function").verify(function, **options)
     return verified
 
 

@@ -51,5 +51,5 @@ too, and looks at every op of both.""",
     runs_again=True,
     knows_output=True,
     after_cell=f"{_HERE}.view:after_cell",
-    words={"status": f"{_HERE}.status:status"},
+    words={"status": f"{_HERE}.ritual.status:status"},
 )

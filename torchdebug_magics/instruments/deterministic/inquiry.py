@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.errors import DeterminismError, TorchDebugError
-from torchdebug_magics.instruments.deterministic.against import compared, earlier_print
-from torchdebug_magics.instruments.deterministic.cost import measured
-from torchdebug_magics.instruments.deterministic.leftovers import Leftovers
-from torchdebug_magics.instruments.deterministic.outside import Outside
-from torchdebug_magics.instruments.deterministic.printing import Printer
-from torchdebug_magics.instruments.deterministic.recorder import Recorder
-from torchdebug_magics.instruments.deterministic.recording import Recording
-from torchdebug_magics.instruments.deterministic.runs import Runs
-from torchdebug_magics.instruments.deterministic.verify import second_run
+from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.recording import Recording
+from torchdebug_magics.instruments.deterministic.prints.against import compared, earlier_print
+from torchdebug_magics.instruments.deterministic.prints.printing import Printer
+from torchdebug_magics.instruments.deterministic.twice.cost import measured
+from torchdebug_magics.instruments.deterministic.twice.leftovers import Leftovers
+from torchdebug_magics.instruments.deterministic.twice.outside import Outside
+from torchdebug_magics.instruments.deterministic.twice.runs import Runs
+from torchdebug_magics.instruments.deterministic.twice.verify import second_run
 from torchdebug_magics.probing.modules import live_modules
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from torchdebug_magics.instruments.deterministic.body import Body
     from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
-    from torchdebug_magics.instruments.deterministic.recorder import Op
-    from torchdebug_magics.instruments.deterministic.recording import Seen
-    from torchdebug_magics.instruments.deterministic.ritual import Ritual
+    from torchdebug_magics.instruments.deterministic.ops.recorder import Op
+    from torchdebug_magics.instruments.deterministic.ops.recording import Seen
+    from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
+    from torchdebug_magics.instruments.deterministic.twice.body import Body
     from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["Inquiry"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from torchdebug_magics.instruments.deterministic.inquiry import Inquiry
 from torchdebug_magics.instruments.deterministic.report import DeterministicReport, LiveRitual
-from torchdebug_magics.instruments.deterministic.ritual import Ritual
+from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
 from torchdebug_magics.probing.guard import Guard
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from torchdebug_magics.instruments.deterministic.body import Body
+    from torchdebug_magics.instruments.deterministic.twice.body import Body
 
 __all__ = ["Asked", "DeterministicProbe"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -256,6 +257,11 @@ def test_a_function_is_verified() -> None:
     found = torchdebug_magics.verify(step)
     assert found.verified is True
     assert len(seen) == 1
+
+
+def test_a_function_of_torchs_own() -> None:
+    found = torchdebug_magics.verify(functools.partial(torch.randn, 3))
+    assert (found.verified, found.ops_count) == (True, 1)
 
 
 def test_a_function_that_differs() -> None:

@@ -7,29 +7,22 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from os import getpid
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch.multiprocessing import reductions
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from torchdebug_magics.instruments.deterministic.digest import EMPTY, folded, of_plain, of_tensor
-from torchdebug_magics.instruments.deterministic.plan import Plan, plan_of
-from torchdebug_magics.instruments.deterministic.recording import Recording, Seen
+from torchdebug_magics.instruments.deterministic.ops.callers import is_passed_by
+from torchdebug_magics.instruments.deterministic.ops.digest import EMPTY, folded, of_plain, of_tensor
+from torchdebug_magics.instruments.deterministic.ops.plan import Plan, plan_of
+from torchdebug_magics.instruments.deterministic.ops.poison import fill_otherwise
+from torchdebug_magics.instruments.deterministic.ops.recording import Recording, Seen
 from torchdebug_magics.probing import dispatch
 from torchdebug_magics.probing.contents import Contents, memory_of
 from torchdebug_magics.probing.lines import Line, Lines
 from torchdebug_magics.probing.ops import written_by
-from torchdebug_magics.probing.where import frames_above, owner
 
 __all__ = ["Empty", "Op", "Recorder"]
-
-_BETWEEN = frozenset({dispatch.__file__, torch._ops.__file__, torch._tensor.__file__, torch.functional.__file__})
-"""Files whose code does no more than to pass a call on."""
-
-
-_COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/_aot_autograd/", "/torchinductor_")
 
 
 class Empty(NamedTuple):
@@ -108,7 +101,7 @@ class Recorder:
         stack.callback(listener.take)
 
     def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._is_passed_by = getpid() != self._process or _is_in_between(sys._getframe(2)) or _is_compilers(sys._getframe(2))
+        self._is_passed_by = getpid() != self._process or is_passed_by(sys._getframe(2))
         if self._is_passed_by:
             return
         if self.ahead is not None:
@@ -215,7 +208,7 @@ class Recorder:
             self._tainted[memory_of(tensor)] = empty
             self._in_part.pop(memory_of(tensor), None)
             if self._poison and memory_of(tensor) and tensor.numel() and (not kept_count or tensor.is_contiguous()):
-                _fill_otherwise(tensor.detach().view(-1)[kept_count:] if kept_count else tensor)
+                fill_otherwise(tensor.detach().view(-1)[kept_count:] if kept_count else tensor)
 
     def _know(self, storage: torch.UntypedStorage, memory: int) -> None:
         self._known[memory] = weakref.ref(storage, lambda _: self._forget(memory))
@@ -225,32 +218,6 @@ class Recorder:
         self._in_part.pop(memory, None)
         self._made.discard(memory)
         self._tainted.pop(memory, None)
-
-
-def _is_in_between(frame: FrameType | None) -> bool:
-    """Whether an op is called by this package itself, or by torch where a tensor comes from a worker: which worker is first, none can say.
-
-    Who stands around a call of the user's, as around `backward()`, is no caller.
-    """
-    while frame is not None and frame.f_code.co_filename in _BETWEEN:
-        frame = frame.f_back
-    if frame is None:
-        return False
-    name, above = frame.f_code.co_filename, frame.f_back
-    return owner(name) == "own" or (name == torch._utils.__file__ and above is not None and above.f_code.co_filename == reductions.__file__)
-
-
-def _is_compilers(frame: FrameType | None) -> bool:
-    """Whether an op is called by the compiler, or inside what it has compiled: that is one piece, and made in the first run alone."""
-    if "torch._dynamo.convert_frame" not in sys.modules:
-        return False
-    for one in frames_above(frame):
-        file = one.f_code.co_filename
-        if owner(file) != "torch":
-            return False
-        if any(part in file for part in _COMPILERS):
-            return True
-    return False
 
 
 def _view(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -276,12 +243,3 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for one in value:
             yield from _tensors(one)
-
-
-def _fill_otherwise(tensor: torch.Tensor) -> None:
-    """Torch fills with NaN, the largest integer and True, where it fills at all."""
-    version = 0 if tensor.is_inference() else tensor._version
-    with torch.no_grad():
-        tensor.detach().fill_(False if tensor.dtype is torch.bool else 113)
-    if not tensor.is_inference():
-        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))

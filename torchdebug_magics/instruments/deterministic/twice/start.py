@@ -15,7 +15,7 @@ from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.snapshot import Bound, Snapshot
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.body import Body
+    from torchdebug_magics.instruments.deterministic.twice.body import Body
     from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["State"]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch.utils.data import DataLoader
 
-from torchdebug_magics.instruments.deterministic.generators import is_shared
+from torchdebug_magics.instruments.deterministic.ritual.generators import is_shared
 from torchdebug_magics.probing.names import Named, user_names, values_found
 from torchdebug_magics.probing.states import is_generator
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.deterministic.alerts import Alerts
-from torchdebug_magics.instruments.deterministic.late import too_late
 from torchdebug_magics.instruments.deterministic.report import Setting
-from torchdebug_magics.instruments.deterministic.seeds import Seeds, checked_seed
-from torchdebug_magics.instruments.deterministic.sources import Sources
-from torchdebug_magics.instruments.deterministic.switches import Switch, mode, switches
+from torchdebug_magics.instruments.deterministic.ritual.alerts import Alerts
+from torchdebug_magics.instruments.deterministic.ritual.late import too_late
+from torchdebug_magics.instruments.deterministic.ritual.seeds import Seeds, checked_seed
+from torchdebug_magics.instruments.deterministic.ritual.sources import Sources
+from torchdebug_magics.instruments.deterministic.ritual.switches import Switch, mode, switches
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.report import Warned

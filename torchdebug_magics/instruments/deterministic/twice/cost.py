@@ -13,8 +13,8 @@ from torchdebug_magics.instruments.deterministic.report import Cost
 from torchdebug_magics.probing.contents import Contents
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.ritual import Ritual
-    from torchdebug_magics.instruments.deterministic.runs import Runs
+    from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
+    from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 
 __all__ = ["measured"]
 

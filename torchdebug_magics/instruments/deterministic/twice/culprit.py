@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.deterministic.knowledge import repair
+from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.recording import Recording
 from torchdebug_magics.instruments.deterministic.origin import first_difference
-from torchdebug_magics.instruments.deterministic.recorder import Recorder
-from torchdebug_magics.instruments.deterministic.recording import Recording
 from torchdebug_magics.instruments.deterministic.report import Cause, Divergence
-from torchdebug_magics.instruments.deterministic.runs import Enough
+from torchdebug_magics.instruments.deterministic.twice.runs import Enough
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.compare import Comparison, Difference
+    from torchdebug_magics.instruments.deterministic.ops.recorder import Empty, Op
+    from torchdebug_magics.instruments.deterministic.ops.recording import Seen
     from torchdebug_magics.instruments.deterministic.origin import Origin
-    from torchdebug_magics.instruments.deterministic.recorder import Empty, Op
-    from torchdebug_magics.instruments.deterministic.recording import Seen
-    from torchdebug_magics.instruments.deterministic.runs import Runs
+    from torchdebug_magics.instruments.deterministic.twice.compare import Comparison, Difference
+    from torchdebug_magics.instruments.deterministic.twice.runs import Runs
     from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.report import Location
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.deterministic.compare import Comparison
-from torchdebug_magics.instruments.deterministic.culprit import culprit
-from torchdebug_magics.instruments.deterministic.potential import Repetitions
+from torchdebug_magics.instruments.deterministic.twice.compare import Comparison
+from torchdebug_magics.instruments.deterministic.twice.culprit import culprit
+from torchdebug_magics.instruments.deterministic.twice.potential import Repetitions
 from torchdebug_magics.probing.modules import live_modules
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.recording import Recording
-    from torchdebug_magics.instruments.deterministic.runs import Runs
+    from torchdebug_magics.instruments.deterministic.ops.recording import Recording
+    from torchdebug_magics.instruments.deterministic.twice.runs import Runs
     from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["second_run"]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.deterministic.generators import Held
-from torchdebug_magics.instruments.deterministic.queued import QueuedSeeds
+from torchdebug_magics.instruments.deterministic.ritual.generators import Held
+from torchdebug_magics.instruments.deterministic.ritual.queued import QueuedSeeds
 from torchdebug_magics.probing.rng import RandomState
 
 if TYPE_CHECKING:

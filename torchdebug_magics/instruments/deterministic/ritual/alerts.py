@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.deterministic.knowledge import repair
 from torchdebug_magics.instruments.deterministic.report import Warned
-from torchdebug_magics.instruments.deterministic.switches import mode
+from torchdebug_magics.instruments.deterministic.ritual.switches import mode
 from torchdebug_magics.probing.where import locate, user_frame
 
 if TYPE_CHECKING:

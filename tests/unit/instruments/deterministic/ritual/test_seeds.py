@@ -12,9 +12,9 @@ import torch
 import torchdebug_magics
 from tests import doors
 from tests.unit.instruments.deterministic.everything import random_states
-from torchdebug_magics.instruments.deterministic import queued
-from torchdebug_magics.instruments.deterministic.generators import derived_seed
-from torchdebug_magics.instruments.deterministic.queued import QueuedSeeds
+from torchdebug_magics.instruments.deterministic.ritual import queued
+from torchdebug_magics.instruments.deterministic.ritual.generators import derived_seed
+from torchdebug_magics.instruments.deterministic.ritual.queued import QueuedSeeds
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from torchdebug_magics.instruments.deterministic.precision import PRECISIONS, full
+from torchdebug_magics.instruments.deterministic.ritual.precision import PRECISIONS, full
 
 __all__ = ["Switch", "mode", "switches"]
 

@@ -16,7 +16,7 @@ import torch
 import torchdebug_magics
 from tests.unit.instruments.deterministic.everything import flags, random_states
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.deterministic import switches
+from torchdebug_magics.instruments.deterministic.ritual import switches
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from types import FunctionType
 from typing import TYPE_CHECKING, Protocol
 
-from torchdebug_magics.instruments.deterministic.start import State
+from torchdebug_magics.instruments.deterministic.twice.start import State
 from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.modules import is_compiled, live_modules, unwrapped
 from torchdebug_magics.probing.quiet import quiet
@@ -19,8 +19,8 @@ from torchdebug_magics.probing.quiet import quiet
 if TYPE_CHECKING:
     from types import FrameType
 
-    from torchdebug_magics.instruments.deterministic.body import Body
-    from torchdebug_magics.instruments.deterministic.outside import Outside
+    from torchdebug_magics.instruments.deterministic.twice.body import Body
+    from torchdebug_magics.instruments.deterministic.twice.outside import Outside
     from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["Enough", "Runs", "Watch"]

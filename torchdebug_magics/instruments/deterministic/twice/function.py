@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.deterministic.body import FunctionBody
 from torchdebug_magics.instruments.deterministic.probe import DeterministicProbe
+from torchdebug_magics.instruments.deterministic.twice.body import FunctionBody
 from torchdebug_magics.session import Session
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Every op of a run, as it is dispatched, and a few bytes for what it gave."""

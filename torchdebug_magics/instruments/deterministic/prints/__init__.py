@@ -1,0 +1,1 @@
+"""The fingerprint of a run, and its comparison with another."""

@@ -1,0 +1,1 @@
+"""The body run again from the same start, and what differed."""
