@@ -9,11 +9,11 @@ import pytest
 
 from tests import stacks
 from tests.kernel.conftest import LOAD
+from tests.kernel.kernels import Kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.kernel.kernels import Kernel
+    from collections.abc import Iterator
+    from pathlib import Path
 
 STATE = """
 def state():
@@ -119,22 +119,24 @@ def test_nothing_on_the_line_is_expanded(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("stack", stacks.STACKS)
-def test_interrupts_at_any_moment_leave_nothing_open(stack: str, start_kernel: Callable[[str], Kernel]) -> None:
-    moments, kernel, answered = random.Random(0), loaded(start_kernel, stack), 0
+def test_interrupts_at_any_moment_leave_nothing_open(stack: str, tmp_path: Path) -> None:
+    moments, kernel, answered = random.Random(0), loaded(stack, tmp_path), 0
     while answered < 12:
         try:
             kernel.run(RUNS, interrupt_s=moments.uniform(0.05, 0.1), timeout_s=10)
         except TimeoutError:
             # IPython 7 fails to print some tracebacks of nested cells, with or without us, and its kernel answers no more.
             assert stack == "colab"
-            kernel = loaded(start_kernel, stack)
+            kernel.stop()
+            kernel = loaded(stack, tmp_path)
             continue
         answered += 1
         assert kernel.value("open_now") == "[]"
     assert kernel.run("%%one -q\n5").value == "5"
+    kernel.stop()
 
 
-def loaded(start_kernel: Callable[[str], Kernel], stack: str) -> Kernel:
-    kernel = start_kernel(stack)
+def loaded(stack: str, folder: Path) -> Kernel:
+    kernel = Kernel(stacks.python(stack), folder)
     assert kernel.run(LOAD).status == "ok"
     return kernel
