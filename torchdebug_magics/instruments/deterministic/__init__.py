@@ -23,7 +23,7 @@ What is too late in a running process is said. CUDA is never started.
     %%deterministic --strict        an op without a deterministic way raises torch's own error, at your line
     %%deterministic --keep-rng      afterwards the generators go on from where the cell left them
 
-A setting of the ritual's that the cell changes itself is put back, too, and the report says so; what the ritual does not touch stays.
+One of these settings that the cell changes itself is put back, too, and the report says so; any other stays as the cell leaves it.
 Nothing is added to the cost of torch's own flags; those may double the time of a training step.""",
     options=(
         Option("--seed", "a whole number from 0 to 4294967295 (default 42)", {"type": int, "default": 42, "metavar": "N"}),
