@@ -6,7 +6,7 @@ import html
 
 __all__ = ["Markup", "el", "join", "prose"]
 
-_VOID = frozenset({"br", "img"})
+_VOID = frozenset({"br", "img", "wbr"})
 
 
 class Markup(str):

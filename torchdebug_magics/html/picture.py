@@ -46,15 +46,15 @@ def picture(draw: Callable[[Axes], None], words: Words, *, alt: str, height: flo
         [_word(words.bottom, "right", "bottom")],
         [corner, *below],
     ]
-    if words.key:
-        rows.append([corner, el("td", *words.key, style=style.KEY)])
     whole = el(
         "table",
         el("caption", prose(words.caption, code_style=style.INLINE_CODE), style=style.CAPTION),
         el("tbody", *(el("tr", *cells, style=style.CHART_ROW) for cells in rows)),
         style=style.FACTS,
     )
-    return el("div", whole, style=style.BLOCK)
+    # Below the table: within it, a long key would widen the column of the image, and part the image from its scale.
+    key = el("div", *words.key, style=style.KEY) if words.key else ""
+    return el("div", whole, key, style=style.BLOCK)
 
 
 def _word(text: str, side: str, edge: str) -> Markup:

@@ -106,8 +106,14 @@ def _broken(heading: str) -> list[str]:
 
 def _cell(block: Table, column: str, text: str) -> Markup:
     how = block.format(column)
-    shown = prose(text, code_style=style.INLINE_CODE) if how == "prose" else text
-    return el("td", shown, style=_LOOKS.get(how, ""))
+    shown = prose(text, code_style=style.INLINE_CODE) if how == "prose" else _listed(text)
+    return el("td", shown, style=_LOOKS.get(how, style.NUMBER if " " in text else ""))
+
+
+def _listed(text: str) -> Markup:
+    """May go on in a new line after a comma, and nowhere else: a shape stays whole, and a table with many of them narrow."""
+    first, *more = text.split(", ")
+    return join([first, *(part for each in more for part in (", ", el("wbr"), each))])
 
 
 def _side(block: Table, column: str) -> str:

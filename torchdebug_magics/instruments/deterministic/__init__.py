@@ -27,9 +27,9 @@ What is too late in a running process is said. CUDA is never started.
     %%deterministic --keep-rng      afterwards the generators go on from where the cell left them
     torchdebug_magics.verify(function)          --verify of a function, in a script or a test
 
-A setting of the ritual's that the cell changes itself is put back, too, and the report says so; what the ritual does not touch stays.
+One of these settings that the cell changes itself is put back, too, and the report says so; any other stays as the cell leaves it.
 Nothing is added to the cost of torch's own flags; those may double the time of a training step. --verify takes the time of the second run,
-too, and looks at every op of both.""",
+too, and looks at every op of both. With -o NAME, what each op gave is written down, for a later --against.""",
     options=(
         Option("--seed", "a whole number from 0 to 4294967295 (default 42)", {"type": int, "default": 42, "metavar": "N"}),
         Option("--strict", "raise where torch has no deterministic way, in place of a warning", {"action": "store_true"}),

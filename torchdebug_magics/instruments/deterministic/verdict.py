@@ -96,4 +96,4 @@ def _slower(report: DeterministicReport) -> list[str]:
         return []
     most = max(report.costs, key=lambda cost: cost.ratio, default=None)
     by = f", most by {most.setting} ({most.ratio:.2f}x)" if most is not None and ratio > _WORTH_SAYING < most.ratio else ""
-    return [f"the ritual takes {ratio:.2f}x the time{by}"]
+    return [f"what it sets makes the cell take {ratio:.2f}x the time{by}"]

@@ -125,13 +125,13 @@ def _ritual(report: DeterministicReport) -> Iterator[Block]:
     """What was set, behind a fold: it is the same in every cell."""
     rows = tuple((name, _value(one.before), _value(one.during)) for name, one in report.settings.items())
     columns = ("setting", "before and after" if report.restored else "before", "during")
-    blocks: list[Block] = [Table("What was set for the cell", columns, rows, dict.fromkeys(columns, "code"))] if rows else []
+    blocks: list[Block] = [Table("Settings, and what they were", columns, rows, dict.fromkeys(columns, "code"))] if rows else []
     seeded = "Python, NumPy's global one, torch on every device"
     own = ", ".join(f"`{name}`" for name in report.generators)
     blocks.append(Facts((("seeded", f"{seeded}{', ' if own else ''}{own}"), ("threads", f"{report.threads_count:,}"))))
     blocks += [Note(one) for one in report.too_late]
     late = f", {plural(len(report.too_late), 'thing')} too late" if report.too_late else ""
-    yield Fold(f"The ritual: {plural(len(rows), 'setting')}{late}", tuple(blocks))
+    yield Fold(f"What was set: {plural(len(rows), 'setting')}{late}", tuple(blocks))
 
 
 def _value(value: object) -> str:

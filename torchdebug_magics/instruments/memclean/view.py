@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["page"]
 
-_HELD: dict[str, Format] = {"holds": "bytes", "frees alone": "bytes", "costs": "prose", "also held by": "prose"}
+_HELD: dict[str, Format] = {"holds": "bytes", "frees alone": "bytes", "what": "prose", "costs": "prose", "also held by": "prose"}
 _FREED: dict[str, Format] = {"freed": "bytes", "process became smaller by": "bytes"}
 
 

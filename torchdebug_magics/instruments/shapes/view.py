@@ -211,8 +211,9 @@ def _totals(report: ShapesReport) -> list[tuple[str, str]]:
         until = " up to the failure" if report.failure else " in one forward"
         found.append(("FLOPs", f"{count(report.total_flops)}{until}; 2 per multiply-add"))
         found.append(("activations", f"{byte_size(report.activation_bytes)} kept for the backward pass{until if report.failure else ''}"))
-    if report.symbols:
-        found.append(("letters", f"{report.symbols}; the others are sizes of the input"))
+    if any(row.formula for row in report.rows):
+        fixed = f"{report.symbols}; the others" if report.symbols else "they"
+        found.append(("letters", f"{fixed} are sizes of the input, such as `B` for the batch"))
     if report.unused:
         found.append(("never called", f"{', '.join(f'`{path}`' for path in report.unused)}: the forward does not use what they hold"))
     return [*found, ("how", f"{_HOW[report.mode]}{_unchecked(report.unchecked_ops)}")]
