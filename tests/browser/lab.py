@@ -47,6 +47,12 @@ READY = """() => {
     return widget?.context?.isReady && widget.sessionContext?.isReady && widget.sessionContext.session?.kernel?.status === 'idle';
 }"""
 
+# Each cell that holds code has a number, in the order of the notebook; a cell that still waits has none.
+EACH_RAN = """() => {
+    const cells = [...window.jupyterapp.shell.currentWidget.content.model.cells].filter(cell => cell.type === 'code');
+    return cells.every(cell => cell.executionCount && cell.executionState !== 'running');
+}"""
+
 # The text of a cell's outputs, without the prompts beside them.
 TEXT = """cell => [...cell.querySelectorAll('.jp-OutputArea-output')].map(output => output.innerText.trim()).join('\\n')"""
 
@@ -169,11 +175,12 @@ class Lab:
     def file(self) -> Path:
         return self.server.folder / self.name
 
-    def open(self, name: str, cells: Sequence[str] | None = None) -> None:
-        """Open the notebook `name`, written from `cells` where these are given, and wait for its kernel."""
+    def open(self, name: str, cells: Sequence[str] | None = None, *, may_stop: bool = False) -> None:
+        """Open the notebook `name`, written from `cells` (after one that `may_stop` the next is run), and wait for its kernel."""
         self.name = name
         if cells is not None:
-            document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip("\n")) for cell in cells])
+            tags = {"tags": ["raises-exception"] if may_stop else []}
+            document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip("\n"), metadata=tags) for cell in cells])
             document.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
             nbformat.write(document, self.file)
         self.page.goto(f"{self.server.url}/lab/tree/{name}?reset&token={self.server.token}", wait_until="domcontentloaded")
@@ -203,6 +210,11 @@ class Lab:
         """Wait until no cell runs."""
         self.page.wait_for_function("() => window.runEnded", timeout=limit_s * 1000)
         self.page.wait_for_function(READY, timeout=limit_s * 1000)
+
+    def wait_for_each_cell(self, *, limit_s: float = 180) -> None:
+        """Wait until all cells ran; where one may stop, JupyterLab calls the run ended, and goes on with the next."""
+        self.page.wait_for_function(EACH_RAN, timeout=limit_s * 1000)
+        self.wait_for_end(limit_s=limit_s)
 
     def seen_texts(self) -> list[str]:
         """The distinct texts of outputs since `start_all`."""
