@@ -68,7 +68,7 @@ def test_every_output_reads_well_in_jupyterlab(toured: Lab, theme: str) -> None:
         if output.is_visible():  # one that was taken back has no height
             output.screenshot(path=toured.screens / f"lab_{theme}_{number:02}.png")
     assert complained(toured.page) == []
-    assert toured.console_errors == []
+    assert errors(toured) == []
 
 
 @pytest.mark.parametrize("theme", THEMES)
@@ -105,7 +105,7 @@ def test_every_output_reads_well_where_the_notebook_is_not_trusted(lab: Lab, sav
         lab.page.set_viewport_size({"width": WIDTHS[0], "height": HEIGHT})
         lab.picture(f"untrusted_{theme}")
         assert complained(lab.page) == []
-    assert lab.console_errors == []
+    assert errors(lab) == []
 
 
 FAULTS = {
