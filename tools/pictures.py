@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 PICTURES = ROOT / "pictures"
 MARGIN = 12
 
-# A network that learns how alike two images are: one of the pairs holds the same image twice, the losses are kept with their graphs, and
-# noise comes from a generator without a seed.
+# A network that learns how alike two images are; one of the pairs holds the same image twice.
 CELLS = (
     """
-import numpy as np
 import torch
 from torch import nn
 
@@ -46,37 +44,11 @@ for left, right in pairs:
     loss.backward()
     optimizer.step()
 """,
-    """
-%%memtrace
-history = []
-for left, right in pairs[6:16]:
-    loss = (model(left) - model(right)).pow(2).mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    history.append(loss)
-""",
-    """
-%%deterministic --verify
-noise = np.random.default_rng()
-for left, right in pairs[6:16]:
-    left = left + torch.from_numpy(noise.normal(size=left.shape)).float()
-    loss = (model(left) - model(right)).pow(2).mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-""",
-)
-# A picture, the cell that it is of, and the last of what it shows.
-SHOWN = (
-    ("nanhunt", 1, ".jp-RenderedHTMLCommon pre"),
-    ("memtrace", 2, ".jp-RenderedHTMLCommon table:has(img)"),
-    ("deterministic", 3, ".jp-RenderedHTMLCommon pre"),
 )
 
 
 def main() -> None:
-    """Run the notebook once, and take the pictures in both themes."""
+    """Run the notebook once, and take the picture in both themes."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as made, sync_playwright() as playwright:
@@ -87,25 +59,23 @@ def main() -> None:
             # So high that the whole notebook fits: JupyterLab draws no cell that is out of sight.
             page = browser.new_page(viewport={"width": 1060, "height": 4000}, device_scale_factor=2)
             lab = harness.Lab(server, page, PICTURES)
-            lab.open("pictures.ipynb", CELLS, may_stop=True)
-            lab.start_all()
-            lab.wait_for_each_cell()
+            lab.open("pictures.ipynb", CELLS)
+            lab.run_all()
             page.evaluate("() => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = 0; }")  # no toolbar in the picture
             for theme, word in ((harness.LIGHT, "light"), (harness.DARK, "dark")):
                 lab.theme(theme)
                 page.wait_for_timeout(500)  # the colours fade in
-                for name, cell, last in SHOWN:
-                    page.screenshot(path=str(PICTURES / f"{name}_{word}.png"), clip=_down_to(lab.cell(cell), last))
+                page.screenshot(path=str(PICTURES / f"nanhunt_{word}.png"), clip=_to_the_code(lab.cell(1)))
             browser.close()
-    print(f"made, light and dark, in {PICTURES}: {', '.join(name for name, _, _ in SHOWN)}")
+    print(f"made {PICTURES}/nanhunt_light.png and nanhunt_dark.png")
 
 
-def _down_to(cell: Locator, last: str) -> FloatRect:
-    """From the top of the cell to the end of the first thing of its report that is `last`."""
+def _to_the_code(cell: Locator) -> FloatRect:
+    """From the top of the cell to the end of the lines that its report quotes."""
     whole = cell.bounding_box()
-    end = cell.locator(last).first.bounding_box()
+    end = cell.locator(".jp-RenderedHTMLCommon pre").first.bounding_box()
     if whole is None or end is None:
-        msg = f"the cell shows no {last}"
+        msg = "the cell shows no report that quotes a line"
         raise RuntimeError(msg)
     return {"x": whole["x"], "y": whole["y"], "width": whole["width"], "height": end["y"] + end["height"] - whole["y"] + MARGIN}
 

@@ -1,8 +1,7 @@
-"""The tour as a stranger reads it, in the light theme and in the dark: in JupyterLab, on nbconvert's page, and when it is not trusted."""
+"""The tour as a stranger reads it, in the light theme and in the dark: in JupyterLab, and on nbconvert's page."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from typing import TYPE_CHECKING
 
@@ -90,27 +89,6 @@ def test_every_output_reads_well_on_the_page_that_nbconvert_writes(
         assert complained(page) == []
     finally:
         page.close()
-
-
-def test_every_output_reads_well_where_the_notebook_is_not_trusted(lab: Lab, saved: nbformat.NotebookNode, tmp_path: Path) -> None:
-    lab.screens = tmp_path
-    for cell in saved.cells:
-        for output in cell.get("outputs", ()):
-            if "text/html" in output.get("data", ()):
-                output.metadata["changed"] = "elsewhere"  # as by someone else: the signature no longer holds
-    lab.server.folder.joinpath("untrusted_tour.ipynb").write_text(json.dumps(saved))
-    lab.page.set_viewport_size({"width": WIDTHS[0], "height": HEIGHT})
-    lab.open("untrusted_tour.ipynb")
-    stand_still(lab.page)
-    reports = lab.page.locator(f"{OUTPUTS}[data-mime-type='text/html']").count()
-    untrusted = "() => [...window.jupyterapp.shell.currentWidget.content.model.cells].filter(cell => cell.trusted === false).length"
-    assert lab.page.evaluate(untrusted) >= reports >= len(MAGICS)
-    for theme, name in THEMES.items():
-        lab.theme(name)
-        lab.page.set_viewport_size({"width": WIDTHS[0], "height": HEIGHT})
-        lab.picture(f"untrusted_{theme}")
-        assert complained(lab.page) == []
-    assert errors(lab) == []
 
 
 FAULTS = {
