@@ -62,8 +62,10 @@ VERDICTS = [
     ),
     (
         {"settings": SETTINGS, "slowdown_ratio": 1.8, "costs": COSTS},
-        "Seeded with 42; 2 settings changed, all put back · "
-        "what it sets makes the cell take 1.80x the time, most by cudnn.benchmark (1.70x)",
+        (
+            "Seeded with 42; 2 settings changed, all put back · "
+            "what it sets makes the cell take 1.80x the time, most by cudnn.benchmark (1.70x)"
+        ),
     ),
 ]
 
