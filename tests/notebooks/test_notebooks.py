@@ -105,7 +105,7 @@ SENTENCES = {
         r"Different from before\.json: aten\.mul\.Tensor · In\[\d+\] line 5: `return \(layer\(x\) \* scale\)",
         r"Same numbers as before\.json: 11 ops are equal to within 0\.0001",
         r"Different from well: .* line 12: `loss = F\.cross_entropy\(net\(x\), y\)`",
-        r"the ritual takes [\d.]+x the time",
+        r"makes the cell take [\d.]+x the time",
         r"^[\d.]+ times as long, over \d settings$",
         r"^'Same numbers twice: \d{3} ops are bit-identical",
         r"every run: aten\.randn\.generator · .* line 5: .* draws from `noise`, .* fix: `noise\.manual_seed\(42\)` .* cause unseeded generator",

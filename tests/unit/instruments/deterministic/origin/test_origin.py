@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.unit.instruments.deterministic.twice.runs import Cell, Ops
 
 from tests.unit.instruments.deterministic.origin_cases import CASES
+from tests.unit.instruments.deterministic.runs import Cell, Ops
 from torchdebug_magics.instruments.deterministic.origin import first_difference
 from torchdebug_magics.probing.rng import RandomState
 
