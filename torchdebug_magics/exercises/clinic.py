@@ -12,6 +12,8 @@ from torchdebug_magics.exercises.checking import Exercise, expect
 
 __all__ = ["check"]
 
+_CLOSE = 0.01
+"""A bound below a square root leaves a distance as small as this."""
 _EXACT = 1e-4
 
 check = Exercise("All six patients are healthy; the next ones will be your own.")
@@ -39,7 +41,7 @@ def measured(distance: Callable[[Tensor, Tensor], Tensor]) -> None:
     found = distance(left, right)
     expect(tuple(found.shape) == (2,), f"two pairs of points should give two distances, and give {tuple(found.shape)}.")
     expect(abs(float(found[0].detach()) - 5) < _EXACT, f"(0, 0) and (3, 4) are 5 apart, and not {float(found[0].detach()):.4f}.")
-    expect(abs(float(found[1].detach())) < 0.01, f"a point is 0 apart from itself, and not {float(found[1].detach()):.4f}.")  # noqa: PLR2004
+    expect(abs(float(found[1].detach())) < _CLOSE, f"a point is 0 apart from itself, and not {float(found[1].detach()):.4f}.")
     found.sum().backward()
     slope = left.grad
     expect(slope is not None and slope.isfinite().all(), "the value is fine, and the gradient of a point and itself is still NaN.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -35,7 +36,7 @@ def looked(look: Callable[..., object], activity: list[Any]) -> None:
     output = torch.randn(4, 3, requires_grad=True) * 2
     kept = _added(activity, lambda: look(nn.Identity(), (), output))
     expect(not isinstance(kept, Tensor), "`look` still keeps a tensor at each call; a number is enough, and keeps nothing else alive.")
-    expect(abs(kept - output.mean().item()) < 1e-6, "the number that `look` keeps is not the mean of the output.")  # noqa: PLR2004
+    expect(math.isclose(kept, output.mean().item(), abs_tol=1e-6), "the number that `look` keeps is not the mean of the output.")
 
 
 @check.task

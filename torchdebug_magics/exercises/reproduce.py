@@ -38,7 +38,7 @@ def repeated(train: Callable[[int], Sequence[float]]) -> None:
         one, two, other = (list(train(seed)) for seed in (1, 1, 2))
     finally:
         random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
+        np.random.set_state(states[1])  # noqa: NPY002 - the very generator that the learner's code draws from
     expect(one == two, "called twice with the same seed, `train` still gives two different runs; which of its sources is not seeded?")
     expect(one != other, "another seed should give another run.")
 

@@ -41,13 +41,13 @@ class CellBody:
         self._cells = cells
         lines = shell.transform_cell(source)
         compiler: Any = shell.compile
-        file = _file_of(shell)
-        body = [one for one in compiler.ast_parse(lines, filename=file).body if not _is_magic(one, magics)]
+        self.file = _file_of(shell)
+        body = [one for one in compiler.ast_parse(lines, filename=self.file).body if not _is_magic(one, magics)]
         self.statements = tuple(body)
         named = {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
         self.variables = {name: value for name, value in shell.user_ns.items() if name in named - self.hidden}
         self.refusal = _wrapped(self.statements, magics) or _refusal(self.statements)
-        self._code: CodeType | None = None if self.refusal else compiler(shell.transform_ast(ast.Module(body, [])), file, "exec")
+        self._code: CodeType | None = None if self.refusal else compiler(shell.transform_ast(ast.Module(body, [])), self.file, "exec")
 
     def run(self) -> None:
         """Once more; what it raises is raised, what it prints or displays is not seen."""
@@ -64,7 +64,7 @@ def _file_of(shell: InteractiveShell) -> str:
     while frame is not None and frame.f_code is not _RUN_CODE:
         if frame.f_globals is shell.user_ns:
             file = frame.f_code.co_filename
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back  # type: ignore[assignment]  # it begins with a frame and may end with None
     return file
 
 

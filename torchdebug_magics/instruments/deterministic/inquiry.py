@@ -17,6 +17,7 @@ from torchdebug_magics.instruments.deterministic.prints.printing import Printer
 from torchdebug_magics.instruments.deterministic.twice.cost import measured
 from torchdebug_magics.instruments.deterministic.twice.leftovers import Leftovers
 from torchdebug_magics.instruments.deterministic.twice.outside import Outside
+from torchdebug_magics.instruments.deterministic.twice.results import results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.instruments.deterministic.twice.verify import second_run
 from torchdebug_magics.probing.modules import live_modules
@@ -125,10 +126,11 @@ class Inquiry:
     def _repeat(self, runs: Runs) -> None:
         self.found["not_verified"] = "the second run was interrupted"
         written = self._recorder.contents.tensors()
+        results = results_of(runs.body, self._recorder.is_unwritten)
         runs.over(self._recorder.contents)
         unrestorable = (*self._leftovers.names(), *self._outside.said)
         if self._verify:
-            self._twice(second_run(runs, self._recording, unrestorable, self._guard))
+            self._twice(second_run(runs, self._recording, results, unrestorable, self._guard))
         self.found |= {"not_verified": "", "unrestorable": unrestorable}
         if self._cost:
             self.found |= measured(runs, written, self._ritual)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import byte_size, count, plural
+from torchdebug_magics.format import plural
 from torchdebug_magics.html.page import Bars, Code, Facts, Fold, Measure, Note, Page, Place, Table
 from torchdebug_magics.instruments.shapes.columns import COLUMNS, chosen, common_kind, full_name, shapes, whole
 from torchdebug_magics.instruments.shapes.outline import outline, walk
 from torchdebug_magics.instruments.shapes.parts import largest_parts, sizes
+from torchdebug_magics.instruments.shapes.totals import legend, totals_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,12 +37,6 @@ _NEEDS: dict[str, Format] = {
     "largest batch": "count",
 }
 _PLOTTED: dict[str, Format] = {"parameters": "count", "FLOPs": "count", "activations": "bytes"}
-_HOW = {
-    "fake": "nothing was computed: the forward ran on tensors without data, and the model is as it was",
-    "meta": "nothing was computed: the weights are on `meta` and hold no data",
-    "real": "the forward ran for real",
-    "params": "the forward was not run",
-}
 
 
 def page(report: ShapesReport) -> Page:
@@ -50,7 +45,7 @@ def page(report: ShapesReport) -> Page:
     blocks += [Note(problem) for problem in report.problems]
     if report.rows:
         nodes = outline(report)
-        totals = (*_totals(report), ("to read it", _legend(report, nodes)))
+        totals = (*totals_of(report), ("to read it", legend(report, nodes)))
         blocks += [*_plot(report, nodes), _table(report, nodes), Facts(totals)]
     blocks += _needs(report.needs)
     if report.uncounted_ops:
@@ -199,39 +194,6 @@ def _plot(report: ShapesReport, nodes: Sequence[Node]) -> list[Bars]:
 
 
 # Below the table --------------------------------------------------------------------------------------------------------
-
-
-def _totals(report: ShapesReport) -> list[tuple[str, str]]:
-    frozen = report.total_params - report.trainable_params
-    trained = f"{report.trainable_params:,} trainable, {frozen:,} frozen" if frozen else "all trainable" if report.total_params else ""
-    found = [("parameters", ", ".join(filter(None, (f"{report.total_params:,} ({byte_size(report.param_bytes)})", trained))))]
-    if report.buffer_count:
-        found.append(("buffers", f"{report.buffer_count:,} ({byte_size(report.buffer_bytes)})"))
-    if report.mode != "params":
-        until = " up to the failure" if report.failure else " in one forward"
-        found.append(("FLOPs", f"{count(report.total_flops)}{until}; 2 per multiply-add"))
-        found.append(("activations", f"{byte_size(report.activation_bytes)} kept for the backward pass{until if report.failure else ''}"))
-    if any(row.formula for row in report.rows):
-        fixed = f"{report.symbols}; the others" if report.symbols else "they"
-        found.append(("letters", f"{fixed} are sizes of the input, such as `B` for the batch"))
-    if report.unused:
-        found.append(("never called", f"{', '.join(f'`{path}`' for path in report.unused)}: the forward does not use what they hold"))
-    return [*found, ("how", f"{_HOW[report.mode]}{_unchecked(report.unchecked_ops)}")]
-
-
-def _unchecked(ops: Sequence[str]) -> str:
-    return f"; whether {', '.join(f'`{op}`' for op in ops)} would refuse a value was not checked, which `--real` does" if ops else ""
-
-
-def _legend(report: ShapesReport, nodes: Sequence[Node]) -> str:
-    said = f"{'params are' if report.mode == 'params' else 'params, FLOPs and activations are'} of a module and all inside it"
-    alike = next((node for node, _ in walk(nodes) if len(node.rows) > 1), None)
-    if alike is None or report.layout.sort:
-        return said
-    many = f"{len(alike.rows):,}"
-    return (
-        f"{said}; `{full_name(alike)}` stands for {many} calls that do the same, and its numbers, also those inside it, are of all {many}"
-    )
 
 
 def _needs(needs: Sequence[Need]) -> list[Block]:

@@ -239,6 +239,32 @@ def test_an_interrupt_in_the_second_run_leaves_the_first(ready: InteractiveShell
     Path("flag").rmdir()
 
 
+def test_a_tensor_that_is_made_out_of_sight_is_compared_at_the_end(ready: InteractiveShell) -> None:
+    body = """\
+import os, threading
+y = net(X)
+made = []
+thread = threading.Thread(target=lambda: made.append(torch.tensor([int.from_bytes(os.urandom(6), 'little')])))
+thread.start()
+thread.join()"""
+    found = report(ready, "--verify", body)
+    assert found.verified is False
+    assert (found.divergence.cause, found.divergence.op, found.divergence.location.line) == ("outside_data", "", 4)
+    assert "`made[0]` differs" in found.verdict
+
+
+def test_what_was_made_out_of_sight_and_is_the_same_raises_no_alarm(ready: InteractiveShell) -> None:
+    body = """\
+import threading
+y = net(X)
+made = []
+thread = threading.Thread(target=lambda: made.append(torch.ones(3) * 2))
+thread.start()
+thread.join()
+unwritten = torch.empty(5)"""
+    assert report(ready, "--verify", body).verified is True
+
+
 # --- beside other magics, and outside of notebooks -----------------------------------------------------------------------------
 
 

@@ -197,6 +197,10 @@ class Recorder:
         place, self.count = self.count, self.count + 1
         self._seen(seen, Op(place, plan, args, self._kwargs, line, result, self._written, empty))
 
+    def is_unwritten(self, tensor: torch.Tensor) -> bool:
+        """Whether it may hold memory that nobody has written."""
+        return memory_of(tensor) in self._tainted
+
     def taint(self, op: Op) -> None:
         """What the op gave holds memory that nobody has written: it has only moved it."""
         assert op.empty is not None

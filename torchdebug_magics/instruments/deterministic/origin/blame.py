@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, cast
 from torchdebug_magics.instruments.deterministic.origin.found import Origin
 from torchdebug_magics.instruments.deterministic.origin.repairs import repair
 from torchdebug_magics.instruments.deterministic.origin.sentences import sentence
-from torchdebug_magics.instruments.deterministic.origin.slicing import Slicer, differing
+from torchdebug_magics.instruments.deterministic.origin.steps import differing
 from torchdebug_magics.probing.where import location
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.origin.files import Files
     from torchdebug_magics.instruments.deterministic.origin.pairing import Pairing
     from torchdebug_magics.instruments.deterministic.origin.recording import Source, Step
-    from torchdebug_magics.instruments.deterministic.origin.slicing import Beginning
+    from torchdebug_magics.instruments.deterministic.origin.slicing import Beginning, Slicer
     from torchdebug_magics.instruments.deterministic.report import Cause
     from torchdebug_magics.report import Location
 

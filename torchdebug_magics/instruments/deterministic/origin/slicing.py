@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from typing import TYPE_CHECKING, TypeAlias
 
+from torchdebug_magics.instruments.deterministic.origin.steps import binds, callers, differing, writes
+
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.origin.pairing import Fork, Pairing
     from torchdebug_magics.instruments.deterministic.origin.recording import Call, Place, Run, Step
 
-__all__ = ["Beginning", "Slicer", "differing"]
+__all__ = ["Beginning", "Slicer"]
 
 
 _Question: TypeAlias = "tuple[Step, Place | None, tuple[str, ...]]"
@@ -123,12 +125,12 @@ class Slicer:
                 continue
             partner = self._pairing.partner.get(step)
             if partner is None:
-                if _writes(step, path):
+                if writes(step, path):
                     found.append(Beginning(step, (path,), fork=self._pairing.fork_of.get(step)))
                     return []
                 continue
             was, became = differing(step, partner, path)
-            if became and (_binds(step, path) or not was):
+            if became and (binds(step, path) or not was):
                 return self._within(step, partner, path)
             theirs = self._pairing.partner[latest].before.get(names[0]) if names and latest in self._pairing.partner else None
             if not became and place[0] == "attribute" and (theirs is None or theirs.place != place):
@@ -142,11 +144,11 @@ class Slicer:
 
     def _around(self, step: Step, later: Step, path: str) -> Step | None:
         """The line that had called this one, and at whose end it differs: such a line ends after those that it calls."""
-        open_lines = {id(one) for one in _callers(later)}
+        open_lines = {id(one) for one in callers(later)}
         return next(
             (
                 one
-                for one in _callers(step)
+                for one in callers(step)
                 if id(one) not in open_lines and one in self._pairing.partner and differing(one, self._pairing.partner[one], path)[1]
             ),
             None,
@@ -162,9 +164,9 @@ class Slicer:
             if partner is None:
                 continue
             for name, held in step.after.items():
-                if held.digest in wanted and _writes(step, name) and differing(step, partner, name)[1]:
+                if held.digest in wanted and writes(step, name) and differing(step, partner, name)[1]:
                     return [(step, None, (path,))]
-                if not _binds(step, name) and differing(step, partner, name) == (False, True):
+                if not binds(step, name) and differing(step, partner, name) == (False, True):
                     shared = step  # it may be the same memory, as that of an array under a tensor
         for fork in self._pairing.forks:
             if fork.after is not None and agreed.number <= fork.after.number < differs.number:
@@ -188,7 +190,7 @@ class Slicer:
             if partner is None:
                 continue
             for name, held in step.after.items():
-                if held.digest == mine and name in partner.after and partner.after[name].digest == theirs and _writes(step, name):
+                if held.digest == mine and name in partner.after and partner.after[name].digest == theirs and writes(step, name):
                     return step
         return None
 
@@ -225,28 +227,3 @@ class Slicer:
             if own and step.statement is not None and name in step.statement.bound:
                 return step
         return None
-
-
-def _callers(step: Step) -> Iterator[Step]:
-    caller = step.call.caller
-    while caller is not None:
-        yield caller
-        caller = caller.call.caller
-
-
-def differing(step: Step, partner: Step, path: str) -> tuple[bool, bool]:
-    """Whether what a name held differs between the runs before a line, and after it."""
-    found = []
-    for mine, theirs in ((step.before, partner.before), (step.after, partner.after)):
-        one, other = mine.get(path), theirs.get(path)
-        found.append((one.digest if one else None) != (other.digest if other else None))
-    return found[0], found[1]
-
-
-def _binds(step: Step, path: str) -> bool:
-    return step.statement is not None and path in step.statement.bound
-
-
-def _writes(step: Step, path: str) -> bool:
-    before, after = step.before.get(path), step.after.get(path)
-    return _binds(step, path) or (after is not None and (before is None or before.digest != after.digest))

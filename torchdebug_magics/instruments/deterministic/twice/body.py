@@ -36,6 +36,10 @@ class Body(Protocol):
         """Its source, where that is known."""
 
     @property
+    def file(self) -> str:
+        """The name that its source goes by."""
+
+    @property
     def refusal(self) -> str:
         """Why it cannot be run a second time, or nothing."""
 
@@ -52,6 +56,7 @@ class FunctionBody:
         self.roots = (function,)
         self.variables = dict(_named_by(function))
         self.statements: tuple[ast.stmt, ...] = ()
+        self.file = ""
         self.refusal = ""
         self._function = function
 

@@ -6,7 +6,7 @@ import ast
 import signal
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FunctionType
 from typing import TYPE_CHECKING, Protocol
@@ -65,10 +65,11 @@ class Runs:
             self._unseen.put_back()
             self._start.put_back()
 
-    def again(self, watch: Watch) -> Exception | None:
-        """One more run; what it raised, if it raised. An interrupt passes."""
+    def again(self, watch: Watch, at_end: Callable[[], object] = lambda: None) -> Exception | None:
+        """One more run; what it raised, if it raised. An interrupt passes. `at_end` sees what a whole run has left."""
         try:
             self.through(watch)
+            at_end()
         except Enough:
             return None
         except Exception as error:  # noqa: BLE001 - the user's code in a hidden run: what it raises is what differs

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.deterministic.twice.compare import Comparison
 from torchdebug_magics.instruments.deterministic.twice.culprit import culprit
 from torchdebug_magics.instruments.deterministic.twice.potential import Repetitions
+from torchdebug_magics.instruments.deterministic.twice.results import different, results_of
 from torchdebug_magics.probing.modules import live_modules
 
 if TYPE_CHECKING:
@@ -18,20 +19,24 @@ if TYPE_CHECKING:
 __all__ = ["second_run"]
 
 
-def second_run(runs: Runs, first: Recording, unrestorable: Sequence[str], guard: Guard) -> dict[str, Any]:
+def second_run(runs: Runs, first: Recording, results: Mapping[str, int], unrestorable: Sequence[str], guard: Guard) -> dict[str, Any]:
     """Fields of the report: whether two runs agree, and else what differs first."""
     comparison = Comparison(first, live_modules(), to_its_end=bool(unrestorable), poison=True)
     repetitions = Repetitions(comparison.here)
     comparison.recorder.ahead = repetitions.before
-    error = runs.again(comparison)
+    now: dict[str, int] = {}
+    error = runs.again(comparison, lambda: now.update(results_of(runs.body, comparison.recorder.is_unwritten)))
     if error is None:
         comparison.end()
     elif comparison.difference is not None:
         error = None  # a consequence
-    is_same = comparison.difference is None and error is None
+    if comparison.difference is None and error is None:
+        divergence = different(results, now, runs.body)
+    else:
+        divergence = culprit(comparison, error, runs, unrestorable, guard)
     return {
-        "verified": is_same,
-        "divergence": None if is_same else culprit(comparison, error, runs, unrestorable, guard),
+        "verified": divergence is None,
+        "divergence": divergence,
         "ops_count": len(first) if comparison.difference is None else comparison.difference.place + 1,
         "potential": repetitions.found(),
     }

@@ -1,0 +1,39 @@
+"""Questions about one line that ran: who called it, what it bound and wrote, and whether that is another in the other run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.origin.recording import Step
+
+__all__ = ["binds", "callers", "differing", "writes"]
+
+
+def callers(step: Step) -> Iterator[Step]:
+    """The lines whose calls a line ran in, the innermost first."""
+    caller = step.call.caller
+    while caller is not None:
+        yield caller
+        caller = caller.call.caller
+
+
+def differing(step: Step, partner: Step, path: str) -> tuple[bool, bool]:
+    """Whether what a name held differs between the runs before a line, and after it."""
+    found = []
+    for mine, theirs in ((step.before, partner.before), (step.after, partner.after)):
+        one, other = mine.get(path), theirs.get(path)
+        found.append((one.digest if one else None) != (other.digest if other else None))
+    return found[0], found[1]
+
+
+def binds(step: Step, path: str) -> bool:
+    """Whether the line binds a name, whatever it held before."""
+    return step.statement is not None and path in step.statement.bound
+
+
+def writes(step: Step, path: str) -> bool:
+    """Whether a name holds something else after the line, or is bound anew."""
+    before, after = step.before.get(path), step.after.get(path)
+    return binds(step, path) or (after is not None and (before is None or before.digest != after.digest))
