@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 PICTURES = ROOT / "pictures"
 MARGIN = 12
 
-# A network that learns how alike two images are; one of the pairs holds the same image twice.
+# A network that learns how alike two images are: one of the pairs holds the same image twice, all scores are kept with their graphs, and
+# noise comes from a generator without a seed. And a network for images, one of whose sizes was guessed.
 CELLS = (
     """
+import numpy as np
 import torch
 from torch import nn
 
 %load_ext torchdebug_magics
 
 torch.manual_seed(0)
-model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 8))
+model = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 8))
 optimizer = torch.optim.Adam(model.parameters())
 pairs = torch.rand(20, 2, 16, 8, 8)
 pairs[5, 1, 3] = pairs[5, 0, 3]
@@ -44,11 +46,50 @@ for left, right in pairs:
     loss.backward()
     optimizer.step()
 """,
+    """
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 5)
+        self.out = nn.Linear(1024, 10)
+
+    def forward(self, x):
+        x = nn.functional.max_pool2d(self.conv(x), 3).relu()
+        return self.out(x.flatten(1))
+
+
+images = torch.rand(4, 3, 32, 32)
+%shapes Classifier() images
+""",
+    """
+%%memtrace
+scores = []
+for left, right in pairs:
+    score = (model(left) - model(right)).pow(2).sum(1)
+    scores.append(score)
+""",
+    """
+%%deterministic --verify
+noise = np.random.default_rng()
+for left, right in pairs[6:16]:
+    left = left + torch.from_numpy(noise.normal(size=left.shape)).float()
+    loss = (model(left) - model(right)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+)
+# A picture, the cell that it is of, and the last of what it shows.
+SHOWN = (
+    ("nanhunt", 1, ".jp-RenderedHTMLCommon pre"),
+    ("shapes", 2, ".jp-RenderedHTMLCommon pre"),
+    ("memtrace", 3, ".jp-RenderedHTMLCommon div:has(> table img)"),
+    ("deterministic", 4, ".jp-RenderedHTMLCommon pre"),
 )
 
 
 def main() -> None:
-    """Run the notebook once, and take the picture in both themes."""
+    """Run the notebook once, and take the pictures in both themes."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as made, sync_playwright() as playwright:
@@ -57,25 +98,27 @@ def main() -> None:
         with harness.serve(notebooks, state) as server:
             browser = playwright.chromium.launch(executable_path=harness.chromium(), headless=True, args=list(harness.CHROMIUM_FLAGS))
             # So high that the whole notebook fits: JupyterLab draws no cell that is out of sight.
-            page = browser.new_page(viewport={"width": 1060, "height": 4000}, device_scale_factor=2)
+            page = browser.new_page(viewport={"width": 1060, "height": 9000}, device_scale_factor=2)
             lab = harness.Lab(server, page, PICTURES)
-            lab.open("pictures.ipynb", CELLS)
-            lab.run_all()
+            lab.open("pictures.ipynb", CELLS, may_stop=True)
+            lab.start_all()
+            lab.wait_for_each_cell()
             page.evaluate("() => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = 0; }")  # no toolbar in the picture
             for theme, word in ((harness.LIGHT, "light"), (harness.DARK, "dark")):
                 lab.theme(theme)
                 page.wait_for_timeout(500)  # the colours fade in
-                page.screenshot(path=str(PICTURES / f"nanhunt_{word}.png"), clip=_to_the_code(lab.cell(1)))
+                for name, cell, last in SHOWN:
+                    page.screenshot(path=str(PICTURES / f"{name}_{word}.png"), clip=_down_to(lab.cell(cell), last))
             browser.close()
-    print(f"made {PICTURES}/nanhunt_light.png and nanhunt_dark.png")
+    print(f"made, light and dark, in {PICTURES}: {', '.join(name for name, _, _ in SHOWN)}")
 
 
-def _to_the_code(cell: Locator) -> FloatRect:
-    """From the top of the cell to the end of the lines that its report quotes."""
+def _down_to(cell: Locator, last: str) -> FloatRect:
+    """From the top of the cell to the end of the first thing of its report that is `last`."""
     whole = cell.bounding_box()
-    end = cell.locator(".jp-RenderedHTMLCommon pre").first.bounding_box()
+    end = cell.locator(last).first.bounding_box()
     if whole is None or end is None:
-        msg = "the cell shows no report that quotes a line"
+        msg = f"the cell shows no {last}"
         raise RuntimeError(msg)
     return {"x": whole["x"], "y": whole["y"], "width": whole["width"], "height": end["y"] + end["height"] - whole["y"] + MARGIN}
 

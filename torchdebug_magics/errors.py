@@ -15,12 +15,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torchdebug_magics.instruments.nanhunt.report import Finding
     from torchdebug_magics.report import Location
 
-__all__ = ["DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError"]
+__all__ = ["DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "own_traceback"]
 
 
 class TorchDebugError(Exception):
@@ -50,5 +50,10 @@ class NonFiniteError(TorchDebugError):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in place of the traceback: the user's own calls, as in every report, then the verdict."""
-        calls = [f"  {call}" + (f": {call.source}" if call.source else "") for call in self.calls]
-        return ["Traceback of your own code (most recent call last):", *calls, f"{type(self).__name__}: {self}"]
+        return own_traceback(self.calls, f"{type(self).__name__}: {self}")
+
+
+def own_traceback(calls: Iterable[Location], ends_in: str) -> list[str]:
+    """Lines that stand for a traceback: the user's own calls, the outermost first, then what came of them."""
+    shown = [f"  {call}" + (f": {call.source}" if call.source else "") for call in calls]
+    return ["Traceback of your own code (most recent call last):", *shown, ends_in]

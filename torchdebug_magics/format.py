@@ -6,7 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["Format", "byte_size", "cell", "count", "duration", "listed", "number", "one_line", "plural", "shape", "share", "sparkline"]
+__all__ = [
+    "Format", "byte_size", "capitalised", "cell", "count", "duration", "listed", "number", "one_line", "plural", "shape", "share",
+    "sparkline",
+]  # fmt: skip
 
 Format: TypeAlias = Literal["count", "number", "bytes", "seconds", "share", "text", "prose", "code"]
 """How a column of a table is written: ``"text"`` is a word or two, ``"prose"`` may be long, ``"code"`` stands in a program."""
@@ -89,6 +92,11 @@ def listed(words: Sequence[str]) -> str:
     """``a, b, c and 2 more``."""
     more = len(words) - _AT_A_GLANCE
     return ", ".join(words[:_AT_A_GLANCE]) + (f" and {more} more" if more > 0 else "")
+
+
+def capitalised(sentence: str) -> str:
+    """A sentence whose first letter is large; one that begins with code stays as it is."""
+    return sentence[:1].upper() + sentence[1:]
 
 
 def one_line(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 
 from torchdebug_magics.errors import SessionError
 from torchdebug_magics.report import Report
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["Probe", "Session"]
+__all__ = ["Interrupting", "Probe", "Session"]
 
 ReportT = TypeVar("ReportT", bound=Report)
 ReportT_co = TypeVar("ReportT_co", bound=Report, covariant=True)
@@ -37,6 +37,14 @@ class Probe(Protocol[ReportT_co]):
 
     def kept(self) -> dict[str, object]:
         """Live objects that were kept on purpose for inspection, by name; they may pin memory."""
+
+
+@runtime_checkable
+class Interrupting(Protocol):
+    """A probe that may interrupt what it watches."""
+
+    def traceback_of(self, error: BaseException) -> list[str]:
+        """The lines that are shown in place of an error's traceback; none where it is not the probe that interrupted."""
 
 
 class Session(Generic[ReportT]):
@@ -85,6 +93,10 @@ class Session(Generic[ReportT]):
     def live(self) -> object | None:
         """The probe's snapshot while the session is open, for the live view."""
         return self._probe.live() if self._stack is not None and self._report is None else None
+
+    def traceback_of(self, error: BaseException) -> list[str]:
+        """The lines that are shown in place of an error's traceback, where the session itself has interrupted; else none."""
+        return self._probe.traceback_of(error) if isinstance(self._probe, Interrupting) else []
 
     @property
     def kept(self) -> dict[str, object]:

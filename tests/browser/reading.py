@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-__all__ = ["OUTPUTS", "Complaint", "complaints", "stand_still"]
+__all__ = ["OUTPUTS", "Complaint", "complaints", "resize", "stand_still"]
 
 OUTPUTS = ".jp-OutputArea-output"
 NOT_OURS = "[data-mime-type='application/vnd.jupyter.error'], [data-mime-type='application/vnd.jupyter.stderr'], :has(> pre > .ansi-red-fg)"
@@ -106,6 +106,12 @@ class Complaint:
 def stand_still(page: Page) -> None:
     """No colour fades on this page."""
     page.add_style_tag(content=STILL)
+
+
+def resize(page: Page, width: int, height: int) -> None:
+    """And wait until JupyterLab, which hears of it later, has drawn all anew."""
+    page.set_viewport_size({"width": width, "height": height})
+    page.evaluate("() => new Promise(done => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 200))")
 
 
 def complaints(page: Page, *, all_in_sight: bool) -> list[Complaint]:

@@ -1,7 +1,8 @@
-"""The tour as a stranger reads it, in the light theme and in the dark: in JupyterLab, and on nbconvert's page."""
+"""The tour as a stranger reads it, in the light theme and in the dark: in JupyterLab, on nbconvert's page, and when it is not trusted."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import pytest
 from nbconvert import HTMLExporter
 
 from tests.browser import lab as harness
-from tests.browser.reading import OUTPUTS, complaints, stand_still
+from tests.browser.reading import OUTPUTS, complaints, resize, stand_still
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 THEMES = {"light": harness.LIGHT, "dark": harness.DARK}
-WIDTHS = (1100, 700)
+WIDTHS = (1300, 1100, 700)
+WIDE_ENOUGH = 1300
+"""For every table of the tour."""
 HEIGHT = 16_000  # the whole tour: JupyterLab draws no cell that is out of sight
 MAGICS = ("%torchdebug", "%shapes", "%%memtrace", "%%nanhunt", "%%deterministic")
 
@@ -33,7 +36,7 @@ def toured(browser: Browser, server: harness.Server, root: Path, tmp_path_factor
     """JupyterLab with the tour, run from top to bottom."""
     shutil.copy(root / "notebooks/00_tour.ipynb", server.folder)
     with harness.page_in(browser, server, tmp_path_factory.mktemp("walk")) as lab:
-        lab.page.set_viewport_size({"width": WIDTHS[0], "height": HEIGHT})
+        resize(lab.page, WIDTHS[0], HEIGHT)
         lab.open("00_tour.ipynb")
         stand_still(lab.page)
         lab.start_all()
@@ -49,11 +52,11 @@ def saved(toured: Lab) -> nbformat.NotebookNode:
 
 
 def complained(page: Page) -> list[str]:
-    """What reads badly at any width; a table may have to be scrolled."""
+    """What reads badly at any width; on a narrow page, a table may have to be scrolled."""
     found = []
     for width in WIDTHS:
-        page.set_viewport_size({"width": width, "height": HEIGHT})
-        found += [f"{width} wide: {complaint}" for complaint in complaints(page, all_in_sight=False)]
+        resize(page, width, HEIGHT)
+        found += [f"{width} wide: {complaint}" for complaint in complaints(page, all_in_sight=width >= WIDE_ENOUGH)]
     return found
 
 
@@ -65,7 +68,7 @@ def errors(lab: Lab) -> list[str]:
 @pytest.mark.parametrize("theme", THEMES)
 def test_every_output_reads_well_in_jupyterlab(toured: Lab, theme: str) -> None:
     toured.theme(THEMES[theme])
-    toured.page.set_viewport_size({"width": WIDTHS[0], "height": HEIGHT})
+    resize(toured.page, WIDTHS[0], HEIGHT)
     outputs = toured.page.locator(OUTPUTS)
     assert outputs.count() >= len(MAGICS)
     for number, output in enumerate(outputs.all()):
@@ -73,6 +76,37 @@ def test_every_output_reads_well_in_jupyterlab(toured: Lab, theme: str) -> None:
             output.screenshot(path=toured.screens / f"lab_{theme}_{number:02}.png")
     assert complained(toured.page) == []
     assert errors(toured) == []
+
+
+# Of each report: the line that was run, the text in the largest letters, how far it stands below the cell, and how many such there are.
+LARGEST = """(outputs) => {
+    const cells = [...document.querySelectorAll('.jp-CodeCell')].map(cell => [cell, cell.querySelector('.cm-line').innerText]);
+    return cells.filter(([, line]) => line.startsWith('%') && !line.startsWith('%load_ext')).map(([cell, line]) => {
+        const shown = [...cell.querySelectorAll(outputs)].filter(output => output.offsetHeight);
+        const report = shown.find(output => output.dataset.mimeType === 'text/html');
+        const parts = [...report.querySelectorAll('p, span, td, th, code, div')].filter(part => part.innerText?.trim());
+        const size = part => parseFloat(getComputedStyle(part).fontSize);
+        const own = parts.filter(part => [...part.childNodes].some(node => node.nodeType === Node.TEXT_NODE && node.data.trim()));
+        const most = Math.max(...own.map(size)), largest = own.filter(part => size(part) === most && part.tagName !== 'CODE');
+        const below = largest[0].getBoundingClientRect().top - shown[0].getBoundingClientRect().top;
+        return [line, largest[0].innerText, below, largest.length];
+    });
+}"""
+ABOVE = 250
+"""Pixels above a verdict: the lines of the user's that led to it."""
+
+
+def test_the_verdict_is_the_first_thing_seen(toured: Lab, saved: nbformat.NotebookNode) -> None:
+    resize(toured.page, WIDTHS[0], HEIGHT)
+    seen = toured.page.evaluate(LARGEST, OUTPUTS)
+    cells = [cell for cell in saved.cells if cell.source.startswith(MAGICS)]
+    assert len(seen) == len(cells)
+    for (line, verdict, below, many), cell in zip(seen, cells, strict=True):
+        assert many == 1, f"{line}: {many} texts are as large"
+        reports = (output.data["text/plain"] for output in cell.outputs if "text/html" in output.get("data", ()))
+        said = " ".join(next(filter(None, reports)).replace("`", "").split())
+        assert said.startswith(f"[{said[1:].partition(']')[0]}] {verdict}"), f"{line}: {verdict}"
+        assert below < ABOVE, f"{line}: the verdict stands {below} pixels below the cell"
 
 
 @pytest.mark.parametrize("theme", THEMES)
@@ -89,6 +123,28 @@ def test_every_output_reads_well_on_the_page_that_nbconvert_writes(
         assert complained(page) == []
     finally:
         page.close()
+
+
+def test_every_output_reads_well_where_the_notebook_is_not_trusted(lab: Lab, saved: nbformat.NotebookNode, tmp_path: Path) -> None:
+    lab.screens = tmp_path
+    for cell in saved.cells:
+        for output in cell.get("outputs", ()):
+            if "text/html" in output.get("data", ()):
+                output.metadata["changed"] = "elsewhere"  # as by someone else: the signature no longer holds
+    lab.server.folder.joinpath("untrusted_tour.ipynb").write_text(json.dumps(saved))
+    resize(lab.page, WIDTHS[0], HEIGHT)
+    lab.open("untrusted_tour.ipynb")
+    stand_still(lab.page)
+    reports = sum("text/html" in output.get("data", ()) for cell in saved.cells for output in cell.get("outputs", ()))
+    assert reports >= len(MAGICS)
+    untrusted = "[...window.jupyterapp.shell.currentWidget.content.model.cells].filter(cell => cell.trusted === false).length"
+    lab.page.wait_for_function(f"reports => {untrusted} >= reports", arg=reports)
+    for theme, name in THEMES.items():
+        lab.theme(name)
+        resize(lab.page, WIDTHS[0], HEIGHT)
+        lab.picture(f"untrusted_{theme}")
+        assert complained(lab.page) == []
+    assert errors(lab) == []
 
 
 FAULTS = {

@@ -121,9 +121,9 @@ def test_a_name_of_the_users_own_stays(clean: Kernel) -> None:
 
 def test_what_a_variable_holds_too_is_no_gain(clean: Kernel) -> None:
     clean.run("mine = big()\nmine")
-    assert "nothing to gain" in asked(clean, "%memclean").text
+    assert "Nothing to gain" in asked(clean, "%memclean").text
     freed = asked(clean, "%memclean --free out")
-    assert "nothing became free" in freed.text
+    assert "Nothing became free" in freed.text
     assert alive(clean) == 1
     clean.run("del mine")
     assert alive(clean) == 0
@@ -164,12 +164,12 @@ def test_cycles_are_freed_and_counted(clean: Kernel) -> None:
 
 
 def test_nothing_is_said_to_be_nothing(clean: Kernel) -> None:
-    assert "nothing to clean" in asked(clean, "%memclean").text
+    assert "Nothing to clean" in asked(clean, "%memclean").text
 
 
 def test_a_few_bytes_are_not_worth_it(clean: Kernel) -> None:
     clean.run("torch.ones(3)")
-    assert "nothing worth freeing" in asked(clean, "%memclean").text
+    assert "Nothing worth freeing" in asked(clean, "%memclean").text
     asked(clean, "%memclean --free")
 
 

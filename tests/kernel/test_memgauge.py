@@ -90,6 +90,26 @@ def test_the_guard_saves_the_kernel_and_the_variables(little: Kernel, body: str)
     assert little.run("1 + 1").value == "2"
 
 
+@pytest.mark.parametrize("magic", ["memgauge", "memtrace"])
+def test_of_an_interrupt_by_the_guard_only_the_users_own_lines_are_shown(little: Kernel, magic: str) -> None:
+    little.run("import torch\nnet = torch.nn.Sequential(torch.nn.Linear(2048, 2048))\nkept = []")
+    ran = little.run(f"%%{magic} --guard {share(little)}\nwhile True:\n    kept.append(net(torch.ones(512, 2048)))")
+    first, *calls, last = ran.traceback.splitlines()
+    assert first == "Traceback of your own code (most recent call last):"
+    assert len(calls) == 1
+    assert calls[0].endswith("line 3: kept.append(net(torch.ones(512, 2048)))")
+    assert last.startswith("KeyboardInterrupt: Interrupted at ")
+    little.run("import sys")
+    assert little.value("type(sys.last_value).__name__") == "'KeyboardInterrupt'"
+    assert little.value("hasattr(sys.last_value, '_render_traceback_')") == "False"
+
+
+def test_of_any_other_interrupt_the_whole_traceback_is_shown(kernel: Kernel) -> None:
+    ran = kernel.run("%%memgauge\nraise KeyboardInterrupt")
+    assert "most recent call last" in ran.traceback
+    assert "of your own code" not in ran.traceback
+
+
 def test_the_guard_ends_an_awaiting_cell(little: Kernel) -> None:
     body = ALLOCATE.replace("time.sleep", "await asyncio.sleep")  # at each of them the kernel can end the cell, as with the Stop button
     ran = little.run(f"%%memgauge --guard {share(little)}\nimport asyncio\n{body}")

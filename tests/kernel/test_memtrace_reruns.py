@@ -38,10 +38,10 @@ def verdicts(kernel: Kernel, body: str) -> list[str]:
 )
 def test_the_third_run_says_what_each_leaves(kernel_of_traces: Kernel, body: str, said: str) -> None:
     first, second, third = verdicts(kernel_of_traces, body)
-    assert "each run" not in first + second
-    assert third.startswith("each run of this cell leaves 4.0 MiB more · In[")
+    assert "Each run" not in first + second
+    assert third.startswith("Each run of this cell leaves 4.0 MiB more · In[")
     assert said in third
 
 
 def test_a_variable_that_is_bound_anew_leaves_nothing(kernel_of_traces: Kernel) -> None:
-    assert not [one for one in verdicts(kernel_of_traces, "bound = torch.ones(1024, 1024)") if "each run" in one]
+    assert not [one for one in verdicts(kernel_of_traces, "bound = torch.ones(1024, 1024)") if "Each run" in one]

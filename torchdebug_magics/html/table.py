@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ __all__ = ["OPEN_ROWS", "table"]
 
 OPEN_ROWS = 50
 _STEP = "\N{NO-BREAK SPACE}\N{NO-BREAK SPACE}"
+_SEAM = re.compile(r"(?<=, )|(?<=[A-Za-z_]{2} )(?=\d)")
+"""After a comma, and between a name and its shape."""
 _LOOKS: Mapping[Format, str] = {"text": style.TEXT, "prose": style.PROSE, "code": style.CODE_CELL}
 
 
@@ -91,7 +94,7 @@ def _row(block: Table, position: int, name: str) -> Markup:
     marked = position in block.marked
     return el(
         "tr",
-        el("th", f"{name} ✖" if marked else name, scope="row", style=style.ROW_NAME),
+        el("th", _path(f"{name} ✖" if marked else name), scope="row", style=style.ROW_NAME),
         *(_cell(block, column, text) for column, text in zip(block.columns[1:], cells, strict=True)),
         align="right",
         style=style.MARKED if marked else "",
@@ -111,9 +114,18 @@ def _cell(block: Table, column: str, text: str) -> Markup:
 
 
 def _listed(text: str) -> Markup:
-    """May go on in a new line after a comma, and nowhere else: a shape stays whole, and a table with many of them narrow."""
-    first, *more = text.split(", ")
-    return join([first, *(part for each in more for part in (", ", el("wbr"), each))])
+    """May go on in a new line at a seam, and nowhere else: a shape stays whole, and a table with many of them narrow."""
+    return _joined(_SEAM.split(text))
+
+
+def _path(name: str) -> Markup:
+    """May go on in a new line after a dot."""
+    return _joined(re.split(r"(?<=\.)(?=\w)", name))
+
+
+def _joined(parts: Sequence[str]) -> Markup:
+    first, *more = parts
+    return join([first, *(piece for part in more for piece in (el("wbr"), part))])
 
 
 def _side(block: Table, column: str) -> str:

@@ -16,10 +16,11 @@ from IPython.core.interactiveshell import ExecutionResult
 from torchdebug_magics.jupyter.errors import PlainTracebacks
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
     from types import CodeType
 
     from IPython.core.interactiveshell import InteractiveShell
+
+    from torchdebug_magics.jupyter.showing import ShownSession
 
 __all__ = ["CellSessions", "running_cells"]
 
@@ -44,7 +45,7 @@ class _Opened:
     name: str
     cell: ExecutionResult
     thread: int
-    session: AbstractContextManager[object]
+    session: ShownSession
     is_closing: bool = False
 
 
@@ -57,7 +58,7 @@ class CellSessions:
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
         self._opened: list[_Opened] = []
-        self._tracebacks = PlainTracebacks(shell)
+        self._tracebacks = PlainTracebacks(shell, self._traceback_of)
         self._ender = self._close_ended  # kept, as %autoreload would make another one, which could not be unregistered
 
     def install(self) -> None:
@@ -71,7 +72,7 @@ class CellSessions:
         for event in self.EVENTS:
             self._shell.events.unregister(event, self._ender)
 
-    def open(self, name: str, session: AbstractContextManager[object]) -> None:
+    def open(self, name: str, session: ShownSession) -> None:
         """Enter `session` until the end of the running cell."""
         __tracebackhide__ = True
         cell = next(running_cells(), None)
@@ -121,6 +122,9 @@ class CellSessions:
         last = compiler(ast.Expression(body.pop().value), file, "eval") if isinstance(body[-1], ast.Expr) else "None"
         exec(compiler(ast.Module(body, []), file, "exec"), space)  # noqa: S102 - the user's own cell
         return eval(last, space)  # noqa: S307 - the user's own cell
+
+    def _traceback_of(self, error: BaseException) -> list[str]:
+        return next(filter(None, (one.session.traceback_of(error) for one in self._opened)), [])
 
     def _close_ended(self, *_: object) -> None:
         running = {id(cell) for cell in running_cells()}

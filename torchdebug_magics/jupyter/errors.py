@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.tracebacks import without_ours
@@ -17,8 +18,9 @@ __all__ = ["PlainTracebacks"]
 class PlainTracebacks:
     """Stands where a shell keeps its handler of custom exceptions: the one place that is asked before a traceback is drawn."""
 
-    def __init__(self, shell: InteractiveShell) -> None:
+    def __init__(self, shell: InteractiveShell, traceback_of: Callable[[BaseException], list[str]]) -> None:
         self._shell: Any = shell
+        self._traceback_of = traceback_of
         self._before: tuple[Any, Any] | None = None
         self._handler = self._show  # kept, so that it can be recognised
 
@@ -26,7 +28,7 @@ class PlainTracebacks:
         """From now on; harmless the second time."""
         if self._before is None:
             self._before = self._shell.custom_exceptions, self._shell.CustomTB
-            self._shell.custom_exceptions, self._shell.CustomTB = (Exception,), self._handler
+            self._shell.custom_exceptions, self._shell.CustomTB = (Exception, KeyboardInterrupt), self._handler
 
     def end(self) -> None:
         """As before, unless somebody else has set a handler since."""
@@ -36,7 +38,16 @@ class PlainTracebacks:
 
     def _show(self, kind: type[BaseException], error: BaseException, _trace: TracebackType | None, tb_offset: int | None = None) -> Any:
         without_ours(error)
+        if lines := self._traceback_of(error):
+            return self._shown_as(lines, kind, error)
         handled, handler = self._before or ((), None)
         if handler is not None and isinstance(error, handled):
             return handler(kind, error, error.__traceback__, tb_offset)
         return self._shell.showtraceback((kind, error, error.__traceback__), running_compiled_code=True)
+
+    def _shown_as(self, lines: list[str], kind: type[BaseException], error: Any) -> Any:
+        error._render_traceback_ = lambda: lines  # by this name IPython asks an error how it looks
+        try:
+            return self._shell.showtraceback((kind, error, error.__traceback__), running_compiled_code=True)
+        finally:
+            del error._render_traceback_

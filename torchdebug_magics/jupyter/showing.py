@@ -84,6 +84,10 @@ class ShownSession:
         """The probe's snapshot."""
         return self._session.live()
 
+    def traceback_of(self, error: BaseException) -> list[str]:
+        """See `Session`."""
+        return self._session.traceback_of(error)
+
     def after_cell(self) -> None:
         """Of a lasting session: show what it has to say about the cell that has ended."""
         snapshot = self._session.live() if self._deliver.row.after_cell and not self._deliver.asked.quiet else None

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["listed", "sentence", "standing"]
 
 _MOST_NAMED = 3
+_IN_WORDS = {"aten.lift_fresh.default": "data that enters torch"}
+"""What is an op to torch alone."""
 _WORTH_SAYING = 1.05
 """A smaller ratio may be the machine's."""
 
@@ -46,7 +48,7 @@ def standing(location: Location | None) -> str:
 
 
 def _difference(found: Divergence, against: str) -> str:
-    what = f"{found.op}{' (backward)' if found.phase == 'backward' else ''}" if found.op else ""
+    what = f"{_IN_WORDS.get(found.op, found.op)}{' (backward)' if found.phase == 'backward' else ''}"
     module = f"`{found.module}`" if found.module else ""
     parts = (what, module, standing(found.location), found.explanation, f"fix: {found.fix}" if found.fix else "")
     return f"{_differs(against)}: {' · '.join(filter(None, parts))}"

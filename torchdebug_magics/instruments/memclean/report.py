@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchdebug_magics.format import byte_size
+from torchdebug_magics.format import byte_size, capitalised
 from torchdebug_magics.report import Report
 
 __all__ = ["Freed", "Holding", "MemcleanReport"]
@@ -72,7 +72,7 @@ class MemcleanReport(Report):
     @property
     def verdict(self) -> str:
         """What is held, by whom, how to free it and what that costs; or what was freed."""
-        return _after(self) if self.asked else _before(self)
+        return capitalised(_after(self) if self.asked else _before(self))
 
 
 def _before(report: MemcleanReport) -> str:

@@ -14,6 +14,7 @@ from torchdebug_magics.machine.process import PeakRss, rss_bytes
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing.gauges import Gauges
 from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.interrupted import traceback_of
 
 if TYPE_CHECKING:
     from torchdebug_magics.machine.limits import Limit
@@ -75,6 +76,10 @@ class GaugeProbe:
                 latest = LiveGauges(self._gauges.read(), self._peak.peak().size_bytes, interrupts)
                 self._latest, self._latest_at_s = latest, now_s
             return latest
+
+    def traceback_of(self, error: BaseException) -> list[str]:
+        """Of the guard's interrupt."""
+        return traceback_of(error, self._memory_guard)
 
     def kept(self) -> dict[str, object]:
         """Nothing."""

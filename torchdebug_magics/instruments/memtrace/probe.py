@@ -29,6 +29,7 @@ from torchdebug_magics.machine.memory_guard import MemoryGuard, guard_ratio
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.heap import given_out_bytes
 from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.interrupted import traceback_of
 from torchdebug_magics.probing.modules import ModuleCalls, parts_of
 from torchdebug_magics.probing.outermost import OutermostCalls
 
@@ -130,6 +131,10 @@ class MemtraceProbe:
         gauges = self._process.gauges()
         total = self._ledger.total
         return None if gauges is None else LiveMemory(total.now_bytes, total.peak_bytes, self._phases.now.phase, self._steps.count, gauges)
+
+    def traceback_of(self, error: BaseException) -> list[str]:
+        """Of the guard's interrupt."""
+        return traceback_of(error, self._memory_guard)
 
     def kept(self) -> dict[str, object]:
         """Nothing is kept."""

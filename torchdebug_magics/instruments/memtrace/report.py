@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from torchdebug_magics.format import capitalised
 from torchdebug_magics.instruments.memtrace.verdict import finding
 from torchdebug_magics.report import Gauge, Location, Mark, Report
 
@@ -176,6 +177,8 @@ class Timeline:
     """The point of the peak."""
     marks: tuple[int, ...] = ()
     """The points of the marks, in their order."""
+    counted: int | None = None
+    """The point from which steps were only counted, unless they brought something new; None where all were followed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,4 +253,4 @@ class MemtraceReport(Report):
     @property
     def verdict(self) -> str:
         """What to change, or how much was held and by what; after an interrupt of the guard's, that it was the guard."""
-        return "; ".join([*map(str, self.interrupts[-1:]), finding(self)])
+        return capitalised("; ".join([*map(str, self.interrupts[-1:]), finding(self)]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -34,6 +34,7 @@ def timeline(ledger: Ledger, phases: Phases, marks: Sequence[int] = ()) -> Timel
         categories={name: tuple(point.get(name, 0) for point in points) for name in names},
         stretches=tuple(_stretches(phases.spans, clocks)),
         peak=totals.index(max(totals)),
+        counted=bisect_left(clocks, ledger.counted_from) if ledger.counted_from else None,
         marks=tuple(max(0, bisect_right(clocks, clock) - 1) for clock in marks),
     )
 

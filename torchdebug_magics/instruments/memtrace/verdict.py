@@ -64,7 +64,7 @@ def _reason(oom: Oom) -> str:
 
 
 def _grows(growth: Growth) -> str:
-    return f"grows by {byte_size(growth.bytes_per_iteration)} each iteration ({growth.iterations_count:,} so far){_why(growth)}"
+    return f"memory grows by {byte_size(growth.bytes_per_iteration)} each iteration ({growth.iterations_count:,} so far){_why(growth)}"
 
 
 def _grows_by_run(growth: Growth) -> str:

@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.format import Format
     from torchdebug_magics.html.page import Block, Status
-    from torchdebug_magics.instruments.memtrace.report import GraphGrowth, Growth, LiveMemory, MemtraceReport, Oom, TraceMark
+    from torchdebug_magics.instruments.memtrace.report import (
+        GraphGrowth,
+        Growth,
+        LiveMemory,
+        MemtraceReport,
+        Oom,
+        Stretch,
+        Timeline,
+        TraceMark,
+    )
     from torchdebug_magics.report import Location
 
 __all__ = ["live_page", "page"]
@@ -157,11 +166,16 @@ def _picture(report: MemtraceReport, title: str, *, categories: tuple[str, ...] 
     timeline = report.timeline
     if not timeline.categories:
         return []
-    stretches = tuple((one.phase, one.first) for one in timeline.stretches)
+    stretches = tuple((_what_ran(one, timeline), one.first) for one in timeline.stretches)
     nothing = (0,) * len(next(iter(timeline.categories.values())))
     series = tuple((name, timeline.categories.get(name, nothing)) for name in categories or timeline.categories)
     marks = tuple(zip((one.label for one in report.marks), timeline.marks, strict=True))
     return [Areas(title, series, "bytes", "allocations and frees, in their order", stretches, timeline.peak, marks, top)]
+
+
+def _what_ran(stretch: Stretch, timeline: Timeline) -> str:
+    is_counted = timeline.counted is not None and stretch.first >= timeline.counted
+    return "steps only counted" if is_counted and stretch.phase == "other" else stretch.phase
 
 
 def _marks(marks: tuple[TraceMark, ...]) -> list[Block]:

@@ -50,6 +50,8 @@ _LAYERS = (
     _Column("gradient max", "number", lambda row: row.grad_max_abs),
     _Column("gradient mean", "number", lambda row: row.grad_mean_abs),
 )
+_INFINITIES = frozenset({"+Inf", "-Inf", "gradient Inf"})
+"""Columns that are there together, or not at all."""
 
 
 def page(report: NanReport) -> Page:
@@ -146,9 +148,10 @@ def _layer_table(report: NanReport) -> Table:
     step = "" if report.layers_step is None else f" in step {report.layers_step:,}"
     dtypes = {row.dtype for row in report.layers}
     columns = [column for column in _LAYERS if _says_something(column, report.layers)]
+    infinities = "" if _has_infinities(report.layers) else ", no infinity"
     what = "Outputs and gradients" if any(column.name.startswith("gradient") for column in columns) else "Outputs"
     return Table(
-        f"{what} of every module call{step}" + (f", all {dtypes.pop()}" if len(dtypes) == 1 else ""),
+        f"{what} of every module call{step}" + (f", all {dtypes.pop()}" if len(dtypes) == 1 else "") + infinities,
         tuple(column.name for column in columns),
         tuple(tuple(column.value(row) for column in columns) for row in report.layers),
         {column.name: column.format for column in columns},
@@ -161,7 +164,13 @@ def _says_something(column: _Column, rows: tuple[LayerRow, ...]) -> bool:
     values = {column.value(row) for row in rows}
     if column.name == "dtype":
         return len(values) > 1
+    if column.name in _INFINITIES:
+        return values != {None} and _has_infinities(rows)
     return values != ({1} if column.name == "call" else {None})
+
+
+def _has_infinities(rows: tuple[LayerRow, ...]) -> bool:
+    return any(row.posinf_count or row.neginf_count or row.grad_inf_count for row in rows)
 
 
 def _path_table(finding: Finding) -> Table:

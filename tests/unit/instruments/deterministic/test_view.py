@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from torchdebug_magics.html import markup, plain
@@ -43,6 +45,10 @@ VERDICTS = [
     (
         {"divergence": FOUND, "verified": False},
         f"Different every run: aten.randn.generator · `model.0` · {LINE} · {FOUND.explanation} · fix: {FOUND.fix}",
+    ),
+    (
+        {"divergence": replace(FOUND, op="aten.lift_fresh.default", module=None), "verified": False},
+        f"Different every run: data that enters torch · {LINE} · {FOUND.explanation} · fix: {FOUND.fix}",
     ),
     ({"divergence": ELSEWHERE, "against": "ref"}, "Different from ref: sets differ"),
     ({"verified": False}, "Different every run, and no op of torch's can be named for it"),

@@ -77,7 +77,7 @@ def test_what_is_not_asked_for_stays(failed: weakref.ref[Any]) -> None:
 def test_what_a_variable_holds_too_is_not_freed_and_the_variable_is_named(failed: weakref.ref[Any]) -> None:
     mine = torch.empty(0).set_(failed())
     report = torchdebug_magics.memclean()
-    assert "nothing to gain" in report.verdict
+    assert "Nothing to gain" in report.verdict
     assert report.holdings[0].others[0].endswith("local 'mine'")
     assert torchdebug_magics.memclean(free="all").freed_bytes == 0
     assert mine.numel() == MIB
@@ -86,7 +86,7 @@ def test_what_a_variable_holds_too_is_not_freed_and_the_variable_is_named(failed
 def test_outputs_are_of_a_notebook() -> None:
     report = torchdebug_magics.memclean(free="out")
     assert report.problems == ("no IPython runs here, so there are no outputs to free",)
-    assert report.verdict == "nothing became free"
+    assert report.verdict == "Nothing became free"
 
 
 def test_the_gpu_cache_is_emptied_only_if_named_and_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

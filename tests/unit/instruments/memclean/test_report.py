@@ -38,7 +38,7 @@ def report(*holdings: Holding, together: int | None = None, **named: object) -> 
 
 ERROR, OUT3, OUT5 = holding("exception", 512 * MIB), holding("Out[3]", 8 * MIB), holding("Out[5]", 2 * MIB)
 VERDICTS = {
-    "nothing to clean: no old error, output or debugger holds a tensor": report(),
+    "Nothing to clean: no old error, output or debugger holds a tensor": report(),
     "512.0 MiB are held by the error of In[7]: `%memclean --free exception` frees them, and `%debug` will no longer work on that error": (
         report(ERROR)
     ),
@@ -50,19 +50,19 @@ VERDICTS = {
     "8.0 MiB are held by 4 outputs (`Out[3]` the most): `%memclean --free out` frees them, and the outputs will be gone": report(
         *(holding(f"Out[{number}]", 2 * MIB) for number in (3, 4, 5, 6))
     ),
-    "nothing worth freeing: old errors and outputs hold 4 B of tensors": report(holding("Out[3]", 4)),
-    "nothing to gain: what old errors and outputs hold is held by your variables, too": report(holding("Out[3]", MIB, 0, others=("x",))),
-    "freed exception 512.0 MiB, heap 3.0 MiB; `%debug` has no error to work on now": report(
+    "Nothing worth freeing: old errors and outputs hold 4 B of tensors": report(holding("Out[3]", 4)),
+    "Nothing to gain: what old errors and outputs hold is held by your variables, too": report(holding("Out[3]", MIB, 0, others=("x",))),
+    "Freed exception 512.0 MiB, heap 3.0 MiB; `%debug` has no error to work on now": report(
         asked=("exception", "heap"),
         freed=(
             Freed(name="exception", freed_bytes=512 * MIB, rss_bytes=MIB, cost="`%debug` has no error to work on now"),
             Freed(name="heap", freed_bytes=3 * MIB, rss_bytes=3 * MIB),
         ),
     ),
-    "nothing became free; `x` still holds what is left": report(
+    "Nothing became free; `x` still holds what is left": report(
         holding("exception", MIB, 0, others=("x",)), asked=("out",), freed=(Freed(name="out", freed_bytes=0, rss_bytes=0),)
     ),
-    "nothing became free": report(asked=("out",), freed=(Freed(name="out", freed_bytes=0, rss_bytes=0),)),
+    "Nothing became free": report(asked=("out",), freed=(Freed(name="out", freed_bytes=0, rss_bytes=0),)),
 }
 
 
@@ -84,7 +84,7 @@ def test_it_is_shown_as_text_and_as_html(verdict: str) -> None:
 
 
 def test_the_bytes_of_the_heap_are_no_tensors() -> None:
-    assert VERDICTS["freed exception 512.0 MiB, heap 3.0 MiB; `%debug` has no error to work on now"].freed_bytes == 512 * MIB
+    assert VERDICTS["Freed exception 512.0 MiB, heap 3.0 MiB; `%debug` has no error to work on now"].freed_bytes == 512 * MIB
 
 
 def test_it_is_plain_data() -> None:

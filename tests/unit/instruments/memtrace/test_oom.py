@@ -32,7 +32,7 @@ def test_in_the_first_iteration(observe: Any) -> None:
     assert oom.op.startswith("aten.empty")
     assert sum(oom.by_category.values()) == oom.live_bytes
     assert "activation" in oom.by_category
-    assert seen.report.verdict.startswith("out of memory: 256.0 TiB were refused in the first iteration")
+    assert seen.report.verdict.startswith("Out of memory: 256.0 TiB were refused in the first iteration")
     assert seen.report.verdict.endswith("ask for less at once: nothing that is alive would make room for it")
     whats = [one.what for one in oom.advice]
     assert whats[0].startswith("half the batch")
@@ -114,7 +114,7 @@ for _ in range(3):
     seen = observe("memtrace", body)
     assert seen.error is None
     assert seen.report.oom is None
-    assert not seen.report.verdict.startswith("out of memory")
+    assert not seen.report.verdict.startswith("Out of memory")
 
 
 def test_another_error_after_one_that_was_caught_is_no_finding(observe: Any) -> None:

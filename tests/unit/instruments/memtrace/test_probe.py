@@ -182,6 +182,18 @@ for _ in range(6):
     assert len([site for site in report.sites if site.category == "gradient"]) == 333
 
 
+@pytest.mark.parametrize(("steps", "is_counted"), [(3, False), (12, True)])
+def test_the_picture_says_where_steps_were_only_counted(observe: Any, steps: int, is_counted: bool) -> None:
+    from torchdebug_magics.html.page import Areas
+    from torchdebug_magics.instruments.memtrace.view import page
+
+    report = observe("memtrace", f"{SETUP}kept = []\nfor _ in range({steps}):\n    kept.append(net(x).square())").report
+    (picture,) = [block for block in page(report).blocks if isinstance(block, Areas)]
+    named = [name for name, _ in picture.stretches]
+    assert ("steps only counted" in named) == is_counted
+    assert named.index("forward") < (named.index("steps only counted") if is_counted else len(named))
+
+
 def test_the_log_of_many_ops_is_bounded() -> None:
     from torchdebug_magics.instruments.memtrace import blocks
 

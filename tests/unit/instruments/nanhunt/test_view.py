@@ -275,7 +275,7 @@ def test_further_findings_are_told_with_their_fixes():
 
 def test_the_layer_table_keeps_numbers_and_marks_the_bad_rows():
     table = blocks(page(FOUND), Table)[-1]
-    assert table.caption == "Outputs and gradients of every module call in step 5, all float32"
+    assert table.caption == "Outputs and gradients of every module call in step 5, all float32, no infinity"
     assert table.marked == {3}
     assert table.rows[0][0] == "(root)"
     assert table.rows[3][table.columns.index("NaN")] == 1
@@ -296,6 +296,15 @@ def test_what_is_the_same_in_every_row_takes_no_column():
     assert {"call", "dtype"} <= set(other.columns)
 
 
+def test_where_there_is_an_infinity_all_of_their_columns_are_there():
+    clean, bad = layer("0"), dataclasses.replace(layer("1"), grad_inf_count=2)
+    without, having = (blocks(page(report_of(SQRT, layers=rows)), Table)[-1] for rows in ((clean, clean), (clean, bad)))
+    assert {"+Inf", "-Inf", "gradient Inf"}.isdisjoint(without.columns)
+    assert without.caption.endswith(", no infinity")
+    assert {"+Inf", "-Inf", "gradient Inf"} <= set(having.columns)
+    assert "infinity" not in having.caption
+
+
 def test_without_gradients_their_columns_are_gone():
     row = dataclasses.replace(layer("a"), grad_nan_count=None, grad_inf_count=None, grad_max_abs=None, grad_mean_abs=None)
     table = blocks(page(report_of(SQRT, layers=(row,))), Table)[-1]
@@ -314,7 +323,7 @@ def test_a_thousand_layers_stay_below_100_kb_and_show_the_bad_one():
     html = markup.render(page(dataclasses.replace(FOUND, layers=rows)))
     # Then the bad row is in the open part, the rest is counted
     assert len(html.encode()) < 100_000
-    assert html.index("transformer.h.900.") < html.index("further rows")
+    assert html.index("transformer.<wbr>h.<wbr>900.") < html.index("further rows")
     assert "more, see the report" in html
 
 
