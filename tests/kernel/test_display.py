@@ -196,7 +196,8 @@ def test_a_line_examines_values(kernel: Kernel) -> None:
     assert kernel.value("str(held)") == "'verdict of examined'"
     kernel.run("def f(inner):\n    get_ipython().run_line_magic('one', 'inner -q')\nf(8)")
     assert kernel.value("log[-1]") == '''"examine (8,) ''"'''
-    assert kernel.run("%one nowhere").ename == "NameError"
+    unknown = kernel.run("%one nowhere")
+    assert 'there is no variable `nowhere`: define it first, or write "nowhere" in quotes' in unknown.stderr + unknown.traceback
     kernel.run("del held, m, M, f")
 
 

@@ -75,7 +75,14 @@ def _read(sources: tuple[str, ...]) -> ast.Expression:
 
 def _run(tree: ast.Expression, user_ns: dict[str, Any], names: Mapping[str, Any]) -> Any:
     code = compile(ast.fix_missing_locations(tree), "<magic line>", "eval")
-    return eval(code, user_ns, names)  # noqa: S307 - the user's own words
+    try:
+        return eval(code, user_ns, names)  # noqa: S307 - the user's own words
+    except NameError as error:
+        trace = error.__traceback__
+        if trace is None or trace.tb_next is None or trace.tb_next.tb_next is not None:
+            raise  # in what the line calls
+        msg = f'there is no variable `{error.name}`: define it first, or write "{error.name}" in quotes if it is meant as a text'
+        raise UsageError(msg) from None
 
 
 def _collect(*values: object, **named: object) -> Values:

@@ -223,8 +223,10 @@ def test_what_is_wrong_is_one_line(line, said, names, shell):
 
 
 def test_an_error_of_the_users_own_words_is_theirs(names, shell):
-    with pytest.raises(NameError, match="'nothere'"):
+    with pytest.raises(UsageError, match="there is no variable `nothere`"):
         run(shell, names, "model nothere")
+    with pytest.raises(NameError, match="'inside'"):
+        run(shell, names, "model (lambda: inside)()")
     with pytest.raises(ZeroDivisionError):
         run(shell, names, "model x scale=1/0")
 
