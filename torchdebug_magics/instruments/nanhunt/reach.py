@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["healed", "reached"]
 
 _HARMLESS = 0.5
+_CHOOSE = frozenset({"as_strided", "as_strided_copy", "constant_pad_nd"})
+"""Of as many elements as go in, as many may come out, and yet be others."""
 _MOST_QUESTIONS = 16
 
 
@@ -32,8 +34,14 @@ def reached(op: Op, tensor: torch.Tensor, bad: torch.Tensor, place: int | None, 
     if place is None:
         return bad
     if is_movement(op.func):
-        return bad & _moved(op, tensor, place, wanted)
-    return _enough(op, tensor, bad & _apart(op, tensor, bad, place, wanted), place, wanted)
+        return bad if _moves_all(op, tensor, wanted) else bad & _moved(op, tensor, place, wanted)
+    bad = bad & _apart(op, tensor, bad, place, wanted)
+    return _enough(op, tensor, bad, place, wanted) if _may_leave_out(op) else bad
+
+
+def _may_leave_out(op: Op) -> bool:
+    """Whether what it uses of an input may depend on another one: on the labels of a loss, the places of a look-up, a mask."""
+    return "::" in op.name or any(one.dim() and not (one.is_floating_point() or one.is_complex()) for one in op.inputs())
 
 
 def _shrink(mask: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -48,6 +56,12 @@ def _shrink(mask: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 def _everything(tensor: torch.Tensor) -> torch.Tensor:
     return torch.ones((), dtype=torch.bool, device=tensor.device).expand(tensor.shape)
+
+
+def _moves_all(op: Op, tensor: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether it only gives its one input another shape or order, and all of that is wanted: the usual case, and then nothing is asked."""
+    is_alone = all(one is tensor for one in op.inputs()) and op.name not in _CHOOSE
+    return is_alone and wanted.numel() == tensor.numel() and bool(wanted.all())
 
 
 def _moved(op: Op, tensor: torch.Tensor, place: int, wanted: torch.Tensor) -> torch.Tensor:
