@@ -150,7 +150,7 @@ if runs.qsize() > 1:
     assert (ran.status, ran.ename) == ("error", "KeyboardInterrupt")
     assert ran.stdout == ""
     assert network.value("(runs.qsize(), history, weights() == after, d.restored)") == "(2, [1, 1, 1, 1], True, True)"
-    assert network.value("(d.verified, d.not_verified)") == "(None, 'the second run was interrupted')"
+    assert network.value("(d.verified, d.not_verified)") == "(None, 'the second run was cut short')"
 
 
 @pytest.mark.parametrize("body", PLANTED)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import get_ident
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -89,7 +89,7 @@ class CellSessions:
     def run_as_cell(self, source: str) -> object:
         """Run `source`, magic lines and all, where no cell of its own runs it, and return its last value."""
         __tracebackhide__ = True
-        result = ExecutionResult(None)
+        result = ExecutionResult(SimpleNamespace(raw_cell=source))  # of IPython's own, each version has another form
         code = self._shell.transform_cell(source)
         value = None
         try:

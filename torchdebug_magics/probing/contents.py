@@ -44,21 +44,22 @@ class Contents:
         for one in reversed(self._kept.values()):
             _write(one)
 
-    def exchange(self) -> Contents:
-        """Put everything back, and return what was there instead; in the memory of the copies, where none overlap."""
-        now = Contents()
+    def exchange(self, now: Contents) -> None:
+        """Put everything back; `now` gets what was there instead, in the memory of the copies, where none overlap.
+
+        Each is in `now` before it is written: what an error cuts short, `now` can undo.
+        """
         held = [key[0] for key in self._kept]
         if len(set(held)) < len(held):
             now._kept = {key: _kept(one.tensor, one.place) for key, one in self._kept.items()}
             self.put_back()
         else:
             for key, one in self._kept.items():
-                present = _kept(one.tensor, one.place)
+                present = now._kept[key] = _kept(one.tensor, one.place)
                 _write(one)
                 with torch.inference_mode():  # the only way to write a copy that was made in it
                     now._kept[key] = present._replace(copy=one.copy.copy_(present.copy))
         self._kept.clear()
-        return now
 
 
 def memory_of(tensor: torch.Tensor) -> int:

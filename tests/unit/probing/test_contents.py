@@ -30,7 +30,8 @@ def test_an_exchange_gives_back_both_ways(overlapping: bool) -> None:
     one.add_(10)
     two.zero_()
     end = one.tolist(), two.tolist(), one._version
-    later = contents.exchange()
+    later = Contents()
+    contents.exchange(later)
     assert (one.tolist(), two.tolist()) == ([0, 1, 2], [1, 1])
     one.fill_(7)
     later.put_back()

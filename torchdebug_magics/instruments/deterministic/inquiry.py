@@ -19,7 +19,8 @@ from torchdebug_magics.instruments.deterministic.twice.leftovers import Leftover
 from torchdebug_magics.instruments.deterministic.twice.outside import Outside
 from torchdebug_magics.instruments.deterministic.twice.results import results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
-from torchdebug_magics.instruments.deterministic.twice.verify import second_run
+from torchdebug_magics.instruments.deterministic.twice.verify import NOT_SEEN, second_run
+from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_modules
 
 if TYPE_CHECKING:
@@ -52,8 +53,9 @@ class Inquiry:
         self._earlier: Fingerprint | None = None
         is_printed = bool(self._save or self._against or (asked.get("kept") and self._body is not None))
         self._recording = Recording()
-        self._printer = Printer(self._recording) if is_printed else None
-        self._recorder = Recorder(self._recording, self._seen)
+        self._hooks = Hooks()
+        self._printer = Printer(self._recording, self._hooks) if is_printed else None
+        self._recorder = Recorder(self._recording, self._seen, guard, self._hooks, keeps=self._verify or self._cost)
         self._runs: Runs | None = None
         self._leftovers = Leftovers({})
         self._outside = Outside({}, strict=strict)
@@ -74,8 +76,17 @@ class Inquiry:
 
     def sweep(self) -> None:
         """Finish what an interrupt cut short."""
+        self._hooks.sweep()
+        self._outside.undo()
         if self._runs is not None:
             self._runs.finish()
+
+    def forget(self) -> None:
+        """The answers are found: hold nothing of the user's any more."""
+        self._body = self._runs = self._printer = self._earlier = None
+        self._leftovers, self._outside = Leftovers({}), Outside({}, strict=False)
+        self._recording = Recording()
+        self._recorder = Recorder(self._recording, self._seen, self._guard, self._hooks)
 
     def _refuse(self) -> None:
         for name, is_asked in (("verify", self._verify), ("cost", self._cost)):
@@ -83,6 +94,9 @@ class Inquiry:
                 raise TorchDebugError(_NO_CELL.format(name, name))
         if self._rtol is not None and not 0 <= self._rtol < math.inf:
             msg = f"--rtol is a number from 0 on, such as 1e-5, not {self._rtol:g}"
+            raise TorchDebugError(msg)
+        if self._save is not None and not Path(self._save).expanduser().parent.is_dir():
+            msg = f"--save {self._save}: there is no folder {Path(self._save).expanduser().parent}"
             raise TorchDebugError(msg)
         if self._rtol is not None and self._against is None:
             msg = "--rtol goes with --against: two runs of one cell are compared bit by bit"
@@ -101,7 +115,7 @@ class Inquiry:
         if self._strict and (names := self._leftovers.at_risk()):
             raise DeterminismError(_TAKEN.format(names[0]))
         self._outside = Outside(self._body.namespace, strict=self._strict)
-        self._runs = Runs(self._body, self._outside, self._guard)
+        self._runs = Runs(self._body, self._outside, self._guard, self._hooks)
         self._outside.first(stack)
 
     def _seen(self, seen: Seen, op: Op) -> None:
@@ -118,34 +132,39 @@ class Inquiry:
         if error is not None:
             self.found |= {"not_verified": f"the cell raised {type(error).__name__}", "ops_count": self._recorder.count}
             return
+        self.found["not_verified"] = "the second run was cut short"
         try:
-            self._repeat(self._runs)
+            self._guard.run("running the cell again", self._repeat, self._runs)
         finally:
             self._runs.finish()
 
     def _repeat(self, runs: Runs) -> None:
-        self.found["not_verified"] = "the second run was interrupted"
+        if self._recorder.failed:
+            self.found["not_verified"] = NOT_SEEN
+            return
         written = self._recorder.contents.tensors()
         results = results_of(runs.body, self._recorder.is_unwritten)
         runs.over(self._recorder.contents)
         unrestorable = (*self._leftovers.names(), *self._outside.said)
         if self._verify:
-            self._twice(second_run(runs, self._recording, results, unrestorable, self._guard))
-        self.found |= {"not_verified": "", "unrestorable": unrestorable}
+            self._twice({"not_verified": "", **second_run(runs, self._recording, results, unrestorable)})
+        self.found |= {"unrestorable": unrestorable}
         if self._cost:
-            self.found |= measured(runs, written, self._ritual)
+            self.found |= {"not_verified": self.found["not_verified"] if self._verify else "", **measured(runs, written, self._ritual)}
 
     def _twice(self, found: Mapping[str, Any]) -> None:
         """A difference between the two runs is told first, then one from the earlier run."""
-        if found["verified"] is False:
+        if found.get("verified") is False:
             self.found |= {"against": "", "rtol": None}
         elif self.found.get("verified") is False:
-            found = {"potential": found["potential"]}
+            found = {"potential": found.get("potential", ()), "not_verified": found["not_verified"]}
         self.found |= found
 
     def _compare(self, fingerprint: Fingerprint, error: BaseException | None) -> None:
         self.found |= {"fingerprint": fingerprint, "ops_count": len(fingerprint)}
-        if self._save:
+        if self._save and error is not None:
+            self._guard.note(f"{self._save} was not written, as the cell raised {type(error).__name__}")
+        elif self._save:
             self._guard.run(f"writing {self._save}", self._write, Path(self._save).expanduser())
         if self._earlier is None:
             return

@@ -61,13 +61,13 @@ class DeterministicProbe:
         return self._live
 
     def kept(self) -> dict[str, object]:
-        """Nothing."""
+        """Nothing, nor is anything held: when it is over, see `Inquiry.forget`."""
         return {}
 
     def report(self) -> DeterministicReport:
         """What was set, met and put back."""
         ritual = self._ritual
-        return DeterministicReport(
+        report = DeterministicReport(
             seed=ritual.seed,
             keep_rng=self._keep_rng,
             settings=dict(ritual.settings),
@@ -80,6 +80,8 @@ class DeterministicProbe:
             problems=tuple(self._guard.problems),
             **self._inquiry.found,
         )
+        self._inquiry.forget()
+        return report
 
     def _close(self) -> None:
         self._live = None

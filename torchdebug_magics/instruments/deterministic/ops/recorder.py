@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from os import getpid
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -21,6 +21,10 @@ from torchdebug_magics.probing import dispatch
 from torchdebug_magics.probing.contents import Contents, memory_of
 from torchdebug_magics.probing.lines import Line, Lines
 from torchdebug_magics.probing.ops import written_by
+
+if TYPE_CHECKING:
+    from torchdebug_magics.probing.guard import Guard
+    from torchdebug_magics.probing.hooks import Hooks
 
 __all__ = ["Empty", "Op", "Recorder"]
 
@@ -58,7 +62,10 @@ class Recorder:
         self,
         recording: Recording,
         seen: Callable[[Seen, Op], None],
+        guard: Guard,
+        hooks: Hooks,
         *,
+        keeps: bool = True,
         poison: bool = False,
         thorough_at: int = -1,
     ) -> None:
@@ -67,7 +74,13 @@ class Recorder:
         self.lines: Lines[Line] = Lines(Line)
         self.count = 0
         """Ops so far."""
+        self.failed = False
+        """Whether to look at an op has failed; from there on nothing was seen."""
         self._seen = seen
+        self._guard = guard
+        self._hooks = hooks
+        self._keeps = keeps
+        """Whether what is written is to be put back."""
         self.ahead: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
         """Told of each op before it runs."""
         self._poison = poison
@@ -96,21 +109,39 @@ class Recorder:
 
     def attach(self, stack: ExitStack) -> None:
         """From here until the stack closes."""
-        listener = dispatch.ResultListener(self._after, _ignore, before=self._before)
-        listener.put(len(_get_current_dispatch_mode_stack()))
+        listener = dispatch.ResultListener(self._after, _ignore, self._hooks, before=self._before)
         stack.callback(listener.take)
+        listener.put(len(_get_current_dispatch_mode_stack()))
 
     def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._is_passed_by = getpid() != self._process or is_passed_by(sys._getframe(2))
-        if self._is_passed_by:
+        try:
+            self._is_passed_by = self.failed or getpid() != self._process or is_passed_by(sys._getframe(2))
+            if not self._is_passed_by:
+                self._look_at(func, args, kwargs)
+        except Exception as error:  # noqa: BLE001 - as the guard, without the cost of a call for every op
+            self._fail(error)
+
+    def _after(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        plan = plan_of(func)
+        if plan.is_marker or self._is_passed_by:
             return
+        try:
+            self._take_down(plan, args, result, self.lines.here(sys._getframe(2)))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self.failed = self._is_passed_by = True
+        self._guard.note(f"looking at an op failed: {type(error).__name__}: {error}")
+
+    def _look_at(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.ahead is not None:
             self.ahead(func, args, kwargs)
         self._kwargs = kwargs
         self._written = written_by(func, args, kwargs)
         for tensor in self._written:
             memory = memory_of(tensor)
-            if memory and memory not in self._made:
+            if self._keeps and memory and memory not in self._made:
                 self.contents.keep(tensor)
         self._given = EMPTY
         self._inputs.clear()
@@ -169,11 +200,7 @@ class Recorder:
             if tensor.nbytes < storage.nbytes():
                 self._in_part[memory] = {_view(tensor)}
 
-    def _after(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        plan = plan_of(func)
-        if plan.is_marker or self._is_passed_by:
-            return
-        line = self.lines.here(sys._getframe(2))
+    def _take_down(self, plan: Plan, args: tuple[Any, ...], result: Any, line: Line | None) -> None:
         results = list(_tensors(result))
         empty = next((self._tainted[one] for one in self._inputs if one in self._tainted), None) if self._tainted else None
         for tensor in self._written if self._overwritten else ():

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.deterministic.ops.recorder import Op
     from torchdebug_magics.instruments.deterministic.ops.recording import Recording, Seen
+    from torchdebug_magics.probing.hooks import Hooks
     from torchdebug_magics.report import Location
 
 __all__ = ["Printer"]
@@ -25,16 +26,17 @@ __all__ = ["Printer"]
 class Printer:
     """Writes down every op that a recorder sees."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, hooks: Hooks) -> None:
         self._recording = recording
-        self._calls = ModuleCalls(())
+        self._hooks = hooks
+        self._calls = ModuleCalls((), hooks)
         self._modules: dict[str, int] = {"": 0}
         self._records = bytearray()
         self._devices: set[str] = set()
 
     def attach(self, stack: ExitStack, modules: Iterable[torch.nn.Module]) -> None:
         """Follow module calls from here until the stack closes."""
-        self._calls = ModuleCalls(modules)
+        self._calls = ModuleCalls(modules, self._hooks)
         self._calls.attach(stack)
 
     def fingerprint(self) -> Fingerprint:

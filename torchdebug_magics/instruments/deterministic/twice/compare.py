@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.deterministic.ops.recording import Recording, Seen
     from torchdebug_magics.probing.contents import Contents
+    from torchdebug_magics.probing.guard import Guard
+    from torchdebug_magics.probing.hooks import Hooks
     from torchdebug_magics.probing.lines import Line
 
 __all__ = ["Comparison", "Difference", "Kind"]
@@ -44,13 +46,22 @@ class Difference:
 class Comparison:
     """Compares a run with an earlier recording, op by op while it goes on, and ends it at the first difference."""
 
-    def __init__(self, earlier: Recording, modules: Iterable[torch.nn.Module], *, to_its_end: bool = False, **recorder: Any) -> None:
+    def __init__(
+        self,
+        earlier: Recording,
+        modules: Iterable[torch.nn.Module],
+        guard: Guard,
+        hooks: Hooks,
+        *,
+        to_its_end: bool = False,
+        poison: bool = False,
+    ) -> None:
         self.earlier = earlier
         self._to_its_end = to_its_end
         """Whether the run goes on after the difference: to end it kills the generators that it stands in."""
         self.difference: Difference | None = None
-        self.recorder = Recorder(earlier.another(), self._seen, **recorder)
-        self._calls = ModuleCalls(modules)
+        self.recorder = Recorder(earlier.another(), self._seen, guard, hooks, poison=poison)
+        self._calls = ModuleCalls(modules, hooks)
 
     def attach(self, stack: ExitStack) -> None:
         """Begin to compare."""
@@ -71,7 +82,7 @@ class Comparison:
 
     def end(self) -> None:
         """The run has ended by itself: it may have been shorter."""
-        if self.difference is None and self.recorder.count < len(self.earlier):
+        if not self.recorder.failed and self.difference is None and self.recorder.count < len(self.earlier):
             self.difference = Difference("way", self.recorder.count, None, None, None, "forward", {})
 
     def _seen(self, seen: Seen, op: Op) -> None:

@@ -56,7 +56,10 @@ def measured(runs: Runs, written: Sequence[torch.Tensor], ritual: Ritual) -> dic
         for name, taken_s in times.items():
             with ritual.with_only(name) if name != "all" else nullcontext():
                 clock = _Clock(written)
-                runs.again(clock)
+                error = runs.again(clock)
+                if error is not None:
+                    runs.guard.note(f"the cost is not known: a further run raised {type(error).__name__}: {error}")
+                    return {}
                 taken_s.append(clock.taken_s)
         if sum(times[""]) >= _LEAST_S:
             break

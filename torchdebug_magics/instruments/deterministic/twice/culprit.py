@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.origin import Origin
     from torchdebug_magics.instruments.deterministic.twice.compare import Comparison, Difference
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
-    from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.report import Location
 
 __all__ = ["culprit"]
@@ -42,18 +41,17 @@ class _Told:
     other: Location | None = None
 
 
-def culprit(comparison: Comparison, error: Exception | None, runs: Runs, unrestorable: Sequence[str], guard: Guard) -> Divergence:
+def culprit(comparison: Comparison, error: Exception | None, runs: Runs, unrestorable: Sequence[str]) -> Divergence:
     """What differed between the first run and the second, and why."""
-    found = _Culprit(comparison, runs, unrestorable, guard)
+    found = _Culprit(comparison, runs, unrestorable)
     return found.of_error(error) if comparison.difference is None and error is not None else found.of_difference()
 
 
 class _Culprit:
-    def __init__(self, comparison: Comparison, runs: Runs, unrestorable: Sequence[str], guard: Guard) -> None:
+    def __init__(self, comparison: Comparison, runs: Runs, unrestorable: Sequence[str]) -> None:
         self._comparison = comparison
         self._runs = runs
         self._unrestorable = unrestorable
-        self._guard = guard
 
     def of_error(self, error: Exception) -> Divergence:
         """The second run raised where the first one did not, after the very same ops."""
@@ -147,32 +145,37 @@ class _Culprit:
 
     def _origin(self, place: int) -> Origin | None:
         """The line of Python on the way to an op at which two more runs begin to differ."""
-        watch = Recorder(Recording(), _until(place))
+        watch = self._recorder(_until(place))
 
         def run() -> None:
             nonlocal watch
-            watch = Recorder(Recording(), _until(place))
+            watch = self._recorder(_until(place))
             self._runs.through(watch)
 
         try:
-            return first_difference(run, lambda: self._runs.back(watch), guard=self._guard)
+            return first_difference(run, lambda: self._runs.back(watch), guard=self._runs.guard)
         finally:
             self._runs.back(watch)
 
     def _inputs_agree(self, place: int) -> bool:
-        """Whether an op is given the same in two more runs, each of its inputs read just before it."""
-        return self._given_at(place) == self._given_at(place)
+        """Whether an op is given the same in two more runs, each of its inputs read just before it; not where it was not reached."""
+        one = self._given_at(place)
+        return one is not None and one == self._given_at(place)
 
-    def _given_at(self, place: int) -> int | None:
-        given: list[int] = []
+    def _given_at(self, place: int) -> tuple[str, Location | None, int] | None:
+        given: list[tuple[str, Location | None, int]] = []
 
         def seen(seen: Seen, op: Op) -> None:
             if op.place >= place:
-                given.append(seen.given)
+                if op.place == place:
+                    given.append((op.plan.name, None if op.line is None else op.line.location, seen.given))
                 raise Enough
 
-        self._runs.again(Recorder(Recording(), seen, thorough_at=place))
+        self._runs.again(self._recorder(seen, thorough_at=place))
         return given[0] if given else None
+
+    def _recorder(self, seen: Callable[[Seen, Op], None], *, thorough_at: int = -1) -> Recorder:
+        return Recorder(Recording(), seen, self._runs.guard, self._runs.hooks, thorough_at=thorough_at)
 
 
 def _until(place: int) -> Callable[[Seen, Op], None]:

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class Outside:
         self._sizes: dict[Path, int | None] = {}
         """Of files that the first run has written, before it did; None of those that were not there."""
         self._appended: dict[str, None] = {}
+        self._undos: list[Callable[[], None]] = []
 
     @property
     def said(self) -> tuple[str, ...]:
@@ -55,7 +57,7 @@ class Outside:
                 self._will_write(Path(file), mode)
             return opener(file, mode, *args, **kwargs)
 
-        _stand_in(stack, self._namespace, asked, opened)
+        self._stand_in(stack, asked, opened)
 
     def again(self, stack: ExitStack) -> None:
         """Nothing gets out, from here until the stack closes."""
@@ -79,7 +81,33 @@ class Outside:
                 self._copy(path, copies[path])
             return opener(copies.get(path, path), mode, *args, **kwargs)
 
-        _stand_in(stack, self._namespace, asked, opened)
+        self._stand_in(stack, asked, opened)
+
+    def undo(self) -> None:
+        """Nothing stands in any more. Harmless where nothing does."""
+        while self._undos:
+            self._undos[-1]()
+
+    def _stand_in(self, stack: ExitStack, asked: Any, opened: Any) -> None:
+        held: list[tuple[dict[str, Any], str, Any]] = [
+            (vars(builtins), "input", asked),
+            (vars(builtins), "open", opened),
+            (vars(io), "open", opened),
+        ]
+        if getattr(self._namespace.get("open"), "__wrapped__", None) is io.open:  # IPython's own, which has looked up Python's long ago
+            held.append((self._namespace, "open", opened))
+        before = [holder[name] for holder, name, _ in held]
+
+        def undo() -> None:
+            for (holder, name, _), was in zip(held, before, strict=True):
+                holder[name] = was
+            if undo in self._undos:
+                self._undos.remove(undo)
+
+        self._undos.append(undo)
+        stack.callback(undo)
+        for holder, name, function in held:
+            holder[name] = function
 
     def _will_write(self, path: Path, mode: str) -> None:
         __tracebackhide__ = True
@@ -102,15 +130,6 @@ class Outside:
 
 
 _REFUSED = "--strict: {}, and a second run cannot find that as the first one did: do it in a cell of its own"
-
-
-def _stand_in(stack: ExitStack, namespace: dict[str, Any], asked: Any, opened: Any) -> None:
-    if getattr(namespace.get("open"), "__wrapped__", None) is io.open:  # IPython's own, which has looked up Python's long ago
-        stack.callback(namespace.__setitem__, "open", namespace["open"])
-        namespace["open"] = opened
-    for module, name, function in ((builtins, "input", asked), (builtins, "open", opened), (io, "open", opened)):
-        stack.callback(setattr, module, name, getattr(module, name))
-        setattr(module, name, function)
 
 
 def _is_the_users(frame: Any) -> bool:

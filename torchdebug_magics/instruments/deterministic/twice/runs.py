@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.twice.body import Body
     from torchdebug_magics.instruments.deterministic.twice.outside import Outside
     from torchdebug_magics.probing.guard import Guard
+    from torchdebug_magics.probing.hooks import Hooks
 
 __all__ = ["Enough", "Runs", "Watch"]
 
@@ -44,10 +45,11 @@ class Enough(BaseException):
 class Runs:
     """The first run is the user's own; `over` ends it. Every later one is ended where it began, and `finish` brings back the end."""
 
-    def __init__(self, body: Body, outside: Outside, guard: Guard) -> None:
+    def __init__(self, body: Body, outside: Outside, guard: Guard, hooks: Hooks) -> None:
         self.body = body
+        self.guard = guard
+        self.hooks = hooks
         self._outside = outside
-        self._guard = guard
         self._start = State(body, guard)
         # Compiled code writes where no op is seen: what it may write is copied whole.
         self._unseen = self._start.contents() if _is_compiled(body) else Contents()
@@ -58,10 +60,11 @@ class Runs:
     def over(self, contents: Contents) -> None:
         """The first run has ended, having written what is in `contents`: back to the start."""
         with _held():
-            self._end = State(self.body, self._guard, also=self._start.names)
+            self._end = State(self.body, self.guard, also=self._start.names)
             for tensor in self._unseen.tensors():
                 self._unseen_end.keep(tensor)
-            self._written = contents.exchange()
+            self._written = Contents()
+            contents.exchange(self._written)
             self._unseen.put_back()
             self._start.put_back()
 
@@ -100,11 +103,11 @@ class Runs:
     def finish(self) -> None:
         """Everything as the first run has left it. Harmless the second time."""
         with _held():
-            end, self._end = self._end, None
-            if end is not None and self._written is not None:
+            if self._end is not None and self._written is not None:
                 self._written.put_back()
                 self._unseen_end.put_back()
-                end.put_back()
+                self._end.put_back()
+            self._end = self._written = None  # last: what an interrupt cut short is finished by another call
 
 
 def _is_compiled(body: Body) -> bool:

@@ -14,18 +14,21 @@ from torchdebug_magics.probing.modules import live_modules
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.ops.recording import Recording
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
-    from torchdebug_magics.probing.guard import Guard
 
-__all__ = ["second_run"]
+__all__ = ["NOT_SEEN", "second_run"]
+
+NOT_SEEN = "looking at the ops failed, see the problems"
 
 
-def second_run(runs: Runs, first: Recording, results: Mapping[str, int], unrestorable: Sequence[str], guard: Guard) -> dict[str, Any]:
+def second_run(runs: Runs, first: Recording, results: Mapping[str, int], unrestorable: Sequence[str]) -> dict[str, Any]:
     """Fields of the report: whether two runs agree, and else what differs first."""
-    comparison = Comparison(first, live_modules(), to_its_end=bool(unrestorable), poison=True)
+    comparison = Comparison(first, live_modules(), runs.guard, runs.hooks, to_its_end=bool(unrestorable), poison=True)
     repetitions = Repetitions(comparison.here)
     comparison.recorder.ahead = repetitions.before
     now: dict[str, int] = {}
     error = runs.again(comparison, lambda: now.update(results_of(runs.body, comparison.recorder.is_unwritten)))
+    if comparison.recorder.failed and comparison.difference is None:
+        return {"not_verified": NOT_SEEN}
     if error is None:
         comparison.end()
     elif comparison.difference is not None:
@@ -33,7 +36,7 @@ def second_run(runs: Runs, first: Recording, results: Mapping[str, int], unresto
     if comparison.difference is None and error is None:
         divergence = different(results, now, runs.body)
     else:
-        divergence = culprit(comparison, error, runs, unrestorable, guard)
+        divergence = culprit(comparison, error, runs, unrestorable)
     return {
         "verified": divergence is None,
         "divergence": divergence,
