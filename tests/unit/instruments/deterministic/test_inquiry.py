@@ -171,6 +171,44 @@ y = net(X) * len(Path({str(log)!r}).read_text())
     assert new.read_text(encoding="utf-8") == "new"
 
 
+@pytest.mark.parametrize(
+    ("write", "read"),
+    [
+        ("torch.save(net.state_dict(), 'made')", "torch.load('made')['0.weight']"),
+        ("torch.save(net.state_dict(), 'made', _use_new_zipfile_serialization=False)", "torch.load('made')['0.weight']"),
+        ("np.save('made.npy', net[0].weight.detach().numpy())", "torch.from_numpy(np.load('made.npy'))"),
+        ("open('made', 'w').write(repr(net[0].weight.tolist()))", "torch.tensor(eval(open('made').read()))"),
+    ],
+    ids=["torch.save", "torch.save, the old form", "a library", "open"],
+)
+def test_a_file_is_that_of_the_first_run(ready: InteractiveShell, write: str, read: str) -> None:
+    body = f"""\
+import os, numpy as np
+with torch.no_grad():
+    net[0].weight.add_(int.from_bytes(os.urandom(6), 'little'))
+{write}
+again = {read}"""
+    found = report(ready, "--verify", body)
+    ready.run_cell(f"import numpy as np\nheld = {read}").raise_error()
+    assert found.divergence.cause == "os_entropy"
+    assert torch.equal(ready.user_ns["held"], ready.user_ns["again"])
+    assert torch.equal(ready.user_ns["held"], ready.user_ns["net"][0].weight)
+    for path in (Path("made"), Path("made.npy")):
+        path.unlink(missing_ok=True)
+
+
+def test_a_file_that_a_library_moves_is_the_librarys(ready: InteractiveShell) -> None:
+    body = """\
+import logging, os, tempfile
+y = net(X)
+from nbformat import write, v4
+write(v4.new_notebook(), 'new.ipynb')
+os.replace('new.ipynb', 'old.ipynb')"""
+    assert report(ready, "--verify", body).verified is True
+    assert Path("old.ipynb").exists()
+    Path("old.ipynb").unlink()
+
+
 def test_a_consumed_iterator_is_named(ready: InteractiveShell) -> None:
     ready.run_cell("batches = (torch.ones(2) * i for i in range(3))\nunused = (i for i in range(3))")
     found = report(ready, "--verify", "x = next(batches) + 1")

@@ -13,12 +13,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from torch import serialization
+
 from torchdebug_magics.errors import DeterminismError
 from torchdebug_magics.probing.where import owner
 
 __all__ = ["Outside"]
 
 _WRITING = frozenset("wax+")
+_SAVER = serialization._open_zipfile_writer_file
+"""What `torch.save` writes a file with: it opens none in Python."""
 
 
 class Outside:
@@ -31,6 +35,8 @@ class Outside:
         self._answers: list[str] = []
         self._sizes: dict[Path, int | None] = {}
         """Of files that the first run has written, before it did; None of those that were not there."""
+        self._of_libraries: set[Path] = set()
+        """Of these, the ones that no code of the user's has opened itself."""
         self._appended: dict[str, None] = {}
         self._undos: list[Callable[[], None]] = []
 
@@ -53,11 +59,17 @@ class Outside:
 
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            if _WRITING & set(mode) and isinstance(file, (str, Path)) and _is_the_users(sys._getframe(1)):
+            if _WRITING & set(mode) and isinstance(file, (str, Path)):
+                if _opens(sys._getframe(1)) != "user":
+                    self._of_libraries.add(Path(file).absolute())
                 self._will_write(Path(file), mode)
             return opener(file, mode, *args, **kwargs)
 
-        self._stand_in(stack, asked, opened)
+        def saved(file: str) -> Any:
+            self._will_write(Path(file), "w")
+            return _SAVER(file)
+
+        self._stand_in(stack, asked, opened, saved)
 
     def again(self, stack: ExitStack) -> None:
         """Nothing gets out, from here until the stack closes."""
@@ -65,6 +77,14 @@ class Outside:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torchdebug-")))
         copies: dict[Path, Path] = {}
         opener = builtins.open
+        # What a library has written and moved elsewhere since is left to it.
+        ours = {path for path in self._sizes if path not in self._of_libraries or path.exists()}
+
+        def copy_of(path: Path) -> Path:
+            if path not in copies:
+                copies[path] = folder / str(len(copies))
+                self._copy(path, copies[path])
+            return copies[path]
 
         def asked(*_prompt: Any) -> str:
             if not answers:
@@ -73,26 +93,25 @@ class Outside:
 
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            if not isinstance(file, (str, Path)) or not _is_the_users(sys._getframe(1)):
-                return opener(file, mode, *args, **kwargs)
-            path = Path(file).absolute()
-            if path not in copies and (_WRITING & set(mode) or path in self._sizes):
-                copies[path] = folder / str(len(copies))
-                self._copy(path, copies[path])
-            return opener(copies.get(path, path), mode, *args, **kwargs)
+            who = _opens(sys._getframe(1))
+            path = Path(file).absolute() if isinstance(file, (str, Path)) and who != "own" else None
+            if path is not None and (path in copies or path in ours or (_WRITING & set(mode) and who == "user")):
+                file = copy_of(path)
+            return opener(file, mode, *args, **kwargs)
 
-        self._stand_in(stack, asked, opened)
+        self._stand_in(stack, asked, opened, lambda file: _SAVER(str(copy_of(Path(file).absolute()))))
 
     def undo(self) -> None:
         """Nothing stands in any more. Harmless where nothing does."""
         while self._undos:
             self._undos[-1]()
 
-    def _stand_in(self, stack: ExitStack, asked: Any, opened: Any) -> None:
+    def _stand_in(self, stack: ExitStack, asked: Any, opened: Any, saved: Any) -> None:
         held: list[tuple[dict[str, Any], str, Any]] = [
             (vars(builtins), "input", asked),
             (vars(builtins), "open", opened),
             (vars(io), "open", opened),
+            (vars(serialization), _SAVER.__name__, saved),
         ]
         if getattr(self._namespace.get("open"), "__wrapped__", None) is io.open:  # IPython's own, which has looked up Python's long ago
             held.append((self._namespace, "open", opened))
@@ -111,7 +130,7 @@ class Outside:
 
     def _will_write(self, path: Path, mode: str) -> None:
         __tracebackhide__ = True
-        is_added_to = "w" not in mode and "x" not in mode and path.exists()
+        is_added_to = "w" not in mode and "x" not in mode and path.exists() and path.absolute() not in self._of_libraries
         if is_added_to and self._strict:
             raise DeterminismError(_REFUSED.format(f"the file {path.name} is added to"))
         if is_added_to:
@@ -132,8 +151,8 @@ class Outside:
 _REFUSED = "--strict: {}, and a second run cannot find that as the first one did: do it in a cell of its own"
 
 
-def _is_the_users(frame: Any) -> bool:
-    """Whether the user's code opens it, be it through `pathlib`; what libraries write for themselves is theirs."""
+def _opens(frame: Any) -> str:
+    """Whose code opens a file, be it through `pathlib`: see `owner`."""
     while frame is not None and owner(frame.f_code.co_filename) == "python":
         frame = frame.f_back
-    return frame is not None and owner(frame.f_code.co_filename) == "user"
+    return "python" if frame is None else owner(frame.f_code.co_filename)
