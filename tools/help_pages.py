@@ -94,13 +94,26 @@ def fields(row: Instrument) -> Iterator[str]:
     spec = importlib.util.find_spec(f"{catalog.INSTRUMENTS[row.name]}.report")
     assert spec is not None
     assert spec.origin is not None
-    classes = [node for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     ordered = sorted(classes, key=lambda one: not one.name.endswith("Report"))  # what a user holds in hand comes first
+    words = {name: values for name, values in map(_words, tree.body) if values}
     for node in ordered:
         if not node.name.startswith(("_", "Live")) and (rows := list(_fields(node))):
             yield f"### `{node.name}`"
             yield (ast.get_docstring(node) or "").replace("``", "`")
             yield table(("field", "type", ""), rows)
+    for name, values in words.items():
+        yield f"### `{name}`"
+        yield f"One of {', '.join(f'`{value!r}`' for value in values)}."
+
+
+def _words(node: ast.stmt) -> tuple[str, list[object]]:
+    """The name of an alias for words, and the words; of anything else, none."""
+    if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Subscript)):
+        return "", []
+    is_literal = isinstance(node.value.value, ast.Name) and node.value.value.id == "Literal"
+    return node.target.id, [one.value for one in ast.walk(node.value.slice) if isinstance(one, ast.Constant)] if is_literal else []
 
 
 def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str, str]]:

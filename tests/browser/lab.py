@@ -169,7 +169,7 @@ class Lab:
 
     def _note(self, message: ConsoleMessage) -> None:
         if message.type == "error":
-            self.console_errors.append(message.text)
+            self.console_errors.append(f"{message.text} {message.location.get('url', '')}".strip())
 
     @property
     def file(self) -> Path:

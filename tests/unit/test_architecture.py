@@ -15,7 +15,7 @@ import tomllib
 if TYPE_CHECKING:
     from pathlib import Path
 
-# What the folder of the package may hold (DESIGN.md, "Layout"): a new name belongs into the layout, and into a contract, first.
+# What the folder of the package may hold (CONTRIBUTING.md has it): a new name belongs in there, and into a contract, first.
 LAYOUT = {
     "__init__",
     "catalog",
@@ -41,6 +41,8 @@ VIOLATIONS = {
         ("instruments/other/view.py", "import ipywidgets"),
         ("html/planted.py", "import torchdebug_magics.jupyter"),
         ("session.py", "def late():\n    import IPython.display"),
+        ("machine/planted.py", "import IPython"),
+        ("tracebacks.py", "import torchdebug_magics.jupyter"),
     ],
     "reports-pure": [
         ("instruments/other/report.py", "import torch"),
@@ -155,6 +157,10 @@ def test_each_contract_can_fail(root: Path, tmp_path: Path) -> None:
 def test_every_module_has_its_place_in_the_layout(root: Path) -> None:
     here = {path.stem for path in (root / "torchdebug_magics").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert here <= LAYOUT
+    with (root / "pyproject.toml").open("rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    sources = {source for contract in contracts for source in contract.get("source_modules", ())}
+    assert {name for name in here - {"__init__"} if f"torchdebug_magics.{name}" not in sources} == set()
 
 
 def test_every_instrument_has_the_same_parts(root: Path) -> None:
@@ -175,4 +181,4 @@ def test_notebooks_are_stored_without_outputs(root: Path) -> None:
     assert notebooks
     for path in notebooks:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), f"{path}: run `make format`"
+        assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), f"{path}: run tools/notebook_head.py"

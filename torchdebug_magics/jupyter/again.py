@@ -49,6 +49,10 @@ class CellBody:
         self.refusal = _wrapped(self.statements, magics) or _refusal(self.statements)
         self._code: CodeType | None = None if self.refusal else compiler(shell.transform_ast(ast.Module(body, [])), self.file, "exec")
 
+    def left(self) -> dict[str, object]:
+        """The user's names."""
+        return {name: value for name, value in self.namespace.items() if name not in self.hidden}
+
     def run(self) -> None:
         """Once more; what it raises is raised, what it prints or displays is not seen."""
         __tracebackhide__ = True

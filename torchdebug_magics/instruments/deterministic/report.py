@@ -39,7 +39,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """The first op whose inputs agree in both runs, and whose outputs differ."""
+    """The first op at which two runs differ: in what it gave, in data that came to it from outside of torch, or in which op it is."""
 
     op: str
     """The dispatcher's name, such as ``aten.randn.generator``; empty where no op of torch's is concerned."""

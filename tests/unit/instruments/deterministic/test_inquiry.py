@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -289,6 +291,19 @@ thread.join()"""
     assert found.verified is False
     assert (found.divergence.cause, found.divergence.op, found.divergence.location.line) == ("outside_data", "", 4)
     assert "`made[0]` differs" in found.verdict
+
+
+def test_what_a_function_gives_is_compared_though_it_was_made_out_of_sight() -> None:
+    def step() -> dict[str, torch.Tensor]:
+        made = {"a": torch.ones(2) * 2}
+        thread = threading.Thread(target=lambda: made.update(b=torch.tensor([int.from_bytes(os.urandom(6), "little")])))
+        thread.start()
+        thread.join()
+        return made
+
+    found = torchdebug_magics.verify(step)
+    assert found.verified is False
+    assert "`the result['b']` differs" in found.verdict
 
 
 def test_what_was_made_out_of_sight_and_is_the_same_raises_no_alarm(ready: InteractiveShell) -> None:

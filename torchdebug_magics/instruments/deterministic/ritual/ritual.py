@@ -62,10 +62,6 @@ class Ritual:
         self._turn_all()
         self._seeds.attach(stack, sources.generators, keep=self._keep_rng)
 
-    def sow(self) -> None:
-        """Seed everything again, as at the start."""
-        self._seeds.sow()
-
     @contextmanager
     def with_only(self, name: str) -> Iterator[None]:
         """Meanwhile no setting holds but that one, if there is one of that name: to see what it costs."""

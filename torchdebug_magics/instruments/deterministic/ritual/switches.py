@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,16 +28,6 @@ class Switch:
     write: Callable[[Any], object]
     wanted: Callable[[Any], Any]
     """From its value to the one for the same numbers twice: the very same where nothing has to change."""
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Set it while the block runs."""
-        before = self.read()
-        try:
-            self.set()
-            yield
-        finally:
-            self.turn(before)
 
     def set(self) -> None:
         """Set it as it is wanted."""

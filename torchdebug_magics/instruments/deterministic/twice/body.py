@@ -43,6 +43,9 @@ class Body(Protocol):
     def refusal(self) -> str:
         """Why it cannot be run a second time, or nothing."""
 
+    def left(self) -> Mapping[str, object]:
+        """What a run has left to the user, by name."""
+
     def run(self) -> None:
         """Once more. What it raises is raised; what it prints is not seen."""
 
@@ -59,10 +62,15 @@ class FunctionBody:
         self.file = ""
         self.refusal = ""
         self._function = function
+        self._given: object = None
+
+    def left(self) -> Mapping[str, object]:
+        """What it gave, and its variables."""
+        return {"the result": self._given, **self.variables}
 
     def run(self) -> None:
-        """Call it, and drop what it gives."""
-        self._function()
+        """Call it."""
+        self._given = self._function()
 
 
 def _named_by(function: object) -> Iterator[tuple[str, object]]:

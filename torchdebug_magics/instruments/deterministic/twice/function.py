@@ -25,5 +25,5 @@ def verify(
     body = FunctionBody(function)
     session = Session(DeterministicProbe(seed=seed, strict=strict, keep_rng=keep_rng, verify=True, cost=cost, body=body))
     with session:
-        function()
+        body.run()
     return session.report

@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["different", "results_of"]
 
 _MOST = 64
-"""Members of a list that are looked at."""
+"""Members of a list or a dict that are looked at."""
 
 
 def results_of(body: Body, is_unwritten: Callable[[torch.Tensor], bool]) -> dict[str, int]:
     """A digest of each tensor that a name of the user's leads to; memory that nobody has written has none."""
-    held = ((name, value) for name, value in list(body.namespace.items()) if name not in body.hidden)
-    found = (one for name, value in held for one in _tensors(name, value))
+    found = (one for name, value in body.left().items() for one in _tensors(name, value))
     return {name: of_tensor(tensor) for name, tensor in found if not is_lazy(tensor) and not is_unwritten(tensor)}
 
 
@@ -54,6 +53,9 @@ def _tensors(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
     elif type(value) in {list, tuple}:
         members: list[object] = list(value)[:_MOST]  # type: ignore[call-overload]  # a list or a tuple, as was asked
         yield from ((f"{name}[{place}]", one) for place, one in enumerate(members) if isinstance(one, torch.Tensor))
+    elif isinstance(value, dict):
+        named = list(value.items())[:_MOST]
+        yield from ((f"{name}[{key!r}]", one) for key, one in named if isinstance(key, (str, int)) and isinstance(one, torch.Tensor))
 
 
 def _bound_at(body: Body, name: str) -> Location | None:

@@ -283,14 +283,6 @@ def test_attention_is_left_to_math_where_torch_knows_gpus_and_only_warns(monkeyp
         assert flags()["sdpa"] == before["sdpa"]
 
 
-def test_one_switch_alone():
-    switch = next(one for one in switches.switches(1, strict=False) if one.name == "cudnn.deterministic")
-    with switch.alone():
-        assert torch.backends.cudnn.deterministic
-        assert not torch.are_deterministic_algorithms_enabled()
-    assert not torch.backends.cudnn.deterministic
-
-
 def test_the_users_own_filters_of_warnings_hold_on():
     filters = list(warnings.filters)
     with torchdebug_magics.deterministic():
