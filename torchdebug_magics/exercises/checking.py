@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import random
+import reprlib
 import sys
 import textwrap
 import warnings
@@ -10,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Exercise", "UnsolvedError", "Verdict", "expect"]
+__all__ = ["Exercise", "UnsolvedError", "Verdict", "expect", "expect_kind", "shown"]
 
 Judge = Callable[..., None]
 
@@ -26,6 +28,22 @@ def expect(condition: object, hint: str) -> None:
     """Go on if `condition` holds; else an UnsolvedError with `hint`, which says what is missing and not how it is done."""
     if not condition:
         raise UnsolvedError(hint)
+
+
+def expect_kind(value: object, kind: type, wanted: str) -> None:
+    """Go on if `value` is a `kind`; else say what is `wanted`, as in "`train` should give a list", and what came in its place."""
+    came = "nothing yet; does it end in a `return`?" if value is None or value is ... else f"a value of type {type(value).__name__}."
+    expect(isinstance(value, kind), f"{wanted}, and gives {came}")
+
+
+def shown(answer: object) -> str:
+    """An answer as one line of a sentence, however long it is."""
+    return " ".join(_SHORT.repr(answer).split())
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+_SHORT.maxlist = 1
 
 
 @dataclass(frozen=True)
@@ -80,6 +98,8 @@ def _missing(judge: Judge, names: Mapping[str, Any]) -> str:
         return f"there is no `{absent[0]}` yet; run the cell that makes it, then this one again."
     if still := [name for name in wanted if names[name] is ...]:
         return f"put your answer in place of the dots behind `{still[0]} =`."
+    if empty := [name for name in wanted if names[name] is None]:
+        return f"`{empty[0]}` is None, which is no answer yet."
     try:
         _judged(judge, [names[name] for name in wanted])
     except UnsolvedError as unsolved:
@@ -92,9 +112,16 @@ def _missing(judge: Judge, names: Mapping[str, Any]) -> str:
 
 def _judged(judge: Judge, values: list[Any]) -> None:
     """Let the judge run the learner's code: from the same random numbers each time, without touching those of the notebook."""
-    import torch  # noqa: PLC0415 - late: only who checks an answer needs it
+    import numpy as np  # noqa: PLC0415 - late: only who checks an answer needs it
+    import torch  # noqa: PLC0415 - as above
 
-    with torch.random.fork_rng(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of code that is known to be broken, the sentence says enough
-        torch.manual_seed(0)
-        judge(*values)
+    before = random.getstate(), np.random.get_state()  # noqa: NPY002 - the very generator that the learner's code may draw from
+    try:
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of code that is known to be broken, the sentence says enough
+            for seed in (random.seed, np.random.seed, torch.manual_seed):
+                seed(0)
+            judge(*values)
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002 - as above

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
-from torchdebug_magics.exercises.checking import Exercise, expect
+from torchdebug_magics.exercises.checking import Exercise, expect, expect_kind, shown
 from torchdebug_magics.exercises.sealed import Sealed
 
 __all__ = ["check"]
@@ -33,7 +33,7 @@ def written(overfit: Callable[[Callable[[], float]], Sequence[float]]) -> None:
     losses = [1.0 / (1 + number) for number in range(2 * _STEPS)]
     remaining = iter(losses)
     curve = overfit(lambda: next(remaining))
-    expect(curve is not None, "`overfit` gives nothing back yet; let it return a list of losses.")
+    expect_kind(curve, Sized, "`overfit` should give a list of losses")
     taken = 2 * _STEPS - sum(1 for _ in remaining)
     expect(taken == _STEPS, f"`overfit` called `step` {taken} times, and should call it {_STEPS} times.")
     expect(
@@ -45,22 +45,37 @@ def written(overfit: Callable[[Callable[[], float]], Sequence[float]]) -> None:
 @check.task
 def plotted(axes: Any, curve: Sequence[float]) -> None:
     """A line through the logged losses, with words on both axes, of a training that came down to nearly nothing."""
-    expect(hasattr(axes, "lines"), "`axes` is not a picture; take what `plt.subplots()` gives as its second value.")
-    expect(len(axes.lines) > 0, "nothing is plotted in `axes` yet.")
-    drawn = [float(value) for value in axes.lines[0].get_ydata()]
-    expect(drawn == [float(value) for value in curve], "the line in `axes` does not show the numbers of `curve`.")
+    expect(hasattr(axes, "get_xlabel"), "`axes` is not a picture; take what `plt.subplots()` gives as its second value.")
+    drawn = [line.get_ydata() for line in axes.lines] + [dots.get_offsets()[:, 1] for dots in axes.collections]
+    expect(drawn, "nothing is plotted in `axes` yet.")
+    expect_kind(curve, Sized, "`curve` should be what `overfit` gives")
+    wanted = [float(value) for value in curve]
+    expect(
+        any([float(value) for value in one] == wanted for one in drawn), "what is plotted in `axes` does not show the numbers of `curve`."
+    )
     expect(curve[-1] < _NEAR_ZERO, f"`curve` ends at {curve[-1]:.2f}, and the healthy wiring comes down to nearly 0; is it that one?")
     expect(axes.get_xlabel() and axes.get_ylabel(), "say in words what the two axes of the picture are: `set_xlabel`, `set_ylabel`.")
 
 
 @check.task
-def diagnosed(diagnosis: Mapping[str, str]) -> None:
+def diagnosed(diagnosis: Mapping[str, str], causes: str) -> None:
     """The cause of each of the eight."""
+    expect(isinstance(diagnosis, Mapping), "`diagnosis` should be a dictionary, with a cause for each letter.")
     opened = [name for name in _WIRINGS if diagnosis.get(name, ...) is ...]
     expect(not opened, f"there is no diagnosis for wiring {', '.join(opened)} yet; choose one of the causes for each.")
-    wrong = [name for name, digest in _WIRINGS.items() if not Sealed(f"overfit/{name}", digest).fits(diagnosis[name])]
+    chosen = {name: _chosen(diagnosis[name], causes) for name in _WIRINGS}
+    unknown = [shown(diagnosis[name]) for name in _WIRINGS if not chosen[name]]
+    expect(not unknown, f"{(unknown or [''])[0]} is none of the causes; write one as it stands in the list.")
+    wrong = [name for name, digest in _WIRINGS.items() if not Sealed(f"overfit/{name}", digest).fits(chosen[name])]
     expect(
         not wrong,
         f"{len(_WIRINGS) - len(wrong)} of {len(_WIRINGS)} are right; of the others, look again at wiring {', '.join(wrong[:1])}: "
         "where does its curve begin, and where does it stop?",
     )
+
+
+def _chosen(answer: object, causes: str) -> str:
+    """The cause that is meant, without what the list says of it, however it is spaced; empty where it is none of the list."""
+    known = [" ".join(line.partition("  ")[0].split()) for line in causes.strip().splitlines()]
+    said = " ".join(str(answer).split()).casefold()
+    return next((cause for cause in known if said.startswith(cause)), "")

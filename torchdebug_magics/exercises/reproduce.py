@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import numpy as np
-
-from torchdebug_magics.exercises.checking import Exercise, expect
+from torchdebug_magics.exercises.checking import Exercise, expect, expect_kind, shown
 from torchdebug_magics.exercises.sealed import Sealed
 from torchdebug_magics.instruments.deterministic.report import DeterministicReport
 
@@ -27,20 +24,24 @@ def found(report: DeterministicReport, cause: str) -> None:
     )
     expect(report.verified is not None, "the cell ran only once; with `--verify` it runs twice, and the two are compared.")
     expect(report.divergence is not None, "`report` found no difference; is it that of the training as it was given to you?")
-    expect(_CAUSE.fits(cause), f"{cause!r} is not the cause; it is a word in `report.divergence`.")
+    expect(
+        _CAUSE.fits(str(cause).replace(" ", "_")),  # the report shows it with a blank
+        f"{shown(cause)} is not the cause; print `report.divergence`, and look for what follows `cause=`.",
+    )
 
 
 @check.task
 def repeated(train: Callable[[int], Sequence[float]]) -> None:
     """One seed, one run; another seed, another."""
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002 - the notebook's, which are put back
-    try:
-        one, two, other = (list(train(seed)) for seed in (1, 1, 2))
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002 - the very generator that the learner's code draws from
+    one, two, other = (_losses(train, seed) for seed in (1, 1, 2))
     expect(one == two, "called twice with the same seed, `train` still gives two different runs; which of its sources is not seeded?")
     expect(one != other, "another seed should give another run.")
+
+
+def _losses(train: Callable[[int], Sequence[float]], seed: int) -> list[float]:
+    losses = train(seed)
+    expect_kind(losses, Iterable, "`train` should give the list of its losses")
+    return list(losses)
 
 
 class _Word(str):
@@ -62,7 +63,9 @@ def numbered(vocabulary: Callable[[Iterable[str]], Mapping[str, int]]) -> None:
         marked = [_Word(word) for word in words]
         for word in marked:
             word.start = start
-        numbers.append({str(word): number for word, number in vocabulary(marked).items()})
+        numbered = vocabulary(marked)
+        expect_kind(numbered, Mapping, "`vocabulary` should give a dictionary, with a number for each word")
+        numbers.append({str(word): number for word, number in numbered.items()})
     expect(
         all(one == numbers[0] for one in numbers),
         "after a new start of the kernel the words would get other numbers, as a set has them in another order then.",

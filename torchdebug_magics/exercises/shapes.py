@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from torchdebug_magics.exercises.checking import Exercise, expect
+from torchdebug_magics.exercises.checking import Exercise, expect, expect_kind
 
 __all__ = ["check"]
 
@@ -83,6 +83,7 @@ def split(split_heads: Callable[[Tensor, int], Tensor], join_heads: Callable[[Te
     batch, length, heads, size = 2, 5, 3, 4
     x = torch.arange(float(batch * length * heads * size)).reshape(batch, length, heads * size)
     parts = split_heads(x, heads)
+    expect_kind(parts, Tensor, "`split_heads` should give a tensor")
     expect(
         tuple(parts.shape) == (batch, heads, length, size),
         f"`split_heads` should give (batch, heads, length, size), here {(batch, heads, length, size)}, and gives {tuple(parts.shape)}.",
@@ -91,16 +92,21 @@ def split(split_heads: Callable[[Tensor, int], Tensor], join_heads: Callable[[Te
         all(torch.equal(parts[:, head], x[..., head * size : (head + 1) * size]) for head in range(heads)),
         "the shape is right, and the numbers are not where they belong: head 0 should hold the first columns of every word.",
     )
-    expect(torch.equal(join_heads(parts), x), "`join_heads` does not give back what was split.")
+    joined = join_heads(parts)
+    expect_kind(joined, Tensor, "`join_heads` should give a tensor")
+    expect(torch.equal(joined, x), "`join_heads` does not give back what was split.")
 
 
 @check.task
 def compared(loss_of: Callable[[Tensor, Tensor], Tensor]) -> None:
     """One prediction is compared with one target."""
     for count in (8, 1):
-        predictions, targets = torch.randn(count, 1), torch.randn(count)
+        predictions, targets = torch.randn(count, 1, requires_grad=True), torch.randn(count)
         expected = sum((float(predictions[row, 0]) - float(targets[row])) ** 2 for row in range(count)) / count
         found = loss_of(predictions, targets)
+        expect_kind(found, Tensor, "`loss_of` should give a tensor, from which `backward()` can start")
+        expect(found.numel() == 1, f"a loss is one number, and this one is of shape {tuple(found.shape)}; the mean is still missing.")
+        expect(found.requires_grad, "no gradient reaches the predictions, so that nothing would learn from this loss.")
         expect(
             abs(float(found) - expected) < 1e-4,  # noqa: PLR2004 - rounding
             f"for {count} predictions the loss should be {expected:.4f}, and is {float(found):.4f}; what shape has the difference?",
