@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.kernel.kernels import Kernel
 
 EXAMPLE = re.compile(r"^```python\n(.*?)^```\n+(?:```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
-LAST = "## The kernel died"
+LAST = "## Cell magic"
 
 
 def words(text: str) -> str:

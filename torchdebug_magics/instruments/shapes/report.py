@@ -192,7 +192,10 @@ class ShapesReport(Report):
         if not self.rows and self.last_error:
             return f"the last error is not one I can explain: {self.last_error}"
         if not self.rows:
-            return "no module was called: put `%%shapes` above a cell that calls a model, or write `%shapes model input`"
+            ways = (
+                "put `%%shapes` above a cell that calls a model, write `%shapes model input`, or `%shapes` right after a cell that failed"
+            )
+            return f"no module was called: {ways}"
         size = f"{self.model or 'the cell'}: {count(self.total_params)} parameters ({byte_size(self.param_bytes)})"
         if self.mode == "params":
             return f"{size}, {plural(len(self.rows), 'module')}; name an input to see shapes: `%shapes model (1, 3, 224, 224)`"

@@ -51,6 +51,7 @@ def test_the_first_op_that_differs_from_a_reference(ready: InteractiveShell) -> 
     found = report(ready, "--against ref").divergence
     # The weight is met for the first time where it is transposed.
     assert (found.op, found.module, found.cause, found.location.line) == ("aten.t.default", "2", "outside_data", 2)
+    assert found.fix.startswith("let the cell make or load")
     ready.run_cell("with torch.no_grad(): net[2].weight[1, 2] -= 1e-6")
 
 
@@ -87,6 +88,9 @@ def test_a_tolerance_passes_by_what_is_small(ready: InteractiveShell) -> None:
     ready.run_cell("with torch.no_grad(): net[2].weight.mul_(1.1)")
     found = report(ready, "--against ref --rtol 1e-3").divergence
     assert (found.op, found.module, found.location.line) == ("aten.addmm.default", "2", 2)
+    # Its weight is not what it was: nobody may say that its inputs were equal.
+    assert (found.cause, "first met at `aten.t.default`" in found.explanation) == ("outside_data", True)
+    assert found.fix.startswith("let the cell make or load")
 
 
 @pytest.mark.parametrize(

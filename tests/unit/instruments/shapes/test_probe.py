@@ -72,7 +72,9 @@ def test_an_error_of_another_kind_is_only_raised(observe: Any) -> None:
 
 @pytest.mark.parametrize("body", ["", "1", "def f():\n    pass"])
 def test_an_empty_cell(observe: Any, body: str) -> None:
-    assert observe("shapes", body).report.verdict.startswith("no module was called")
+    verdict = observe("shapes", body).report.verdict
+    assert verdict.startswith("no module was called")
+    assert "right after a cell that failed" in verdict  # who asks twice hears of the cell between
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ def earlier_print(named: object, namespace: Mapping[str, object]) -> Fingerprint
 def compared(earlier: Fingerprint, later: Fingerprint, *, rtol: float | None) -> Divergence | None:
     """The first op that differs; with `rtol`, the first whose sums differ by more than that, relative to the sum of magnitudes."""
     seen: dict[tuple[str, object], int] = {}
+    foreign: OpPrint | None = None
     for before, now in _exactly(earlier, later) if rtol is None else _aligned(earlier, later):
         if now is not None:
             key = now.op, now.place
@@ -54,13 +55,20 @@ def compared(earlier: Fingerprint, later: Fingerprint, *, rtol: float | None) ->
         if before is None or now is None or _way(before) != _way(now):
             return _of_way(before, now, occurrence)
         if rtol is None and before.given != now.given:
-            return _divergence(
-                now, occurrence, "outside_data", f"`{now.op}` was given other data than then, which no op of torch's has made"
-            )
+            said = f"`{now.op}` was given other data than then, which no op of torch's has made"
+            return _divergence(now, occurrence, "outside_data", said, fix=_MADE_ANEW)
+        if foreign is None and before.given != now.given:
+            foreign = now
         if not (before.gave == now.gave or before.is_unread) if rtol is None else not _close(before, now, rtol):
+            if foreign is not None:
+                said = f"what it comes from was other data than then, first met at `{foreign.op}`, which no op of torch's has made"
+                return _divergence(now, occurrence, "outside_data", said, fix=_MADE_ANEW)
             cause, said = _why(earlier, later, now, rtol)
             return _divergence(now, occurrence, cause, said)
     return None
+
+
+_MADE_ANEW = "let the cell make or load its data and its model itself: weights that were trained since are other ones"
 
 
 def _exactly(earlier: Fingerprint, later: Fingerprint) -> Iterator[_Pair]:
@@ -122,7 +130,7 @@ def _why(earlier: Fingerprint, later: Fingerprint, now: OpPrint, rtol: float | N
     return "nondeterministic_op", f"`{now.op}` {beyond} its result on equal inputs"
 
 
-def _divergence(now: OpPrint, occurrence: int, cause: Cause, said: str) -> Divergence:
+def _divergence(now: OpPrint, occurrence: int, cause: Cause, said: str, fix: str = "") -> Divergence:
     return Divergence(
         op=now.op,
         module=now.module or None,
@@ -130,6 +138,6 @@ def _divergence(now: OpPrint, occurrence: int, cause: Cause, said: str) -> Diver
         occurrence=occurrence,
         cause=cause,
         explanation=said,
-        fix="",
+        fix=fix,
         phase="backward" if now.is_backward else "forward",
     )
