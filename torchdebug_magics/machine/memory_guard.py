@@ -38,7 +38,7 @@ class MemoryGuard:
         """A guard that would step in at once is a mistake."""
         for limit in self._passed():
             used = f"{byte_size(_used(limit))} of {byte_size(limit.limit_bytes)} ({limit.whose}) are used already"
-            msg = f"the guard is set to {self.ratio:.0%}, and {used}: free some memory (`%memclean` lists what an old error holds), or set it higher"
+            msg = f"the guard is set to {self.ratio:.0%}, and {used}: free some memory (see `%memclean`), or set it higher"
             raise TorchDebugError(msg)
 
     def watching(self) -> Sampler:
