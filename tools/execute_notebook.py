@@ -18,6 +18,8 @@ def execute(notebook: Path, page: Path) -> None:
     page.parent.mkdir(parents=True, exist_ok=True)
     # No widget state is stored: what a reader sees later must not hang on a live widget.
     client = NotebookClient(document, timeout=600, store_widget_state=False, resources={"metadata": {"path": str(notebook.parent)}})
+    # A kernel warns that it talks over TCP; it does so within this machine, and the reader waits for the tour.
+    client.extra_arguments = ["--IPKernelApp.log_level=ERROR"]
     try:
         client.execute()
     finally:

@@ -201,6 +201,7 @@ def test_the_page_of_a_tour_shows_every_output_and_a_failure_is_one(root: Path, 
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert ran.returncode == 1
     assert "planted" in ran.stderr
+    assert "WARNING" not in ran.stderr
     page = (tmp_path / "made/short.html").read_text(encoding="utf-8")
     assert "42" in page
     assert "LookupError" in page
