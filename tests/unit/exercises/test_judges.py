@@ -234,6 +234,7 @@ ATTEMPTS = {
         "def overfit(step):\n    yield from (step() for _ in range(200))",
         "a list of losses, and gives a value of type generator",
     ),
+    "a loop that does not end": ("overfit", 1, "def overfit(step):\n    while step() > 0:\n        pass", "does not stop calling `step`"),
     "no return": ("overfit", 1, "def overfit(step):\n    [step() for _ in range(200)]", "nothing yet; does it end in a `return`?"),
     "a figure": ("overfit", 2, PLOT + "axes = axes.figure", "`axes` is not a picture"),
     "another curve": ("overfit", 2, PLOT + "axes.plot(curve[::-1])", "does not show the numbers"),
