@@ -205,7 +205,7 @@ def _of_generator(op: Op, difference: Difference) -> _Told:
     return _Told(
         cause="unseeded_generator",
         explanation=f"`{op.plan.name}` draws from {f'`{name}`' if name else 'a `torch.Generator`'}, which has another seed in each run",
-        fix=f"`{name or 'generator'}.manual_seed(42)`, in place of `.seed()` or of a number that changes",
+        fix=f"`{name or 'generator'}.manual_seed(42)` in place of `.seed()`, or of a seed that changes",
     )
 
 

@@ -38,6 +38,12 @@ def test_what_differs_is_named(shell: InteractiveShell, case: Planted, capsys: p
     assert str(told.location) in found.verdict
 
 
+def test_a_generator_that_the_clock_seeds_is_told_of_its_seed(shell: InteractiveShell) -> None:
+    told = verified(shell, "", "import time\ng = torch.Generator().manual_seed(time.time_ns())\na = torch.randn(3, generator=g)").divergence
+    assert told.cause == "unseeded_generator"
+    assert told.fix == "`g.manual_seed(42)` in place of `.seed()`, or of a seed that changes"
+
+
 @pytest.mark.parametrize("name", HEALTHY)
 def test_what_is_the_same_raises_no_alarm(shell: InteractiveShell, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     setup, body = HEALTHY[name]
