@@ -49,7 +49,7 @@ def test_the_function_prints_the_row_and_keeps_it(capsys: pytest.CaptureFixture[
     assert "(+" not in first
     kept = bytearray(b"x") * (100 * MIB)
     second = said(capsys, "after")
-    assert re.search(r"RSS [\d.]+ MiB \(\+(99|100)\.\d MiB\)", second)
+    assert re.search(r"RSS [\d.]+ [MG]iB \(\+(99|100)\.\d MiB\)", second)
     assert labels() == ["before", "after"]
     assert len(kept) == 100 * MIB
 
