@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "JOINS",
     "RESHAPES",
+    "TURNS",
     "before",
     "came_from",
     "channels_first",
@@ -81,7 +82,7 @@ _FEATURES_LAST = frozenset(
         "scaled_dot_product_attention",
     ]
 )
-_TURNS = frozenset(["transpose", "permute", "t", "mT", "T", "swapaxes", "swapdims", "movedim", "view", "reshape", "flatten"])
+TURNS = frozenset(["transpose", "permute", "t", "mT", "T", "swapaxes", "swapdims", "movedim"])
 RESHAPES = frozenset(["view", "reshape", "flatten", "ravel", "view_as", "reshape_as"])
 JOINS = frozenset(["cat", "concat", "concatenate", "hstack", "vstack"])
 
@@ -191,7 +192,7 @@ def _joined(step: Made, size: int, dim: int | None) -> list[int]:
 def channels_first(made: Made | None) -> bool:
     """Whether what decided its sizes puts the channels in dimension 1, and no op since then has turned them: a convolution."""
     for step in steps(made):
-        if step.op in _TURNS:
+        if step.op in TURNS or step.op in {"view", "reshape", "flatten"}:
             return False
         if step.op in _MAKERS:
             return step.op.startswith("conv")

@@ -9,7 +9,7 @@ import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.history import of_inputs
+from torchdebug_magics.instruments.shapes.repair.history import comes_from, of_inputs
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, interpolated, orders, padded, producer_edits, shown, turned
 
 if TYPE_CHECKING:
@@ -116,12 +116,14 @@ def _sizes(facts: Facts, dim: int, wrong: list[int]) -> list[Edit]:
     places = len(parts[0].sizes)
     edits = _other_dims(facts, places, dim)
     if places in _IMAGES and all(at > 1 for at in wrong) and len(parts) == 2:
+        # What was made later is fitted to what it is joined with: a picture on its way up to one on the way down.
+        later = 1 if parts[0].made is not None and comes_from(parts[1].made, parts[0].made) else 0
         for at, (one, other) in enumerate(((parts[0], parts[1]), (parts[1], parts[0]))):
             edits += on_operand(
                 facts,
                 at,
                 interpolated(other.name, other.sizes),
-                rank=6 + at,
+                rank=6 if at == later else 7,
                 why=f"{shape(one.sizes[2:])} becomes {shape(other.sizes[2:])}",
             )
             if all(here >= there for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)):

@@ -12,12 +12,13 @@ from torch.nn import functional
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.around import wrapped
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.history import came_from, maker, product
+from torchdebug_magics.instruments.shapes.repair.history import came_from, maker, product, steps
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torchdebug_magics.instruments.shapes.origins import Made
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "reordered",
     "short_dtype",
     "shown",
+    "stretched",
     "there_and_back",
     "told",
     "turned",
@@ -114,6 +116,9 @@ def _places(sizes: tuple[int, ...], size: int) -> Iterator[int]:
     return (dim for dim, one in reversed(list(enumerate(sizes))) if one == size)
 
 
+_SPLITS = frozenset(["chunk", "split", "tensor_split", "glu"])
+_FORGOTTEN = 25
+"""The rank of an edit that makes room for all parts of what is split afterwards."""
 _OUT = {
     nn.Linear: "out_features",
     nn.Bilinear: "out_features",
@@ -132,9 +137,26 @@ def producer_edits(facts: Facts, operand: Operand, size: int, wanted: int, *, ra
         return []
     module = facts.modules[step.module]
     name = next((name for kind, name in _OUT.items() if isinstance(module, kind)), None)
-    if name is None or getattr(module, name, None) != size:
+    gives = getattr(module, name, None) if name is not None else None
+    if name is None or not isinstance(gives, int):
         return []
-    return rebuilt_module(module, step.module, rank=rank, why=f"gives {wanted} instead of {size}", **{name: wanted})
+    parts = _parts(operand.made, size, gives)
+    if not parts:
+        return []
+    # It gives the wanted size as it is, and a part of that is taken afterwards: forgotten where it was made.
+    rank = min(rank, _FORGOTTEN) if parts > 1 and gives == wanted else rank
+    why = f"gives {wanted * parts} instead of {gives}{f', {parts} times {wanted}' if parts > 1 else ''}"
+    return rebuilt_module(module, step.module, rank=rank, why=why, **{name: wanted * parts})
+
+
+def _parts(made: Made | None, size: int, whole: int) -> int:
+    """In how many parts of this size a whole was split on the way; 0 where it is another size for another reason."""
+    if size == whole:
+        return 1
+    for step in steps(made):
+        if step.op in _SPLITS and step.shape and step.inputs and whole == step.inputs[0][0][-1] and whole % size == 0:
+            return whole // size if step.shape[-1] == size else 0
+    return 0
 
 
 def padded(facts: Facts, one: Operand, other: Operand) -> list[Edit]:
@@ -152,6 +174,26 @@ def padded(facts: Facts, one: Operand, other: Operand) -> list[Edit]:
     if {2 * padding} != {gap * (size - 1) for gap, size in zip(module.dilation, module.kernel_size, strict=True)}:
         return []
     return rebuilt_module(module, step.module, padding=padding, rank=3, why=f"leaves {shape(other.sizes[2:])}")
+
+
+def stretched(facts: Facts, one: Operand, other: Operand, *, rank: int = 4) -> list[Edit]:
+    """A transposed convolution on the way, whose stride leaves several sizes to choose from, made to give the larger one."""
+    if not one.sizes[2:] or len(one.sizes) != len(other.sizes):
+        return []
+    lacking = {there - here for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)}
+    short = lacking.pop() if len(lacking) == 1 else 0
+    edits: list[Edit] = []
+    for step in steps(one.made):
+        module = facts.modules.get(step.module)
+        if short > 0 and step.op.startswith("conv_transpose") and isinstance(module, nn.modules.conv._ConvTransposeNd):
+            more = [int(size) + short for size in module.output_padding]
+            if len(set(more)) == 1:
+                edits += rebuilt_module(module, step.module, output_padding=more[0], rank=rank, why=f"leaves {short} more")
+            if len({*module.stride}) == 1 and short % module.stride[0] == 0:  # an earlier one may have been at fault
+                short //= module.stride[0]
+            else:
+                break
+    return edits
 
 
 def interpolated(other: str, sizes: tuple[int, ...]) -> Change:

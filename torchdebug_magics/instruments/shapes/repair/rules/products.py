@@ -38,7 +38,7 @@ def matmul(facts: Facts) -> Diagnosis | None:
         sentence = f"{text} multiplies {_told(a)} by {_told(b)}: {inner_a} columns meet {inner_b} rows"
         return Diagnosis(sentence, tuple(_inner(facts, a, b, inner_a, inner_b)), a if a.made is not None else b)
     if facts.op in {"bmm", "mm", "mv", "dot", "baddbmm"} and not _right_dimensions(facts.op, a, b):
-        edits = _as_matmul(facts) if facts.op in {"bmm", "mm"} else []
+        edits = _vectors(facts, a, b) or (_as_matmul(facts) if facts.op in {"bmm", "mm"} else [])
         many = {"bmm": 3, "baddbmm": 3, "mm": 2, "mv": 2, "dot": 1}[facts.op]
         return Diagnosis(f"{text}: `{facts.op}` multiplies tensors of {many} dimensions, gets {_told(a)} and {_told(b)}", tuple(edits), a)
     if a.sizes[:-2] != b.sizes[:-2]:
@@ -53,7 +53,9 @@ def _told(operand: Operand) -> str:
 
 def _inner(facts: Facts, a: Operand, b: Operand, inner_a: int, inner_b: int) -> list[Edit]:
     at_a, at_b = facts.operands.index(a), facts.operands.index(b)
-    edits: list[Edit] = []
+    edits = _vectors(facts, a, b)
+    if edits:
+        return edits
     if len(a.sizes) == len(b.sizes) == 2 and b.sizes[0] == b.sizes[1] == a.sizes[0] and (swapped := _swapped(facts, b)):
         return swapped  # an adjacency: to turn the other one would mix its rows
     if len(b.sizes) > 1 and b.sizes[-1] == inner_a:
@@ -69,6 +71,15 @@ def _inner(facts: Facts, a: Operand, b: Operand, inner_a: int, inner_b: int) -> 
     if b.owned or len(b.sizes) > 2:  # else its rows are the batch, of which no layer is to know
         edits += producer_edits(facts, a, inner_a, inner_b)
     return edits + producer_edits(facts, b, inner_b, inner_a)
+
+
+def _vectors(facts: Facts, a: Operand, b: Operand) -> list[Edit]:
+    """One vector a sample beside one matrix a sample: without a dimension of one, each would meet every sample's."""
+    if {len(a.sizes), len(b.sizes)} != {2, 3} or a.sizes[0] != b.sizes[0] or a.owned or b.owned:
+        return []
+    if len(a.sizes) == 2:
+        return on_operand(facts, facts.operands.index(a), method("unsqueeze", 1), rank=1) if a.sizes[1] == b.sizes[1] else []
+    return on_operand(facts, facts.operands.index(b), method("unsqueeze", -1), rank=1) if b.sizes[1] == a.sizes[2] else []
 
 
 def _owned_turned(facts: Facts, at: int) -> list[Edit]:
@@ -137,6 +148,9 @@ def einsum(facts: Facts) -> Diagnosis | None:
             sentence = f'`einsum("{equation}")` reads {name} as `{term}`, and it has {len(one.sizes)} dimensions: {shape(one.sizes)}'
             return Diagnosis(sentence, (), one)
     clash = _clash(terms, facts)
+    if new := _new_letters(equation, clash[0] if clash is not None else ""):
+        sentence = f'`einsum("{equation}")` gives `{new[0]}`, a letter of none of its tensors ({told})'
+        return Diagnosis(sentence, tuple(_other_equation(facts, new[1])), facts.operands[-1])
     if clash is None:
         return None
     letter, first, second = clash
@@ -145,6 +159,30 @@ def einsum(facts: Facts) -> Diagnosis | None:
         (*_einsum_edits(facts, terms), *_einsum_sizes(facts, terms, clash)),
         facts.operands[0],
     )
+
+
+def _new_letters(equation: str, clash: str) -> tuple[str, str] | None:
+    """A letter of the output that no tensor has, and the equation in which the last tensor has it.
+
+    It takes the place there of the letter that cannot be the same in two tensors, or of the one behind which it stands in the output.
+    """
+    given, arrow, output = equation.partition("->")
+    first, _, last = given.rpartition(",")
+    new = [letter for letter in output if letter.isalpha() and letter not in given]
+    if not arrow or len(new) != 1 or not first:
+        return None
+    at = output.index(new[0])
+    old = clash or output[at - 1 : at]
+    return (new[0], f"{first},{last.replace(old, new[0])}->{output}") if old and last.count(old) == 1 else (new[0], "")
+
+
+def _other_equation(facts: Facts, equation: str) -> list[Edit]:
+    site = facts.site
+    call = site.expression if site is not None and facts.direct else None
+    if site is None or facts.op is None or not equation or not isinstance(call, ast.Call) or not isinstance(call.args[0], ast.Constant):
+        return []
+    code = ast.unparse(ast.Call(call.func, [ast.Constant(equation), *call.args[1:]], call.keywords))
+    return [Edit(code, "", 5, ops=(OpEdit(site, facts.op, lambda func, args, kwargs: func(equation, *args[1:], **kwargs)),))]
 
 
 def _whole(one: Operand) -> str:

@@ -21,6 +21,8 @@ __all__ = ["from_another_level", "projected", "resized", "strided"]
 
 _IMAGES = 4
 """Dimensions."""
+_NEXT_LEVEL = 1.5
+"""How many times larger a picture of another level is, at least."""
 
 
 def strided(facts: Facts, one: Operand, other: Operand) -> list[Edit]:
@@ -48,6 +50,8 @@ def from_another_level(facts: Facts, at: int, other: Operand, rank: int) -> list
         or not of_inputs(one.made)
     ):
         return []
+    if _is_rounded(one, other):
+        return []
     found = {
         name: value
         for name, value in site.names.items()
@@ -60,8 +64,17 @@ def from_another_level(facts: Facts, at: int, other: Operand, rank: int) -> list
     return on_operand(facts, at, change, rank=rank, why=f"`{name}` is {shape(other.sizes)}")
 
 
+def _is_rounded(one: Operand, other: Operand) -> bool:
+    """Whether they are of one level, and differ by the rounding of an odd size."""
+    pairs = zip(one.sizes[2:], other.sizes[2:], strict=True)
+    return one.sizes[1] == other.sizes[1] and all(max(pair) < _NEXT_LEVEL * min(pair) for pair in pairs)
+
+
 def projected(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
-    """The short way of a residual block, through a convolution of one pixel that changes channels and size."""
+    """The short way of a residual block, through a convolution of one pixel that changes channels and size.
+
+    An `nn.Identity`, or an empty `nn.Sequential`, that the block keeps for this way becomes that convolution.
+    """
     one = facts.operands[at]
     if len(one.sizes) != _IMAGES or len(other.sizes) != _IMAGES or one.sizes[0] != other.sizes[0] or one.sizes[1] == other.sizes[1]:
         return []
@@ -71,11 +84,20 @@ def projected(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     stride = strides.pop() if len(strides) == 1 else 0
     if not stride or any(-(-here // stride) != there for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)):
         return []
+    kept = [(path, part) for path, part in facts.modules.items() if path.rpartition(".")[0] == facts.path and _is_idle(part)]
+    if len(kept) == 1:
+        with torch.device("meta"):
+            convolution = nn.Conv2d(one.sizes[1], other.sizes[1], 1, stride=stride)
+        return rebuilt_module(convolution, kept[0][0], rank=rank, why="the short way as wide and as large as the long one")
     made = f"nn.Conv2d({one.sizes[1]}, {other.sizes[1]}, 1{f', stride={stride}' if stride > 1 else ''})"
     change = Change(lambda x: f"self.shortcut({x})", lambda tensor: tensor.new_zeros(other.sizes))
     edits = on_operand(facts, at, change, rank=rank, why="the short way as wide and as large as the long one")
     place = as_typed(f"{facts.path}.shortcut" if facts.path else "shortcut")
     return [replace(edit, code=f"{place} = {made}\n{edit.code}", many=2) for edit in edits if edit.ops]
+
+
+def _is_idle(module: nn.Module) -> bool:
+    return isinstance(module, nn.Identity) or (type(module) is nn.Sequential and not len(module))
 
 
 def resized(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:

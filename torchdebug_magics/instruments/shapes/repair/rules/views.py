@@ -67,20 +67,25 @@ def _split(x: Operand, wanted: tuple[int, ...]) -> tuple[int, tuple[int, ...]] |
 def _heads(facts: Facts, size: int, into: tuple[int, ...]) -> list[Edit]:
     """Both numbers belong to a module of the user's: so many heads that they divide the size, the nearest first."""
     call = facts.site.expression if facts.site is not None and facts.direct else None
-    if facts.site is None or not isinstance(call, ast.Call) or len(into) != 2:
+    if facts.site is None or not isinstance(call, ast.Call):
         return []
     path = next((path for path, one in facts.modules.items() if one is facts.site.names.get("self")), "")
     own: dict[str, Any] = vars(facts.modules[path]) if path in facts.modules else {}
     nodes = [node for one in call.args for node in (one.elts if isinstance(one, (ast.Tuple, ast.List)) else [one])]
     named = [node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and node.attr in own]
-    if [own[name] for name in named] != [*into] or len(set(named)) != 2:
+    numbers = [own[name] for name in named]
+    if len(set(named)) != 2 or len(named) != 2 or not all(type(one) is int and one in into for one in numbers):
         return []
-    fits = sorted((many for many in range(2, size) if not size % many), key=lambda many: (abs(many - into[0]), -many))
+    heads, others = numbers[0], math.prod(into) // math.prod(numbers)  # such as the three of query, key and value
+    if size % others:
+        return []
+    size //= others
+    fits = sorted((many for many in range(2, size) if not size % many), key=lambda many: (abs(many - heads), -many))
     edits = []
     for rank, many in enumerate(fits[:2]):
-        numbers = dict(zip(named, (many, size // many), strict=True))
-        code = "\n".join(f"{as_typed(path)}.{name} = {number}" for name, number in numbers.items())
-        edits.append(Edit(code, f"{many} divides {size}, and {into[0]} does not", 10 + rank, attributes={path: numbers}))
+        new = dict(zip(named, (many, size // many), strict=True))
+        code = "\n".join(f"{as_typed(path)}.{name} = {number}" for name, number in new.items())
+        edits.append(Edit(code, f"{many} divides {size}, and {heads} does not", 10 + rank, attributes={path: new}))
     return edits
 
 
