@@ -23,6 +23,7 @@ __all__ = [
     "features_last",
     "joined_along",
     "maker",
+    "makers",
     "of_inputs",
     "product",
     "same_input",
@@ -138,6 +139,11 @@ def maker(made: Made | None) -> Made | None:
         if last.op in _MAKERS:
             return last
     return last
+
+
+def makers(made: Made | None) -> Iterator[Made]:
+    """All steps that decided sizes, the last first."""
+    return (step for step in steps(made) if step.op in _MAKERS)
 
 
 def came_from(made: Made | None) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, parameter_edit
-from torchdebug_magics.instruments.shapes.repair.history import came_from, of_inputs
+from torchdebug_magics.instruments.shapes.repair.history import came_from, channels_first, of_inputs
 from torchdebug_magics.instruments.shapes.repair.rules.inputs import shortened, too_long
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, orders, padded, producer_edits, shown, turned
 from torchdebug_magics.instruments.shapes.repair.rules.residual import from_another_level, projected, resized, strided
@@ -115,8 +115,9 @@ def _spread(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
         return []
     edits: list[Edit] = []
     many = len(other.sizes)
-    # Rows to rows and columns to columns, where there is a choice.
-    for kept in sorted(itertools.combinations(range(many), len(one.sizes)), key=lambda kept: (0 not in kept, many - 1 not in kept)):
+    # Rows to rows, and columns to columns, or to the channels of a picture, where there is a choice.
+    features = 1 if channels_first(other.made) else many - 1
+    for kept in sorted(itertools.combinations(range(many), len(one.sizes)), key=lambda kept: (0 not in kept, features not in kept)):
         index = tuple(slice(None) if dim in kept else None for dim in range(len(other.sizes)))
         sizes = iter(one.sizes)
         if _fits(tuple(next(sizes) if dim in kept else 1 for dim in range(len(other.sizes))), other.sizes):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand, parameter_edit, together
-from torchdebug_magics.instruments.shapes.repair.history import product, same_input
+from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand, parameter_edit, then, together
+from torchdebug_magics.instruments.shapes.repair.history import channels_first, product, same_input
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier, with_size
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, named, producer_edits, reordered, there_and_back
@@ -50,6 +50,9 @@ def _edits(facts: Facts, at: int, expected: int) -> list[Edit]:
     x = facts.operands[at]
     got = x.sizes[-1]
     edits: list[Edit] = []
+    if len(x.sizes) == _IMAGES and x.sizes[1] * x.sizes[3] == expected and not channels_first(x.made):
+        change = then(method("transpose", 1, 2), method("flatten", 2))
+        edits += on_operand(facts, at, change, rank=2, why=f"the {x.sizes[1]} heads of {x.sizes[3]} side by side")
     if len(x.sizes) > 2:
         right = math.prod(x.sizes[1:]) == expected
         flat = on_operand(facts, at, method("flatten", 1), rank=1 if right else 12, why=f"{shape(x.sizes[1:])} in one dimension")

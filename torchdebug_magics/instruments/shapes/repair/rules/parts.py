@@ -160,20 +160,25 @@ def _parts(made: Made | None, size: int, whole: int) -> int:
 
 
 def padded(facts: Facts, one: Operand, other: Operand) -> list[Edit]:
-    """The convolution that made one of two pictures, padded so that it leaves them as large as the other."""
-    step = maker(one.made)
-    module = facts.modules.get(step.module) if step is not None else None
+    """The one convolution, since the other was as large, that does not leave its picture as large as it was, padded so that it does."""
     spatial = one.sizes[2:]
-    if step is None or not isinstance(module, nn.modules.conv._ConvNd) or module.transposed or not spatial or step.shape != one.sizes:
-        return []
     lacking = {there - here for here, there in zip(spatial, other.sizes[2:], strict=False)}
     short = lacking.pop() if len(lacking) == 1 else 0
-    if short <= 0 or short % 2 or set(module.stride) != {1} or isinstance(module.padding, str) or len(set(module.padding)) > 1:
+    if not spatial or not short or short % 2:
         return []
-    padding = int(module.padding[0]) + short // 2
-    if {2 * padding} != {gap * (size - 1) for gap, size in zip(module.dilation, module.kernel_size, strict=True)}:
-        return []
-    return rebuilt_module(module, step.module, padding=padding, rank=3, why=f"leaves {shape(other.sizes[2:])}")
+    for step in steps(one.made):
+        module = facts.modules.get(step.module)
+        if step.shape[2:] != spatial or len(step.shape) != len(one.sizes):
+            return []
+        if not isinstance(module, nn.modules.conv._ConvNd) or not step.op.startswith("conv") or step.inputs[0][0][2:] == spatial:
+            continue
+        if module.transposed or set(module.stride) != {1} or isinstance(module.padding, str) or len(set(module.padding)) > 1:
+            return []
+        padding = int(module.padding[0]) + short // 2
+        if {2 * padding} != {gap * (size - 1) for gap, size in zip(module.dilation, module.kernel_size, strict=True)}:
+            return []
+        return rebuilt_module(module, step.module, padding=padding, rank=3, why=f"leaves {shape(other.sizes[2:])}")
+    return []
 
 
 def stretched(facts: Facts, one: Operand, other: Operand, *, rank: int = 4) -> list[Edit]:

@@ -11,7 +11,7 @@ import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand, parameter_edit
-from torchdebug_magics.instruments.shapes.repair.history import came_from
+from torchdebug_magics.instruments.shapes.repair.history import came_from, of_inputs
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, orders, producer_edits, shown, turned
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _inner(facts: Facts, a: Operand, b: Operand, inner_a: int, inner_b: int) -> 
         edits += parameter_edit(b, (*b.sizes[:-2], inner_a, b.sizes[-1]))
     if a.owned and len(a.sizes) > 1:
         edits += parameter_edit(a, (*a.sizes[:-1], inner_b))
-    if b.owned or len(b.sizes) > 2:  # else its rows are the batch, of which no layer is to know
+    if b.owned or len(b.sizes) > 2 or inner_b not in {one.shape[0] for _, one in facts.inputs}:  # a layer is not to know of the batch
         edits += producer_edits(facts, a, inner_a, inner_b)
     return edits + producer_edits(facts, b, inner_b, inner_a)
 
@@ -97,6 +97,9 @@ def _swapped(facts: Facts, b: Operand) -> list[Edit]:
     if site is None or facts.op is None or not isinstance(written, ast.BinOp) or not facts.direct:
         return []
     square = len(b.sizes) == 2 and b.sizes[0] == b.sizes[1]
+    computed = all(of_inputs(one.made) for one in facts.operands[:2])
+    if not square and computed and b.sizes[-1] in {one.shape[0] for _, one in facts.inputs if one.dim() > 1}:
+        return []  # the samples of the batch would be summed up
     code = ast.unparse(ast.BinOp(written.right, ast.MatMult(), written.left))
     return [
         Edit(code, "the other way round", 1 if square else 8, ops=(OpEdit(site, facts.op, lambda func, args, _: func(args[1], args[0])),))

@@ -180,7 +180,7 @@ def arguments(facts: Facts) -> Diagnosis | None:
 
 def tuples(facts: Facts) -> Diagnosis | None:
     """The (output, state) of a recurrent module, or any tuple, where a tensor is wanted."""
-    found = re.match(r"(?P<op>\w+)\(\): argument '(?P<name>\w+)' \(position \d+\) must be Tensor, not (?P<kind>\w+)", facts.text)
+    found = re.match(r"(?P<op>\w+)\(\): argument '(?P<name>\w+)' \(position \d+\) must be Tensor, not (?P<kind>[\w.]+)", facts.text)
     if found is None or (facts.call is None and facts.module is None):
         return None
     given = facts.call.args[0] if facts.call is not None and facts.call.args else None
@@ -189,6 +189,12 @@ def tuples(facts: Facts) -> Diagnosis | None:
     if parts := _parts(given):
         shapes = ", ".join(f"`{name}` {shape(tuple(part.shape))}" for name, part in list(parts.items())[:4])
         return Diagnosis(f"{facts.who} expects a tensor, gets {what}, which holds {shapes}", tuple(_one_of(facts, given, parts)))
+    if isinstance(given, tuple) and isinstance(values := getattr(given, "values", None), torch.Tensor):  # as of `torch.max` along one
+        what = f"two: `values` of {shape(tuple(values.shape))} and their `indices`"
+        return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(_first_of(facts, ".values")))
+    if isinstance(given, tuple) and given and not makers and all(isinstance(one, torch.Tensor) for one in given):
+        what = f"a tuple of {' and '.join(shape(tuple(one.shape)) for one in given[:3])}"
+        return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(_first_of(facts)))
     if not isinstance(given, tuple) or not makers:
         return Diagnosis(f"{facts.who} expects a tensor, gets {what}")
     what = f"a tuple, as `{makers[-1]}` returns it: (output, {'state' if _is_recurrent(facts, makers[-1]) else 'weights'})"
@@ -199,13 +205,13 @@ def _is_recurrent(facts: Facts, path: str) -> bool:
     return isinstance(facts.modules[path], torch.nn.RNNBase)
 
 
-def _first_of(facts: Facts) -> list[Edit]:
+def _first_of(facts: Facts, taken: str = "[0]") -> list[Edit]:
     """The first of the tuple, in the user's call."""
     site = facts.site
     call = site.expression if site is not None and facts.direct else None
     if site is None or facts.path is None or not isinstance(call, ast.Call) or not call.args or isinstance(call.args[0], ast.Starred):
         return []
-    code = site.changed(call.args[0], lambda text: f"{text}[0]")
+    code = site.changed(call.args[0], lambda text: f"{text}{taken}")
     first = CallEdit(facts.path, site, lambda args, kwargs: ((args[0][0], *args[1:]), kwargs))
     return [Edit(code, "the output, without the rest", 2, calls=(first,))]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, as_typed, on_operand
-from torchdebug_magics.instruments.shapes.repair.history import comes_from, maker, of_inputs
+from torchdebug_magics.instruments.shapes.repair.history import comes_from, features_last, maker, makers, of_inputs
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.parts import interpolated
 
@@ -21,6 +22,8 @@ __all__ = ["from_another_level", "projected", "resized", "strided"]
 
 _IMAGES = 4
 """Dimensions."""
+_DEEP = 2
+"""Layers of a long way that make a short one worth a layer of its own; a single one would be made to fit."""
 _NEXT_LEVEL = 1.5
 """How many times larger a picture of another level is, at least."""
 
@@ -76,24 +79,39 @@ def projected(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     An `nn.Identity`, or an empty `nn.Sequential`, that the block keeps for this way becomes that convolution.
     """
     one = facts.operands[at]
-    if len(one.sizes) != _IMAGES or len(other.sizes) != _IMAGES or one.sizes[0] != other.sizes[0] or one.sizes[1] == other.sizes[1]:
+    if one.made is None or len(one.sizes) != len(other.sizes) or not comes_from(other.made, one.made):
         return []
-    if one.made is None or not comes_from(other.made, one.made):
+    if len(one.sizes) in {2, 3} and one.sizes[:-1] == other.sizes[:-1] and one.sizes[-1] != 1:
+        if not features_last(other.made) or len(list(itertools.takewhile(lambda step: step is not one.made, makers(other.made)))) < _DEEP:
+            return []
+        return _through(facts, at, nn.Linear(one.sizes[-1], other.sizes[-1], device="meta"), other, rank)
+    if len(one.sizes) != _IMAGES or one.sizes[0] != other.sizes[0] or one.sizes[1] == other.sizes[1]:
         return []
     strides = {-(-here // there) for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True) if there}
     stride = strides.pop() if len(strides) == 1 else 0
     if not stride or any(-(-here // stride) != there for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)):
         return []
-    kept = [(path, part) for path, part in facts.modules.items() if path.rpartition(".")[0] == facts.path and _is_idle(part)]
+    return _through(facts, at, nn.Conv2d(one.sizes[1], other.sizes[1], 1, stride=stride, device="meta"), other, rank)
+
+
+def _through(facts: Facts, at: int, module: nn.Module, other: Operand, rank: int) -> list[Edit]:
+    """The short way through this module: in the place of one that does nothing, or as a new one."""
+    why = "the short way as wide and as large as the long one"
+    kept = [path for path, part in facts.modules.items() if path.rpartition(".")[0] == facts.path and path and _is_idle(part)]
     if len(kept) == 1:
-        with torch.device("meta"):
-            convolution = nn.Conv2d(one.sizes[1], other.sizes[1], 1, stride=stride)
-        return rebuilt_module(convolution, kept[0][0], rank=rank, why="the short way as wide and as large as the long one")
-    made = f"nn.Conv2d({one.sizes[1]}, {other.sizes[1]}, 1{f', stride={stride}' if stride > 1 else ''})"
-    change = Change(lambda x: f"self.shortcut({x})", lambda tensor: tensor.new_zeros(other.sizes))
-    edits = on_operand(facts, at, change, rank=rank, why="the short way as wide and as large as the long one")
-    place = as_typed(f"{facts.path}.shortcut" if facts.path else "shortcut")
-    return [replace(edit, code=f"{place} = {made}\n{edit.code}", many=2) for edit in edits if edit.ops]
+        return rebuilt_module(module, kept[0], rank=rank, why=why)
+    place = f"{facts.path}.shortcut" if facts.path else "shortcut"
+    # The line may stand in several blocks: where the two ways fit, the short one goes through nothing.
+    here = facts.operands[at].sizes
+    like = [as_typed(path) for path, part in facts.modules.items() if type(part) is type(facts.module) and part is not facts.module]
+    others = "".join(f"{path}.shortcut = nn.Identity()\n" for path in like)
+    change = Change(lambda x: f"self.shortcut({x})", lambda one: one.new_zeros(other.sizes) if tuple(one.shape) == here else one)
+    return [
+        replace(edit, code=f"{others}{made.code}\n{edit.code}", many=2)
+        for edit in on_operand(facts, at, change, rank=rank, why=why)
+        for made in rebuilt_module(module, place)
+        if edit.ops
+    ]
 
 
 def _is_idle(module: nn.Module) -> bool:
