@@ -40,7 +40,7 @@ _RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     kinds.device,
     tables.embedding,
     losses.loss,
-    python.tuples,
+    results.tuples,
     results.unpacked,
     recurrent.recurrent,
     attention.attention,

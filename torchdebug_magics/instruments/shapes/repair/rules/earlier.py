@@ -39,7 +39,11 @@ class Earlier:
 
 def earlier(facts: Facts, x: Operand, wanted: int, dim: int = -1) -> Earlier | None:
     """Why another size than the wanted one came, where the last op is not to blame."""
-    if len(x.sizes) <= 2 and dim == -1 and (found := _unbatched(x) or _flattened(facts, x, wanted) or _rebatched(facts, x, wanted) or _stacked(facts, x)):
+    if (
+        len(x.sizes) <= 2
+        and dim == -1
+        and (found := _unbatched(x) or _flattened(facts, x, wanted) or _rebatched(facts, x, wanted) or _stacked(facts, x))
+    ):
         return found
     if dim == -1 and (crossed := _crossed(facts, x)):
         return crossed

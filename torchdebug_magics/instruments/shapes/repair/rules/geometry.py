@@ -13,8 +13,6 @@ from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, on_op
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, producer_edits, shown, told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torchdebug_magics.instruments.shapes.repair.facts import Facts
     from torchdebug_magics.instruments.shapes.repair.source import Site
 
@@ -93,14 +91,15 @@ def _cut(facts: Facts) -> list[Edit]:
             if right not in {f"{name}.size({dim})", f"{name}.shape[{dim}]"} or (many := _value(site, part.left)) is None:
                 continue
             if 0 < many < size:
-                ends = (*(slice(None),) * dim, slice(many))
-                change = Change(_subscripted(dim, left), lambda one, ends=ends: one[ends])
+                change = _cut_at(dim, many, left)
                 return [Edit(f"{name} = {change.text(name)}", f"as long as what it is filled up to: {many}", 10, inputs={name: change})]
     return []
 
 
-def _subscripted(dim: int, end: str) -> Callable[[str], str]:
-    return lambda x: f"{x}[{':, ' * dim}:{end}]"
+def _cut_at(dim: int, many: int, told: str) -> Change:
+    """``x[:, :self.length]``."""
+    ends = (*(slice(None),) * dim, slice(many))
+    return Change(lambda x: f"{x}[{':, ' * dim}:{told}]", lambda one: one[ends])
 
 
 def _value(site: Site | None, node: ast.expr) -> int | None:

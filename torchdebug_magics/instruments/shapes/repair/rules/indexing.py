@@ -90,7 +90,7 @@ def _bounds(facts: Facts, text: str, x: Operand) -> Diagnosis:
         dim, position = found
         size = x.sizes[dim]
         sentence = f"{text} asks for position {position} of dimension {dim}, which has {size} (0 to {size - 1}): {_told(x)}"
-        return Diagnosis(sentence, (*_directions(facts, x, dim, position), *_last(facts, x, position, size)), x)
+        return Diagnosis(sentence, (*_directions(facts, x, dim, position), *_last(facts, position, size)), x)
     values = _values(facts, facts.operands[1]) if len(facts.operands) > 1 else ""
     return Diagnosis(f"{text} asks for a position that {_told(x)} does not have{values}", (), x)
 
@@ -106,11 +106,11 @@ def _directions(facts: Facts, x: Operand, dim: int, position: int) -> list[Edit]
     return rebuilt_module(module, step.module, bidirectional=True, rank=6, why="a state for each direction")
 
 
-def _last(facts: Facts, x: Operand, position: int, size: int) -> list[Edit]:
-    """The last position, where the one behind it was asked for, or one far beyond of what was computed."""
+def _last(facts: Facts, position: int, size: int) -> list[Edit]:
+    """The last position, where the one behind it was asked for."""
     site, given = facts.site, facts.args[1] if len(facts.args) > 1 else None
     node = site.expression if site is not None and facts.direct else None
-    if site is None or not isinstance(node, ast.Subscript) or not size or position < size or (x.is_input and position > size):
+    if site is None or not isinstance(node, ast.Subscript) or not size or position != size:
         return []
     new = copy.deepcopy(node)
     parts = new.slice.elts if isinstance(new.slice, ast.Tuple) else [new.slice]
@@ -175,7 +175,7 @@ def _spread(facts: Facts, at: int, dim: int) -> list[Edit]:
         return []
     edits: list[Edit] = []
     for kept in itertools.combinations(range(many), len(one.sizes)):
-        placed = {place: size for place, size in zip(kept, one.sizes, strict=True)}
+        placed = dict(zip(kept, one.sizes, strict=True))
         free = source is None and dim in kept  # as many places are looked up as it has
         if any(size != fits[place] and not (free and place == dim) for place, size in placed.items()):
             continue

@@ -134,7 +134,7 @@ def _sizes(facts: Facts, dim: int, wrong: list[int]) -> list[Edit]:
             other = parts[1 - place] if len(parts) == 2 else parts[0]
             if one.sizes[at] == 1 and other.sizes[at] > 1:
                 edits += on_operand(facts, place, _expanded(other, at), rank=5, why="the same for each", owned=True)
-            edits += producer_edits(facts, one, one.sizes[at], other.sizes[at])
+            edits += producer_edits(facts, one, one.sizes[at], other.sizes[at]) if at else []
     edits += [edit for one in parts for edit in padded(facts, one, parts[0] if one is not parts[0] else parts[-1])]
     if len(wrong) == 1:
         for place in range(len(parts)):

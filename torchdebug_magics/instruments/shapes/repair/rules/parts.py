@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.around import wrapped
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, together
 from torchdebug_magics.instruments.shapes.repair.history import came_from, maker, product, steps
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 
@@ -182,7 +183,7 @@ def padded(facts: Facts, one: Operand, other: Operand) -> list[Edit]:
 
 
 def stretched(facts: Facts, one: Operand, other: Operand, *, rank: int = 4) -> list[Edit]:
-    """A transposed convolution on the way, whose stride leaves several sizes to choose from, made to give the larger one."""
+    """The transposed convolutions on the way, whose strides leave several sizes to choose from, made to give the wanted one."""
     if not one.sizes[2:] or len(one.sizes) != len(other.sizes):
         return []
     lacking = {there - here for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)}
@@ -190,15 +191,16 @@ def stretched(facts: Facts, one: Operand, other: Operand, *, rank: int = 4) -> l
     edits: list[Edit] = []
     for step in steps(one.made):
         module = facts.modules.get(step.module)
-        if short > 0 and step.op.startswith("conv_transpose") and isinstance(module, nn.modules.conv._ConvTransposeNd):
-            more = [int(size) + short for size in module.output_padding]
-            if len(set(more)) == 1:
-                edits += rebuilt_module(module, step.module, output_padding=more[0], rank=rank, why=f"leaves {short} more")
-            if len({*module.stride}) == 1 and short % module.stride[0] == 0:  # an earlier one may have been at fault
-                short //= module.stride[0]
-            else:
-                break
-    return edits
+        if short <= 0 or not isinstance(module, nn.modules.conv._ConvTransposeNd) or not step.op.startswith("conv_transpose"):
+            continue
+        stride, padding = module.stride[0], module.output_padding[0]
+        if {*module.stride, *module.dilation} - {stride, 1} or {*module.output_padding} != {padding}:
+            return []
+        more = short % stride
+        short //= stride  # what is lacking behind it, and not made by it, lacked before it
+        why = f"leaves {shape(other.sizes[2:])}"
+        edits += rebuilt_module(module, step.module, output_padding=int(padding) + more, rank=rank, why=why) if more else []
+    return [functools.reduce(together, edits)] if edits and not short else []
 
 
 def interpolated(other: str, sizes: tuple[int, ...]) -> Change:

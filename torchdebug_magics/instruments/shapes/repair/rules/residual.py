@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, as_typed, on_operand
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, as_typed, on_operand
 from torchdebug_magics.instruments.shapes.repair.history import comes_from, features_last, maker, makers, of_inputs
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.parts import interpolated
@@ -101,17 +101,25 @@ def _through(facts: Facts, at: int, module: nn.Module, other: Operand, rank: int
     if len(kept) == 1:
         return rebuilt_module(module, kept[0], rank=rank, why=why)
     place = f"{facts.path}.shortcut" if facts.path else "shortcut"
-    # The line may stand in several blocks: where the two ways fit, the short one goes through nothing.
-    here = facts.operands[at].sizes
     like = [as_typed(path) for path, part in facts.modules.items() if type(part) is type(facts.module) and part is not facts.module]
     others = "".join(f"{path}.shortcut = nn.Identity()\n" for path in like)
-    change = Change(lambda x: f"self.shortcut({x})", lambda one: one.new_zeros(other.sizes) if tuple(one.shape) == here else one)
+    change = Change(lambda x: f"self.shortcut({x})", lambda one: one.new_zeros(other.sizes))
     return [
-        replace(edit, code=f"{others}{made.code}\n{edit.code}", many=2)
+        replace(edit, code=f"{others}{made.code}\n{edit.code}", many=2, ops=tuple(map(_where_it_differs, edit.ops)))
         for edit in on_operand(facts, at, change, rank=rank, why=why)
         for made in rebuilt_module(module, place)
         if edit.ops
     ]
+
+
+def _where_it_differs(edit: OpEdit) -> OpEdit:
+    """The line may stand in several blocks: where the two ways fit, the short one goes through nothing."""
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        fits = len({tuple(one.shape) for one in args if isinstance(one, torch.Tensor)}) == 1
+        return func(*args, **kwargs) if fits else edit.run(func, args, kwargs)
+
+    return replace(edit, run=run)
 
 
 def _is_idle(module: nn.Module) -> bool:

@@ -48,11 +48,11 @@ def _grouped(facts: Facts, query: Operand, key: Operand) -> list[Edit]:
     """Fewer heads of keys than of queries, each for a group of them."""
     site, op = facts.site, facts.op
     call = site.expression if site is not None and facts.direct else None
-    if site is None or op is None or not isinstance(call, ast.Call) or len(query.sizes) != 4 or len(key.sizes) != 4:  # noqa: PLR2004
+    if site is None or op is None or not isinstance(call, ast.Call) or len(query.sizes) != 4 or len(key.sizes) != 4:
         return []
     if query.sizes[0] != key.sizes[0] or query.sizes[1] <= key.sizes[1] or query.sizes[1] % key.sizes[1]:
         return []
-    new = ast.Call(call.func, call.args, [*call.keywords, ast.keyword("enable_gqa", ast.Constant(True))])
+    new = ast.Call(call.func, call.args, [*call.keywords, ast.keyword("enable_gqa", ast.Constant(value=True))])
     run = OpEdit(site, op, lambda func, args, kwargs: func(*args, **{**kwargs, "enable_gqa": True}))
     why = f"{query.sizes[1] // key.sizes[1]} heads of queries to one of keys and values"
     return [Edit(ast.unparse(new), why, 5, ops=(run,))]

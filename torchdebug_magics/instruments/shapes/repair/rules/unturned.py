@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.origins import Made
     from torchdebug_magics.instruments.shapes.repair.facts import Operand
 
-__all__ = ["taken_apart"]
+__all__ = ["channels_last", "taken_apart"]
 
 _IMAGES = 4
 _LAST = (0, 2, 3, 1)
@@ -33,12 +33,14 @@ def taken_apart(x: Operand, wanted: int) -> tuple[str, tuple[Edit, ...]] | None:
             return None
         source = came_from(before)
         words = f": `{step.op}` took {shape(sizes)}{f' {source}' if source else ''} apart as if its channels stood last"
-        return words, _turned(before)
+        return words, channels_last(before)
     return None
 
 
-def _turned(made: Made) -> tuple[Edit, ...]:
-    """The tensor with its channels last, from where it was made."""
+def channels_last(made: Made | None) -> tuple[Edit, ...]:
+    """A picture with its channels last, from where it was made."""
+    if made is None or len(made.shape) != _IMAGES:
+        return ()
     turn = method("permute", *_LAST)
     why = "the channels last"
     if made.number == 0:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, as_typed
-from torchdebug_magics.instruments.shapes.repair.history import steps
+from torchdebug_magics.instruments.shapes.repair.history import channels_first, steps
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, producer_edits, told
+from torchdebug_magics.instruments.shapes.repair.rules.unturned import channels_last
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = ["view"]
 
+_RGB = 3
 _VIEWS = frozenset({"view", "reshape", "view_as", "reshape_as", "unflatten"})
 
 
@@ -45,13 +47,18 @@ def view(facts: Facts) -> Diagnosis | None:
     else:
         sentence = f"{text}: {whole}, and {shape(wanted)} takes {known:,}"
     if left := _rest(facts):
-        return Diagnosis(f"{text} of {told(x)}: {left}", (), x, rounded=x.is_input)
+        return Diagnosis(f"{text} of {told(x)}: {left}", channels_last(x.made) if _is_channels_first(x) else (), x, rounded=x.is_input)
     if split := _split(x, wanted):
         size, into = split
         sentence = f"{text} of {told(x)}: {size} is to become {shape(into)} = {math.prod(into)}"
         edits = [*_heads(facts, size, into), *_sizes(facts, x, wanted), *producer_edits(facts, x, size, math.prod(into), rank=12)]
         return Diagnosis(sentence, tuple(edits), x)
     return Diagnosis(sentence, tuple(_sizes(facts, x, wanted)), x, (math.prod(x.sizes[1:]), _per_row(wanted)))
+
+
+def _is_channels_first(x: Operand) -> bool:
+    """Whether it is a picture as a convolution gives it, or an input that looks like one."""
+    return channels_first(x.made) or (x.is_input and x.sizes[1:2] in {(1,), (_RGB,)} and len(set(x.sizes[2:])) == 1)
 
 
 def _split(x: Operand, wanted: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
@@ -97,6 +104,8 @@ def _rest(facts: Facts) -> str:
     for part in (part for one in call.args for part in ast.walk(one)):
         if isinstance(part, ast.BinOp) and isinstance(part.op, ast.FloorDiv):
             size, by = (_known(facts.site.names, one) for one in (part.left, part.right))
+            if size is not None and by and size < by:
+                return f"`{ast.unparse(part)}` is {size} // {by}, which is 0"
             if size is not None and by and size % by:
                 fits = [max(one for one in range(1, by) if not size % one), min(one for one in range(by, size + 1) if not size % one)]
                 return f"`{ast.unparse(part)}` is {size} // {by}, which leaves a rest of {size % by}; {fits[0]} and {fits[1]} divide it"
