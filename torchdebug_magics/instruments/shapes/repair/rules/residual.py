@@ -11,7 +11,7 @@ from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, as_typed, on_operand
-from torchdebug_magics.instruments.shapes.repair.history import comes_from, features_last, maker, makers, of_inputs
+from torchdebug_magics.instruments.shapes.repair.history import channels_first, comes_from, features_last, maker, makers, of_inputs
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.parts import interpolated
 
@@ -22,6 +22,8 @@ __all__ = ["from_another_level", "projected", "resized", "strided"]
 
 _IMAGES = 4
 """Dimensions."""
+_CONVOLUTIONS: dict[int, Any] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
+"""By the dimensions of what they take."""
 _DEEP = 2
 """Layers of a long way that make a short one worth a layer of its own; a single one would be made to fit."""
 _NEXT_LEVEL = 1.5
@@ -81,17 +83,18 @@ def projected(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     one = facts.operands[at]
     if one.made is None or len(one.sizes) != len(other.sizes) or not comes_from(other.made, one.made):
         return []
-    if len(one.sizes) in {2, 3} and one.sizes[:-1] == other.sizes[:-1] and one.sizes[-1] != 1:
+    convolution = _CONVOLUTIONS.get(len(one.sizes)) if channels_first(other.made) else None
+    if convolution is None and len(one.sizes) in {2, 3} and one.sizes[:-1] == other.sizes[:-1] and one.sizes[-1] != 1:
         if not features_last(other.made) or len(list(itertools.takewhile(lambda step: step is not one.made, makers(other.made)))) < _DEEP:
             return []
         return _through(facts, at, nn.Linear(one.sizes[-1], other.sizes[-1], device="meta"), other, rank)
-    if len(one.sizes) != _IMAGES or one.sizes[0] != other.sizes[0] or one.sizes[1] == other.sizes[1]:
+    if convolution is None or one.sizes[0] != other.sizes[0] or one.sizes[1] == other.sizes[1]:
         return []
     strides = {-(-here // there) for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True) if there}
     stride = strides.pop() if len(strides) == 1 else 0
     if not stride or any(-(-here // stride) != there for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)):
         return []
-    return _through(facts, at, nn.Conv2d(one.sizes[1], other.sizes[1], 1, stride=stride, device="meta"), other, rank)
+    return _through(facts, at, convolution(one.sizes[1], other.sizes[1], 1, stride=stride, device="meta"), other, rank)
 
 
 def _through(facts: Facts, at: int, module: nn.Module, other: Operand, rank: int) -> list[Edit]:
