@@ -365,6 +365,17 @@ def scores_of_one_sample() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(8, 1)), torch.randn(1, 5, 8)
 
 
+@case("", "mul", "8 and 4 in the last dimension", fix="p * t.permute(0, 3, 1, 2)")
+def classes_of_square_pictures_last() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, y: Any) -> Any:
+            p = self.conv(x).softmax(1)
+            t = F.one_hot(y, 4).float()
+            return (p * t).sum()
+
+    return Net(conv=nn.Conv2d(3, 4, 3, padding=1)), torch.randn(2, 3, 8, 8), torch.randint(0, 4, (2, 8, 8))
+
+
 @case("", "add", "2 and 3 in dimension 0", fix="")
 def another_number_of_samples() -> tuple[Any, ...]:
     class Net(Parts):

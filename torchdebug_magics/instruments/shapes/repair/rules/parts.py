@@ -212,9 +212,14 @@ def interpolated(other: str, sizes: tuple[int, ...]) -> Change:
 
 
 def orders(many: int) -> Iterator[tuple[int, ...]]:
-    """All orders of so many dimensions, those that move the fewest first."""
+    """All orders of so many dimensions: first those that move one past others, which turn no picture on its side; then those that move few."""
     everything = itertools.permutations(range(many))
-    return iter(sorted(everything, key=lambda order: sum(at != dim for at, dim in enumerate(order))))
+    return iter(sorted(everything, key=lambda order: (not _moves_one(order), sum(at != dim for at, dim in enumerate(order)))))
+
+
+def _moves_one(order: tuple[int, ...]) -> bool:
+    """Whether all but one stay in their order."""
+    return any([*rest] == sorted(rest) for rest in itertools.combinations(order, len(order) - 1))
 
 
 def told(x: Operand) -> str:
