@@ -212,7 +212,7 @@ def interpolated(other: str, sizes: tuple[int, ...]) -> Change:
 
 
 def orders(many: int) -> Iterator[tuple[int, ...]]:
-    """All orders of so many dimensions: first those that move one past others, which turn no picture on its side; then those that move few."""
+    """All orders of so many dimensions: first those that move a single one, which lay no picture on its side; then the others."""
     everything = itertools.permutations(range(many))
     return iter(sorted(everything, key=lambda order: (not _moves_one(order), sum(at != dim for at, dim in enumerate(order)))))
 
