@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.shapes.faking import ValueFailure
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.faking import Fakes
 
-__all__ = ["check_bounds"]
+__all__ = ["ask", "check_bounds"]
 
 # Where the table, the dimension that is indexed (or None for the first) and the index stand, by op.
 _INDEXED: dict[str, tuple[int, int | None, int]] = {
@@ -45,7 +45,7 @@ def check_bounds(fakes: Fakes, func: Any, args: tuple[Any, ...]) -> None:
     if name in _INDEXED or name in _BY_TENSORS or name in _LOSSES:
         with unset_fake_temporarily():
             if _does_not_fit(name, args) or any(_is_beyond(index, low, high) for index, low, high in _limits(fakes.value, name, args)):
-                _ask(fakes.value, func, args)
+                ask(fakes.value, func, args)
 
 
 def _does_not_fit(name: str, args: tuple[Any, ...]) -> bool:
@@ -81,13 +81,15 @@ def _is_beyond(index: torch.Tensor, low: int, high: int) -> bool:
     return bool(smallest < low) or bool(largest >= high)
 
 
-def _ask(value: Callable[[Any], Any], func: Any, args: tuple[Any, ...]) -> None:
+def ask(value: Callable[[Any], Any], func: Any, args: tuple[Any, ...]) -> None:
+    """Call the op itself on zeros, and on those numbers that are known; what it refuses is raised as a `ValueFailure`."""
+
     def real(one: Any) -> Any:
         if not isinstance(one, torch.Tensor):
             return [real(item) for item in one] if isinstance(one, (list, tuple)) else one
         known = value(one)
         if known is not None:
-            return known
+            return known.clone() if func._schema.is_mutable else known  # it may come through, and is not to write into what is known
         zeros = torch.zeros((), dtype=one.dtype).expand(one.shape)
         return zeros.contiguous() if func._schema.is_mutable and one.numel() <= _MANY else zeros
 

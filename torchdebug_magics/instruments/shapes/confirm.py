@@ -32,7 +32,9 @@ def is_limit_of_fakes(error: BaseException) -> bool:
     chain: BaseException | None = error
     while chain is not None:
         names = {kind.__name__ for kind in type(chain).__mro__}
-        if isinstance(chain, _LIMITS) or names & _LIMIT_NAMES or any(word in str(chain) for word in _LIMIT_WORDS):
+        # Python names the types of what it cannot add: that they are fakes is not the reason.
+        spoken = not (isinstance(chain, TypeError) and "unsupported operand" in str(chain))
+        if isinstance(chain, _LIMITS) or names & _LIMIT_NAMES or (spoken and any(word in str(chain) for word in _LIMIT_WORDS)):
             return True
         chain = chain.__cause__
     return isinstance(error, NotImplementedError)

@@ -23,6 +23,7 @@ from torchdebug_magics.instruments.shapes.libraries import answers
 from torchdebug_magics.instruments.shapes.origins import Failed, Instead, Made, Origins
 from torchdebug_magics.instruments.shapes.parameters import Parameters
 from torchdebug_magics.instruments.shapes.saved import Saved
+from torchdebug_magics.instruments.shapes.stricter import check_strictly
 from torchdebug_magics.instruments.shapes.untouched import untouched
 from torchdebug_magics.instruments.shapes.writes import Writes
 from torchdebug_magics.probing.guard import Guard
@@ -153,6 +154,7 @@ def _checks(fakes: Fakes) -> Callable[..., None]:
     def check(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         check_dtypes(func, args, kwargs)
         check_bounds(fakes, func, args)
+        check_strictly(fakes, func, args)
 
     return check
 

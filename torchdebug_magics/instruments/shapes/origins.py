@@ -113,7 +113,9 @@ class Origins(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         name = function_name(func)
-        if name.startswith("__get__") or name in _QUESTIONS:
+        if name.startswith("__get__"):
+            return self._read(func, args, kwargs)
+        if name in _QUESTIONS:
             return func(*args, **kwargs)
         self._note_use((*args, *kwargs.values()))
         self.count += 1
@@ -127,6 +129,14 @@ class Origins(TorchFunctionMode):
         self._follow(name, number, args, kwargs, out)
         if self._fakes is not None and is_unchecked(name, (args, kwargs), self._fakes):
             self.unchecked.add(name.strip("_"))
+        return out
+
+    def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An attribute, such as ``x.T``: no op of its own, and yet a step where it is a tensor."""
+        out = func(*args, **kwargs)
+        if isinstance(out, torch.Tensor) and self._made.get(out) is None:
+            name = function_name(getattr(func, "__self__", func))
+            self._follow(name, max(self.count, 1), args, kwargs, out)
         return out
 
     def _note_use(self, args: Any) -> None:

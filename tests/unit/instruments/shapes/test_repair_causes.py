@@ -243,7 +243,7 @@ def mha_all_at_fault() -> tuple[Any, ...]:
     "zeros",
     "`torch.zeros(x.shape[0], 10 - x.shape[1])` asks for a tensor of 2 x -2: `10 - x.shape[1]` is",
     " -2, as `x` is 2 x 12",
-    fix="",
+    fix="x = x[:, :10]",
 )
 def negative_sizes() -> tuple[Any, ...]:
     class M(Parts):

@@ -141,7 +141,7 @@ def a_mask_of_another_batch() -> tuple[Any, ...]:
     return Net(attn=nn.MultiheadAttention(8, 2, batch_first=True)), torch.randn(3, 7, 8), torch.zeros(2, 7, dtype=torch.bool)
 
 
-@case("", "__getitem__", "`squeeze` took the batch of one away", fix="h.squeeze((1,))")
+@case("", "__getitem__", "`squeeze` took the batch of one away", fix="h.squeeze(1)")
 def a_batch_of_one_squeezed_away() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:

@@ -290,7 +290,7 @@ def autoencoder_of_transposed_convolutions() -> tuple[Any, ...]:
     return Auto(), torch.randn(2, 1, 28, 28)
 
 
-@case("", "mse_loss", "28 x 28", "27 x 27", fix="")
+@case("", "mse_loss", "28 x 28", "27 x 27", fix="decode = nn.ConvTranspose2d(4, 1, 1, stride=2, output_padding=1)")
 def autoencoder_loss_inside() -> tuple[Any, ...]:
     class Auto(nn.Module):
         def __init__(self) -> None:
@@ -1081,7 +1081,7 @@ def graph_messages() -> tuple[Any, ...]:
     return GNN(), torch.randn(4, 3), torch.tensor([[0, 1, 2], [1, 2, 4]])
 
 
-@case("", "__getitem__", "position 5 of dimension 1, which has 5 (0 to 4)", fix="")
+@case("", "__getitem__", "position 5 of dimension 1, which has 5 (0 to 4)", fix="x[:, -1]")
 def a_column_too_far() -> tuple[Any, ...]:
     class Net(nn.Module):
         def forward(self, x: Any) -> Any:

@@ -42,8 +42,13 @@ class Change:
 
 def method(name: str, *args: Any) -> Change:
     """``method("flatten", 1)`` is ``x.flatten(1)``."""
-    shown = ", ".join(map(repr, args))
-    return Change(lambda x: f"{x}.{name}({shown})", lambda tensor: getattr(tensor, name)(*args))
+    call = f".{name}({', '.join(map(repr, args))})"
+    undoes = name in {"t", "transpose"}  # what is turned twice is written as it was
+
+    def text(x: str) -> str:
+        return x.removesuffix(call) if undoes and x.endswith(call) else f"{x}{call}"
+
+    return Change(text, lambda tensor: getattr(tensor, name)(*args))
 
 
 def then(first: Change, second: Change) -> Change:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "JOINS",
     "RESHAPES",
+    "TURNS",
     "before",
     "came_from",
     "channels_first",
@@ -22,6 +23,7 @@ __all__ = [
     "features_last",
     "joined_along",
     "maker",
+    "makers",
     "of_inputs",
     "product",
     "same_input",
@@ -81,7 +83,7 @@ _FEATURES_LAST = frozenset(
         "scaled_dot_product_attention",
     ]
 )
-_TURNS = frozenset(["transpose", "permute", "t", "mT", "T", "swapaxes", "swapdims", "movedim", "view", "reshape", "flatten"])
+TURNS = frozenset(["transpose", "permute", "t", "mT", "T", "swapaxes", "swapdims", "movedim"])
 RESHAPES = frozenset(["view", "reshape", "flatten", "ravel", "view_as", "reshape_as"])
 JOINS = frozenset(["cat", "concat", "concatenate", "hstack", "vstack"])
 
@@ -139,6 +141,11 @@ def maker(made: Made | None) -> Made | None:
     return last
 
 
+def makers(made: Made | None) -> Iterator[Made]:
+    """All steps that decided sizes, the last first."""
+    return (step for step in steps(made) if step.op in _MAKERS)
+
+
 def came_from(made: Made | None) -> str:
     """``from `conv2` ``, ``from the input `x` ``; empty where it is not known."""
     step = maker(made)
@@ -191,7 +198,7 @@ def _joined(step: Made, size: int, dim: int | None) -> list[int]:
 def channels_first(made: Made | None) -> bool:
     """Whether what decided its sizes puts the channels in dimension 1, and no op since then has turned them: a convolution."""
     for step in steps(made):
-        if step.op in _TURNS:
+        if step.op in TURNS or step.op in {"view", "reshape", "flatten"}:
             return False
         if step.op in _MAKERS:
             return step.op.startswith("conv")

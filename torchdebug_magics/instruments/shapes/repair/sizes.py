@@ -91,9 +91,8 @@ class _Search:
             return 0
         facts = facts_of(run, guard=self._trials.guard)
         fit = diagnosis(facts).fit
-        if fit is None or (facts.path, facts.op) != (self._facts.path, self._facts.op):
-            # It broke before it came there: too small for a kernel or a pool.
-            return -1 if fit is not None or "small" in facts.text or "greater than" in facts.text else None
+        if fit is None:  # it may have broken before it came there: too small for a kernel or a pool
+            return -1 if "small" in facts.text or "greater than" in facts.text else None
         return -1 if fit[0] < fit[1] else 1
 
     def multiple(self, now: int) -> tuple[Fix, ...]:

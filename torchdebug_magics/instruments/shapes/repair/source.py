@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import CodeType
 
-__all__ = ["Site", "site_at", "site_of"]
+__all__ = ["Site", "assignments", "site_at", "site_of"]
 
 _SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@"}
 _LONGEST = 60
@@ -131,6 +131,15 @@ def site_at(code: CodeType, line: int, instruction: int) -> Site:
     """A line that ran before: what its variables held is not known any more."""
     statement, expression = _nodes(code, instruction, line)
     return Site(code, instruction, line, statement, expression, {})
+
+
+def assignments(site: Site, name: str) -> list[ast.Assign]:
+    """The lines of the same function, above this one, that give a variable; the last one first."""
+    tree = _tree("".join(linecache.getlines(site.code.co_filename)))
+    lines = range(site.code.co_firstlineno, site.line + 1)
+    found = [one for one in ast.walk(tree) if isinstance(one, ast.Assign) and one.lineno in lines] if tree is not None else []
+    given = [one for one in found if len(one.targets) == 1 and isinstance(one.targets[0], ast.Name) and one.targets[0].id == name]
+    return sorted(given, key=lambda one: -one.lineno)
 
 
 def _nodes(code: CodeType, instruction: int, line: int) -> tuple[ast.stmt | None, ast.AST | None]:

@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.repair.around import in_outer_call
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, as_typed, on_operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.masks import ROLES, masked, places
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, producer_edits, reordered, turned
+from torchdebug_magics.instruments.shapes.repair.rules.unturned import taken_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +55,10 @@ def _features(facts: Facts, role: int, at: int, name: str, wanted: int) -> Diagn
     got = operand.sizes[-1]
     who, edits = _outer(facts, got)
     sentence = f"{who} expects {wanted} features ({name}) in its {ROLES[role]}, gets {gets(operand, got)}"
+    if (apart := taken_apart(operand, wanted)) and apart[1]:
+        return Diagnosis(sentence + apart[0], apart[1], operand)
+    if role and who != facts.who:
+        edits += _projected(facts, operand, got, wanted)
     if not edits:
         edits = reordered(facts, at, -1, wanted)
         same = all(one.sizes[-1:] == (got,) for one in facts.given[:3])
@@ -62,6 +68,23 @@ def _features(facts: Facts, role: int, at: int, name: str, wanted: int) -> Diagn
             edits += rebuilt_module(facts.module, facts.path, **dict[str, Any]({("kdim", "vdim")[role - 1]: got}))
     edits += producer_edits(facts, operand, got, wanted, rank=15 if who != facts.who else 40)
     return Diagnosis(sentence, tuple(edits), operand)
+
+
+def _projected(facts: Facts, operand: Operand, got: int, wanted: int) -> list[Edit]:
+    """What a decoder attends to, made as wide as the decoder, in the user's call of it."""
+    typed: list[str] = []
+
+    def text(x: str) -> str:
+        typed.append(f"{x if x.isidentifier() else 'memory'}_projection")
+        return f"self.{typed[-1]}({x})"
+
+    change = Change(text, lambda tensor: tensor.new_zeros((*tensor.shape[:-1], wanted)))
+    edits = in_outer_call(facts, operand, change, rank=22, why="as wide as the decoder")
+    place = facts.outer_path.rpartition(".")[0]
+    return [
+        replace(edit, code=f"{as_typed(f'{place}.{name}'.lstrip('.'))} = nn.Linear({got}, {wanted})\n{edit.code}", many=2)
+        for edit, name in zip(edits, typed, strict=False)
+    ]
 
 
 def _outer(facts: Facts, got: int) -> tuple[str, list[Edit]]:

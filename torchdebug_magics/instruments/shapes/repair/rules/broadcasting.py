@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, parameter_edit
-from torchdebug_magics.instruments.shapes.repair.history import came_from, of_inputs
+from torchdebug_magics.instruments.shapes.repair.history import came_from, channels_first, of_inputs
 from torchdebug_magics.instruments.shapes.repair.rules.inputs import shortened, too_long
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, orders, padded, producer_edits, shown, turned
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, orders, padded, producer_edits, shown, stretched, turned
 from torchdebug_magics.instruments.shapes.repair.rules.residual import from_another_level, projected, resized, strided
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def _edits(facts: Facts, a: int, b: int) -> list[Edit]:
             edits += _sized(one, other)
         edits += strided(facts, one, other)
         edits += padded(facts, one, other)
+        edits += stretched(facts, one, other, rank=12)
         edits += from_another_level(facts, at, other, 7 + later)
         edits += projected(facts, at, other, 9 + later)
         edits += resized(facts, at, other, 14 + later)
@@ -95,7 +96,7 @@ def _edits(facts: Facts, a: int, b: int) -> list[Edit]:
         dims = clashes(one.sizes, other.sizes)
         if len(dims) == 1 and not of_inputs(one.made):  # a table of positions
             edits += shortened(facts, other.sizes[dims[0]], one.sizes[dims[0]], rank=18)
-        if len(dims) == 1:
+        if len(dims) == 1 and dims[0] + len(one.sizes):  # no layer decides how many samples there are
             edits += producer_edits(facts, one, one.sizes[dims[0]], other.sizes[dims[0]], rank=20 + later)
     return edits
 
@@ -115,8 +116,9 @@ def _spread(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
         return []
     edits: list[Edit] = []
     many = len(other.sizes)
-    # Rows to rows and columns to columns, where there is a choice.
-    for kept in sorted(itertools.combinations(range(many), len(one.sizes)), key=lambda kept: (0 not in kept, many - 1 not in kept)):
+    # Rows to rows, and columns to columns, or to the channels of a picture, where there is a choice.
+    features = 1 if channels_first(other.made) else many - 1
+    for kept in sorted(itertools.combinations(range(many), len(one.sizes)), key=lambda kept: (0 not in kept, features not in kept)):
         index = tuple(slice(None) if dim in kept else None for dim in range(len(other.sizes)))
         sizes = iter(one.sizes)
         if _fits(tuple(next(sizes) if dim in kept else 1 for dim in range(len(other.sizes))), other.sizes):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import squeezed
 from torchdebug_magics.instruments.shapes.repair.rules.inputs import shortened, too_long
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, told
 
@@ -73,9 +74,11 @@ def dimension(facts: Facts) -> Diagnosis | None:
             return Diagnosis(f"{text} names {len(order)} dimensions, and {told(x)} has {len(x.sizes)}", tuple(edits), x)
     if "Dimension out of range" in facts.text or ("dimension" in facts.text.lower() and facts.op in _BY_DIMENSION):
         last = len(x.sizes) - 1
+        found = squeezed(facts, x)
+        words, before = (found.words, found.edits) if found is not None else ("", ())
         return Diagnosis(
-            f"{text} names a dimension that {told(x)} does not have: it has {-last - 1} to {last}",
-            tuple(_as_many(facts, len(x.sizes) + 1)),
+            f"{text} names a dimension that {told(x)} does not have: it has {-last - 1} to {last}{words}",
+            (*before, *_as_many(facts, len(x.sizes) + 1)),
             x,
         )
     return None

@@ -12,8 +12,9 @@ from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, together
-from torchdebug_magics.instruments.shapes.repair.history import JOINS, RESHAPES, joined_along, steps
+from torchdebug_magics.instruments.shapes.repair.history import JOINS, RESHAPES, joined_along, of_inputs, steps
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rules.unturned import taken_apart
 from torchdebug_magics.instruments.shapes.repair.source import site_at
 
 if TYPE_CHECKING:
@@ -38,8 +39,16 @@ class Earlier:
 
 def earlier(facts: Facts, x: Operand, wanted: int, dim: int = -1) -> Earlier | None:
     """Why another size than the wanted one came, where the last op is not to blame."""
-    if len(x.sizes) <= 2 and dim == -1 and (found := _unbatched(x) or _flattened(facts, x, wanted) or _stacked(facts, x)):
+    if (
+        len(x.sizes) <= 2
+        and dim == -1
+        and (found := _unbatched(x) or _flattened(facts, x, wanted) or _rebatched(facts, x, wanted) or _stacked(facts, x))
+    ):
         return found
+    if dim == -1 and (crossed := _crossed(facts, x)):
+        return crossed
+    if dim == -1 and (apart := taken_apart(x, wanted)):
+        return Earlier(*apart, wanted)
     return _joined(x, wanted, dim) or (_reduced(x, wanted) if dim == -1 else None)
 
 
@@ -47,6 +56,8 @@ def with_size(facts: Facts, found: Earlier, wanted: int, name: str) -> tuple[Edi
     """Its edits; with the failing module made for what comes then, where that is still another size."""
     if found.size == wanted:
         return found.edits
+    if not found.edits:
+        return ()
     remade = rebuilt_module(facts.module, facts.path, **dict[str, Any]({name: found.size}))
     return tuple(together(edit, one) for edit in found.edits for one in remade)
 
@@ -88,6 +99,33 @@ def _flattened(facts: Facts, x: Operand, wanted: int) -> Earlier | None:
     return None
 
 
+def _crossed(facts: Facts, x: Operand) -> Earlier | None:
+    """``5`` with ``5 x 1``: each sample with each, which came through, and was hardly meant."""
+    for step in steps(x.made):
+        if step.shape != x.sizes:
+            return None
+        met = [sizes for sizes, made in step.inputs if of_inputs(made)]
+        many = step.shape[0] if step.shape else 0
+        if many > 1 and many in _batches(facts) and sorted(met) == [(many,), (many, 1)] and step.shape == (many, many):
+            words = f": `{step.op.strip('_')}` of {shape(met[0])} and {shape(met[1])} took every sample with every other one"
+            return Earlier(words, (), 0)
+    return None
+
+
+def _rebatched(facts: Facts, x: Operand, wanted: int) -> Earlier | None:
+    """``x.view(64, -1)`` of a batch of 32: rows of another length than those of the samples, which have the wanted one."""
+    for step in steps(x.made):
+        if len(step.shape) != len(x.sizes):
+            return None
+        before: Sizes = step.inputs[0][0] if step.inputs else ()
+        if step.op in RESHAPES and len(before) > len(step.shape) and before[0] != step.shape[0]:
+            if before[0] not in _batches(facts) or math.prod(before[1:]) != wanted:
+                return None
+            words = f": `{step.op}` made {step.shape[0]} rows of a batch of {before[0]}"
+            return Earlier(words, _at(step, _flat_rows, lambda _, args, __: args[0].flatten(1)), wanted)
+    return None
+
+
 def squeezed(facts: Facts, x: Operand) -> Earlier | None:
     """``x.squeeze()`` that took the batch of one away, too."""
     for step in _rows(x.made):
@@ -99,7 +137,8 @@ def squeezed(facts: Facts, x: Operand) -> Earlier | None:
 
 
 def _squeezed(step: Made, dims: Sizes) -> tuple[Edit, ...]:
-    return _at(step, lambda _, x: f"{x}.squeeze({dims})", lambda _, args, __: args[0].squeeze(dims))
+    told = dims[0] if len(dims) == 1 else dims
+    return _at(step, lambda _, x: f"{x}.squeeze({told})", lambda _, args, __: args[0].squeeze(dims))
 
 
 def _rows(made: Made | None) -> Iterator[Made]:

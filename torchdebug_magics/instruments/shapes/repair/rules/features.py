@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand, parameter_edit, together
-from torchdebug_magics.instruments.shapes.repair.history import product, same_input
+from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand, parameter_edit, then, together
+from torchdebug_magics.instruments.shapes.repair.history import channels_first, product, same_input
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier, with_size
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, named, producer_edits, reordered, there_and_back
@@ -38,7 +38,7 @@ def linear(facts: Facts) -> Diagnosis | None:
     sentence = f"{_who(facts, weight.name)} expects {expected} features, gets {gets(x, got)}{whole}"
     if found := earlier(facts, x, expected):
         edits = with_size(facts, found, expected, "in_features")
-        return Diagnosis(sentence + found.words, edits or tuple(_edits(facts, at, expected)), x)
+        return Diagnosis(sentence + found.words, edits if edits or not found.size else tuple(_edits(facts, at, expected)), x)
     return Diagnosis(sentence, tuple(_edits(facts, at, expected)), x, (got, expected) if product(x.made, got) else None)
 
 
@@ -50,6 +50,9 @@ def _edits(facts: Facts, at: int, expected: int) -> list[Edit]:
     x = facts.operands[at]
     got = x.sizes[-1]
     edits: list[Edit] = []
+    if len(x.sizes) == _IMAGES and x.sizes[1] * x.sizes[3] == expected and not channels_first(x.made):
+        change = then(method("transpose", 1, 2), method("flatten", 2))
+        edits += on_operand(facts, at, change, rank=2, why=f"the {x.sizes[1]} heads of {x.sizes[3]} side by side")
     if len(x.sizes) > 2:
         right = math.prod(x.sizes[1:]) == expected
         flat = on_operand(facts, at, method("flatten", 1), rank=1 if right else 12, why=f"{shape(x.sizes[1:])} in one dimension")
@@ -64,13 +67,19 @@ def _edits(facts: Facts, at: int, expected: int) -> list[Edit]:
         edits += on_operand(facts, at, method("unsqueeze", -1), rank=4, why="a feature dimension of one")
     if isinstance(facts.module, nn.Linear):
         # Behind a convolution, the last dimension alone is seldom what is meant.
-        rank = 45 if len(x.sizes) >= _IMAGES else 20
+        rank = 45 if len(x.sizes) >= _IMAGES else 44 if _is_tied(facts) else 20
         edits += rebuilt_module(facts.module, facts.path, in_features=got, rank=rank)
     else:
         weight = facts.operands[at + 1]
         sizes = (weight.sizes[0], got) if facts.op == "linear" else (got, weight.sizes[1])
         edits += parameter_edit(weight, sizes, rank=20)
     return edits + producer_edits(facts, x, got, expected)
+
+
+def _is_tied(facts: Facts) -> bool:
+    """Whether another module has the same weights, which a new one would not have."""
+    weight = getattr(facts.module, "weight", None)
+    return sum(any(one is weight for one in part._parameters.values()) for part in facts.modules.values()) > 1
 
 
 def bilinear(facts: Facts) -> Diagnosis | None:

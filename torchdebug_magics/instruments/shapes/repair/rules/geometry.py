@@ -14,6 +14,7 @@ from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, g
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts
+    from torchdebug_magics.instruments.shapes.repair.source import Site
 
 __all__ = ["grid", "negative", "shuffle"]
 
@@ -73,7 +74,42 @@ def negative(facts: Facts) -> Diagnosis | None:
     if not all(isinstance(one, int) for one in sizes) or min(sizes, default=0) >= 0:
         return None
     text = f"`{facts.site.text}`" if facts.site is not None and facts.direct and facts.site.text else f"`{facts.op}`"
-    return Diagnosis(f"{text} asks for a tensor of {shape(tuple(sizes))}{_why(facts, min(sizes))}")
+    return Diagnosis(f"{text} asks for a tensor of {shape(tuple(sizes))}{_why(facts, min(sizes))}", tuple(_cut(facts)))
+
+
+def _cut(facts: Facts) -> list[Edit]:
+    """The input from whose size the negative one came, such as ``8 - x.size(1)``, cut to the other number of the difference."""
+    site = facts.site
+    call = site.expression if site is not None and facts.direct else None
+    given = dict(facts.inputs)
+    for part in ast.walk(call) if isinstance(call, ast.Call) else ():
+        if not isinstance(part, ast.BinOp) or not isinstance(part.op, ast.Sub):
+            continue
+        left, right = ast.unparse(part.left), ast.unparse(part.right)
+        for name, dim in ((name, dim) for name, one in given.items() if name.isidentifier() for dim in range(one.dim())):
+            size = given[name].shape[dim]
+            if right not in {f"{name}.size({dim})", f"{name}.shape[{dim}]"} or (many := _value(site, part.left)) is None:
+                continue
+            if 0 < many < size:
+                change = _cut_at(dim, many, left)
+                return [Edit(f"{name} = {change.text(name)}", f"as long as what it is filled up to: {many}", 10, inputs={name: change})]
+    return []
+
+
+def _cut_at(dim: int, many: int, told: str) -> Change:
+    """``x[:, :self.length]``."""
+    ends = (*(slice(None),) * dim, slice(many))
+    return Change(lambda x: f"{x}[{':, ' * dim}:{told}]", lambda one: one[ends])
+
+
+def _value(site: Site | None, node: ast.expr) -> int | None:
+    """A number, a name for one, or an attribute of a name."""
+    value: Any = node.value if isinstance(node, ast.Constant) else None
+    if site is not None and isinstance(node, ast.Name):
+        value = site.names.get(node.id)
+    if site is not None and isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        value = getattr(site.names.get(node.value.id), "__dict__", {}).get(node.attr)
+    return value if type(value) is int else None
 
 
 def _plain(value: Any) -> Any:

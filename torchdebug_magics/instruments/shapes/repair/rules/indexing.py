@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import copy
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.history import came_from
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.history import came_from, maker
+from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import squeezed
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, producer_edits, short_dtype
 
@@ -84,9 +89,40 @@ def _bounds(facts: Facts, text: str, x: Operand) -> Diagnosis:
     if found is not None:
         dim, position = found
         size = x.sizes[dim]
-        return Diagnosis(f"{text} asks for position {position} of dimension {dim}, which has {size} (0 to {size - 1}): {_told(x)}", (), x)
+        sentence = f"{text} asks for position {position} of dimension {dim}, which has {size} (0 to {size - 1}): {_told(x)}"
+        return Diagnosis(sentence, (*_directions(facts, x, dim, position), *_last(facts, position, size)), x)
     values = _values(facts, facts.operands[1]) if len(facts.operands) > 1 else ""
     return Diagnosis(f"{text} asks for a position that {_told(x)} does not have{values}", (), x)
+
+
+def _directions(facts: Facts, x: Operand, dim: int, position: int) -> list[Edit]:
+    """The state of a recurrent layer that goes one way, and both are asked for."""
+    step = maker(x.made)
+    module = facts.modules.get(step.module) if step is not None and step.shape == x.sizes else None
+    if dim or not isinstance(module, nn.RNNBase) or module.bidirectional or step is None:
+        return []
+    if not -2 * x.sizes[0] <= position < 2 * x.sizes[0] or len(x.sizes) < 2:
+        return []
+    return rebuilt_module(module, step.module, bidirectional=True, rank=6, why="a state for each direction")
+
+
+def _last(facts: Facts, position: int, size: int) -> list[Edit]:
+    """The last position, where the one behind it was asked for."""
+    site, given = facts.site, facts.args[1] if len(facts.args) > 1 else None
+    node = site.expression if site is not None and facts.direct else None
+    if site is None or not isinstance(node, ast.Subscript) or not size or position != size:
+        return []
+    new = copy.deepcopy(node)
+    parts = new.slice.elts if isinstance(new.slice, ast.Tuple) else [new.slice]
+    at = [index for index, one in enumerate(parts) if isinstance(one, ast.Constant) and type(one.value) is int and one.value == position]
+    if len(at) != 1:
+        return []
+    parts[at[0]] = ast.UnaryOp(ast.USub(), ast.Constant(1))
+    if not isinstance(new.slice, ast.Tuple):
+        new.slice = parts[0]
+    index = tuple(-1 if place == at[0] else one for place, one in enumerate(given)) if isinstance(given, tuple) else -1
+    run = OpEdit(site, "__getitem__", lambda func, args, _: func(args[0], index))
+    return [Edit(ast.unparse(new), f"the last one: positions begin at 0, and {size} of them end at {size - 1}", 8, ops=(run,))]
 
 
 def _beyond(given: tuple[Any, ...], sizes: tuple[int, ...]) -> tuple[int, int] | None:
@@ -128,6 +164,37 @@ def _added(facts: Facts, x: Operand, dim: Any) -> Diagnosis | None:
     return Diagnosis(sentence, tuple(producer_edits(facts, source, source.sizes[at], x.sizes[at])), source)
 
 
+def _spread(facts: Facts, at: int, dim: int) -> list[Edit]:
+    """An index of too few dimensions, the same in those that it lacks, and with one place in the one along which it is looked up."""
+    x, one = facts.operands[0], facts.operands[at]
+    source = facts.operands[-1] if (facts.op or "").startswith("scatter") and len(facts.operands) > at + 1 else None
+    wanted = source.sizes if source is not None else x.sizes
+    many, dim = len(wanted), dim % max(len(x.sizes), 1)
+    fits = [*wanted[:dim], *([wanted[dim]] if source is not None else [1]), *wanted[dim + 1 :]] if many else []
+    if many != len(x.sizes) or len(one.sizes) >= many:
+        return []
+    edits: list[Edit] = []
+    for kept in itertools.combinations(range(many), len(one.sizes)):
+        placed = dict(zip(kept, one.sizes, strict=True))
+        free = source is None and dim in kept  # as many places are looked up as it has
+        if any(size != fits[place] and not (free and place == dim) for place, size in placed.items()):
+            continue
+        index = tuple(slice(None) if place in kept else None for place in range(many))
+        sizes = [fits[place] if place not in kept and fits[place] != 1 else -1 for place in range(many)]
+        edits += on_operand(facts, at, _spread_change(index, sizes, source), rank=4 + (0 not in kept))
+    return edits[:2]
+
+
+def _spread_change(index: tuple[slice | None, ...], sizes: list[int], source: Operand | None) -> Change:
+    lacking = [place for place, part in enumerate(index) if part is None]
+    shown = ", ".join(":" if part is not None else "None" for part in index)
+    lift = f"[{shown}]" if len(lacking) > 1 else f".unsqueeze({-1 if lacking[0] == len(index) - 1 else lacking[0]})"
+    grow = "" if set(sizes) == {-1} else f".expand({', '.join(map(str, sizes))})"
+    if grow and source is not None and source.name.isidentifier():
+        grow = f".expand_as({source.name})"
+    return Change(lambda x: f"{x}{lift}{grow}", lambda one: one[index].expand(sizes))
+
+
 def _op(facts: Facts) -> Diagnosis | None:
     x = facts.operands[0]
     at = next((at for at, one in enumerate(facts.operands) if at and one.tensor.dtype in {torch.int64, torch.int32}), None)
@@ -149,10 +216,7 @@ def _op(facts: Facts) -> Diagnosis | None:
         place = f"{named(one, 'the index')} of {shape(one.sizes)} into {_told(x)}"
         sentence = f"`{facts.op}` along dimension {dim}, which has {size} (0 to {size - 1}), gets index {wrong}: {place}"
         return Diagnosis(sentence, (), one)
-    edits: list[Edit] = []
-    if len(one.sizes) == len(x.sizes) - 1:
-        for place in (len(one.sizes), *range(len(one.sizes))):
-            edits += on_operand(facts, at, method("unsqueeze", -1 if place == len(one.sizes) else place), rank=4)
+    edits: list[Edit] = _spread(facts, at, dim if isinstance(dim, int) else 0)
     if len(one.sizes) == len(x.sizes) + 1 and 1 in one.sizes:
         edits += on_operand(facts, at, method("squeeze", one.sizes.index(1)), rank=4)
     if facts.op in {"index_select", "index_add", "index_add_"} and len(one.sizes) > 1:

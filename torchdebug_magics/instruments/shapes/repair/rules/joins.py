@@ -9,7 +9,7 @@ import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.history import of_inputs
+from torchdebug_magics.instruments.shapes.repair.history import comes_from, of_inputs
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, interpolated, orders, padded, producer_edits, shown, turned
 
 if TYPE_CHECKING:
@@ -116,12 +116,14 @@ def _sizes(facts: Facts, dim: int, wrong: list[int]) -> list[Edit]:
     places = len(parts[0].sizes)
     edits = _other_dims(facts, places, dim)
     if places in _IMAGES and all(at > 1 for at in wrong) and len(parts) == 2:
+        # What was made later is fitted to what it is joined with: a picture on its way up to one on the way down.
+        later = 1 if parts[0].made is not None and comes_from(parts[1].made, parts[0].made) else 0
         for at, (one, other) in enumerate(((parts[0], parts[1]), (parts[1], parts[0]))):
             edits += on_operand(
                 facts,
                 at,
                 interpolated(other.name, other.sizes),
-                rank=6 + at,
+                rank=6 if at == later else 7,
                 why=f"{shape(one.sizes[2:])} becomes {shape(other.sizes[2:])}",
             )
             if all(here >= there for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)):
@@ -132,7 +134,7 @@ def _sizes(facts: Facts, dim: int, wrong: list[int]) -> list[Edit]:
             other = parts[1 - place] if len(parts) == 2 else parts[0]
             if one.sizes[at] == 1 and other.sizes[at] > 1:
                 edits += on_operand(facts, place, _expanded(other, at), rank=5, why="the same for each", owned=True)
-            edits += producer_edits(facts, one, one.sizes[at], other.sizes[at])
+            edits += producer_edits(facts, one, one.sizes[at], other.sizes[at]) if at else []
     edits += [edit for one in parts for edit in padded(facts, one, parts[0] if one is not parts[0] else parts[-1])]
     if len(wrong) == 1:
         for place in range(len(parts)):

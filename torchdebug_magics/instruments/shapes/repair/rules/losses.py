@@ -8,7 +8,16 @@ import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, then
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, orders, producer_edits, short_dtype, turned
+from torchdebug_magics.instruments.shapes.repair.rules.parts import (
+    Diagnosis,
+    named,
+    orders,
+    padded,
+    producer_edits,
+    short_dtype,
+    stretched,
+    turned,
+)
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
@@ -123,6 +132,7 @@ def _pairs(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
                 edits += _cast_too(facts, 1 - at, method("unsqueeze", shown), rank=4)
     if len(scores.sizes) == len(target.sizes):
         differ = [dim for dim, pair in enumerate(zip(scores.sizes, target.sizes, strict=True)) if pair[0] != pair[1]]
+        edits += [*stretched(facts, scores, target), *padded(facts, scores, target)]
         if differ == [len(scores.sizes) - 1] or len(differ) == 1:
             edits += producer_edits(facts, scores, scores.sizes[differ[0]], target.sizes[differ[0]], rank=15)
         if sorted(scores.sizes) == sorted(target.sizes):

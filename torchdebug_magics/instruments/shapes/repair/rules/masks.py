@@ -12,7 +12,7 @@ from torch.nn import functional
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.around import in_outer_call
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.history import JOINS, came_from, steps
+from torchdebug_magics.instruments.shapes.repair.history import JOINS, TURNS, came_from, steps
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis
 
@@ -96,7 +96,8 @@ def _mask_edits(facts: Facts, at: int, sizes: tuple[int, ...], wanted: tuple[int
     heads = module.num_heads
     edits: list[Edit] = []
     if len(sizes) == 2 and sizes[::-1] == wanted:
-        edits += on_operand(facts, at, method("t"), rank=4)
+        own = facts.given[at].made
+        edits += on_operand(facts, at, method("t"), rank=1 if own is not None and own.op in TURNS else 4)
     if len(sizes) == 3 and len(wanted) == 3 and sizes[1:] == wanted[1:] and sizes[0] * heads == wanted[0]:
         edits += on_operand(facts, at, method("repeat_interleave", heads, 0), rank=4, why="one mask a head")
     if len(sizes) == 4 and sizes[0] * sizes[1] == wanted[0]:

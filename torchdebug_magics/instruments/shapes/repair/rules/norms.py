@@ -14,6 +14,7 @@ from torchdebug_magics.instruments.shapes.repair.history import channels_first, 
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier, squeezed
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, producer_edits, reordered, there_and_back
+from torchdebug_magics.instruments.shapes.repair.rules.unturned import taken_apart
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts
@@ -49,6 +50,8 @@ def _last(facts: Facts, wanted: tuple[int, ...]) -> Diagnosis | None:
         return None
     size = f"{wanted[0]} features" if len(wanted) == 1 else f"its last dimensions to be {shape(wanted)}"
     came = gets(x, got[-1]) if len(wanted) == 1 and got else shape(got)
+    if len(wanted) == 1 and (apart := taken_apart(x, wanted[0])) and apart[1]:
+        return Diagnosis(f"{facts.who} expects {size}, gets {came}{apart[0]}", apart[1], x)
     edits: list[Edit] = reordered(facts, 0, -1, wanted[0]) if len(wanted) == 1 else []
     if not (edits and channels_first(x.made) and x.sizes[1] == wanted[0]):  # made for the width, it would only come through
         edits += rebuilt_module(facts.module, facts.path, normalized_shape=got[0] if len(got) == 1 else got)

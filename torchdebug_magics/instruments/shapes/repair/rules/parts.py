@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,13 +12,14 @@ from torch.nn import functional
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.around import wrapped
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.history import came_from, maker, product
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, together
+from torchdebug_magics.instruments.shapes.repair.history import came_from, maker, product, steps
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torchdebug_magics.instruments.shapes.origins import Made
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "reordered",
     "short_dtype",
     "shown",
+    "stretched",
     "there_and_back",
     "told",
     "turned",
@@ -114,6 +117,9 @@ def _places(sizes: tuple[int, ...], size: int) -> Iterator[int]:
     return (dim for dim, one in reversed(list(enumerate(sizes))) if one == size)
 
 
+_SPLITS = frozenset(["chunk", "split", "tensor_split", "glu"])
+_FORGOTTEN = 25
+"""The rank of an edit that makes room for all parts of what is split afterwards."""
 _OUT = {
     nn.Linear: "out_features",
     nn.Bilinear: "out_features",
@@ -132,26 +138,69 @@ def producer_edits(facts: Facts, operand: Operand, size: int, wanted: int, *, ra
         return []
     module = facts.modules[step.module]
     name = next((name for kind, name in _OUT.items() if isinstance(module, kind)), None)
-    if name is None or getattr(module, name, None) != size:
+    gives = getattr(module, name, None) if name is not None else None
+    if name is None or not isinstance(gives, int):
         return []
-    return rebuilt_module(module, step.module, rank=rank, why=f"gives {wanted} instead of {size}", **{name: wanted})
+    parts = _parts(operand.made, size, gives)
+    if not parts:
+        return []
+    # It gives the wanted size as it is, and a part of that is taken afterwards: forgotten where it was made.
+    rank = min(rank, _FORGOTTEN) if parts > 1 and gives == wanted else rank
+    why = f"gives {wanted * parts} instead of {gives}{f', {parts} times {wanted}' if parts > 1 else ''}"
+    return rebuilt_module(module, step.module, rank=rank, why=why, **{name: wanted * parts})
+
+
+def _parts(made: Made | None, size: int, whole: int) -> int:
+    """In how many parts of this size a whole was split on the way; 0 where it is another size for another reason."""
+    if size == whole:
+        return 1
+    for step in steps(made):
+        if step.op in _SPLITS and step.shape and step.inputs and whole == step.inputs[0][0][-1] and whole % size == 0:
+            return whole // size if step.shape[-1] == size else 0
+    return 0
 
 
 def padded(facts: Facts, one: Operand, other: Operand) -> list[Edit]:
-    """The convolution that made one of two pictures, padded so that it leaves them as large as the other."""
-    step = maker(one.made)
-    module = facts.modules.get(step.module) if step is not None else None
+    """The one convolution, since the other was as large, that does not leave its picture as large as it was, padded so that it does."""
     spatial = one.sizes[2:]
-    if step is None or not isinstance(module, nn.modules.conv._ConvNd) or module.transposed or not spatial or step.shape != one.sizes:
-        return []
     lacking = {there - here for here, there in zip(spatial, other.sizes[2:], strict=False)}
     short = lacking.pop() if len(lacking) == 1 else 0
-    if short <= 0 or short % 2 or set(module.stride) != {1} or isinstance(module.padding, str) or len(set(module.padding)) > 1:
+    if not spatial or not short or short % 2:
         return []
-    padding = int(module.padding[0]) + short // 2
-    if {2 * padding} != {gap * (size - 1) for gap, size in zip(module.dilation, module.kernel_size, strict=True)}:
+    for step in steps(one.made):
+        module = facts.modules.get(step.module)
+        if step.shape[2:] != spatial or len(step.shape) != len(one.sizes):
+            return []
+        if not isinstance(module, nn.modules.conv._ConvNd) or not step.op.startswith("conv") or step.inputs[0][0][2:] == spatial:
+            continue
+        if module.transposed or set(module.stride) != {1} or isinstance(module.padding, str) or len(set(module.padding)) > 1:
+            return []
+        padding = int(module.padding[0]) + short // 2
+        if {2 * padding} != {gap * (size - 1) for gap, size in zip(module.dilation, module.kernel_size, strict=True)}:
+            return []
+        return rebuilt_module(module, step.module, padding=padding, rank=3, why=f"leaves {shape(other.sizes[2:])}")
+    return []
+
+
+def stretched(facts: Facts, one: Operand, other: Operand, *, rank: int = 4) -> list[Edit]:
+    """The transposed convolutions on the way, whose strides leave several sizes to choose from, made to give the wanted one."""
+    if not one.sizes[2:] or len(one.sizes) != len(other.sizes):
         return []
-    return rebuilt_module(module, step.module, padding=padding, rank=3, why=f"leaves {shape(other.sizes[2:])}")
+    lacking = {there - here for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)}
+    short = lacking.pop() if len(lacking) == 1 else 0
+    edits: list[Edit] = []
+    for step in steps(one.made):
+        module = facts.modules.get(step.module)
+        if short <= 0 or not isinstance(module, nn.modules.conv._ConvTransposeNd) or not step.op.startswith("conv_transpose"):
+            continue
+        stride, padding = module.stride[0], module.output_padding[0]
+        if {*module.stride, *module.dilation} - {stride, 1} or {*module.output_padding} != {padding}:
+            return []
+        more = short % stride
+        short //= stride  # what is lacking behind it, and not made by it, lacked before it
+        why = f"leaves {shape(other.sizes[2:])}"
+        edits += rebuilt_module(module, step.module, output_padding=int(padding) + more, rank=rank, why=why) if more else []
+    return [functools.reduce(together, edits)] if edits and not short else []
 
 
 def interpolated(other: str, sizes: tuple[int, ...]) -> Change:
@@ -163,9 +212,14 @@ def interpolated(other: str, sizes: tuple[int, ...]) -> Change:
 
 
 def orders(many: int) -> Iterator[tuple[int, ...]]:
-    """All orders of so many dimensions, those that move the fewest first."""
+    """All orders of so many dimensions: first those that move a single one, which lay no picture on its side; then the others."""
     everything = itertools.permutations(range(many))
-    return iter(sorted(everything, key=lambda order: sum(at != dim for at, dim in enumerate(order))))
+    return iter(sorted(everything, key=lambda order: (not _moves_one(order), sum(at != dim for at, dim in enumerate(order)))))
+
+
+def _moves_one(order: tuple[int, ...]) -> bool:
+    """Whether all but one stay in their order."""
+    return any([*rest] == sorted(rest) for rest in itertools.combinations(order, len(order) - 1))
 
 
 def told(x: Operand) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand, parameter_edit
-from torchdebug_magics.instruments.shapes.repair.history import came_from
+from torchdebug_magics.instruments.shapes.repair.history import came_from, of_inputs
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, orders, producer_edits, shown, turned
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def matmul(facts: Facts) -> Diagnosis | None:
         sentence = f"{text} multiplies {_told(a)} by {_told(b)}: {inner_a} columns meet {inner_b} rows"
         return Diagnosis(sentence, tuple(_inner(facts, a, b, inner_a, inner_b)), a if a.made is not None else b)
     if facts.op in {"bmm", "mm", "mv", "dot", "baddbmm"} and not _right_dimensions(facts.op, a, b):
-        edits = _as_matmul(facts) if facts.op in {"bmm", "mm"} else []
+        edits = _vectors(facts, a, b) or (_as_matmul(facts) if facts.op in {"bmm", "mm"} else [])
         many = {"bmm": 3, "baddbmm": 3, "mm": 2, "mv": 2, "dot": 1}[facts.op]
         return Diagnosis(f"{text}: `{facts.op}` multiplies tensors of {many} dimensions, gets {_told(a)} and {_told(b)}", tuple(edits), a)
     if a.sizes[:-2] != b.sizes[:-2]:
@@ -53,7 +53,9 @@ def _told(operand: Operand) -> str:
 
 def _inner(facts: Facts, a: Operand, b: Operand, inner_a: int, inner_b: int) -> list[Edit]:
     at_a, at_b = facts.operands.index(a), facts.operands.index(b)
-    edits: list[Edit] = []
+    edits = _vectors(facts, a, b)
+    if edits:
+        return edits
     if len(a.sizes) == len(b.sizes) == 2 and b.sizes[0] == b.sizes[1] == a.sizes[0] and (swapped := _swapped(facts, b)):
         return swapped  # an adjacency: to turn the other one would mix its rows
     if len(b.sizes) > 1 and b.sizes[-1] == inner_a:
@@ -66,9 +68,18 @@ def _inner(facts: Facts, a: Operand, b: Operand, inner_a: int, inner_b: int) -> 
         edits += parameter_edit(b, (*b.sizes[:-2], inner_a, b.sizes[-1]))
     if a.owned and len(a.sizes) > 1:
         edits += parameter_edit(a, (*a.sizes[:-1], inner_b))
-    if b.owned or len(b.sizes) > 2:  # else its rows are the batch, of which no layer is to know
+    if b.owned or len(b.sizes) > 2 or inner_b not in {one.shape[0] for _, one in facts.inputs}:  # a layer is not to know of the batch
         edits += producer_edits(facts, a, inner_a, inner_b)
     return edits + producer_edits(facts, b, inner_b, inner_a)
+
+
+def _vectors(facts: Facts, a: Operand, b: Operand) -> list[Edit]:
+    """One vector a sample beside one matrix a sample: without a dimension of one, each would meet every sample's."""
+    if {len(a.sizes), len(b.sizes)} != {2, 3} or a.sizes[0] != b.sizes[0] or a.owned or b.owned:
+        return []
+    if len(a.sizes) == 2:
+        return on_operand(facts, facts.operands.index(a), method("unsqueeze", 1), rank=1) if a.sizes[1] == b.sizes[1] else []
+    return on_operand(facts, facts.operands.index(b), method("unsqueeze", -1), rank=1) if b.sizes[1] == a.sizes[2] else []
 
 
 def _owned_turned(facts: Facts, at: int) -> list[Edit]:
@@ -86,6 +97,9 @@ def _swapped(facts: Facts, b: Operand) -> list[Edit]:
     if site is None or facts.op is None or not isinstance(written, ast.BinOp) or not facts.direct:
         return []
     square = len(b.sizes) == 2 and b.sizes[0] == b.sizes[1]
+    computed = all(of_inputs(one.made) for one in facts.operands[:2])
+    if not square and computed and b.sizes[-1] in {one.shape[0] for _, one in facts.inputs if one.dim() > 1}:
+        return []  # the samples of the batch would be summed up
     code = ast.unparse(ast.BinOp(written.right, ast.MatMult(), written.left))
     return [
         Edit(code, "the other way round", 1 if square else 8, ops=(OpEdit(site, facts.op, lambda func, args, _: func(args[1], args[0])),))
@@ -137,6 +151,9 @@ def einsum(facts: Facts) -> Diagnosis | None:
             sentence = f'`einsum("{equation}")` reads {name} as `{term}`, and it has {len(one.sizes)} dimensions: {shape(one.sizes)}'
             return Diagnosis(sentence, (), one)
     clash = _clash(terms, facts)
+    if new := _new_letters(equation, clash[0] if clash is not None else ""):
+        sentence = f'`einsum("{equation}")` gives `{new[0]}`, a letter of none of its tensors ({told})'
+        return Diagnosis(sentence, tuple(_other_equation(facts, new[1])), facts.operands[-1])
     if clash is None:
         return None
     letter, first, second = clash
@@ -145,6 +162,30 @@ def einsum(facts: Facts) -> Diagnosis | None:
         (*_einsum_edits(facts, terms), *_einsum_sizes(facts, terms, clash)),
         facts.operands[0],
     )
+
+
+def _new_letters(equation: str, clash: str) -> tuple[str, str] | None:
+    """A letter of the output that no tensor has, and the equation in which the last tensor has it.
+
+    It takes the place there of the letter that cannot be the same in two tensors, or of the one behind which it stands in the output.
+    """
+    given, arrow, output = equation.partition("->")
+    first, _, last = given.rpartition(",")
+    new = [letter for letter in output if letter.isalpha() and letter not in given]
+    if not arrow or len(new) != 1 or not first:
+        return None
+    at = output.index(new[0])
+    old = clash or output[at - 1 : at]
+    return (new[0], f"{first},{last.replace(old, new[0])}->{output}") if old and last.count(old) == 1 else (new[0], "")
+
+
+def _other_equation(facts: Facts, equation: str) -> list[Edit]:
+    site = facts.site
+    call = site.expression if site is not None and facts.direct else None
+    if site is None or facts.op is None or not equation or not isinstance(call, ast.Call) or not isinstance(call.args[0], ast.Constant):
+        return []
+    code = ast.unparse(ast.Call(call.func, [ast.Constant(equation), *call.args[1:]], call.keywords))
+    return [Edit(code, "", 5, ops=(OpEdit(site, facts.op, lambda func, args, kwargs: func(equation, *args[1:], **kwargs)),))]
 
 
 def _whole(one: Operand) -> str:

@@ -1,23 +1,21 @@
-"""What Python says of shapes: unpacking, missing arguments, tuples where a tensor is wanted."""
+"""What Python and TorchScript say of shapes: unpacking, missing arguments."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from torchdebug_magics.format import plural, shape
-from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Edit, as_typed, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis
 from torchdebug_magics.probing.where import owner
 
-__all__ = ["arguments", "scripted", "tuples", "unpacking"]
+__all__ = ["arguments", "scripted", "unpacking"]
 
 
 def unpacking(facts: Facts) -> Diagnosis | None:
@@ -176,73 +174,3 @@ def arguments(facts: Facts) -> Diagnosis | None:
         name = found["name"].replace("'", "`")
         return Diagnosis(f"{where} has no argument {name}")
     return None
-
-
-def tuples(facts: Facts) -> Diagnosis | None:
-    """The (output, state) of a recurrent module, or any tuple, where a tensor is wanted."""
-    found = re.match(r"(?P<op>\w+)\(\): argument '(?P<name>\w+)' \(position \d+\) must be Tensor, not (?P<kind>\w+)", facts.text)
-    if found is None or (facts.call is None and facts.module is None):
-        return None
-    given = facts.call.args[0] if facts.call is not None and facts.call.args else None
-    what = f"a {found['kind']}"
-    makers = [path for path, one in facts.modules.items() if isinstance(one, (torch.nn.RNNBase, torch.nn.MultiheadAttention))]
-    if parts := _parts(given):
-        shapes = ", ".join(f"`{name}` {shape(tuple(part.shape))}" for name, part in list(parts.items())[:4])
-        return Diagnosis(f"{facts.who} expects a tensor, gets {what}, which holds {shapes}", tuple(_one_of(facts, given, parts)))
-    if not isinstance(given, tuple) or not makers:
-        return Diagnosis(f"{facts.who} expects a tensor, gets {what}")
-    what = f"a tuple, as `{makers[-1]}` returns it: (output, {'state' if _is_recurrent(facts, makers[-1]) else 'weights'})"
-    return Diagnosis(f"{facts.who} expects a tensor, gets {what}", (*_first_of(facts), *_hooked(facts, makers[-1])))
-
-
-def _is_recurrent(facts: Facts, path: str) -> bool:
-    return isinstance(facts.modules[path], torch.nn.RNNBase)
-
-
-def _first_of(facts: Facts) -> list[Edit]:
-    """The first of the tuple, in the user's call."""
-    site = facts.site
-    call = site.expression if site is not None and facts.direct else None
-    if site is None or facts.path is None or not isinstance(call, ast.Call) or not call.args or isinstance(call.args[0], ast.Starred):
-        return []
-    code = site.changed(call.args[0], lambda text: f"{text}[0]")
-    first = CallEdit(facts.path, site, lambda args, kwargs: ((args[0][0], *args[1:]), kwargs))
-    return [Edit(code, "the output, without the rest", 2, calls=(first,))]
-
-
-def _hooked(facts: Facts, maker: str) -> list[Edit]:
-    """In an nn.Sequential nobody's line stands between the two: a hook passes the output on alone."""
-    parent, _, name = (facts.path or "").rpartition(".")
-    before, _, place = maker.rpartition(".")
-    in_row = parent == before and name.isdigit() and place.isdigit() and int(place) < int(name)
-    if not in_row or type(facts.modules.get(parent)) is not torch.nn.Sequential:
-        return []
-    code = f"{as_typed(maker)}.register_forward_hook(lambda module, args, output: output[0])"
-    call = CallEdit(maker, None, lambda args, kwargs: (args, kwargs), lambda output: output[0])
-    return [Edit(code, "passes the output on, without the rest", 5, calls=(call,))]
-
-
-def _parts(given: object) -> dict[str, torch.Tensor]:
-    """The tensors in a mapping, such as the outputs of transformers."""
-    if not isinstance(given, Mapping):
-        return {}
-    return {key: value for key, value in given.items() if isinstance(key, str) and isinstance(value, torch.Tensor)}
-
-
-def _one_of(facts: Facts, given: object, parts: Mapping[str, torch.Tensor]) -> list[Edit]:
-    """Each of its tensors, in the user's call."""
-    site = facts.site
-    call = site.expression if site is not None and facts.direct else None
-    if site is None or facts.path is None or not isinstance(call, ast.Call) or not call.args or isinstance(call.args[0], ast.Starred):
-        return []
-    edits = []
-    for rank, (name, part) in enumerate(parts.items()):
-        written = "{}." + name if getattr(given, name, None) is part else "{}[" + repr(name) + "]"
-        code = site.changed(call.args[0], written.format)
-        taken = CallEdit(facts.path, site, partial(_with_part, name))
-        edits.append(Edit(code, shape(tuple(part.shape)), 2 + rank, calls=(taken,)))
-    return edits
-
-
-def _with_part(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    return (args[0][name], *args[1:]), kwargs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,9 @@ import torch
 from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, together
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rules.created import created
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier, with_size
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, named, producer_edits, reordered, turned
 
@@ -96,8 +98,21 @@ def _state(facts: Facts, x: Operand, states: tuple[Operand, ...], module: Any) -
             sentence = f"{facts.who} expects a hidden state of {shape(sizes)} ({words}), gets {shape(state.sizes)}"
             if not module_batch_first(module) and _fits_batch_first(x, states, module):
                 sentence += f": it reads {shape(x.sizes)} as steps x batch x features"
-            return Diagnosis(sentence, tuple(_state_edits(facts, at, state, sizes, module)), state)
+            edits = [*_state_edits(facts, at, state, sizes, module), *_made_anew(facts, states, wanted)]
+            return Diagnosis(sentence, tuple(edits), state)
     return None
+
+
+def _made_anew(facts: Facts, states: tuple[Operand, ...], wanted: list[tuple[int, ...]]) -> list[Edit]:
+    """All states that do not fit, made of the right sizes where the user's code makes them."""
+    wrong = [(state, sizes) for state, sizes in zip(states, wanted, strict=False) if state.sizes != sizes]
+    wide = any(state.sizes[-1:] != sizes[-1:] for state, sizes in wrong)  # it may be the layer that is as wide as was meant
+    each = [created(facts, state, sizes, rank=21 if wide else 6) for state, sizes in wrong]
+    if not all(each):
+        return []
+    edit = functools.reduce(together, (edits[0] for edits in each))
+    # The second direction forgotten in both is one mistake.
+    return [replace(edit, many=1) if all(2 * state.sizes[0] == sizes[0] for state, sizes in wrong) else edit]
 
 
 def module_batch_first(module: Any) -> bool:

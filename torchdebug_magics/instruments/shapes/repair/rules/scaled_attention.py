@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
 import torch
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, turned
 
 if TYPE_CHECKING:
@@ -36,9 +37,25 @@ def scaled(facts: Facts) -> Diagnosis | None:
         return _scaled_mask(facts, mask, query, key)
     if query.sizes[:-2] != key.sizes[:-2]:
         return Diagnosis(
-            f"attention expects query and key of the same batch and heads, gets {shape(query.sizes)} and {shape(key.sizes)}", (), key
+            f"attention expects query and key of the same batch and heads, gets {shape(query.sizes)} and {shape(key.sizes)}",
+            tuple(_grouped(facts, query, key)),
+            key,
         )
     return None
+
+
+def _grouped(facts: Facts, query: Operand, key: Operand) -> list[Edit]:
+    """Fewer heads of keys than of queries, each for a group of them."""
+    site, op = facts.site, facts.op
+    call = site.expression if site is not None and facts.direct else None
+    if site is None or op is None or not isinstance(call, ast.Call) or len(query.sizes) != 4 or len(key.sizes) != 4:
+        return []
+    if query.sizes[0] != key.sizes[0] or query.sizes[1] <= key.sizes[1] or query.sizes[1] % key.sizes[1]:
+        return []
+    new = ast.Call(call.func, call.args, [*call.keywords, ast.keyword("enable_gqa", ast.Constant(value=True))])
+    run = OpEdit(site, op, lambda func, args, kwargs: func(*args, **{**kwargs, "enable_gqa": True}))
+    why = f"{query.sizes[1] // key.sizes[1]} heads of queries to one of keys and values"
+    return [Edit(ast.unparse(new), why, 5, ops=(run,))]
 
 
 def _scaled_mask(facts: Facts, mask: torch.Tensor, query: Operand, key: Operand) -> Diagnosis | None:

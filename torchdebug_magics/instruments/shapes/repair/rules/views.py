@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, as_typed
-from torchdebug_magics.instruments.shapes.repair.history import steps
+from torchdebug_magics.instruments.shapes.repair.history import channels_first, steps
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, producer_edits, told
+from torchdebug_magics.instruments.shapes.repair.rules.unturned import channels_last
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = ["view"]
 
+_RGB = 3
 _VIEWS = frozenset({"view", "reshape", "view_as", "reshape_as", "unflatten"})
 
 
@@ -45,13 +47,18 @@ def view(facts: Facts) -> Diagnosis | None:
     else:
         sentence = f"{text}: {whole}, and {shape(wanted)} takes {known:,}"
     if left := _rest(facts):
-        return Diagnosis(f"{text} of {told(x)}: {left}", (), x, rounded=x.is_input)
+        return Diagnosis(f"{text} of {told(x)}: {left}", channels_last(x.made) if _is_channels_first(x) else (), x, rounded=x.is_input)
     if split := _split(x, wanted):
         size, into = split
         sentence = f"{text} of {told(x)}: {size} is to become {shape(into)} = {math.prod(into)}"
         edits = [*_heads(facts, size, into), *_sizes(facts, x, wanted), *producer_edits(facts, x, size, math.prod(into), rank=12)]
         return Diagnosis(sentence, tuple(edits), x)
     return Diagnosis(sentence, tuple(_sizes(facts, x, wanted)), x, (math.prod(x.sizes[1:]), _per_row(wanted)))
+
+
+def _is_channels_first(x: Operand) -> bool:
+    """Whether it is a picture as a convolution gives it, or an input that looks like one."""
+    return channels_first(x.made) or (x.is_input and x.sizes[1:2] in {(1,), (_RGB,)} and len(set(x.sizes[2:])) == 1)
 
 
 def _split(x: Operand, wanted: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
@@ -67,20 +74,25 @@ def _split(x: Operand, wanted: tuple[int, ...]) -> tuple[int, tuple[int, ...]] |
 def _heads(facts: Facts, size: int, into: tuple[int, ...]) -> list[Edit]:
     """Both numbers belong to a module of the user's: so many heads that they divide the size, the nearest first."""
     call = facts.site.expression if facts.site is not None and facts.direct else None
-    if facts.site is None or not isinstance(call, ast.Call) or len(into) != 2:
+    if facts.site is None or not isinstance(call, ast.Call):
         return []
     path = next((path for path, one in facts.modules.items() if one is facts.site.names.get("self")), "")
     own: dict[str, Any] = vars(facts.modules[path]) if path in facts.modules else {}
     nodes = [node for one in call.args for node in (one.elts if isinstance(one, (ast.Tuple, ast.List)) else [one])]
     named = [node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and node.attr in own]
-    if [own[name] for name in named] != [*into] or len(set(named)) != 2:
+    numbers = [own[name] for name in named]
+    if len(set(named)) != 2 or len(named) != 2 or not all(type(one) is int and one in into for one in numbers):
         return []
-    fits = sorted((many for many in range(2, size) if not size % many), key=lambda many: (abs(many - into[0]), -many))
+    heads, others = numbers[0], math.prod(into) // math.prod(numbers)  # such as the three of query, key and value
+    if size % others:
+        return []
+    size //= others
+    fits = sorted((many for many in range(2, size) if not size % many), key=lambda many: (abs(many - heads), -many))
     edits = []
     for rank, many in enumerate(fits[:2]):
-        numbers = dict(zip(named, (many, size // many), strict=True))
-        code = "\n".join(f"{as_typed(path)}.{name} = {number}" for name, number in numbers.items())
-        edits.append(Edit(code, f"{many} divides {size}, and {into[0]} does not", 10 + rank, attributes={path: numbers}))
+        new = dict(zip(named, (many, size // many), strict=True))
+        code = "\n".join(f"{as_typed(path)}.{name} = {number}" for name, number in new.items())
+        edits.append(Edit(code, f"{many} divides {size}, and {heads} does not", 10 + rank, attributes={path: new}))
     return edits
 
 
@@ -92,6 +104,8 @@ def _rest(facts: Facts) -> str:
     for part in (part for one in call.args for part in ast.walk(one)):
         if isinstance(part, ast.BinOp) and isinstance(part.op, ast.FloorDiv):
             size, by = (_known(facts.site.names, one) for one in (part.left, part.right))
+            if size is not None and by and size < by:
+                return f"`{ast.unparse(part)}` is {size} // {by}, which is 0"
             if size is not None and by and size % by:
                 fits = [max(one for one in range(1, by) if not size % one), min(one for one in range(by, size + 1) if not size % one)]
                 return f"`{ast.unparse(part)}` is {size} // {by}, which leaves a rest of {size % by}; {fits[0]} and {fits[1]} divide it"

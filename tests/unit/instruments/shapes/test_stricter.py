@@ -1,0 +1,75 @@
+"""Ops that a fake one lets through and a real one refuses: the table of such a model would be wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - as users write it
+from torch import nn
+
+from torchdebug_magics.instruments.shapes.examine import examine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _put(x: torch.Tensor, at: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[at] = value
+    return x
+
+
+X, WHOLE = torch.randn(3, 4), torch.tensor([0, 1])
+REFUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "an index of two dimensions": (lambda x, at: x.index_select(0, at), (X, torch.ones(2, 3, dtype=torch.long))),
+    "doubles added to floats": (lambda x, at, y: x.index_add(0, at, y), (X, WHOLE, torch.randn(2, 4).double())),
+    "doubles put among floats": (_put, (X, WHOLE, torch.randn(2, 4).double())),
+    "more rows than places": (_put, (X, WHOLE, torch.randn(3, 4))),
+    "more rows than a mask names": (_put, (X, torch.tensor([True, False, True]), torch.randn(3, 4))),
+    "a position beyond all elements": (lambda x, at: x.take(at), (X, torch.tensor([12]))),
+    "numbers into truth": (lambda x, mask: mask.clone().mul_(x), (X, torch.ones(3, 4, dtype=torch.bool))),
+    "pixels without classes": (F.nll_loss, (torch.randn(2, 4, 5, 5), torch.ones(2, 4, 5, dtype=torch.long))),
+    "weights of another dtype": (lambda x, w: F.layer_norm(x, (4,), w), (X, torch.ones(4).double())),
+    "a grid of another dtype": (
+        lambda x, grid: F.grid_sample(x, grid, align_corners=False),
+        (torch.randn(1, 2, 5, 5), torch.zeros(1, 4, 4, 2).double()),
+    ),
+    "distances of two dtypes": (torch.cdist, (X, X.double())),
+    "more draws than there are": (lambda x: torch.multinomial(x.exp(), 5), (X,)),
+    "an order of complex numbers": (lambda x: x > x.flip(0), (torch.randn(3, dtype=torch.complex64),)),
+}
+ACCEPTED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "rows put into places": (_put, (X, WHOLE, torch.randn(2, 4))),
+    "one number for a mask": (_put, (X, torch.tensor([True, False, True]), torch.tensor(0.0))),
+    "whole numbers written over": (_put, (torch.zeros(3, dtype=torch.long), WHOLE, WHOLE + 5)),
+    "half precision with weights of full": (lambda x, w: F.layer_norm(x.bfloat16(), (4,), w), (X, torch.ones(4))),
+    "a picture of half the size": (lambda x: F.interpolate(x, scale_factor=0.5), (torch.randn(1, 2, 5, 5),)),
+}
+
+
+class Net(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_real_op_refuses_is_a_failure(name: str) -> None:
+    function, inputs = REFUSED[name]
+    with pytest.raises((RuntimeError, IndexError)):
+        Net(function)(*inputs)
+    assert examine(Net(function), *inputs).report.failure is not None
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_a_real_op_takes_is_none_and_nothing_is_written(name: str) -> None:
+    function, inputs = ACCEPTED[name]
+    before = [one.clone() for one in inputs]
+    Net(function)(*inputs)
+    assert examine(Net(function), *inputs).report.failure is None
+    assert all(map(torch.equal, inputs, before))
