@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.census import ACTIVATION
-from torchdebug_magics.instruments.memtrace.ended import goes_on, is_complete, is_window, was_let_go
+from torchdebug_magics.instruments.memtrace.ended import goes_on, is_complete, is_used_up, is_window, was_let_go
 from torchdebug_magics.instruments.memtrace.sites import category
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ LEAST_BYTES = 64
 _FEWEST = 3
 """Iterations from which one may speak of growth."""
 _MOST_PART = 0.6
+_AT_ONCE = 2
+"""Steps: a variable that is bound anew keeps its value into the next one."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +77,16 @@ def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Le
     end = steps.clock_of(ran[0], ran[-1])
     alive = [block for block in made if block.iteration and _is_there(block, end)]
     kept = {block.iteration for block in alive}
-    inner = _inner(ran, kept)
-    if not inner or is_window([number for number in inner if number in kept], made, steps, end):
+    inner = _inner(ran, kept) or _at_times(ran, kept, made, steps)
+    if not inner or is_used_up(alive) or is_window([number for number in inner if number in kept], made, steps, end):
         return None
     first, last = inner[0], inner[-1]
     whole = any(not block.span.is_between for block in alive)
-    loop = steps.of(first) if whole else steps.around(first, last, len(inner) - 1)
+    loop = steps.of(inner) if whole else steps.around(first, last, len(inner) - 1)
     if loop is not None and not goes_on(kept, _looked_at(loop, min(kept), steps, whole=whole)):
+        return None
+    keeps_graph = any(category(block) == ACTIVATION for block in alive)
+    if loop is not None and keeps_graph and steps.accumulates(loop):
         return None
     times = sum(1 for _ in steps.seen(loop, first, last, whole=whole)) if loop is not None else 0
     counted = set(inner[:-1])
@@ -88,7 +95,7 @@ def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Le
         bytes_per_iteration=round(size_bytes / max(1, times)),
         iterations_count=0 if loop is None else len(loop.between(min(block.iteration for block in alive), loop.numbers[-1] + 1)),
         place=place,
-        keeps_graph=any(category(block) == ACTIVATION for block in alive),
+        keeps_graph=keeps_graph,
         loop=loop,
         blocks=(*(block for block in made if not block.iteration), *sorted(alive, key=lambda block: block.born)),
     )
@@ -109,6 +116,20 @@ def _inner(ran: list[int], kept: set[int]) -> list[int]:
         return inner
     late = [number for number in inner if number >= min(kept, default=0)]  # from where it began
     return late if len(late) >= _FEWEST and kept.issuperset(late) else []
+
+
+def _at_times(ran: list[int], kept: set[int], made: list[Block], steps: Steps) -> list[int]:
+    """The iterations that count where only some keep what the line makes, such as every tenth; empty if that may be chance.
+
+    It is none where they lie evenly, from the first on, and whatever else was made there was let go at once.
+    """
+    places = [at for at, number in enumerate(ran) if number in kept]
+    if len(places) <= _FEWEST:
+        return []
+    apart = [later - earlier for earlier, later in pairwise(places)]
+    is_even = max(apart) <= 2 * median(apart) and places[0] <= max(apart) and len(ran) - places[-1] <= max(apart) + 1
+    was_let_go = all(steps.at(block.died) - block.iteration <= _AT_ONCE for block in made if block.died)
+    return ran[1:-1] if is_even and was_let_go else []
 
 
 def _swelling(block: Block, steps: Steps) -> Leak | None:

@@ -37,12 +37,15 @@ class Keepers:
         self._paths = {id(block): paths[key] for key, block in wanted if key in paths}
 
     def path(self, blocks: Iterable[Block]) -> str:
-        """Of the variable that holds most of them: the path to the first one in it."""
+        """Of the variable that holds most of them: the path to the first one in it.
+
+        One that holds what a single iteration made has only its last value, however large that is; others hold more and more.
+        """
         found: dict[str, list[Block]] = defaultdict(list)
         for block in blocks:
             if id(block) in self._paths:
                 found[collection(self._paths[id(block)])].append(block)
-        most = max(found.values(), key=lambda held: sum(block.bytes for block in held), default=())
+        most = max(found.values(), key=lambda held: (len({block.iteration for block in held}) > 1, _size(held)), default=())
         return next((self._paths[id(block)] for block in most), "")
 
     def of(self, block: Block) -> str:
@@ -76,6 +79,10 @@ def grown(
     )
 
 
+def _size(blocks: Iterable[Block]) -> int:
+    return sum(block.bytes for block in blocks)
+
+
 def _holder(keepers: Keepers, blocks: Collection[Block]) -> Holder:
     first = min(blocks, key=lambda block: block.born)
     largest = max(blocks, key=lambda block: block.bytes)
@@ -85,6 +92,6 @@ def _holder(keepers: Keepers, blocks: Collection[Block]) -> Holder:
     return Holder(
         path=path,
         variable=root(path),
-        live_bytes=sum(block.bytes for block in blocks),
+        live_bytes=_size(blocks),
         location=largest.place.location if largest.place is not None else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -72,7 +73,7 @@ class GrowthWatch:
             keepers = Keepers(block for leak in leaks for block in leak.blocks)
             self._paths.update((leak.place, keepers.path(leak.blocks)) for leak in leaks if keepers.path(leak.blocks))
         main = self._steps.main
-        if main is not None and main.usual_bytes >= _LEAST_NODE_BYTES:
+        if main is not None and (self._histories or main.usual_bytes >= _LEAST_NODE_BYTES):
             self._histories.append((self._steps.count, count_graph_nodes(self._since)))
 
     def ends(self) -> None:
@@ -115,10 +116,11 @@ class GrowthWatch:
         named = [one for one in named if not any(word in one[1] for word in _BOUNDED)]
         if not named:
             return None
-        first, path = max(named, key=lambda one: one[0].bytes_per_iteration)
-        together = [leak for leak, other in named if collection(other) == collection(path)]
-        through_graph = any("grad_fn" in other for _, other in named if collection(other) == collection(path))
-        size_bytes = sum(leak.bytes_per_iteration for leak in together)
+        most = max(_by_holder(named), key=_kept_bytes)
+        first, path = max(most, key=lambda one: one[0].bytes_per_iteration)
+        together = [leak for leak, _ in most]
+        through_graph = any("grad_fn" in other for _, other in most)
+        size_bytes = round(_kept_bytes(most) / max(1, first.iterations_count))
         others = {collection(other) for leak, other in named if other and leak.bytes_per_iteration >= LEAST_BYTES} - {collection(path)}
         has_graph = graph is not None and path.startswith(graph.holder)
         keeps_graph = through_graph or has_graph or (not path and any(leak.keeps_graph for leak in together))
@@ -154,7 +156,7 @@ class GrowthWatch:
 
     def _graph_growth(self) -> GraphGrowth | None:
         main = self._steps.main
-        if main is None or main.count < _FEWEST:
+        if main is None or main.count < _FEWEST or self._steps.accumulates(main):
             return None
         self._histories.append((self._steps.count + 1, count_graph_nodes(self._since)))
         known = {path for _, histories in self._histories for path in histories.nodes}
@@ -183,3 +185,16 @@ class GrowthWatch:
         rates = [(many - few) / (later - earlier) for (earlier, few), (later, many) in pairwise(looks)]
         mean = (looks[-1][1] - looks[0][1]) / (looks[-1][0] - looks[0][0])
         return mean if min(rates) > mean / 2 else 0
+
+
+def _by_holder(named: Sequence[tuple[Leak, str]]) -> list[list[tuple[Leak, str]]]:
+    """What several lines make for the same variable, together."""
+    found: dict[str, list[tuple[Leak, str]]] = defaultdict(list)
+    for one in named:
+        found[collection(one[1])].append(one)
+    return list(found.values())
+
+
+def _kept_bytes(named: Iterable[tuple[Leak, str]]) -> int:
+    """In all iterations: what is kept once an epoch is less than what is kept at each step of it, if it is not larger by as much."""
+    return sum(leak.bytes_per_iteration * leak.iterations_count for leak, _ in named)
