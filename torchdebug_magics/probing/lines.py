@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 from torch._C._autograd import _get_sequence_nr
 
+from torchdebug_magics.probing.compiling import is_rewritten
 from torchdebug_magics.probing.where import is_user_code, location
 
 if TYPE_CHECKING:
@@ -60,13 +61,13 @@ class Lines(Generic[LineT]):
         return line
 
     def user_frame(self, frame: FrameType | None) -> FrameType | None:
-        """The innermost frame of the user's own code."""
+        """The innermost frame of the user's own code; of a compiled function, whoever calls it."""
         is_user = self._is_user
         while frame is not None:
             code = frame.f_code
             own = is_user.get(code)
             if own is None:
-                own = is_user[code] = is_user_code(code)
+                own = is_user[code] = is_user_code(code) and not is_rewritten(code)
             if own:
                 return frame
             frame = frame.f_back

@@ -44,7 +44,7 @@ class Chain:
 class Block:
     """One storage, from its birth to its death."""
 
-    __slots__ = ("born", "bytes", "chain", "device", "died", "is_old", "iteration", "module", "outlived", "place", "ref", "role", "span", "used_up")
+    __slots__ = ("born", "bytes", "chain", "device", "died", "is_old", "iteration", "module", "nth", "outlived", "place", "ref", "role", "span", "used_up")
 
     def __init__(self, size_bytes: int, device: str, span: Span, place: Place | None, module: str) -> None:
         self.bytes = size_bytes
@@ -57,6 +57,8 @@ class Block:
         self.is_old = False
         """Whether it was there before the watch."""
         self.iteration = 0
+        self.nth = 0
+        """Of those that its line made."""
         self.born = 0
         self.died = 0
         """Events before its death; 0 while it is alive."""

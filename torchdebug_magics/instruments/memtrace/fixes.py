@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["collection", "fix", "graph_fix", "root"]
+__all__ = ["collection", "fix", "graph_fix", "is_part", "root"]
 
 _ROOT = re.compile(r"(?:.* local ')?([^\[.{ ']+)")
 _LOCAL = re.compile(r".*\(\) local '([^']*)'(?: in thread '[^']*')?")
@@ -76,6 +76,11 @@ def _of_graph(path: str, kept: str, *, trains: bool) -> str:
     if _is_in_collection(path):
         return f"put `.item()` (a number) or `.detach()` (a tensor) into `{kept}`: it keeps the graph of every iteration"
     return f"detach it, `{kept} = {kept}.detach()`, or add `.item()`: an iteration's graph then ends with it"
+
+
+def is_part(path: str) -> bool:
+    """Whether it is the path of attributes alone, as ``model.blocks.1.weight``, and not of one thing of many."""
+    return _PLACE.search(_LOCAL.sub(r"\1", path, count=1)) is None
 
 
 def _is_in_collection(path: str) -> bool:

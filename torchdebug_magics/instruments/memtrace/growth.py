@@ -43,6 +43,14 @@ class Leak:
     blocks: tuple[Block, ...] = field(default=(), repr=False)
     """The earliest first."""
 
+    @property
+    def role(self) -> str:
+        """What most of it is to a model; empty where that is nothing."""
+        sizes: Counter[str] = Counter()
+        for block in self.blocks:
+            sizes[block.role] += block.bytes
+        return max(sizes, key=lambda role: sizes[role], default="")
+
 
 def leaking(blocks: Iterable[Block], steps: Steps, *, is_over: bool = False) -> list[Leak]:
     """What lines keep of each iteration, and tensors that swell; the most bytes first. `blocks` may be gone by now.
@@ -112,10 +120,10 @@ def _inner(ran: list[int], kept: set[int]) -> list[int]:
     inner = ran[1:-1]
     if len(kept) >= _FEWEST and kept.issuperset(ran):
         return ran
-    if len(kept.intersection(inner)) >= max(_FEWEST - 1, _MOST_PART * len(inner)):
-        return inner
     late = [number for number in inner if number >= min(kept, default=0)]  # from where it began
-    return late if len(late) >= _FEWEST and kept.issuperset(late) else []
+    if len(late) >= _FEWEST and kept.issuperset(late):
+        return late
+    return inner if len(kept.intersection(inner)) >= max(_FEWEST - 1, _MOST_PART * len(inner)) else []
 
 
 def _at_times(ran: list[int], kept: set[int], made: list[Block], steps: Steps) -> list[int]:
@@ -123,13 +131,10 @@ def _at_times(ran: list[int], kept: set[int], made: list[Block], steps: Steps) -
 
     It is none where they lie evenly, from the first on, and whatever else was made there was let go at once.
     """
-    places = [at for at, number in enumerate(ran) if number in kept]
-    if len(places) <= _FEWEST:
+    if not _lie_evenly([at for at, number in enumerate(ran) if number in kept], len(ran)):
         return []
-    apart = [later - earlier for earlier, later in pairwise(places)]
-    is_even = max(apart) <= 2 * median(apart) and places[0] <= max(apart) and len(ran) - places[-1] <= max(apart) + 1
     was_let_go = all(steps.at(block.died) - block.iteration <= _AT_ONCE for block in made if block.died)
-    return ran[1:-1] if is_even and was_let_go else []
+    return ran[1:-1] if was_let_go else []
 
 
 def _swelling(block: Block, steps: Steps) -> Leak | None:
@@ -165,7 +170,7 @@ def repeated(blocks: Iterable[Block]) -> Iterator[Leak]:
             by_line[block.place].append(block)
     for place, found in by_line.items():
         times = _times(found)
-        if times >= _FEWEST and len(found) >= _MOST_PART * place.count:
+        if times >= _FEWEST and (len(found) >= _MOST_PART * place.count or _is_steady(found, place.count)):
             yield Leak(
                 bytes_per_iteration=sum(block.bytes for block in found) // times,
                 iterations_count=times,
@@ -173,6 +178,21 @@ def repeated(blocks: Iterable[Block]) -> Iterator[Leak]:
                 keeps_graph=any(category(block) == ACTIVATION for block in found),
                 blocks=tuple(sorted(found, key=lambda block: block.born)),
             )
+
+
+def _is_steady(blocks: Collection[Block], count: int) -> bool:
+    """Whether the largest are kept of all that the line made, from the first to the last, among others that go: one each time it ran."""
+    largest = max(block.bytes for block in blocks)
+    return _lie_evenly(sorted(block.nth - 1 for block in blocks if block.bytes == largest), count)
+
+
+def _lie_evenly(places: Sequence[int], count: int) -> bool:
+    """Whether they are as far apart from each other as from both ends of all the `count` places."""
+    if len(places) <= _FEWEST:
+        return False
+    apart = [later - earlier for earlier, later in pairwise(places)]
+    most = max(apart)
+    return most <= 2 * median(apart) and places[0] <= most and count - places[-1] <= most + 1
 
 
 def _times(blocks: Collection[Block]) -> int:

@@ -126,11 +126,11 @@ class Steps:
             self._trained.append(self.count)
 
     def is_training(self, loop: Loop | None) -> bool:
-        """Whether there was a backward pass between the first and the last step of that loop; of any, where it is None."""
+        """Whether there was a backward pass since the first and before the last step of that loop; of any, where it is None."""
         if loop is None or not loop.count:
             return bool(self._trained)
         at = bisect_left(self._trained, loop.numbers[0])
-        return at < len(self._trained) and self._trained[at] <= loop.numbers[-1]
+        return at < len(self._trained) and self._trained[at] < max(loop.numbers[-1], loop.numbers[0] + 1)
 
     def accumulates(self, loop: Loop) -> bool:
         """Whether the only backward pass since that loop began came right after its last step: it is for all of them, as of an episode."""

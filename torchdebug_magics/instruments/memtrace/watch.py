@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from torch._C._autograd import _get_sequence_nr
 
-from torchdebug_magics.instruments.memtrace.census import Census
+from torchdebug_magics.instruments.memtrace.census import GRADIENT, OPTIMIZER_STATE, PARAMETER, Census
 from torchdebug_magics.instruments.memtrace.counted import fastest, grown_by_counter, kept_most, rate_bytes
-from torchdebug_magics.instruments.memtrace.fixes import collection, graph_fix
+from torchdebug_magics.instruments.memtrace.fixes import collection, graph_fix, is_part
 from torchdebug_magics.instruments.memtrace.growth import LEAST_BYTES, leaking, repeated
 from torchdebug_magics.instruments.memtrace.keepers import Keepers, grown
 from torchdebug_magics.instruments.memtrace.report import GraphGrowth
@@ -40,6 +40,7 @@ _LARGE_PART = 0.25
 """What is less than both, an iteration and in all, is data that one wants to keep."""
 _IS_KEPT_BY_DESIGN = ("grad_fn", "hook", "<closure", "cache")
 """Where no model is called, a list of tensors is what was wanted; a graph, a hook and a cache are kept unseen."""
+_STEPS_A_STAGE = 2
 _BOUNDED = ("['old_dirs']", "['old_stps']", "['ro']")
 """The history of L-BFGS, which has a limit."""
 
@@ -98,7 +99,8 @@ class GrowthWatch:
             named = [one for one in named if any(word in one[1].lower() for word in _IS_KEPT_BY_DESIGN)]
         else:
             leaks = [leak for leak in leaking(self._followed(made), self._steps, is_over=True) if not self._was_result(leak)]
-            named = [(leak, self._named(leak, keepers)) for leak in leaks]
+            leaks = [leak for leak in leaks if leak.keeps_graph or not keepers.are_bounded(leak.blocks)]
+            named = self._unintended([(leak, self._named(leak, keepers)) for leak in leaks])
         graph = self._graph_growth()
         return self._growth(named, graph, peak_bytes), graph
 
@@ -116,7 +118,8 @@ class GrowthWatch:
         named = [one for one in named if not any(word in one[1] for word in _BOUNDED)]
         if not named:
             return None
-        most = max(_by_holder(named), key=_kept_bytes)
+        parameters = [one for one in named if one[0].role == PARAMETER]  # what optimizers keep for them follows from them
+        most = max(_by_holder(parameters or named), key=_kept_bytes)
         first, path = max(most, key=lambda one: one[0].bytes_per_iteration)
         together = [leak for leak, _ in most]
         through_graph = any("grad_fn" in other for _, other in most)
@@ -140,7 +143,20 @@ class GrowthWatch:
     def _named(self, leak: Leak, keepers: Keepers) -> str:
         """As the user knows it: after an error its traceback holds all, and the name of a running call is gone with the call."""
         then, now = self._paths.get(leak.place, ""), keepers.path(leak.blocks)
-        return now or then if " local " in then and not keepers.has_error else then or now
+        if keepers.has_error or not now:
+            return then or now
+        # What was in a list of its own then may be in a list of such lists by now.
+        return now if " local " in then or keepers.holds_most(leak.blocks, now) else then or now
+
+    def _unintended(self, named: Sequence[tuple[Leak, str]]) -> list[tuple[Leak, str]]:
+        """Without a model that gets another part at times, as in stages, and what its optimizer then needs for it."""
+        meant = [leak for leak, path in named if leak.role == PARAMETER and is_part(path) and self._is_in_stages(leak)]
+        also = {OPTIMIZER_STATE, GRADIENT} if meant else set()
+        return [(leak, path) for leak, path in named if leak not in meant and leak.role not in also]
+
+    def _is_in_stages(self, leak: Leak) -> bool:
+        main, made = self._steps.main, {block.iteration for block in leak.blocks}
+        return main is not None and len(main.between(min(made), max(made))) >= _STEPS_A_STAGE * (len(made) - 1)
 
     def _counts_after_return(self, path: str, loop: Loop | None) -> bool:
         """Whether what a call kept counts when it is gone: without a graph and without training it is a prediction, or a text."""
