@@ -11,7 +11,7 @@ import torch
 from torch._C._autograd import _get_sequence_nr
 
 from torchdebug_magics.probing.compiling import is_rewritten
-from torchdebug_magics.probing.where import is_user_code, location
+from torchdebug_magics.probing.where import adopt_timed, is_user_code, location
 
 if TYPE_CHECKING:
     from torchdebug_magics.report import Location
@@ -57,6 +57,7 @@ class Lines(Generic[LineT]):
         key = (frame.f_code, frame.f_lineno)
         line = self._known.get(key)
         if line is None:
+            adopt_timed([frame])
             line = self._known[key] = self._kind(frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno)
         return line
 

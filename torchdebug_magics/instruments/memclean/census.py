@@ -33,7 +33,7 @@ class Census:
 
     def collect(self) -> str:
         """Run the collector; the cycle of references by which the most of what is gone then held itself, and empty where none did."""
-        sizes = {storage._cdata: size for ref, size in self._refs if (storage := ref()) is not None}
+        sizes = {storage._cdata: size for storage, size in ((ref(), size) for ref, size in self._refs) if storage is not None}
         freed: Counter[str] = Counter()
         for address, path in cycles_of([ref for ref, _ in self._refs]).paths.items():
             freed[path] += sizes[address]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Course"]
 
 _Call: TypeAlias = "tuple[int, int]"
-"""(which, where in its code it stands) of a running call of the user's, the outermost first. Whose id is another's by now stands there, too."""
+"""(its frame's id, where in its code it stands) of a running call of the user's. A frame with the id of a gone one is at its place."""
 
 
 class Course:

@@ -56,11 +56,13 @@ def fix(path: str, *, keeps_graph: bool, swells: bool, trains: bool) -> str:
     return f"keep in `{kept}` only what is needed, as a number or a mean; or bound it, as `deque(maxlen=100)` does"
 
 
-def graph_fix(path: str, *, is_collection: bool) -> str:
+def graph_fix(path: str, *, is_collection: bool, is_number: bool) -> str:
     """What to write where the graph itself grows; `is_collection`: whether `path` is a list or the like, of tensors with a graph."""
     kept = collection(path)
     if is_collection:
         return f"keep no graph in `{kept}`: put `.item()` (a number) or `.detach()` (a tensor) into it"
+    if not is_number:
+        return f"cut its graph off, `{kept} = {kept}.detach()`; or compute it under `with torch.no_grad():`"
     return f"add a number to it, `{kept} += loss.item()`, or cut its graph off: `{kept} = {kept}.detach()`"
 
 

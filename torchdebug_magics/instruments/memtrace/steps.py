@@ -86,6 +86,8 @@ class Steps:
         """Events of the ledger before each step."""
         self._heap = heap
         self._every = every
+        self._first: Loop | None = None
+        """The loop by which the step that runs began."""
         self._whole = True
         """Whether the step that runs is followed whole."""
 
@@ -96,29 +98,30 @@ class Steps:
         """
         self.count += 1
         self._clocks.append(clock)
-        self._whole = follow = self._goes_round(key, place, size, nodes) or self._every or again
+        self._first = loop = self._gone_round(key, place, size, nodes)
+        self._whole = follow = self._every or again or loop.heap[-1] == _UNKNOWN or loop.follow > 0
+        loop.follow -= follow and loop.follow > 0
         if follow:
             self.followed.add(self.count)
         return follow
 
     def join(self, key: Hashable, place: Place | None, size: int, nodes: int) -> bool:
-        """The loop `key` goes round in the step that runs; whether to follow what is left of it."""
-        follow = self._goes_round(key, place, size, nodes) or self._whole
-        if follow:
-            self.followed.add(self.count)
-        return follow
+        """The loop `key` goes round in the step that runs; whether that is followed. Where it should be, the next one is."""
+        loop = self._gone_round(key, place, size, nodes)
+        if self._whole:
+            loop.follow -= loop.follow > 0
+        elif self._first is not None:
+            self._first.follow = max(self._first.follow, loop.follow)
+        return self._whole
 
-    def _goes_round(self, key: Hashable, place: Place | None, size: int, nodes: int) -> bool:
-        """Whether that loop wants to be followed."""
+    def _gone_round(self, key: Hashable, place: Place | None, size: int, nodes: int) -> Loop:
         loop = self.loops.setdefault(key, Loop(place))
         heap_bytes = self._heap()
         self._learn(loop, heap_bytes)
         loop.begins(self.count, heap_bytes, nodes)
         if size > loop.largest:
             loop.follow, loop.largest = max(loop.follow, 1), size
-        wanted = loop.follow > 0
-        loop.follow -= wanted
-        return wanted or heap_bytes is None
+        return loop
 
     def trains(self) -> None:
         """A backward pass begins."""

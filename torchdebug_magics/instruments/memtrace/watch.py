@@ -86,8 +86,8 @@ class GrowthWatch:
         if loop is None or loop.count > _LATEST_LIGHT_LOOK:
             return
         found = {storage._cdata: storage for storage, _ in Census().storages() if self._ledger.known(storage) is None}
-        paths = find_holders(found).paths
-        pieces = ((storage.nbytes(), paths.get(key, "")) for key, storage in found.items())
+        held = find_holders(found)
+        pieces = [(storage.nbytes(), held.paths.get(key, "")) for key, storage in found.items() if key not in held.bounded]
         self._kept = kept_most(pieces, rate_bytes(loop) * loop.count) or self._kept
 
     def found(self, made: Sequence[Block], keepers: Keepers, peak_bytes: int) -> tuple[Growth | None, GraphGrowth | None]:
@@ -108,9 +108,10 @@ class GrowthWatch:
         loop = fastest(self._steps.loops.values())
         kept = None
         if loop is not None:
-            pieces = ((block.bytes, keepers.of(block)) for block in made)
+            pieces = [(block.bytes, keepers.of(block)) for block in made if not keepers.are_bounded([block])]
             then = self._kept if self._kept is not None and self._counts_after_return(self._kept[0], loop) else None
             kept = kept_most(pieces, rate_bytes(loop) * loop.count) or then
+            kept = None if kept is not None and "grad_fn" in kept[0] and self._steps.accumulates(loop) else kept
         graph = self._graph_growth()
         return grown_by_counter(loop, kept, trains=self._steps.is_training(loop)), graph
 
@@ -183,7 +184,11 @@ class GrowthWatch:
             nodes_per_iteration=round(per_step * self._steps.count / main.count),
             iterations_count=main.count,
             holder=path,
-            fix=graph_fix(path, is_collection=any(path in histories.collections for _, histories in self._histories)),
+            fix=graph_fix(
+                path,
+                is_collection=any(path in histories.collections for _, histories in self._histories),
+                is_number=any(path in histories.numbers for _, histories in self._histories),
+            ),
         )
 
     def _nodes_per_step(self, path: str) -> float:
