@@ -41,6 +41,7 @@ _LARGE_PART = 0.25
 _IS_KEPT_BY_DESIGN = ("grad_fn", "hook", "<closure", "cache")
 """Where no model is called, a list of tensors is what was wanted; a graph, a hook and a cache are kept unseen."""
 _STEPS_A_STAGE = 2
+"""From so many on, a part that a model gets belongs to a stage, and not to an iteration."""
 _BOUNDED = ("['old_dirs']", "['old_stps']", "['ro']")
 """The history of L-BFGS, which has a limit."""
 
