@@ -45,22 +45,9 @@ class Block:
     """One storage, from its birth to its death."""
 
     __slots__ = (
-        "born",
-        "bytes",
-        "chain",
-        "device",
-        "died",
-        "is_old",
-        "iteration",
-        "module",
-        "nth",
-        "outlived",
-        "place",
-        "ref",
-        "role",
-        "span",
-        "used_up",
-    )
+        "born", "bytes", "chain", "device", "died", "is_old", "iteration", "module", "nth",
+        "outlived", "place", "ref", "role", "span", "used_up",
+    )  # fmt: skip
 
     def __init__(self, size_bytes: int, device: str, span: Span, place: Place | None, module: str) -> None:
         self.bytes = size_bytes
