@@ -8,8 +8,12 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import CodeType
 
-__all__ = ["not_compiled"]
+__all__ = ["is_rewritten", "not_compiled"]
+
+_CALLED = "__compiled_fn_"
+"""How the compiler names what such code calls."""
 
 C = TypeVar("C", bound="Callable[..., Any]")
 
@@ -23,3 +27,8 @@ def not_compiled(*, nor_what_it_calls: bool) -> Callable[[C], C]:
         return call
 
     return mark
+
+
+def is_rewritten(code: CodeType) -> bool:
+    """Whether torch's compiler put it in the place of a function of the user's: its lines are all the first one."""
+    return any(name.startswith(_CALLED) for name in code.co_names)

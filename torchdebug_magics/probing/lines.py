@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 from torch._C._autograd import _get_sequence_nr
 
-from torchdebug_magics.probing.where import is_user_code, location
+from torchdebug_magics.probing.compiling import is_rewritten
+from torchdebug_magics.probing.where import adopt_timed, is_user_code, location
 
 if TYPE_CHECKING:
     from torchdebug_magics.report import Location
@@ -56,17 +57,18 @@ class Lines(Generic[LineT]):
         key = (frame.f_code, frame.f_lineno)
         line = self._known.get(key)
         if line is None:
+            adopt_timed([frame])
             line = self._known[key] = self._kind(frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno)
         return line
 
     def user_frame(self, frame: FrameType | None) -> FrameType | None:
-        """The innermost frame of the user's own code."""
+        """The innermost frame of the user's own code; of a compiled function, whoever calls it."""
         is_user = self._is_user
         while frame is not None:
             code = frame.f_code
             own = is_user.get(code)
             if own is None:
-                own = is_user[code] = is_user_code(code)
+                own = is_user[code] = is_user_code(code) and not is_rewritten(code)
             if own:
                 return frame
             frame = frame.f_back

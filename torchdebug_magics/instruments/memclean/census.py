@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from torchdebug_magics.probing.holders import cycles_of
 from torchdebug_magics.probing.holders.tensors import storages_of
 from torchdebug_magics.probing.holders.walk import undisturbed
 from torchdebug_magics.probing.modules import live
@@ -28,6 +30,14 @@ class Census:
                 for storage in storages_of(tensor):
                     refs.setdefault(storage._cdata, (weakref.ref(storage), size_of(storage)))
         self._refs = list(refs.values())
+
+    def collect(self) -> str:
+        """Run the collector; the cycle of references by which the most of what is gone then held itself, and empty where none did."""
+        sizes = {storage._cdata: size for storage, size in ((ref(), size) for ref, size in self._refs) if storage is not None}
+        freed: Counter[str] = Counter()
+        for address, path in cycles_of([ref for ref, _ in self._refs]).paths.items():
+            freed[path] += sizes[address]
+        return max(freed, key=lambda path: freed[path], default="")
 
     def gone_bytes(self) -> int:
         """Of those that are gone since this was last asked."""

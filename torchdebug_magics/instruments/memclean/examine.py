@@ -81,11 +81,16 @@ class _Cleaner:
         one = _ONE_OUTPUT.match(name)
         rss = rss_bytes()
         given_back = self._outputs(int(one[1])) if one else self._ways[name]()
+        cycle = self._census.collect() if name == "cycles" else ""
         collect()
         gone = self._census.gone_bytes()
         cost = f"`{name}` is gone now" if one else _COSTS.get(name, "")
         return Freed(
-            name=name, freed_bytes=gone if given_back is None else given_back, rss_bytes=rss - rss_bytes(), cost=cost if gone else ""
+            name=name,
+            freed_bytes=gone if given_back is None else given_back,
+            rss_bytes=rss - rss_bytes(),
+            cost=cost if gone else "",
+            cycle=cycle,
         )
 
     def _outputs(self, only: int | None = None) -> int | None:

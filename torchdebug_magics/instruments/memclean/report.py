@@ -45,6 +45,8 @@ class Freed:
     rss_bytes: int
     """By how much the process became smaller; what the C library keeps for later does not count."""
     cost: str = ""
+    cycle: str = ""
+    """Of ``cycles``: by which references the most of it held itself, such as ``Node.children[0] -> Node.parent``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,9 @@ def _listed(words: list[str]) -> str:
 
 
 def _after(report: MemcleanReport) -> str:
-    sizes = ", ".join(f"{one.name} {byte_size(one.freed_bytes)}" for one in report.freed if one.freed_bytes)
+    sizes = ", ".join(
+        f"{one.name} {byte_size(one.freed_bytes)}{f' (`{one.cycle}`)' if one.cycle else ''}" for one in report.freed if one.freed_bytes
+    )
     if not sizes:
         others = list(dict.fromkeys(name for one in report.holdings for name in one.others))
         held = (

@@ -44,7 +44,10 @@ class Chain:
 class Block:
     """One storage, from its birth to its death."""
 
-    __slots__ = ("born", "bytes", "chain", "device", "died", "is_old", "iteration", "module", "outlived", "place", "ref", "role", "span")
+    __slots__ = (
+        "born", "bytes", "chain", "device", "died", "is_old", "iteration", "module", "nth",
+        "outlived", "place", "ref", "role", "span", "used_up",
+    )  # fmt: skip
 
     def __init__(self, size_bytes: int, device: str, span: Span, place: Place | None, module: str) -> None:
         self.bytes = size_bytes
@@ -57,11 +60,15 @@ class Block:
         self.is_old = False
         """Whether it was there before the watch."""
         self.iteration = 0
+        self.nth = 0
+        """Of those that its line made."""
         self.born = 0
         self.died = 0
         """Events before its death; 0 while it is alive."""
         self.outlived = False
         """Whether it was still there when the phase of its birth was over."""
+        self.used_up = False
+        """Whether a backward pass let it go, as it needed it no more."""
         self.ref: _Ref | None = None
         self.chain: Chain | None = None
 
@@ -205,6 +212,7 @@ class Ledger:
         self._clock += 1
         block.died, block.ref = self._clock, None
         block.outlived = block.span is not self.span
+        block.used_up = self.span.phase == "backward"
         self.events.append(block)
         self.total.now_bytes -= block.bytes
         self._book(block.device).now_bytes -= block.bytes

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Kept", "fastest", "grown_by_counter", "kept_most", "rate_bytes"]
 
 Kept = tuple[str, int]
-"""(path of the first of many tensors that a variable holds, their bytes)."""
+"""(path of the first of the largest of many tensors that a variable holds, bytes of all)."""
 
 _FEWEST = 3
 _LEAST_BYTES = 1 << 10
@@ -58,7 +58,7 @@ def kept_most(found: Iterable[tuple[int, str]], wanted_bytes: int) -> Kept | Non
         if path and collection(path) != path and not _MADE_ONCE.search(path):
             held[collection(path)].append((path, size_bytes))
     many = [
-        (sum(size_bytes for _, size_bytes in pieces), min((len(path), path) for path, _ in pieces)[1])
+        (sum(size_bytes for _, size_bytes in pieces), min((-size_bytes, len(path), path) for path, size_bytes in pieces)[2])
         for pieces in held.values()
         if len(pieces) >= _FEWEST
     ]

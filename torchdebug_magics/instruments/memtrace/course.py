@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch._C._autograd import _get_sequence_nr
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["Course"]
+
+_Call: TypeAlias = "tuple[int, int]"
+"""(its frame's id, where in its code it stands) of a running call of the user's. A frame with the id of a gone one is at its place."""
 
 
 class Course:
@@ -42,6 +45,10 @@ class Course:
         """Whether the step that runs is."""
         self._before: list[Phase] = []
         """The phases in which those that run began."""
+        self._called: set[int] = set()
+        """The models called in the step that runs, as long as it has come to no backward pass or update."""
+        self._at: list[_Call] = []
+        """Where the user's code stood at the last call of a model."""
         self._ran: dict[object, int] = {}
         """By the line of a backward pass or an update: how many steps there were when it ran last."""
 
@@ -54,6 +61,8 @@ class Course:
         """A call, a backward pass or an update begins."""
         self._before.append(self._phases.now.phase)
         self._enter(phase)
+        if phase != "forward":
+            self._called.clear()
         if not self.is_followed:
             self.tracer.off()
 
@@ -73,9 +82,15 @@ class Course:
             self.tracer.on()
 
     def step_of(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The call of a model begins a step."""
+        """The call of a model begins a step; that of one more is a part of it, as of layers that the user calls one by one.
+
+        Unless that code stands before the last call's: then a loop has gone round.
+        """
         size = sum(tensor.numel() for tensor in tensors_in((args, kwargs)) if not tensor.is_nested)
-        self._step(id(module), self._places.user_frame(sys._getframe()), size)
+        before, self._at = self._at, self._position()
+        joins = bool(self._called) and id(module) not in self._called and not _is_before(self._at, before)
+        self._called = {id(module), *(self._called if joins else ())}
+        self._step(id(module), self._places.user_frame(sys._getframe()), size, joins=joins)
         if self.is_followed:
             mark(self._ledger, module.parameters(), PARAMETER)
             mark(self._ledger, module.buffers(), BUFFER)
@@ -93,18 +108,37 @@ class Course:
             self._step(0, frame, 0)
         self._ran[line] = self._steps.count
 
+    def _position(self) -> list[_Call]:
+        frame, found = self._places.user_frame(sys._getframe()), []
+        while frame is not None:
+            found.append((id(frame), frame.f_lasti))
+            frame = self._places.user_frame(frame.f_back)
+        return found[::-1]
+
     def _enter(self, phase: Phase) -> None:
         self._ledger.span = self._phases.enter(phase, at=self._ledger.clock, keeps_graph=torch.is_grad_enabled())
 
-    def _step(self, of: int, frame: FrameType | None, size: int) -> None:
+    def _step(self, of: int, frame: FrameType | None, size: int, *, joins: bool = False) -> None:
         key = of, *((frame.f_code, frame.f_lasti) if frame is not None else ())
         was_followed = self.is_followed
-        again, self.tracer.swells = self.tracer.swells, False
-        follows = self._steps.begin(key, self._places.here(frame), size, _get_sequence_nr(), self._ledger.clock, again=again)
+        if joins:
+            follows = self._steps.join(key, self._places.here(frame), size, _get_sequence_nr())
+        else:
+            again, self.tracer.swells = self.tracer.swells, False
+            follows = self._steps.begin(key, self._places.here(frame), size, _get_sequence_nr(), self._ledger.clock, again=again)
         self.is_followed = follows and not self._is_light
         self.tracer.iteration = self._steps.count
         if self.is_followed and not was_followed:
             self.tracer.adopt_all(Census())
         if was_followed and not self.is_followed and not self._ledger.counted_from:
             self._ledger.counted_from = self._ledger.clock
-        self._guard.run("the look for growth", self._watch.begins)
+        if not joins:
+            self._guard.run("the look for growth", self._watch.begins)
+
+
+def _is_before(now: list[_Call], before: list[_Call]) -> bool:
+    """Whether the innermost call that both have in common stands at an earlier place of its code."""
+    for (call, place), (other, earlier) in zip(now, before, strict=False):
+        if call != other or place != earlier:
+            return call == other and place < earlier
+    return False

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.growth import Leak
     from torchdebug_magics.instruments.memtrace.steps import Steps
 
-__all__ = ["goes_on", "is_complete", "is_window", "was_let_go"]
+__all__ = ["goes_on", "is_complete", "is_used_up", "is_window", "was_let_go"]
 
 
 def goes_on(kept: Collection[int], seen: Sequence[int]) -> bool:
@@ -31,6 +31,11 @@ def is_complete(leak: Leak, unseen_bytes: int) -> bool:
     wanted_bytes = leak.bytes_per_iteration * leak.iterations_count
     there_bytes = sum(block.bytes for block in leak.blocks)
     return any(block.died for block in leak.blocks) or 2 * (there_bytes + unseen_bytes) >= wanted_bytes
+
+
+def is_used_up(kept: Collection[Block]) -> bool:
+    """Whether one backward pass after the loop was what it was kept for: the losses of an episode, or of a sequence."""
+    return 2 * sum(block.bytes for block in kept if block.used_up) > sum(block.bytes for block in kept)
 
 
 def is_window(kept: list[int], made: list[Block], steps: Steps, end: int) -> bool:

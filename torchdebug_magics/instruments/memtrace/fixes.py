@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["collection", "fix", "graph_fix", "root"]
+__all__ = ["collection", "fix", "graph_fix", "is_part", "root"]
 
 _ROOT = re.compile(r"(?:.* local ')?([^\[.{ ']+)")
 _LOCAL = re.compile(r".*\(\) local '([^']*)'(?: in thread '[^']*')?")
@@ -56,11 +56,13 @@ def fix(path: str, *, keeps_graph: bool, swells: bool, trains: bool) -> str:
     return f"keep in `{kept}` only what is needed, as a number or a mean; or bound it, as `deque(maxlen=100)` does"
 
 
-def graph_fix(path: str, *, is_collection: bool) -> str:
+def graph_fix(path: str, *, is_collection: bool, is_number: bool) -> str:
     """What to write where the graph itself grows; `is_collection`: whether `path` is a list or the like, of tensors with a graph."""
     kept = collection(path)
     if is_collection:
         return f"keep no graph in `{kept}`: put `.item()` (a number) or `.detach()` (a tensor) into it"
+    if not is_number:
+        return f"cut its graph off, `{kept} = {kept}.detach()`; or compute it under `with torch.no_grad():`"
     return f"add a number to it, `{kept} += loss.item()`, or cut its graph off: `{kept} = {kept}.detach()`"
 
 
@@ -76,6 +78,11 @@ def _of_graph(path: str, kept: str, *, trains: bool) -> str:
     if _is_in_collection(path):
         return f"put `.item()` (a number) or `.detach()` (a tensor) into `{kept}`: it keeps the graph of every iteration"
     return f"detach it, `{kept} = {kept}.detach()`, or add `.item()`: an iteration's graph then ends with it"
+
+
+def is_part(path: str) -> bool:
+    """Whether it is the path of attributes alone, as ``model.blocks.1.weight``, and not of one thing of many."""
+    return _PLACE.search(_LOCAL.sub(r"\1", path, count=1)) is None
 
 
 def _is_in_collection(path: str) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.census import ACTIVATION
-from torchdebug_magics.instruments.memtrace.ended import goes_on, is_complete, is_window, was_let_go
+from torchdebug_magics.instruments.memtrace.ended import goes_on, is_complete, is_used_up, is_window, was_let_go
 from torchdebug_magics.instruments.memtrace.sites import category
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ LEAST_BYTES = 64
 _FEWEST = 3
 """Iterations from which one may speak of growth."""
 _MOST_PART = 0.6
+_AT_ONCE = 2
+"""Steps: a variable that is bound anew keeps its value into the next one."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,14 @@ class Leak:
     loop: Loop | None = field(default=None, repr=False)
     blocks: tuple[Block, ...] = field(default=(), repr=False)
     """The earliest first."""
+
+    @property
+    def role(self) -> str:
+        """What most of it is to a model; empty where that is nothing."""
+        sizes: Counter[str] = Counter()
+        for block in self.blocks:
+            sizes[block.role] += block.bytes
+        return max(sizes, key=lambda role: sizes[role], default="")
 
 
 def leaking(blocks: Iterable[Block], steps: Steps, *, is_over: bool = False) -> list[Leak]:
@@ -73,13 +85,16 @@ def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Le
     end = steps.clock_of(ran[0], ran[-1])
     alive = [block for block in made if block.iteration and _is_there(block, end)]
     kept = {block.iteration for block in alive}
-    inner = _inner(ran, kept)
-    if not inner or is_window([number for number in inner if number in kept], made, steps, end):
+    inner = _inner(ran, kept) or _at_times(ran, kept, made, steps)
+    if not inner or is_used_up(alive) or is_window([number for number in inner if number in kept], made, steps, end):
         return None
     first, last = inner[0], inner[-1]
     whole = any(not block.span.is_between for block in alive)
-    loop = steps.of(first) if whole else steps.around(first, last, len(inner) - 1)
+    loop = steps.of(inner) if whole else steps.around(first, last, len(inner) - 1)
     if loop is not None and not goes_on(kept, _looked_at(loop, min(kept), steps, whole=whole)):
+        return None
+    keeps_graph = any(category(block) == ACTIVATION for block in alive)
+    if loop is not None and keeps_graph and steps.accumulates(loop):
         return None
     times = sum(1 for _ in steps.seen(loop, first, last, whole=whole)) if loop is not None else 0
     counted = set(inner[:-1])
@@ -88,7 +103,7 @@ def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Le
         bytes_per_iteration=round(size_bytes / max(1, times)),
         iterations_count=0 if loop is None else len(loop.between(min(block.iteration for block in alive), loop.numbers[-1] + 1)),
         place=place,
-        keeps_graph=any(category(block) == ACTIVATION for block in alive),
+        keeps_graph=keeps_graph,
         loop=loop,
         blocks=(*(block for block in made if not block.iteration), *sorted(alive, key=lambda block: block.born)),
     )
@@ -105,10 +120,21 @@ def _inner(ran: list[int], kept: set[int]) -> list[int]:
     inner = ran[1:-1]
     if len(kept) >= _FEWEST and kept.issuperset(ran):
         return ran
-    if len(kept.intersection(inner)) >= max(_FEWEST - 1, _MOST_PART * len(inner)):
-        return inner
     late = [number for number in inner if number >= min(kept, default=0)]  # from where it began
-    return late if len(late) >= _FEWEST and kept.issuperset(late) else []
+    if len(late) >= _FEWEST and kept.issuperset(late):
+        return late
+    return inner if len(kept.intersection(inner)) >= max(_FEWEST - 1, _MOST_PART * len(inner)) else []
+
+
+def _at_times(ran: list[int], kept: set[int], made: list[Block], steps: Steps) -> list[int]:
+    """The iterations that count where only some keep what the line makes, such as every tenth; empty if that may be chance.
+
+    It is none where they lie evenly, from the first on, and whatever else was made there was let go at once.
+    """
+    if not _lie_evenly([at for at, number in enumerate(ran) if number in kept], len(ran)):
+        return []
+    was_let_go = all(steps.at(block.died) - block.iteration <= _AT_ONCE for block in made if block.died)
+    return ran[1:-1] if was_let_go else []
 
 
 def _swelling(block: Block, steps: Steps) -> Leak | None:
@@ -144,7 +170,7 @@ def repeated(blocks: Iterable[Block]) -> Iterator[Leak]:
             by_line[block.place].append(block)
     for place, found in by_line.items():
         times = _times(found)
-        if times >= _FEWEST and len(found) >= _MOST_PART * place.count:
+        if times >= _FEWEST and (len(found) >= _MOST_PART * place.count or _is_steady(found, place.count)):
             yield Leak(
                 bytes_per_iteration=sum(block.bytes for block in found) // times,
                 iterations_count=times,
@@ -152,6 +178,21 @@ def repeated(blocks: Iterable[Block]) -> Iterator[Leak]:
                 keeps_graph=any(category(block) == ACTIVATION for block in found),
                 blocks=tuple(sorted(found, key=lambda block: block.born)),
             )
+
+
+def _is_steady(blocks: Collection[Block], count: int) -> bool:
+    """Whether the largest are kept of all that the line made, from the first to the last, among others that go: one each time it ran."""
+    largest = max(block.bytes for block in blocks)
+    return _lie_evenly(sorted(block.nth - 1 for block in blocks if block.bytes == largest), count)
+
+
+def _lie_evenly(places: Sequence[int], count: int) -> bool:
+    """Whether they are as far apart from each other as from both ends of all the `count` places."""
+    if len(places) <= _FEWEST:
+        return False
+    apart = [later - earlier for earlier, later in pairwise(places)]
+    most = max(apart)
+    return most <= 2 * median(apart) and places[0] <= most and count - places[-1] <= most + 1
 
 
 def _times(blocks: Collection[Block]) -> int:

@@ -35,15 +35,29 @@ class Keepers:
         self.is_whole = found is None or found.is_whole
         paths: Mapping[int, str] = {} if found is None else found.paths
         self._paths = {id(block): paths[key] for key, block in wanted if key in paths}
+        self._bounded = frozenset(id(block) for key, block in wanted if found is not None and key in found.bounded)
 
     def path(self, blocks: Iterable[Block]) -> str:
-        """Of the variable that holds most of them: the path to the first one in it."""
+        """Of the variable that holds most of them: the path to the first one in it.
+
+        One that holds what a single iteration made has only its last value, however large that is; others hold more and more.
+        """
         found: dict[str, list[Block]] = defaultdict(list)
         for block in blocks:
             if id(block) in self._paths:
                 found[collection(self._paths[id(block)])].append(block)
-        most = max(found.values(), key=lambda held: sum(block.bytes for block in held), default=())
+        most = max(found.values(), key=lambda held: (len({block.iteration for block in held}) > 1, _size(held)), default=())
         return next((self._paths[id(block)] for block in most), "")
+
+    def holds_most(self, blocks: Iterable[Block], path: str) -> bool:
+        """Whether the variable at that path holds the larger part of those that are still there."""
+        alive = [block for block in blocks if not block.died]
+        held = [block for block in alive if collection(self._paths.get(id(block), "")) == collection(path)]
+        return 2 * _size(held) > _size(alive)
+
+    def are_bounded(self, blocks: Iterable[Block]) -> bool:
+        """Whether what holds them has a limit."""
+        return any(id(block) in self._bounded for block in blocks)
 
     def of(self, block: Block) -> str:
         """Empty where no name leads to it."""
@@ -76,6 +90,10 @@ def grown(
     )
 
 
+def _size(blocks: Iterable[Block]) -> int:
+    return sum(block.bytes for block in blocks)
+
+
 def _holder(keepers: Keepers, blocks: Collection[Block]) -> Holder:
     first = min(blocks, key=lambda block: block.born)
     largest = max(blocks, key=lambda block: block.bytes)
@@ -85,6 +103,6 @@ def _holder(keepers: Keepers, blocks: Collection[Block]) -> Holder:
     return Holder(
         path=path,
         variable=root(path),
-        live_bytes=sum(block.bytes for block in blocks),
+        live_bytes=_size(blocks),
         location=largest.place.location if largest.place is not None else None,
     )

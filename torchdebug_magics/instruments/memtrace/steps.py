@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ _AGAIN = 4
 """Steps followed after the counter has told something new: as many as tell whether it goes on."""
 _NOISE_BYTES = 16 << 10
 """By which the heap of a process goes up and down from step to step, without any tensor."""
+_UNSEEN_BYTES = 128 << 10
 _UNKNOWN = -1
 
 
@@ -41,6 +42,10 @@ class Loop:
     usual_bytes: int = 0
     """By how much the heap grows in each step, as the followed ones told."""
     noise_bytes: int = _NOISE_BYTES
+    unseen_bytes: int = 0
+    """By how much the heap grew in steps that were not followed, since some were."""
+    most_unseen_bytes: int = _UNSEEN_BYTES
+    """Beyond it, steps are followed again; then it is doubled, so that the same is looked at ever more rarely."""
     _nodes: int = 0
     """Made since the start of the process, at its latest step."""
 
@@ -81,6 +86,8 @@ class Steps:
         """Events of the ledger before each step."""
         self._heap = heap
         self._every = every
+        self._first: Loop | None = None
+        """The loop by which the step that runs began."""
         self._whole = True
         """Whether the step that runs is followed whole."""
 
@@ -89,20 +96,32 @@ class Steps:
 
         `again`: because the one before has shown something that must be followed to its end.
         """
-        loop = self.loops.setdefault(key, Loop(place))
-        heap_bytes = self._heap()
-        self._learn(loop, heap_bytes)
         self.count += 1
-        loop.begins(self.count, heap_bytes, nodes)
         self._clocks.append(clock)
-        if size > loop.largest:
-            loop.follow, loop.largest = max(loop.follow, 1), size
-        follow = self._every or again or heap_bytes is None or loop.follow > 0
+        self._first = loop = self._gone_round(key, place, size, nodes)
+        self._whole = follow = self._every or again or loop.heap[-1] == _UNKNOWN or loop.follow > 0
         loop.follow -= follow and loop.follow > 0
         if follow:
             self.followed.add(self.count)
-        self._whole = follow
         return follow
+
+    def join(self, key: Hashable, place: Place | None, size: int, nodes: int) -> bool:
+        """The loop `key` goes round in the step that runs; whether that is followed. Where it should be, the next one is."""
+        loop = self._gone_round(key, place, size, nodes)
+        if self._whole:
+            loop.follow -= loop.follow > 0
+        elif self._first is not None:
+            self._first.follow = max(self._first.follow, loop.follow)
+        return self._whole
+
+    def _gone_round(self, key: Hashable, place: Place | None, size: int, nodes: int) -> Loop:
+        loop = self.loops.setdefault(key, Loop(place))
+        heap_bytes = self._heap()
+        self._learn(loop, heap_bytes)
+        loop.begins(self.count, heap_bytes, nodes)
+        if size > loop.largest:
+            loop.follow, loop.largest = max(loop.follow, 1), size
+        return loop
 
     def trains(self) -> None:
         """A backward pass begins."""
@@ -110,29 +129,39 @@ class Steps:
             self._trained.append(self.count)
 
     def is_training(self, loop: Loop | None) -> bool:
-        """Whether there was a backward pass between the first and the last step of that loop; of any, where it is None."""
+        """Whether there was a backward pass since the first and before the last step of that loop; of any, where it is None."""
         if loop is None or not loop.count:
             return bool(self._trained)
         at = bisect_left(self._trained, loop.numbers[0])
-        return at < len(self._trained) and self._trained[at] <= loop.numbers[-1]
+        return at < len(self._trained) and self._trained[at] < max(loop.numbers[-1], loop.numbers[0] + 1)
+
+    def accumulates(self, loop: Loop) -> bool:
+        """Whether the only backward pass since that loop began came right after its last step: it is for all of them, as of an episode."""
+        since = self._trained[bisect_left(self._trained, loop.numbers[0]) :]
+        return len(since) == 1 and loop.numbers[-1] <= since[0] <= loop.numbers[-1] + 1
 
     @property
     def main(self) -> Loop | None:
         """The loop that went round most often."""
         return max(self.loops.values(), key=lambda loop: loop.count, default=None)
 
-    def of(self, number: int) -> Loop | None:
-        """The loop of that step."""
-        return next((loop for loop in self.loops.values() if loop.between(number, number + 1)), None)
+    def of(self, numbers: Sequence[int]) -> Loop | None:
+        """The loop of those steps, in order; of two that went round in some of them, the one of the most."""
+        wanted = set(numbers)
+        shares = [(len(wanted.intersection(loop.between(numbers[0], numbers[-1] + 1))), loop) for loop in self.loops.values()]
+        return max(shares, key=lambda one: one[0])[1] if any(share for share, _ in shares) else None
 
     def around(self, first: int, last: int, times: int) -> Loop | None:
         """The loop that goes round with something that happened `times` times, from step `first` to before step `last`.
 
-        Of several, the one that went round least often in that time, and not less often than it happened.
+        Of several, the one that went round least often in that time, and not less often than it happened; of such, the one in whose
+        step it began.
         """
-        counts = [(len(loop.between(first, last)), at, loop) for at, loop in enumerate(self.loops.values())]
+        counts = [(len(loop.between(first, last)), loop) for loop in self.loops.values()]
         enough = [one for one in counts if one[0] >= times]
-        return min(enough)[2] if enough else max(counts)[2] if counts else None
+        if not enough:
+            return max(counts, key=lambda one: one[0])[1] if counts else None
+        return min(enough, key=lambda one: (one[0], not one[1].between(first, first + 1)))[1]
 
     def clock_of(self, first: int, last: int) -> int:
         """Events before the last step of all loops that went round between step `first` and step `last`: what is there then, was kept."""
@@ -159,3 +188,8 @@ class Steps:
                 loop.usual_bytes, loop.noise_bytes = grown, max(loop.noise_bytes, 2 * surprise)
             else:
                 loop.follow = max(loop.follow, _AGAIN)
+        if not self._whole and loop.count >= FIRST_STEPS:
+            loop.unseen_bytes += grown
+            if loop.unseen_bytes > loop.most_unseen_bytes:
+                loop.follow = max(loop.follow, _AGAIN)
+                loop.unseen_bytes, loop.most_unseen_bytes = 0, 2 * loop.most_unseen_bytes

@@ -111,6 +111,7 @@ class Tracer:
             if self.iteration:
                 place.steps[block.source].add(self.iteration)
             place.count += 1
+            block.nth = place.count
         self.ledger.op = str(func)
         self.ledger.add(storage, block)
 

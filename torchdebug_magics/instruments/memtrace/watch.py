@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from torch._C._autograd import _get_sequence_nr
 
-from torchdebug_magics.instruments.memtrace.census import Census
+from torchdebug_magics.instruments.memtrace.census import GRADIENT, OPTIMIZER_STATE, PARAMETER, Census
 from torchdebug_magics.instruments.memtrace.counted import fastest, grown_by_counter, kept_most, rate_bytes
-from torchdebug_magics.instruments.memtrace.fixes import collection, graph_fix
+from torchdebug_magics.instruments.memtrace.fixes import collection, graph_fix, is_part
 from torchdebug_magics.instruments.memtrace.growth import LEAST_BYTES, leaking, repeated
 from torchdebug_magics.instruments.memtrace.keepers import Keepers, grown
 from torchdebug_magics.instruments.memtrace.report import GraphGrowth
@@ -39,6 +40,8 @@ _LARGE_PART = 0.25
 """What is less than both, an iteration and in all, is data that one wants to keep."""
 _IS_KEPT_BY_DESIGN = ("grad_fn", "hook", "<closure", "cache")
 """Where no model is called, a list of tensors is what was wanted; a graph, a hook and a cache are kept unseen."""
+_STEPS_A_STAGE = 2
+"""From so many on, a part that a model gets belongs to a stage, and not to an iteration."""
 _BOUNDED = ("['old_dirs']", "['old_stps']", "['ro']")
 """The history of L-BFGS, which has a limit."""
 
@@ -72,7 +75,7 @@ class GrowthWatch:
             keepers = Keepers(block for leak in leaks for block in leak.blocks)
             self._paths.update((leak.place, keepers.path(leak.blocks)) for leak in leaks if keepers.path(leak.blocks))
         main = self._steps.main
-        if main is not None and main.usual_bytes >= _LEAST_NODE_BYTES:
+        if main is not None and (self._histories or main.usual_bytes >= _LEAST_NODE_BYTES):
             self._histories.append((self._steps.count, count_graph_nodes(self._since)))
 
     def ends(self) -> None:
@@ -84,8 +87,8 @@ class GrowthWatch:
         if loop is None or loop.count > _LATEST_LIGHT_LOOK:
             return
         found = {storage._cdata: storage for storage, _ in Census().storages() if self._ledger.known(storage) is None}
-        paths = find_holders(found).paths
-        pieces = ((storage.nbytes(), paths.get(key, "")) for key, storage in found.items())
+        held = find_holders(found)
+        pieces = [(storage.nbytes(), held.paths.get(key, "")) for key, storage in found.items() if key not in held.bounded]
         self._kept = kept_most(pieces, rate_bytes(loop) * loop.count) or self._kept
 
     def found(self, made: Sequence[Block], keepers: Keepers, peak_bytes: int) -> tuple[Growth | None, GraphGrowth | None]:
@@ -97,7 +100,8 @@ class GrowthWatch:
             named = [one for one in named if any(word in one[1].lower() for word in _IS_KEPT_BY_DESIGN)]
         else:
             leaks = [leak for leak in leaking(self._followed(made), self._steps, is_over=True) if not self._was_result(leak)]
-            named = [(leak, self._named(leak, keepers)) for leak in leaks]
+            leaks = [leak for leak in leaks if leak.keeps_graph or not keepers.are_bounded(leak.blocks)]
+            named = self._unintended([(leak, self._named(leak, keepers)) for leak in leaks])
         graph = self._graph_growth()
         return self._growth(named, graph, peak_bytes), graph
 
@@ -105,9 +109,10 @@ class GrowthWatch:
         loop = fastest(self._steps.loops.values())
         kept = None
         if loop is not None:
-            pieces = ((block.bytes, keepers.of(block)) for block in made)
+            pieces = [(block.bytes, keepers.of(block)) for block in made if not keepers.are_bounded([block])]
             then = self._kept if self._kept is not None and self._counts_after_return(self._kept[0], loop) else None
             kept = kept_most(pieces, rate_bytes(loop) * loop.count) or then
+            kept = None if kept is not None and "grad_fn" in kept[0] and self._steps.accumulates(loop) else kept
         graph = self._graph_growth()
         return grown_by_counter(loop, kept, trains=self._steps.is_training(loop)), graph
 
@@ -115,10 +120,12 @@ class GrowthWatch:
         named = [one for one in named if not any(word in one[1] for word in _BOUNDED)]
         if not named:
             return None
-        first, path = max(named, key=lambda one: one[0].bytes_per_iteration)
-        together = [leak for leak, other in named if collection(other) == collection(path)]
-        through_graph = any("grad_fn" in other for _, other in named if collection(other) == collection(path))
-        size_bytes = sum(leak.bytes_per_iteration for leak in together)
+        parameters = [one for one in named if one[0].role == PARAMETER]  # what optimizers keep for them follows from them
+        most = max(_by_holder(parameters or named), key=_kept_bytes)
+        first, path = max(most, key=lambda one: one[0].bytes_per_iteration)
+        together = [leak for leak, _ in most]
+        through_graph = any("grad_fn" in other for _, other in most)
+        size_bytes = round(_kept_bytes(most) / max(1, first.iterations_count))
         others = {collection(other) for leak, other in named if other and leak.bytes_per_iteration >= LEAST_BYTES} - {collection(path)}
         has_graph = graph is not None and path.startswith(graph.holder)
         keeps_graph = through_graph or has_graph or (not path and any(leak.keeps_graph for leak in together))
@@ -138,7 +145,20 @@ class GrowthWatch:
     def _named(self, leak: Leak, keepers: Keepers) -> str:
         """As the user knows it: after an error its traceback holds all, and the name of a running call is gone with the call."""
         then, now = self._paths.get(leak.place, ""), keepers.path(leak.blocks)
-        return now or then if " local " in then and not keepers.has_error else then or now
+        if keepers.has_error or not now:
+            return then or now
+        # What was in a list of its own then may be in a list of such lists by now.
+        return now if " local " in then or keepers.holds_most(leak.blocks, now) else then or now
+
+    def _unintended(self, named: Sequence[tuple[Leak, str]]) -> list[tuple[Leak, str]]:
+        """Without a model that gets another part at times, as in stages, and what its optimizer then needs for it."""
+        meant = [leak for leak, path in named if leak.role == PARAMETER and is_part(path) and self._is_in_stages(leak)]
+        also = {OPTIMIZER_STATE, GRADIENT} if meant else set()
+        return [(leak, path) for leak, path in named if leak not in meant and leak.role not in also]
+
+    def _is_in_stages(self, leak: Leak) -> bool:
+        main, made = self._steps.main, {block.iteration for block in leak.blocks}
+        return main is not None and len(main.between(min(made), max(made))) >= _STEPS_A_STAGE * (len(made) - 1)
 
     def _counts_after_return(self, path: str, loop: Loop | None) -> bool:
         """Whether what a call kept counts when it is gone: without a graph and without training it is a prediction, or a text."""
@@ -154,7 +174,7 @@ class GrowthWatch:
 
     def _graph_growth(self) -> GraphGrowth | None:
         main = self._steps.main
-        if main is None or main.count < _FEWEST:
+        if main is None or main.count < _FEWEST or self._steps.accumulates(main):
             return None
         self._histories.append((self._steps.count + 1, count_graph_nodes(self._since)))
         known = {path for _, histories in self._histories for path in histories.nodes}
@@ -165,7 +185,11 @@ class GrowthWatch:
             nodes_per_iteration=round(per_step * self._steps.count / main.count),
             iterations_count=main.count,
             holder=path,
-            fix=graph_fix(path, is_collection=any(path in histories.collections for _, histories in self._histories)),
+            fix=graph_fix(
+                path,
+                is_collection=any(path in histories.collections for _, histories in self._histories),
+                is_number=any(path in histories.numbers for _, histories in self._histories),
+            ),
         )
 
     def _nodes_per_step(self, path: str) -> float:
@@ -183,3 +207,16 @@ class GrowthWatch:
         rates = [(many - few) / (later - earlier) for (earlier, few), (later, many) in pairwise(looks)]
         mean = (looks[-1][1] - looks[0][1]) / (looks[-1][0] - looks[0][0])
         return mean if min(rates) > mean / 2 else 0
+
+
+def _by_holder(named: Sequence[tuple[Leak, str]]) -> list[list[tuple[Leak, str]]]:
+    """What several lines make for the same variable, together."""
+    found: dict[str, list[tuple[Leak, str]]] = defaultdict(list)
+    for one in named:
+        found[collection(one[1])].append(one)
+    return list(found.values())
+
+
+def _kept_bytes(named: Iterable[tuple[Leak, str]]) -> int:
+    """In all iterations: what is kept once an epoch is less than what is kept at each step of it, if it is not larger by as much."""
+    return sum(leak.bytes_per_iteration * leak.iterations_count for leak, _ in named)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import or_
+from typing import Any
 
 from torchdebug_magics.probing.holders.edges import edges, reach
 from torchdebug_magics.probing.holders.paths import Paths
@@ -16,6 +17,7 @@ from torchdebug_magics.probing.holders.walk import Walk, undisturbed
 __all__ = ["Held", "find_holders", "roots_of"]
 
 _MOST_PASSES = 3_000_000
+_CACHED: Any = type(lru_cache(len))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,8 @@ class Held:
     """The best path to each; none for one that nothing with a name holds."""
     others: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """The names of further roots that hold it, too: each would keep it alive for itself."""
+    bounded: frozenset[int] = frozenset()
+    """Those that are held by way of something with a limit, which lets go of the oldest when it is full: a deque, or a function's cache."""
     is_whole: bool = True
     """Whether all that could be seen was seen; False where the budget was reached."""
 
@@ -43,7 +47,19 @@ def find_holders(wanted: Collection[int], *, extra_roots: Iterable[tuple[str, ob
             paths[storage] = ways.to(numbers[0])
             best = ways.root_of(numbers[0])
             others[storage] = tuple(dict.fromkeys(root.label for root in held_at[storage] if root is not best))
-        return Held(paths=paths, others=others, is_whole=is_whole)
+        bounded = frozenset(storage for storage, numbers in walk.holders.items() if _is_bounded(walk, numbers[0]))
+        return Held(paths=paths, others=others, bounded=bounded, is_whole=is_whole)
+
+
+def _is_bounded(walk: Walk, number: int) -> bool:
+    while number >= 0:
+        holder = walk.objects[number]
+        if type(holder) is deque and holder.maxlen is not None:
+            return True
+        if type(holder) is _CACHED and holder.cache_info().maxsize is not None:
+            return True
+        number = walk.first[number]
+    return False
 
 
 def roots_of(walk: Walk) -> tuple[dict[int, list[Root]], bool]:

@@ -30,6 +30,8 @@ class Histories:
     """By the path of a variable, or of the collection in one, such as ``total`` or ``trainer.losses``."""
     collections: frozenset[str]
     """Those of these paths that are a collection's."""
+    numbers: frozenset[str]
+    """Those that are a tensor's with a single number."""
 
 
 def count_graph_nodes(since: int = 0) -> Histories:
@@ -45,7 +47,7 @@ def count_graph_nodes(since: int = 0) -> Histories:
         for number, held in enumerate(walk.objects):
             if is_a(type(held), torch.Tensor) and (node := history_of(held)) is not None:
                 groups.setdefault(_collection(walk, number), []).append(node)
-        counts, collections = dict[str, int](), set[str]()
+        counts, collections, numbers = dict[str, int](), set[str](), set[str]()
         ways, left = Paths(walk), _MOST_NODES
         for number, nodes in list(groups.items())[:_MOST_NAMES]:
             path = ways.to(number)
@@ -53,7 +55,9 @@ def count_graph_nodes(since: int = 0) -> Histories:
             left -= found
             if of_type(CONTAINERS, type(walk.objects[number])) is not None:
                 collections.add(path)
-        return Histories(nodes=counts, collections=frozenset(collections))
+            elif not torch._C.TensorBase.dim(walk.objects[number]):
+                numbers.add(path)
+        return Histories(nodes=counts, collections=frozenset(collections), numbers=frozenset(numbers))
 
 
 def _collection(walk: Walk, number: int) -> int:

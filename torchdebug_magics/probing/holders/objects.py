@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.probing.attributes import attributes_of, members_of
-from torchdebug_magics.probing.holders.containers import CONTAINERS, PLACES, Named
+from torchdebug_magics.probing.holders.containers import CONTAINERS, PLACES, Named, place
 from torchdebug_magics.probing.holders.frames import in_frame, in_traceback, names_in_frame, names_in_traceback
 from torchdebug_magics.probing.holders.outside import bases, is_a, is_outside, module_of, names_of_type, of_type, whose_module
 from torchdebug_magics.probing.holders.tensors import in_node, in_tensor, is_node, names_in_node, names_in_tensor
@@ -158,6 +158,18 @@ def _names_in_module(module: torch.nn.Module) -> Named:
             yield from ((f".{name}", one) for name, one in dict.items(table))
 
 
+def _in_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[object]:
+    """Its state without the keys: they are the parameters, which its groups hold."""
+    yield from (held for _, held in _names_in_state(optimizer))
+    yield from (held for name, held in (attributes_of(optimizer) or {}).items() if name != "state")
+
+
+def _names_in_state(optimizer: torch.optim.Optimizer) -> Named:
+    state = (attributes_of(optimizer) or {}).get("state")
+    if state is not None and is_a(type(state), dict):
+        yield from ((f".state{place(key)}", held) for key, held in dict.items(state))
+
+
 def _in_type(kind: type) -> list[object]:
     """The attributes of a class of the user's."""
     return [*names_of_type(kind).values(), *bases(kind)[1:]] if whose_module(module_of(kind)) == "user" else []
@@ -186,6 +198,7 @@ _HELD: Mapping[type, Callable[[Any], Iterable[object]]] = {
 _HELD_BY_BASE: Mapping[type, Callable[[Any], Iterable[object]]] = {
     torch.Tensor: in_tensor,
     torch.nn.Module: _in_module,
+    torch.optim.Optimizer: _in_optimizer,
     BaseException: _in_exception,
     type: _in_type,
     threading.local: lambda value: (held for _, held in _names_in_local(value)),
@@ -206,4 +219,5 @@ _NAMES: Mapping[type, Callable[[Any], Named]] = {
     AsyncGeneratorType: _suspended("ag_frame"),
     torch.Tensor: names_in_tensor,
     torch.nn.Module: _names_in_module,
+    torch.optim.Optimizer: _names_in_state,
 }

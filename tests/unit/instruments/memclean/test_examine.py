@@ -126,6 +126,21 @@ def test_an_unknown_option_lists_the_known_one() -> None:
         torchdebug_magics.memclean(everything=True)
 
 
+def test_the_cycle_that_held_what_was_freed_is_named() -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.me, self.data = self, torch.ones(MIB)
+
+    gc.disable()
+    try:
+        Node()
+        report = torchdebug_magics.memclean(free="cycles")
+    finally:
+        gc.enable()
+    assert report.freed[0].cycle == "Node.me"
+    assert report.verdict == "Freed cycles 4.0 MiB (`Node.me`)"
+
+
 def test_cycles_come_first_so_that_they_are_counted_for_nobody_else(failed: weakref.ref[Any]) -> None:
     class Node:
         def __init__(self) -> None:

@@ -389,6 +389,76 @@ predict()
 """,
 }
 
+CLEAN |= {
+    "the log-probabilities of an episode, for one update": """policy = nn.Linear(8, 2)
+update, chosen = torch.optim.Adam(policy.parameters()), []
+for t in range(30):
+    odds = torch.distributions.Categorical(logits=policy(torch.randn(16, 8)))
+    chosen.append(odds.log_prob(odds.sample()))
+update.zero_grad(); (-torch.stack(chosen).sum()).backward(); update.step()
+""",
+    "embeddings of all batches, for one loss": """encoder, found = nn.Linear(64, 32), []
+for a, b in batches():
+    found.append(encoder(a))
+whole = torch.cat(found)
+(whole @ whole.T).mean().backward()
+""",
+    "losses that are summed up for each update": """for step in range(4):
+    total = 0
+    for a, b in batches(6):
+        total = total + F.cross_entropy(net(a), b)
+    opt.zero_grad(); total.backward(); opt.step()
+""",
+    "a model that grows in stages": """class Grows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(64, 64)])
+    def forward(self, a):
+        for block in self.blocks:
+            a = F.relu(block(a))
+        return a
+model = Grows()
+for stage in range(5):
+    update = torch.optim.Adam(model.parameters())
+    for a, b in batches(4):
+        update.zero_grad(); model(a).sum().backward(); update.step()
+    model.blocks.append(nn.Linear(64, 64))
+""",
+    "a model that grows, and its optimizer with it": """model = nn.Sequential(nn.Linear(64, 64))
+update = torch.optim.Adam(model.parameters())
+for stage in range(5):
+    for a, b in batches(4):
+        update.zero_grad(); model(a).sum().backward(); update.step()
+    model.append(nn.Linear(64, 64))
+    update.add_param_group({"params": model[-1].parameters()})
+""",
+    "a deque with a limit that is far away": """replay = deque(maxlen=1000)
+for a, b in batches(20):
+    replay.append((a, b))
+    learn(*replay[0])
+""",
+    "a function's cache with a limit that is far away": """import functools
+@functools.lru_cache(maxsize=128)
+def table(at):
+    return torch.randn(64, 64)
+for i, (a, b) in enumerate(batches(20)):
+    learn(a, b)
+    table(i)
+""",
+    "weak references": """import weakref
+seen = []
+for a, b in batches(14):
+    out = net(a)
+    seen.append(weakref.ref(out))
+    opt.zero_grad(); F.cross_entropy(out, b).backward(); opt.step()
+""",
+    "the last graphs, without a model": """w = torch.randn(64, 256, requires_grad=True)
+last = deque(maxlen=5)
+for i in range(30):
+    last.append((torch.randn(32, 64) @ w).tanh().sum())
+""",
+}
+
 KEPT = 32 * 128 * 4
 """One activation of the hidden layer."""
 OUT = 32 * 10 * 4
@@ -927,6 +997,100 @@ for a, b in batches(10):
     ),
 }
 
+LEAKING |= {
+    "layers that are called one by one": (
+        f"""layers = [nn.Linear(64, 64) for _ in range(3)]
+update = torch.optim.SGD([one for layer in layers for one in layer.parameters()], 0.01)
+kept = []
+for a, b in batches():
+    for layer in layers:
+        a = torch.tanh(layer(a))
+    update.zero_grad(); a.sum().backward(); update.step()
+    kept.append(a.detach().repeat(1, 4))  {HERE}
+""",
+        Leak("kept[0]", 32 * 64 * 16, 32 * 64 * 16, "kept"),
+    ),
+    "the larger of two, with a small one beside it": (
+        f"""first, second = [], []
+for i in range(12):
+    a, b = torch.randn(32, 64), torch.randn(4)
+    learn(a, y)
+    with torch.no_grad():
+        out = net(a).softmax(1)  {HERE}
+    first.append(out); second.append(b)
+""",
+        Leak("first[0]", OUT, OUT, "first"),
+    ),
+    "many small lines of one variable": (
+        f"""class Outputs(list): pass
+one, many = [], Outputs()
+for a, b in batches():
+    learn(a, b)
+    one.append(torch.ones(40, 64))
+    many.append(torch.ones(32, 64))  {HERE}
+    many.append(torch.ones(31, 64))
+""",
+        Leak("many[0]", 63 * 64 * 4, 63 * 64 * 4, "many"),
+    ),
+    "lists of lists": (
+        f"""outer = []
+for epoch in range(6):
+    inner = []
+    for a, b in batches(4):
+        learn(a, b)
+        inner.append(net[0](a).detach())  {HERE}
+    outer.append(inner)
+""",
+        Leak("outer[0][0]", KEPT, KEPT, "outer"),
+    ),
+    "parameters that are added to the optimizer": (
+        f"""for a, b in batches():
+    extra = nn.Parameter(torch.zeros(32, 64))  {HERE}
+    opt.add_param_group({{"params": [extra]}})
+    learn(a + extra, b)
+""",
+        Leak("opt.param_groups[1]['params'][0]", 32 * 64 * 4, 32 * 64 * 4, "opt.param_groups"),
+    ),
+    "slowly, in a long loop": (
+        f"""kept = []
+for i, (a, b) in enumerate(batches(150)):
+    learn(a, b)
+    if i % 2:
+        kept.append(net[0](a).detach())  {HERE}
+""",
+        Leak("kept[0]", KEPT - 1000, KEPT, "kept"),
+    ),
+    "features with their graph, for a training that follows": (
+        f"""found = []
+for a, b in batches():
+    found.append(net(a))  {HERE}
+head = nn.Linear(10, 10)
+for one in found:
+    head(one.detach()).sum().backward()
+""",
+        Leak("found[0]", KEPT, ALL, "no_grad"),
+    ),
+    "without a model, among what goes": (
+        f"""w = torch.randn(64, 256, requires_grad=True)
+total = 0
+for i in range(20):
+    total = total + (torch.randn(32, 64) @ w).tanh().sum()  {HERE}
+""",
+        Leak("total.grad_fn", 32 * 256 * 4, 2 * 32 * 256 * 4, "no_grad"),
+    ),
+    "a compiled function": (
+        f"""@torch.compile(backend="eager")
+def score(a, w):
+    return (a @ w).tanh().sum()
+w = torch.randn(64, 256, requires_grad=True)
+losses = []
+for i in range(20):
+    losses.append(score(torch.randn(32, 64), w))  {HERE}
+""",
+        Leak("losses[0].grad_fn", 32 * 256 * 4, 2 * 32 * 256 * 4, "no_grad"),
+    ),
+}
+
 GRAPHS: dict[str, tuple[str, Graph | None]] = {
     "total += loss": ("total = 0\nfor a, b in batches(40):\n    total += learn(a, b)", Graph("total", "item()")),
     "a list of losses": ("losses = []\nfor a, b in batches(40):\n    losses.append(learn(a, b))", Graph("losses", "item()")),
@@ -942,6 +1106,14 @@ for a, b in batches(40):
         average[name] = 0.9 * average[name] + 0.1 * one
 """,
         Graph("average", "put `.item()` (a number) or `.detach()` (a tensor) into it"),
+    ),
+    "a weight that is updated with its history": (
+        """w = torch.randn(64, 10, requires_grad=True)
+for a, b in batches(40):
+    slope, = torch.autograd.grad(F.cross_entropy(a @ w, b), w)
+    w = w - 0.1 * slope
+""",
+        Graph("w", "`w = w.detach()`"),
     ),
 }
 

@@ -116,3 +116,30 @@ def test_two_models_with_parts_of_one_name_at_one_line() -> None:
     assert "artist" in growth.location.source
     assert growth.bytes_per_iteration >= 32 * 64 * 4
     assert len(log) == growth.iterations_count
+
+
+def test_models_that_are_called_one_by_one_are_one_step(shell: InteractiveShell) -> None:
+    code = """teacher, layers = nn.Linear(64, 10), nn.ModuleList([nn.Linear(64, 64) for _ in range(3)])
+for a, b in batches():
+    with torch.no_grad():
+        wanted = teacher(a)
+    for layer in layers:
+        a = layer(a)
+    F.mse_loss(net(a), wanted).backward()
+    opt.step()
+"""
+    assert trace(shell, code).steps_count == 12
+
+
+def test_what_grows_beside_it_is_no_variable_with_one_value(shell: InteractiveShell) -> None:
+    code = """first, second = [], []
+for a, b in batches():
+    learn(a, b)
+    first.append(net(a).detach()); second.append(b)
+"""
+    assert trace(shell, code).growth.others == ("second",)
+
+
+def test_a_line_under_time_is_shown(shell: InteractiveShell) -> None:
+    growth = trace(shell, "%%time\nkept = []\nfor a, b in batches():\n    learn(a, b)\n    kept.append(net(a))").growth
+    assert growth.location.source == "kept.append(net(a))"
