@@ -43,8 +43,9 @@ class Lines(Generic[LineT]):
 
     def __init__(self, kind: type[LineT]) -> None:
         self._kind = kind
-        self._known: dict[tuple[CodeType, int], LineT] = {}
-        self._is_user: dict[CodeType, bool] = {}
+        self._known: dict[tuple[str, int, str], LineT] = {}
+        self._is_user: dict[int, tuple[CodeType, bool]] = {}
+        """By the id of the code, which is held for that: what a compiler has written may hold constants that have no hash."""
         self._made: dict[int, tuple[LineT | None, str]] = {}
         """What made each autograd node, by its sequence number."""
         self._latest = _get_sequence_nr()
@@ -54,7 +55,7 @@ class Lines(Generic[LineT]):
         frame = self.user_frame(frame)
         if frame is None:
             return None
-        key = (frame.f_code, frame.f_lineno)
+        key = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         line = self._known.get(key)
         if line is None:
             adopt_timed([frame])
@@ -66,10 +67,10 @@ class Lines(Generic[LineT]):
         is_user = self._is_user
         while frame is not None:
             code = frame.f_code
-            own = is_user.get(code)
-            if own is None:
-                own = is_user[code] = is_user_code(code) and not is_rewritten(code)
-            if own:
+            known = is_user.get(id(code))
+            if known is None:
+                known = is_user[id(code)] = (code, is_user_code(code) and not is_rewritten(code))
+            if known[1]:
                 return frame
             frame = frame.f_back
         return None
