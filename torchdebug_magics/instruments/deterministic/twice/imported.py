@@ -31,10 +31,10 @@ class Imported:
 
     def finish(self) -> None:
         """As the first run has left it. Harmless the second time."""
-        first, self._first = self._first, {}
-        if first:
+        if self._first:
             self.drop()
-            sys.modules.update(first)
+            sys.modules.update(self._first)
+        self._first = {}  # last: what an interrupt cut short is finished by another call
 
     def _new(self) -> dict[str, ModuleType]:
         return {name: one for name, one in list(sys.modules.items()) if name not in self._before and _is_users(one)}
