@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from threading import get_ident, local
 from types import CellType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 from torchdebug_magics.probing.kinds import ABSENT, GONE, Kind
-from torchdebug_magics.probing.where import is_user_code, owner
+from torchdebug_magics.probing.where import frames_above, is_user_code, owner
 from torchdebug_magics.probing.written import writes_of
 
 __all__ = ["CELL", "CLASS", "FUNCTION", "HEAP_TYPE", "INSTANCE", "MODULE", "NAMES", "Names", "attributes_of", "members_of"]
@@ -33,6 +34,8 @@ class Names:
 
 def attributes_of(value: object) -> dict[str, Any] | None:
     """Its own attributes. A `__dict__` that is a property of the user's is not asked."""
+    if type(value) is local:
+        return vars(value)  # of this thread; its class has no such entry
     for base in type(value).__mro__:
         if "__dict__" in vars(base):
             getter = vars(base)["__dict__"]
@@ -89,10 +92,23 @@ def _write_namespace(held: dict[str, Any], parts: list[Any]) -> None:
 
 
 def _read_instance(value: object) -> list[Any] | None:
-    """An object that holds a lock, a thread or a connection is left alone: it changes under other hands, too."""
+    """An object that holds a lock, a thread or a connection may change under other hands, too: then it is left alone."""
     held = attributes_of(value) or {}
     parts = [*(_read_member(member, value) for member in members_of(type(value))), *_read_names(held, list(held))]
-    return None if any(str(type(part).__module__).partition(".")[0] in _SHARED for part in parts) else parts
+    return None if any(_is_shared(type(part)) for part in parts) and not _is_ours_alone(type(value)) else parts
+
+
+def _is_shared(kind: type) -> bool:
+    return str(kind.__module__).partition(".")[0] in _SHARED
+
+
+def _is_ours_alone(kind: type) -> bool:
+    """Whether it is a class of the user's, and no other thread is in the user's code."""
+    if not _is_users(kind) or any(map(_is_shared, kind.__mro__)):
+        return False
+    here = get_ident()
+    others = (frame for thread, frame in sys._current_frames().items() if thread != here)
+    return not any(is_user_code(one.f_code) for frame in others for one in frames_above(frame))
 
 
 def _write_instance(value: object, parts: list[Any]) -> None:
@@ -120,10 +136,12 @@ def _own_names(kind: type) -> list[str]:
 
 def _read_class(kind: type) -> list[Any] | None:
     """Counters and registries among its attributes, and what its methods lead to."""
+    return _read_names(vars(kind), _own_names(kind)) if _is_users(kind) else None
+
+
+def _is_users(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
-    if not kind.__flags__ & HEAP_TYPE or owner(getattr(module, "__file__", None) or "") != "user":
-        return None
-    return _read_names(vars(kind), _own_names(kind))
+    return bool(kind.__flags__ & HEAP_TYPE) and owner(getattr(module, "__file__", None) or "") == "user"
 
 
 def _read_module(module: ModuleType) -> list[Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from types import (
     BuiltinFunctionType,
     BuiltinMethodType,
@@ -60,6 +61,15 @@ def _leading_to(*attributes: str) -> Kind:
     return Kind(lambda value: [getattr(value, name) for name in attributes])
 
 
+def _cache(function: Any) -> list[Any] | None:
+    """The results that a function keeps. Where only so many are kept, the dict alone is not the whole of it: then it is left alone."""
+    if function.cache_parameters()["maxsize"] is not None:
+        return None
+    return [one for one in gc.get_referents(function) if type(one) is dict and one is not vars(function)]
+
+
+_TAKING = Kind(gc.get_referents)
+"""Iterators without a place of their own: they stand where those stand that they take from."""
 _WAYS: dict[type, Kind] = {
     **CONTAINERS,
     **STATES,
@@ -73,8 +83,10 @@ _WAYS: dict[type, Kind] = {
     functools.partial: _leading_to("func", "args", "keywords"),
     staticmethod: _leading_to("__func__"),
     classmethod: _leading_to("__func__"),
+    functools._lru_cache_wrapper: Kind(_cache, also=lambda function: [function.__wrapped__, vars(function)]),
     property: _leading_to("fget", "fset"),
     torch.Tensor: TENSOR,
+    **dict.fromkeys((zip, map, filter), _TAKING),
 }
 _COMPLETE = frozenset({CLASS, MODULE})
 """They look at all attributes, of a subclass too."""

@@ -202,12 +202,28 @@ def test_what_others_put_into_a_queue_meanwhile_stays() -> None:
     assert list(one.queue) == [1, 2, 3, 4]
 
 
-def test_what_holds_a_lock_is_left_alone() -> None:
-    shared = Box(lock=threading.Lock(), done=0)
+def test_what_holds_a_lock_is_left_alone_while_others_are_at_work() -> None:
+    shared, go_on = Box(lock=threading.Lock(), done=0), threading.Event()
+
+    def work() -> None:
+        go_on.wait()
+
+    other = threading.Thread(target=work)
+    other.start()
     snapshot = Snapshot([shared])
+    go_on.set()
+    other.join()
     shared.done = 1
     snapshot.put_back(Guard())
     assert shared.done == 1
+
+
+def test_what_holds_a_lock_is_put_back_where_nobody_else_is_at_work() -> None:
+    mine = Box(lock=threading.Lock(), done=0)
+    snapshot = Snapshot([mine])
+    mine.done = 1
+    snapshot.put_back(Guard())
+    assert mine.done == 0
 
 
 def test_a_file_is_read_on_from_where_it_was(tmp_path: Path) -> None:

@@ -327,9 +327,17 @@ def test_a_list_that_replaced_another_is_the_one_that_is_kept() -> None:
     assert later == [2]
 
 
-def test_what_holds_a_lock_is_left_alone() -> None:
-    shared = Box(lock=threading.Lock(), done=0)
+def test_what_holds_a_lock_is_left_alone_while_others_are_at_work() -> None:
+    shared, go_on = Box(lock=threading.Lock(), done=0), threading.Event()
+
+    def work() -> None:
+        go_on.wait()
+
+    other = threading.Thread(target=work)
+    other.start()
     kept = WeakSnapshot([place(shared)])
+    go_on.set()
+    other.join()
     shared.done = 1
     kept.put_back(Guard())
     assert shared.done == 1

@@ -145,10 +145,10 @@ class Inquiry:
         written = self._recorder.contents.tensors()
         results = results_of(runs.body, self._recorder.is_unwritten)
         runs.over(self._recorder.contents)
-        unrestorable = (*self._leftovers.names(), *self._outside.said)
+        used_up = self._leftovers.names()
         if self._verify:
-            self._twice({"not_verified": "", **second_run(runs, self._recording, results, unrestorable)})
-        self.found |= {"unrestorable": unrestorable}
+            self._twice({"not_verified": "", **second_run(runs, self._recording, results, used_up)})
+        self.found |= {"unrestorable": (*used_up, *self._outside.said)}
         if self._cost:
             self.found |= {"not_verified": self.found["not_verified"] if self._verify else "", **measured(runs, written, self._ritual)}
 

@@ -924,6 +924,17 @@ def pause(i):
         opt.step()
         """,
     ),
+    "exception_that_carries_it": Case(
+        "wall_clock", ("e",),
+        """
+        import time
+        try:
+            raise ValueError(time.time())  # <-
+        except ValueError as e:
+            v = e.args[0]
+        x = torch.tensor([v])
+        """, ("time.time",),
+    ),
     "memory_under_a_tensor": Case(
         "numpy_random", ("a",),
         """

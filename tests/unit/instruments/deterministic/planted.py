@@ -444,6 +444,116 @@ x = torch.stack([found.get() for _ in threads])
         "aten.stack.default",
         8,
     ),
+    Planted(
+        "who is ready first",
+        """\
+from concurrent.futures import ThreadPoolExecutor, as_completed
+def work(i):
+    time.sleep(0.002 * (os.urandom(1)[0] % 8))
+    return float(i)
+with ThreadPoolExecutor(8) as pool:
+    found = [one.result() for one in as_completed([pool.submit(work, i) for i in range(8)], timeout=9)]
+x = torch.tensor(found)
+""",
+        "outside_data",
+        "aten.lift_fresh.default",
+        7,
+    ),
+    Planted(
+        "entropy in a pool",
+        """\
+from concurrent.futures import ThreadPoolExecutor
+def work(i):
+    return random.SystemRandom().random() + i
+with ThreadPoolExecutor(2) as pool:
+    found = list(pool.map(work, range(4)))
+x = torch.tensor(found)
+""",
+        "os_entropy",
+        "aten.lift_fresh.default",
+        6,
+    ),
+    Planted(
+        "a sampler that draws",
+        """\
+class Sampler:
+    def __init__(self):
+        self.rng = np.random.default_rng()
+    def __iter__(self):
+        return iter(self.rng.permutation(12).tolist())
+    def __len__(self):
+        return 12
+for x, in DataLoader(TensorDataset(torch.arange(12.)), batch_size=3, sampler=Sampler()):
+    y = x * 2
+""",
+        "numpy_random",
+        "aten.select.int",
+        8,
+    ),
+    Planted(
+        "through the environment",
+        """\
+os.environ["TORCHDEBUG_PLANTED"] = str(secrets.randbelow(10**6))
+x = torch.ones(2) * float(os.environ["TORCHDEBUG_PLANTED"])
+del os.environ["TORCHDEBUG_PLANTED"]
+""",
+        "os_entropy",
+        "aten.mul.Tensor",
+        2,
+    ),
+    Planted(
+        "a generator that stands in its loop",
+        """\
+found = [next(values) for _ in range(3)]
+x = torch.tensor(found)
+""",
+        "state_leak",
+        "aten.lift_fresh.default",
+        2,
+        setup="def gen():\n    i = 0.0\n    while True:\n        yield i\n        i += 1\nvalues = gen()\nnext(values)",
+    ),
+    Planted(
+        "taken apart by a match",
+        """\
+match [1, random.SystemRandom().random()]:
+    case [a, b]:
+        x = torch.ones(2) * b
+""",
+        "os_entropy",
+        "aten.mul.Tensor",
+        3,
+    ),
+    Planted(
+        "a cache that cannot be put back",
+        """\
+x = torch.ones(2) * cached(3) * calls
+y = torch.ones(2) * calls
+""",
+        "state_leak",
+        "aten.mul.Tensor",
+        1,
+        setup="""\
+import functools
+calls = 0
+@functools.lru_cache(maxsize=8)
+def cached(n):
+    global calls
+    calls += 1
+    return n
+""",
+    ),
+    Planted(
+        "beside a log",
+        """\
+with open(log, "a") as out:
+    out.write("one more")
+x = torch.ones(2) * np.random.default_rng().random()
+""",
+        "numpy_random",
+        "aten.mul.Tensor",
+        3,
+        setup="import tempfile\nfolder = tempfile.TemporaryDirectory()\nlog = folder.name + '/log'\nopen(log, 'w').close()",
+    ),
 )
 
 HEALTHY = {
@@ -819,6 +929,99 @@ for i in range(4):
     v[:, i : i + 1] = torch.randn(2, 1, 3)
     m.masked_fill_(torch.arange(4) == i, i)
 y = F.scaled_dot_product_attention(torch.randn(2, 1, 3), k, v).sum() + m.sum()
+""",
+    ),
+    "checkpointing that enters again": (
+        """\
+from torch.utils.checkpoint import checkpoint
+net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16))
+x = torch.randn(4, 6, requires_grad=True)
+""",
+        "checkpoint(net, x, use_reentrant=True).sum().backward()",
+    ),
+    "gradients that are zeroed in place": (
+        """\
+net = nn.Linear(6, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+net(torch.randn(8, 6)).pow(2).sum().backward()
+""",
+        """\
+opt.zero_grad(set_to_none=False)
+net(torch.ones(8, 6)).pow(2).sum().backward()
+""",
+    ),
+    "memory that is lent to NumPy": (
+        "net, x = nn.Linear(3, 3), torch.ones(2, 3)",
+        """\
+y = x * 2
+total = x.numpy().sum()
+z = net(x) * total
+""",
+    ),
+    "an object with a lock": (
+        """\
+class Counter:
+    def __init__(self):
+        self.lock, self.n = threading.Lock(), 0
+    def up(self):
+        with self.lock:
+            self.n += 1
+        return self.n
+counter = Counter()
+""",
+        "x = torch.ones(2) * counter.up()",
+    ),
+    "iterators over iterators": (
+        "pairs, halves, wide = zip([1, 2], iter([3.0, 4.0])), map(float, [1, 2]), filter(None, [0, 5, 6])",
+        "x = torch.tensor([next(pairs)[1], next(halves), next(wide)])",
+    ),
+    "a module that is imported first": (
+        """\
+import tempfile
+from pathlib import Path
+folder = tempfile.TemporaryDirectory()
+Path(folder.name, "torchdebug_planted.py").write_text(
+    "import torch\\nweight = torch.randn(3)\\ncount = 0\\ndef up():\\n    global count\\n    count += 1\\n    return count\\n"
+)
+""",
+        """\
+sys.modules.pop("torchdebug_planted", None)
+sys.path.insert(0, folder.name)
+import torchdebug_planted
+sys.path.remove(folder.name)
+x = torchdebug_planted.weight * torchdebug_planted.up()
+count = torchdebug_planted.count
+del torchdebug_planted
+""",
+    ),
+    "a cache": (
+        """\
+import functools
+@functools.cache
+def noise(n):
+    return torch.randn(n)
+""",
+        """\
+x = noise(3)
+y = torch.randn(2)
+is_kept = noise(3) is x
+""",
+    ),
+    "a thread's own": (
+        "own = threading.local()\nown.n = 0",
+        "own.n += 1\nx = torch.ones(2) * own.n",
+    ),
+    "a file that is written over": (
+        """\
+import tempfile
+from pathlib import Path
+folder = tempfile.TemporaryDirectory()
+file = Path(folder.name, "count")
+file.write_text("1")
+""",
+        """\
+file.write_text(str(int(file.read_text()) + 1))
+x = torch.ones(2) * int(file.read_text())
 """,
     ),
 }

@@ -18,6 +18,9 @@ _BETWEEN = frozenset({dispatch.__file__, torch._ops.__file__, torch._tensor.__fi
 _CALL_THE_USERS = ("/twice/body.py", "/twice/function.py")
 """Our own that call what the user has given us."""
 _COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/_aot_autograd/", "/torchinductor_")
+_COMPILED = ("<eval_with_key>", *_COMPILERS)
+_DISABLED = "DisableContext."
+"""In the name of what torch puts around functions of its own that are not to be compiled, such as `zero_grad`, and around compiled ones."""
 
 
 def is_passed_by(frame: FrameType | None) -> bool:
@@ -44,10 +47,19 @@ def _is_compilers(frame: FrameType | None) -> bool:
     """Whether an op is called by the compiler, or inside what it has compiled: that is one piece, and made in the first run alone."""
     if "torch._dynamo.convert_frame" not in sys.modules:
         return False
+    inner = ""
     for one in frames_above(frame):
         file = one.f_code.co_filename
         if owner(file) != "torch":
             return False
-        if any(part in file for part in _COMPILERS):
+        if any(part in file for part in _COMPILERS) and not (_is_disabled(one) and not any(part in inner for part in _COMPILED)):
             return True
+        inner = file
     return False
+
+
+def _is_disabled(frame: FrameType) -> bool:
+    """Whether it only keeps the compiler away from what it calls."""
+    caller = frame.f_back
+    is_named = _DISABLED in getattr(frame.f_code, "co_qualname", "")  # which Python 3.10 does not have
+    return is_named or (caller is not None and caller.f_code.co_filename == torch._compile.__file__)

@@ -194,8 +194,7 @@ class Recorder:
         if not memory:
             return
         storage = tensor.untyped_storage()
-        is_lent = storage.device.type == "cpu" and not storage.resizable() and not storage.is_shared()
-        if not is_lent:  # else others may write to it at any time
+        if not self.recording.is_lent(storage, memory):
             self._know(storage, memory)
             if tensor.nbytes < storage.nbytes():
                 self._in_part[memory] = {_view(tensor)}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    import torch
+
     from torchdebug_magics.probing.lines import Line
 
 __all__ = ["Recording", "Seen"]
@@ -33,6 +36,8 @@ class Recording:
     """(file, line) -> number; 0 is no line of the user's."""
     places: list[Line | None] = field(default_factory=lambda: [None])
     """Number -> line."""
+    lent: dict[int, tuple[weakref.ref[torch.UntypedStorage], bool]] = field(default_factory=dict)
+    """Address -> the storage there, and whether others may write to it."""
     _ops: array[int] = field(default_factory=lambda: array("I"))
     _lines: array[int] = field(default_factory=lambda: array("I"))
     _given: array[int] = field(default_factory=lambda: array("Q"))
@@ -52,8 +57,17 @@ class Recording:
         self._gave.append(seen.gave)
 
     def another(self) -> Recording:
-        """An empty one with the same numbers for ops and lines."""
-        return Recording(self.ops, self.lines, self.places)
+        """An empty one with the same numbers for ops and lines, to be compared with this one."""
+        return Recording(self.ops, self.lines, self.places, self.lent)
+
+    def is_lent(self, storage: torch.UntypedStorage, memory: int) -> bool:
+        """Whether others may write to it at any time, such as an array of NumPy's; a later run says of it what the first one has said."""
+        known = self.lent.get(memory)
+        if known is not None and known[0]() is storage:
+            return known[1]
+        is_lent = storage.device.type == "cpu" and not storage.resizable() and not storage.is_shared()
+        self.lent[memory] = weakref.ref(storage), is_lent
+        return is_lent
 
     def number_of_op(self, name: str) -> int:
         """The same for the same name."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 from torchdebug_magics.instruments.deterministic.origin.found import Origin
 from torchdebug_magics.instruments.deterministic.origin.repairs import repair
 from torchdebug_magics.instruments.deterministic.origin.sentences import sentence
+from torchdebug_magics.instruments.deterministic.origin.sources import OF_THREADS, OF_TORCH
 from torchdebug_magics.instruments.deterministic.origin.steps import differing
 from torchdebug_magics.probing.where import location
 
@@ -26,6 +27,7 @@ _SHARPEST = (
     "unseeded_generator",
     "python_random",
     "os_entropy",
+    "uninitialized_memory",
     "wall_clock",
     "hash_order",
     "state_leak",
@@ -72,7 +74,8 @@ class Judge:
         one, other = fork.one or fork.other or beginning.step, fork.other
         is_cache = fork.is_call and after is not None and after.statement is not None and "cache" in after.statement.facts.values()
         at = after if after is not None and (is_cache or fork.is_call) else one
-        cause: Cause = "state_leak" if is_cache else "control_flow"
+        is_turn = told is None and at.activation.thread != 0  # whose it is: threads do not go different ways by themselves
+        cause: Cause = "state_leak" if is_cache else "outside_data" if is_turn else "control_flow"
         names = beginning.names or self._names(beginning)
         branch = None if after is None else _location(after, after.line)
         return Origin(
@@ -81,13 +84,16 @@ class Judge:
             other=None if other is None or other is at else _location(other, other.line),
             names=names,
             sources=told.sources if told else (),
-            explanation=_on_branch(branch, told, is_cache=is_cache, names=names),
+            explanation=sentence(cause, at, names, (), is_old=False, file="")
+            if is_turn
+            else _on_branch(branch, told, is_cache=is_cache, names=names),
             fix=told.fix if told else repair(cause, at, names, ()),
         )
 
     def _sources(self, step: Step) -> list[Source]:
-        """The user's own asking first: what a library asks for is mostly for itself."""
-        found = [source for line in step.whole() for source in line.sources]
+        """The user's own asking first: what a library asks for is mostly for itself. Who hands over what comes first may be in order."""
+        asked = [source for line in step.whole() for source in line.sources]
+        found = [one for one in asked if one.name not in OF_THREADS] or asked
         nearest = min((one.distance for one in found), default=0)
         return [one for one in found if one.distance == nearest]
 
@@ -99,8 +105,8 @@ class Judge:
             return "worker_seed"
         if beginning.is_old or self._wrote(step):
             return "state_leak"
-        if self._is_of_threads(beginning):
-            return "outside_data"
+        if step.activation.thread and all(one.cause == "outside_data" for one in sources):
+            return "outside_data"  # whose turn it is
         for cause in _SHARPEST:
             if any(one.cause == cause for one in sources):
                 named = cast("Cause", cause)
@@ -125,10 +131,6 @@ class Judge:
         name = self._files.read_by(step.statement)
         return name if name in self._files.written else ""
 
-    @staticmethod
-    def _is_of_threads(beginning: Beginning) -> bool:
-        return beginning.step.activation.thread != 0
-
     def _names(self, beginning: Beginning) -> tuple[str, ...]:
         """What differs after the line and did not before, as far as it was bound there; else what was asked for."""
         step = beginning.step
@@ -138,7 +140,8 @@ class Judge:
         new = tuple(path for path in step.after if path in partner.after and differing(step, partner, path) == (False, True))
         bound = step.statement.bound if step.statement is not None else frozenset()
         again = tuple(path for path in step.after if path in bound and path in partner.after and differing(step, partner, path)[1])
-        return tuple(dict.fromkeys((*new, *again))) or beginning.names
+        found = tuple(dict.fromkeys((*new, *again)))
+        return tuple(path for path in found if path != OF_TORCH) or found or beginning.names
 
 
 def _holds(step: Step, line: int) -> bool:

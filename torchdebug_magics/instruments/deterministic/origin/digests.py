@@ -36,6 +36,8 @@ _LEAST_BYTES = 1 << 12
 _BY_REPR = (dt.date, dt.time, dt.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID, PurePath)
 _MOST_INSIDE = 64
 _DEEPEST_INSIDE = 2
+_ITERATORS = frozenset(map(type, (iter([]), iter(()), iter(range(0)), iter(""), iter("\xe9"), reversed([]), iter({}), iter({}.values()))))
+_TAKING = frozenset({zip, map, filter, enumerate})
 _FLAT = frozenset({int, float, str, bytes, bool, type(None)})
 _AS_THEY_ARE = frozenset({str, bytes, bool, type(None), type(...)})
 
@@ -83,7 +85,7 @@ class Digests:
     def _of_object(self, value: Any, kind: type, level: int) -> int:  # noqa: C901, PLR0911, PLR0912 - a list of kinds, each with its own way
         if isinstance(value, (list, tuple, deque)):
             return hash((kind.__qualname__, len(value), self._of_items(_some(value), level)))
-        if isinstance(value, (dict, Mapping)) and kind.__module__ != "os":
+        if isinstance(value, (dict, Mapping)):
             return hash((kind.__qualname__, len(value), tuple((self.of(key, level), self.of(item, level)) for key, item in _items(value))))
         if isinstance(value, (set, frozenset)):
             return hash((kind.__qualname__, len(value), tuple(sorted(self.of(item, level) for item in islice(value, _MOST_ITEMS)))))
@@ -109,6 +111,10 @@ class Digests:
             return hash((value.__name__, self.of(value.__self__, level)))
         if isinstance(value, FunctionType):
             return hash((value.__qualname__, self.of(value.__defaults__, level), self.of(value.__kwdefaults__, level)))
+        if isinstance(value, BaseException):
+            return hash((kind.__qualname__, self.of(BaseException.args.__get__(value), level)))  # type: ignore[attr-defined]  # of a descriptor
+        if kind in _ITERATORS or kind in _TAKING:
+            return hash((kind.__qualname__, self.of(value.__reduce__()[1:], level)))  # what it goes over, and how far it is
         if isinstance(value, (type, ModuleType, BuiltinFunctionType)):
             return hash((kind.__qualname__, getattr(value, "__qualname__", value.__name__)))
         return hash(self.token(value))

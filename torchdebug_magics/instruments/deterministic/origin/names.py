@@ -12,7 +12,7 @@ import torch
 
 from torchdebug_magics.instruments.deterministic.origin.digests import is_users
 from torchdebug_magics.instruments.deterministic.origin.memory import is_random
-from torchdebug_magics.instruments.deterministic.origin.sources import global_numpy
+from torchdebug_magics.instruments.deterministic.origin.sources import global_generator
 from torchdebug_magics.probing.attributes import attributes_of
 from torchdebug_magics.probing.where import is_user_code, local_values
 
@@ -103,8 +103,9 @@ def _own(value: Any, name: str) -> Any:
 
 def _told(path: str, value: Any, place: Place) -> tuple[str, Any, Place] | None:
     """A function that belongs to an object stands for that object."""
-    if (of_numpy := global_numpy(value)) is not None:
-        return path.rpartition(".")[0] or path, of_numpy, ("random", id(of_numpy))
+    called, generator = global_generator(value)
+    if generator is not None:
+        return called or path.rpartition(".")[0] or path, generator, ("random", id(generator))
     if isinstance(value, (MethodType, BuiltinMethodType)):
         holder = path.rpartition(".")[0] or path
         if is_random(value.__self__):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torchdebug_magics.instruments.deterministic.origin.sources import OF_THREADS
+
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.origin.recording import Step
     from torchdebug_magics.instruments.deterministic.origin.statements import Called
@@ -14,7 +16,7 @@ __all__ = ["repair"]
 _SEED = 42
 
 
-def repair(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str, ...]) -> str:  # noqa: PLR0911 - a table of causes
+def repair(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str, ...]) -> str:  # noqa: C901, PLR0911 - a table of causes
     """In a few words; empty where nothing is known."""
     calls = step.statement.calls if step.statement is not None else ()
     called = next((one for one in calls if any(one.path.endswith(source.rpartition(".")[2]) for source in sources)), None)
@@ -35,10 +37,18 @@ def repair(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str,
             return f"pass `{given}` to the DataLoader, and seed in its `worker_init_fn` whatever the dataset draws from"
         case "state_leak":
             return f"make {_listed(names) or 'it'} anew in the cell itself"
+        case "uninitialized_memory":
+            return f"`{called.path.replace('empty', 'zeros') if called else 'np.zeros'}`, or write all of it before it is read"
+        case "outside_data" if _is_of_threads(step, sources):
+            return "take the results in the order in which the work was given out, or sort them"
         case "outside_data":
             return "read it once, in a cell before"
         case _:
             return ""
+
+
+def _is_of_threads(step: Step, sources: tuple[str, ...]) -> bool:
+    return OF_THREADS.issuperset(sources) if sources else step.activation.thread != 0
 
 
 def _seeded(called: Called | None, otherwise: str) -> str:

@@ -24,12 +24,13 @@ _MOST_STEPS = 300_000
 
 
 def first_difference(
-    run: Callable[[], object], restore: Callable[[], object], *, guard: Guard, most_steps: int = _MOST_STEPS
+    run: Callable[[], object], restore: Callable[[], object], *, guard: Guard, drawn: object = None, most_steps: int = _MOST_STEPS
 ) -> Origin | None:
     """Run the user's body twice, each time after `restore`, and name the line of theirs at which the two runs begin to differ.
 
-    A run that raises inside an op is looked at backwards from there: only what reached the op counts. None where no line differs, or
-    where none could be followed, which `guard` then notes. At most `most_steps` lines a run are kept, of about 1 KiB each.
+    A run that raises inside an op is looked at backwards from there: only what reached the op counts. `drawn` is a generator that the op
+    draws from, whether its line names it or not. None where no line differs, or where none could be followed, which `guard` then notes. At
+    most `most_steps` lines a run are kept, of about 1 KiB each.
     """
     if sys.gettrace() is not None:
         guard.note("the line at which the runs differ was not looked for: a debugger or a coverage tool follows the code")
@@ -41,17 +42,17 @@ def first_difference(
         runs.append(Tracer(statements, files, guard, most_steps).trace(run))
     if not all(one.is_whole for one in runs):
         return None
-    return guard.run("looking for the line at which the runs differ", _compared, runs[0], runs[1], files)
+    return guard.run("looking for the line at which the runs differ", _compared, runs[0], runs[1], files, drawn)
 
 
-def _compared(first: Run, second: Run, files: Files) -> Origin | None:
+def _compared(first: Run, second: Run, files: Files, drawn: object) -> Origin | None:
     pairing = Pairing.of(first, second)
     slicer = Slicer(first, second, pairing)
     judge = Judge(pairing, files, slicer)
     end = _end(first, second, pairing)
     if end is None:
         return None
-    found = [(judge.origin(one), one) for one in sorted(slicer.before(end), key=_order)]
+    found = [(judge.origin(one), one) for one in sorted(slicer.before(end, drawn=drawn), key=_order)]
     origins = [origin for origin, beginning in found if end is not first.stopped or not _is_bare(origin, beginning, end)]
     return next((one for one in origins if one.cause != "unknown"), origins[0] if origins else None)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torchdebug_magics.instruments.deterministic.origin.sources import OF_THREADS
+
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.origin.recording import Step
     from torchdebug_magics.instruments.deterministic.report import Cause
@@ -16,19 +18,22 @@ _WHY = {
     "python_random": "is made from {source} without a seed, which takes one from the operating system",
     "numpy_random": "is made from {source} without a seed, which takes one from the operating system",
     "unseeded_generator": "is made from {source}, which takes a new seed from the operating system",
+    "uninitialized_memory": "is memory that {source} has made and nobody has written as a whole",
     "outside_data": "comes from {source}, which is outside of the program and may change",
 }
 
 
-def sentence(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str, ...], *, is_old: bool, file: str) -> str:  # noqa: PLR0911 - a table of causes
+def sentence(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str, ...], *, is_old: bool, file: str) -> str:  # noqa: C901, PLR0911 - a table of causes
     """For a line whose values differ."""
     what = ", ".join(f"`{name}`" for name in names) or "A value on this line"
     asked = ", ".join(f"`{source}()`" for source in sources)
     facts = step.statement.facts if step.statement is not None else {}
     iterated = [path for path in (step.statement.iterated if step.statement is not None else ()) if path in facts]
-    if step.activation.thread:
-        return f"{what} is written by a thread, and threads do not take turns in the same order in each run"
     match cause:
+        case "outside_data" if sources and OF_THREADS.issuperset(sources):
+            return f"{what} comes from {asked}, which gives what other threads or processes have ready first, in another order in each run"
+        case "outside_data" if step.activation.thread and not sources:
+            return f"{what} is written by a thread, and threads do not take turns in the same order in each run"
         case "hash_order" if sources:
             return f"{what} is made from {asked}, which for an object is its address in memory"
         case "hash_order":

@@ -64,11 +64,15 @@ class Slicer:
 
     # --- the search ----------------------------------------------------------------------------------------------------------------
 
-    def before(self, step: Step, names: tuple[str, ...] = ()) -> list[Beginning]:
-        """Where began what makes this line give different values; the line itself, if nothing that it reads does."""
+    def before(self, step: Step, names: tuple[str, ...] = (), drawn: object = None) -> list[Beginning]:
+        """Where began what makes this line give different values; the line itself, if nothing that it reads does.
+
+        What a line draws from need not be named in it.
+        """
         found: list[Beginning] = []
         self._done.clear()
-        todo: list[_Question] = [(step, None, names)]
+        of_drawn: Place = ("random", id(drawn))
+        todo: list[_Question] = [(step, of_drawn, names)] if of_drawn in self._of_place else [(step, None, names)]
         while todo:
             at, place, told = todo.pop()
             if (at, place) in self._done:
@@ -106,9 +110,22 @@ class Slicer:
                 return []
         if not further:
             further = [(step, place, (path,)) for path, place in self._inside(start, theirs)]
+        if not further and statement is not None and statement.is_handler and start.place:
+            further = [(start.activation.steps[start.place - 1], None, names)]
+        if not further and not any(line.sources for line in lines):
+            further = [(last, None, names) for last in self._in_threads(step)]
         if not further:
             found.append(Beginning(step, names))
         return further
+
+    def _in_threads(self, step: Step) -> Iterator[Step]:
+        """Where functions that threads ran before the end of the line gave back something else: it may have been handed over."""
+        after = next(iter(step.activation.steps[step.place + 1 :]), None)
+        for call, other in self._pairing.calls.items():
+            is_of_another = call.caller is None and call.activation.thread not in {0, step.activation.thread}
+            last = call.last() if is_of_another and call.returned != other.returned else None
+            if last is not None and (after is None or last.number < after.number):
+                yield last
 
     def _inside(self, step: Step, partner: Step) -> Iterator[tuple[str, Place]]:
         for path, places in step.inside.items():
@@ -211,7 +228,7 @@ class Slicer:
             held, theirs = at.before.get(names[0]), self._pairing.partner[at].before.get(names[0])
             inner = self._wrote(maker, held.digest, theirs.digest) if held is not None and theirs is not None else None
             return [(inner or maker, None, names)]
-        found.append(Beginning(at, names, is_old=True))
+        found.append(Beginning(at, names, is_old=names != ("os.environ",)))  # which is put back: others have changed it
         return []
 
     def _is_given(self, at: Step, place: Place) -> bool:

@@ -8,6 +8,7 @@ import random
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from queue import SimpleQueue
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,17 @@ from torchdebug_magics.probing.where import frames_above, is_user_code, owner
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.origin.statements import Called
 
-__all__ = ["FILE_READS", "FILE_WRITES", "asked_in_c", "asked_in_python", "called_from", "global_numpy", "unseeded"]
+__all__ = [
+    "FILE_READS",
+    "FILE_WRITES",
+    "OF_THREADS",
+    "OF_TORCH",
+    "asked_in_c",
+    "asked_in_python",
+    "called_from",
+    "global_generator",
+    "made_by_numpy",
+]
 
 _CLOCKS = frozenset(
     {"time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "process_time_ns"}
@@ -29,7 +40,24 @@ _SYSTEM = frozenset({"getpid", "getenv", "listdir", "scandir", "stat", "getloada
 FILE_READS = frozenset({"read", "readline", "readlines", "readinto", "__next__"})
 FILE_WRITES = frozenset({"write", "writelines"})
 _NUMPY = frozenset({"default_rng", "SeedSequence", "RandomState", "MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"})
-_NAMES = _CLOCKS | _SYSTEM | FILE_READS | {"now", "utcnow", "today", "urandom", "getrandom", "seed", "id", "hash", "next", "input", "open"}
+OF_TORCH = "torch.random"
+"""How torch's own generator is called, as NumPy's is `np.random`."""
+_UNWRITTEN = frozenset({"empty", "empty_like"})
+_WAITING = frozenset({"threading", "queue", "concurrent", "multiprocessing", "asyncio", "selectors", "subprocess", "socket"})
+"""Modules that look at the clock only to know how long they have waited."""
+_HANDING = {
+    ("queue", "get"): "queue.Queue.get",
+    ("concurrent.futures._base", "as_completed"): "as_completed",
+    ("concurrent.futures._base", "wait"): "concurrent.futures.wait",
+    ("multiprocessing.pool", "next"): "imap_unordered",
+    ("multiprocessing.queues", "get"): "multiprocessing.Queue.get",
+    ("asyncio.tasks", "_wait_for_one"): "asyncio.as_completed",
+    ("asyncio.tasks", "wait"): "asyncio.wait",
+}
+OF_THREADS = frozenset({"queue.SimpleQueue.get", *_HANDING.values()})
+"""Who hands over what comes first; in `_HANDING` by module and name."""
+_BUILTINS = {"id": "hash_order", "hash": "hash_order", "next": "state_leak", "input": "outside_data"}
+_NAMES = _CLOCKS | _SYSTEM | FILE_READS | _BUILTINS.keys() | {"now", "utcnow", "today", "urandom", "getrandom", "seed", "get"}
 
 
 def asked_in_c(function: Any, frame: FrameType) -> tuple[str, str]:  # noqa: PLR0911 - a table of who is asked
@@ -40,7 +68,7 @@ def asked_in_c(function: Any, frame: FrameType) -> tuple[str, str]:  # noqa: PLR
     holder = function.__self__
     where = getattr(holder, "__name__", "")
     if name in _CLOCKS and holder is time:
-        return f"time.{name}", "wall_clock"
+        return ("", "") if _is_waiting(frame) else (f"time.{name}", "wall_clock")
     if name in {"now", "utcnow", "today"} and where in {"datetime", "date"}:
         return f"{where}.{name}", "wall_clock"
     if name in {"urandom", "getrandom"}:
@@ -48,13 +76,19 @@ def asked_in_c(function: Any, frame: FrameType) -> tuple[str, str]:  # noqa: PLR
     if name == "seed" and isinstance(holder, torch.Generator):
         return "torch.Generator.seed", "unseeded_generator"
     if where == "builtins":
-        causes = {"id": "hash_order", "hash": "hash_order", "next": "state_leak", "input": "outside_data"}
-        return (name, causes[name]) if name in causes and is_user_code(frame.f_code) else ("", "")
+        return (name, _BUILTINS[name]) if name in _BUILTINS and is_user_code(frame.f_code) else ("", "")
+    if name == "get":
+        return ("queue.SimpleQueue.get", "outside_data") if isinstance(holder, SimpleQueue) else ("", "")
     if name in _SYSTEM and where in {"posix", "nt", "os"}:
         return f"os.{name}", "outside_data"
     if name in FILE_READS and isinstance(holder, io.IOBase):
         return f"file.{name}", "outside_data"
     return "", ""
+
+
+def _is_waiting(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return module in _WAITING and frame.f_code.co_name != "time"  # the one of an event loop is asked by others
 
 
 _CODES: dict[CodeType, tuple[str, str]] = {
@@ -69,6 +103,7 @@ _BY_NAME = {
     ("socket", "create_connection"): ("socket.create_connection", "outside_data"),
     ("urllib.request", "urlopen"): ("urllib.request.urlopen", "outside_data"),
     ("ipykernel.kernelbase", "raw_input"): ("input", "outside_data"),
+    **{known: (name, "outside_data") for known, name in _HANDING.items()},
 }
 _PYTHON_NAMES = frozenset(name for _, name in _BY_NAME)
 
@@ -107,25 +142,29 @@ def called_from(frame: FrameType, user: FrameType, name: str) -> tuple[str, int]
     return f"{outermost.f_globals.get('__name__', '')}.{function}", distance
 
 
-def unseeded(calls: Iterable[Called], frame: FrameType) -> Iterator[tuple[str, int]]:
-    """Calls of NumPy's that take a seed from the system, by name and line: they are written in a way that no profiler sees."""
-    for called in calls:
-        if called.path and (called.is_bare or _is_none(called.arguments, frame)) and _is_numpys(_object(called.path, frame)):
-            yield called.path, called.line
+def made_by_numpy(calls: Iterable[Called], frame: FrameType) -> Iterator[tuple[str, str, int]]:
+    """Calls of NumPy's that give something else each time, by name, cause and line: they are written in a way that no profiler sees."""
+    numpy = sys.modules.get("numpy")
+    for called in calls if numpy is not None else ():
+        function = _object(called.path, frame) if called.path else None
+        name = getattr(function, "__name__", "")
+        if name in _UNWRITTEN and getattr(numpy, name, None) is function:
+            yield called.path, "uninitialized_memory", called.line
+        elif (called.is_bare or _is_none(called.arguments, frame)) and _seeds_itself(function, name):
+            yield called.path, "numpy_random", called.line
 
 
-def _is_numpys(function: Any) -> bool:
+def _seeds_itself(function: Any, name: str) -> bool:
     """Whether it takes its seed from the operating system when it is given none."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None or getattr(function, "__name__", "") not in _NUMPY | {"seed"}:
-        return False
-    return getattr(numpy.random, function.__name__, None) is function
+    return name in _NUMPY | {"seed"} and getattr(sys.modules["numpy"].random, name, None) is function
 
 
-def global_numpy(function: Any) -> Any:
-    """NumPy's own generator, for a function that seeds it; else None."""
+def global_generator(function: Any) -> tuple[str, Any]:
+    """The generator that a library draws from by itself and how it is called after the library, for a function that seeds it; else None."""
+    if function is torch.manual_seed or function is torch.seed:
+        return OF_TORCH, torch.default_generator
     numpy = sys.modules.get("numpy")
-    return getattr(numpy.random.mtrand, "_rand", None) if numpy is not None and function is numpy.random.seed else None
+    return "", getattr(numpy.random.mtrand, "_rand", None) if numpy is not None and function is numpy.random.seed else None
 
 
 def _object(path: str, frame: FrameType) -> Any:

@@ -50,6 +50,11 @@ class Statement:
     calls: tuple[Called, ...] = ()
     iterated: tuple[str, ...] = ()
 
+    @property
+    def is_handler(self) -> bool:
+        """Whether it is an `except`, to which the line before has led."""
+        return isinstance(self.nodes[0], ast.ExceptHandler)
+
     def reads(self, path: str) -> bool:
         """Whether it uses the value, or an attribute of it."""
         return any(one == path or one.startswith(f"{path}.") for one in self.read)
@@ -118,6 +123,9 @@ def _place(body: list[ast.stmt], parent: Statement | None, found: _Lines, functi
             statement = Statement(first, max(first, last), end, parent, [node], is_head)
         for line in range(first, statement.last + 1):
             found[line, function] = statement
+        for handler in getattr(node, "handlers", ()):
+            head = Statement(handler.lineno, handler.lineno, handler.end_lineno, statement, [handler], is_head=True)
+            found.setdefault((handler.lineno, function), head)
         if is_head:
             for one in inner:
                 _place(one, None if isinstance(node, _SCOPES) else statement, found, function)
@@ -171,7 +179,7 @@ def _bound(nodes: list[ast.AST]) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
             yield dotted(node)
-        elif isinstance(node, _SCOPES):
+        elif isinstance(node, (*_SCOPES, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
             yield node.name
         elif isinstance(node, ast.alias):
             yield node.asname or node.name.partition(".")[0]

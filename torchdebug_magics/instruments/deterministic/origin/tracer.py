@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.deterministic.origin.digests import Digests
 from torchdebug_magics.instruments.deterministic.origin.look import Look
 from torchdebug_magics.instruments.deterministic.origin.names import Namespace
 from torchdebug_magics.instruments.deterministic.origin.recording import Activation, Call, Run, Source, Step
-from torchdebug_magics.instruments.deterministic.origin.sources import FILE_WRITES, asked_in_c, asked_in_python, called_from, unseeded
+from torchdebug_magics.instruments.deterministic.origin.sources import FILE_WRITES, asked_in_c, asked_in_python, called_from, made_by_numpy
 from torchdebug_magics.probing.where import frames_above, is_user_code, owner
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class Tracer:
         if statement is not None:
             step.before = look.all(statement)
             step.inside = look.inside(statement)
-            step.sources += [Source(path, "numpy_random", line, distance=0) for path, line in unseeded(statement.calls, frame)]
+            step.sources += [Source(path, cause, line, distance=0) for path, cause, line in made_by_numpy(statement.calls, frame)]
 
     @staticmethod
     def _finish(call: Call, look: Look) -> None:

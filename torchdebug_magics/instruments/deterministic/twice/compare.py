@@ -36,6 +36,8 @@ class Difference:
     place: int
     op: Op | None
     """None where the second run ended before it."""
+    seen: Seen | None
+    """Its numbers."""
     line: Line | None
     module: str | None
     phase: str
@@ -83,7 +85,7 @@ class Comparison:
     def end(self) -> None:
         """The run has ended by itself: it may have been shorter."""
         if not self.recorder.failed and self.difference is None and self.recorder.count < len(self.earlier):
-            self.difference = Difference("way", self.recorder.count, None, None, None, "forward", {})
+            self.difference = Difference("way", self.recorder.count, None, None, None, None, "forward", {})
 
     def _seen(self, seen: Seen, op: Op) -> None:
         if self.difference is not None:
@@ -99,7 +101,7 @@ class Comparison:
         phase = "forward" if torch._C._current_autograd_node() is None else "backward"
         frame = lines.user_frame(sys._getframe())
         names = {} if frame is None else {**frame.f_globals, **frame.f_locals}
-        self.difference = Difference(kind, op.place, op, line, module, phase, names)
+        self.difference = Difference(kind, op.place, op, seen, line, module, phase, names)
         if not self._to_its_end:
             raise Enough
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from torchdebug_magics.probing.attributes import attributes_of
 from torchdebug_magics.probing.ways import ways_of
+from torchdebug_magics.probing.where import local_values
 
 __all__ = ["Leftovers"]
 
@@ -60,7 +61,7 @@ def _place(iterator: Any) -> object:
         return iterator.qsize()
     if isinstance(iterator, GeneratorType):
         frame = iterator.gi_frame
-        return -1 if frame is None else frame.f_lasti
+        return None if frame is None else (frame.f_lasti, _Same(local_values(frame)))
     if attributes_of(iterator) is not None:
         return None  # one of Python's own making: what it takes from is looked at by itself
     try:
@@ -70,6 +71,20 @@ def _place(iterator: Any) -> object:
     except (TypeError, AttributeError):
         return None
     return tuple(part for part in reduced[1:] if isinstance(part, int)), tuple(part for part in reduced[1] if isinstance(part, int))
+
+
+class _Same:
+    """Variables that hold the very same objects; a loop stands at the same place of its code each time round."""
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        self._held = held  # keeps them alive, so that no other object gets the address of one
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Same) or self._held.keys() != other._held.keys():
+            return False
+        return all(one is other._held[name] for name, one in self._held.items())
+
+    __hash__ = None  # type: ignore[assignment]  # nobody looks one up
 
 
 def _has_places(iterator: Any) -> bool:

@@ -23,6 +23,8 @@ __all__ = ["Outside"]
 _WRITING = frozenset("wax+")
 _SAVER = serialization._open_zipfile_writer_file
 """What `torch.save` writes a file with: it opens none in Python."""
+_MOST_BYTES = 64 << 20
+"""Of a file that is kept before it is written over."""
 
 
 class Outside:
@@ -37,6 +39,8 @@ class Outside:
         """Of files that the first run has written, before it did; None of those that were not there."""
         self._of_libraries: set[Path] = set()
         """Of these, the ones that no code of the user's has opened itself."""
+        self._contents: dict[Path, bytes] = {}
+        """Of those that it has written over, before it did."""
         self._appended: dict[str, None] = {}
         self._undos: list[Callable[[], None]] = []
 
@@ -135,10 +139,16 @@ class Outside:
             raise DeterminismError(_REFUSED.format(f"the file {path.name} is added to"))
         if is_added_to:
             self._appended[path.name] = None
-        self._sizes.setdefault(path.absolute(), path.stat().st_size if path.exists() else None)
+        whole = path.absolute()
+        size_bytes = self._sizes.setdefault(whole, path.stat().st_size if path.exists() else None)
+        if "a" not in mode and whole not in self._contents and path.is_file() and size_bytes is not None and size_bytes <= _MOST_BYTES:
+            self._contents[whole] = path.read_bytes()[:size_bytes]
 
     def _copy(self, path: Path, copy: Path) -> None:
-        """As it was before the first run, as far as that is known: of a file that was only added to."""
+        """As it was before the first run, as far as that is known."""
+        if path in self._contents:
+            copy.write_bytes(self._contents[path])
+            return
         size_bytes = self._sizes.get(path, -1)
         if size_bytes is None or not path.is_file():
             return

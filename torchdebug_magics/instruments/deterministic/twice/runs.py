@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from types import FunctionType
 from typing import TYPE_CHECKING, Protocol
 
+from torchdebug_magics.instruments.deterministic.twice.imported import Imported
 from torchdebug_magics.instruments.deterministic.twice.start import State
 from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.modules import is_compiled, live_modules, unwrapped
@@ -51,6 +52,7 @@ class Runs:
         self.hooks = hooks
         self._outside = outside
         self._start = State(body, guard)
+        self._imported = Imported()
         # Compiled code writes where no op is seen: what it may write is copied whole.
         self._unseen = self._start.contents() if _is_compiled(body) else Contents()
         self._unseen_end = Contents()
@@ -66,6 +68,7 @@ class Runs:
             self._written = Contents()
             contents.exchange(self._written)
             self._unseen.put_back()
+            self._imported.over()
             self._start.put_back()
 
     def again(self, watch: Watch, at_end: Callable[[], object] = lambda: None) -> Exception | None:
@@ -98,11 +101,13 @@ class Runs:
         with _held():
             watch.contents.put_back()
             self._unseen.put_back()
+            self._imported.drop()
             self._start.put_back()
 
     def finish(self) -> None:
         """Everything as the first run has left it. Harmless the second time."""
         with _held():
+            self._imported.finish()
             if self._end is not None and self._written is not None:
                 self._written.put_back()
                 self._unseen_end.put_back()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from torchdebug_magics.instruments.deterministic.twice.figures import figures
 from torchdebug_magics.probing.attributes import Names
 from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.rng import RandomState
@@ -30,7 +31,8 @@ class State:
         self._body = body
         self._guard = guard
         self.names = frozenset(body.namespace.keys() - body.hidden)
-        self._snapshot = Snapshot([Names(body.namespace, self.names | frozenset(also)), *body.roots], _ALL)
+        self._has_figures = bool(figures())
+        self._snapshot = Snapshot([Names(body.namespace, self.names | frozenset(also)), *body.roots, figures()], _ALL)
         self._gradients = [
             (one, None if is_lazy(one) else one.grad, one.requires_grad) for one in self._snapshot.of_kind(torch.Tensor) if _is_leaf(one)
         ]
@@ -50,6 +52,8 @@ class State:
         for name in self._body.namespace.keys() - self._body.hidden - self.names:
             del self._body.namespace[name]
         self._snapshot.put_back(self._guard)
+        if not self._has_figures:  # pyplot itself may be new
+            figures().clear()
         for tensor, gradient, requires_grad in self._gradients:
             self._guard.run("putting back a gradient", _put_gradient, tensor, gradient, requires_grad)
         self._random.put_back()

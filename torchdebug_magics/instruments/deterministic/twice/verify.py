@@ -20,9 +20,9 @@ __all__ = ["NOT_SEEN", "second_run"]
 NOT_SEEN = "looking at the ops failed, see the problems"
 
 
-def second_run(runs: Runs, first: Recording, results: Mapping[str, int], unrestorable: Sequence[str]) -> dict[str, Any]:
+def second_run(runs: Runs, first: Recording, results: Mapping[str, int], used_up: Sequence[str]) -> dict[str, Any]:
     """Fields of the report: whether two runs agree, and else what differs first."""
-    comparison = Comparison(first, live_modules(), runs.guard, runs.hooks, to_its_end=bool(unrestorable), poison=True)
+    comparison = Comparison(first, live_modules(), runs.guard, runs.hooks, to_its_end=bool(used_up), poison=True)
     repetitions = Repetitions(comparison.here)
     comparison.recorder.ahead = repetitions.before
     now: dict[str, int] = {}
@@ -36,7 +36,7 @@ def second_run(runs: Runs, first: Recording, results: Mapping[str, int], unresto
     if comparison.difference is None and error is None:
         divergence = different(results, now, runs.body)
     else:
-        divergence = culprit(comparison, error, runs, unrestorable)
+        divergence = culprit(comparison, error, runs, used_up)
     return {
         "verified": divergence is None,
         "divergence": divergence,

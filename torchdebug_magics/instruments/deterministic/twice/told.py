@@ -1,0 +1,78 @@
+"""What is told of an op that differs, and where."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.instruments.deterministic.knowledge import repair
+from torchdebug_magics.probing.where import is_user_code, location
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.ops.recorder import Empty, Op
+    from torchdebug_magics.instruments.deterministic.report import Cause
+    from torchdebug_magics.instruments.deterministic.twice.compare import Difference
+    from torchdebug_magics.report import Location
+
+__all__ = ["Told", "location_of", "name_of", "of_empty", "of_kernel", "raised_at"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What is said of an op."""
+
+    cause: Cause
+    explanation: str
+    fix: str = ""
+    op: str = ""
+    """Where another one is to blame."""
+    location: Location | None = None
+    other: Location | None = None
+
+
+def raised_at(error: Exception) -> Location | None:
+    """The innermost line of the user's on its way."""
+    found = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
+    return location(found[-1][0].co_filename, found[-1][1], found[-1][0].co_name) if found else None
+
+
+def name_of(generator: Any, names: dict[str, Any]) -> str:
+    """In an op it is wrapped anew: it is known by what is behind it."""
+    held: list[tuple[str, Any]] = [(name, value) for name, value in names.items() if isinstance(value, torch.Generator)]
+    return next((name for name, value in held if value._cdata == generator._cdata), "")
+
+
+def of_empty(op: Op, empty: Empty, difference: Difference) -> Told:
+    """It reads memory that another op has made."""
+    made = None if empty.line is None else empty.line.location
+    maker = "torch.empty" if empty.plan.base == "empty" else f"{empty.plan.base}"
+    zeros = {
+        "empty": "`torch.zeros` in place of `torch.empty`, or ",
+        "empty_like": "`torch.zeros_like` in place of `torch.empty_like`, or ",
+    }
+    return Told(
+        cause="uninitialized_memory",
+        explanation=f"`{op.plan.name}` reads memory that `{maker}` has made{f' ({made})' if made else ''} and nobody has written",
+        fix=f"{zeros.get(empty.plan.base, '')}write all of it before it is read",
+        op=empty.plan.name,
+        location=made,
+        other=location_of(difference),
+    )
+
+
+def of_kernel(op: Op) -> Told:
+    """Its inputs agree."""
+    if op.plan.is_view or op.plan.moves or op.plan.is_pointwise:
+        said = f"`{op.plan.name}` gave other numbers on equal inputs, which it cannot do: something else wrote there"
+        return Told(cause="unknown", explanation=said)
+    fix = repair(op.plan.base)
+    known = "as its documentation says it may" if fix else "and torch's documentation says nothing of it"
+    return Told(cause="nondeterministic_op", explanation=f"`{op.plan.name}` gave other numbers on the very same inputs, {known}", fix=fix)
+
+
+def location_of(difference: Difference) -> Location | None:
+    """The user's line that it was seen at."""
+    return None if difference.line is None else difference.line.location
