@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
-    from torchdebug_magics.instruments.deterministic.ops.recorder import Op
+    from torchdebug_magics.instruments.deterministic.ops.op import Op
     from torchdebug_magics.instruments.deterministic.ops.recording import Seen
     from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
     from torchdebug_magics.instruments.deterministic.twice.body import Body

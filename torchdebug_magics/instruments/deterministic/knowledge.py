@@ -32,6 +32,8 @@ _SETTING = "`torch.use_deterministic_algorithms(True)` gives it a deterministic 
 _WITH_SETTING = (
     "embedding_dense_backward", "index_add", "index_copy", "index_put", "put", "replication_pad", "scatter",
 )  # fmt: skip
+_ON_GPUS = ("convolution", "cudnn_convolution", "bmm", "max_pool3d", "repeat_interleave", "gather", "index_select")
+"""Only there, and only without the setting, which holds in each run that is compared."""
 
 
 def is_documented(base: str) -> bool:
@@ -44,4 +46,4 @@ def repair(op: str) -> str:
     """What to write in the place of an op, by its ATen name or the one in torch's warning; empty where nothing is known."""
     name = op.lower().lstrip("_")
     known = next((text for begin, text in _REPAIRS.items() if name.startswith(begin)), "")
-    return known or (_SETTING if name.startswith(_WITH_SETTING) else "")
+    return known or (_SETTING if name.startswith((*_WITH_SETTING, *_ON_GPUS)) else "")

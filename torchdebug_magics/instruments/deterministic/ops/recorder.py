@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from os import getpid
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from torchdebug_magics.instruments.deterministic.ops.callers import is_passed_by
 from torchdebug_magics.instruments.deterministic.ops.digest import EMPTY, folded, of_plain, of_tensor
+from torchdebug_magics.instruments.deterministic.ops.op import Empty, Op
 from torchdebug_magics.instruments.deterministic.ops.plan import Plan, plan_of
 from torchdebug_magics.instruments.deterministic.ops.poison import fill_otherwise
 from torchdebug_magics.instruments.deterministic.ops.recording import Recording, Seen
+from torchdebug_magics.instruments.deterministic.ops.values import numbers, size_bytes, tensors, view_of
 from torchdebug_magics.probing import dispatch
 from torchdebug_magics.probing.contents import Contents, memory_of
 from torchdebug_magics.probing.lines import Line, Lines
@@ -26,29 +28,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.probing.hooks import Hooks
 
-__all__ = ["Empty", "Op", "Recorder"]
-
-
-class Empty(NamedTuple):
-    """An op that made memory which nobody has written."""
-
-    plan: Plan
-    line: Line | None
-
-
-class Op(NamedTuple):
-    """One op that has just run."""
-
-    place: int
-    """How many ops ran before it."""
-    plan: Plan
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    line: Line | None
-    result: Any
-    written: list[torch.Tensor]
-    empty: Empty | None
-    """What made memory that nobody has written as a whole, and that it was given; None where there is none such."""
+__all__ = ["Recorder"]
 
 
 class Recorder:
@@ -164,7 +144,7 @@ class Recorder:
             if memory not in self._known:
                 self._meet(tensor, memory)
             elif memory in self._in_part:
-                self._in_part[memory].add(_view(tensor))
+                self._in_part[memory].add(view_of(tensor))
         is_written = {id(tensor) for tensor in self._written}
         if args and id(args[0]) in is_written:
             return args[1:], kwargs
@@ -176,8 +156,8 @@ class Recorder:
             self._inputs.add(memory)
             if memory not in self._known or self.count == self._thorough_at:
                 self._given = folded(self._given, self._met(value, memory))
-            elif (views := self._in_part.get(memory)) is not None and _view(value) not in views:
-                views.add(_view(value))
+            elif (views := self._in_part.get(memory)) is not None and view_of(value) not in views:
+                views.add(view_of(value))
                 self._given = folded(self._given, of_tensor(value))
         elif isinstance(value, (list, tuple)):
             for one in value:
@@ -197,13 +177,13 @@ class Recorder:
         if not self.recording.is_lent(storage, memory):
             self._know(storage, memory)
             if tensor.nbytes < storage.nbytes():
-                self._in_part[memory] = {_view(tensor)}
+                self._in_part[memory] = {view_of(tensor)}
 
     def _take_down(self, plan: Plan, args: tuple[Any, ...], result: Any, line: Line | None) -> None:
-        results = list(_tensors(result))
+        results = list(tensors(result))
         empty = next((self._tainted[one] for one in self._inputs if one in self._tainted), None) if self._tainted else None
         for tensor in self._written if self._overwritten else ():
-            if tensor.numel() * tensor.element_size() >= _size_bytes(tensor):
+            if tensor.numel() * tensor.element_size() >= size_bytes(tensor):
                 self._tainted.pop(memory_of(tensor), None)
         for tensor in results:
             memory = memory_of(tensor)
@@ -215,7 +195,7 @@ class Recorder:
         if plan.is_empty and any(tensor.numel() > kept_count for tensor in results):
             self._new_memory(results, Empty(plan, line), kept_count)
         elif not plan.is_view:
-            for tensor in _numbers(results) or self._written:
+            for tensor in numbers(results) or self._written:
                 gave = folded(gave, of_tensor(tensor))
             if not results and not self._written:
                 gave = folded(gave, of_plain(result))
@@ -230,7 +210,7 @@ class Recorder:
     def taint(self, op: Op) -> None:
         """What the op gave holds memory that nobody has written: it has only moved it."""
         assert op.empty is not None
-        for tensor in (*_tensors(op.result), *op.written):
+        for tensor in (*tensors(op.result), *op.written):
             self._tainted.setdefault(memory_of(tensor), op.empty)
 
     def _new_memory(self, tensors: list[torch.Tensor], empty: Empty, kept_count: int) -> None:
@@ -250,26 +230,5 @@ class Recorder:
         self._tainted.pop(memory, None)
 
 
-def _view(tensor: torch.Tensor) -> tuple[object, ...]:
-    return tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
-
-
-def _size_bytes(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().nbytes() if memory_of(tensor) else 0
-
-
 def _ignore(_func: Any, _error: BaseException) -> None:
     return None
-
-
-def _numbers(results: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Without the bytes beside them that an op keeps for its backward: scratch memory, of which a part is never written."""
-    return [one for one in results if one.dtype is not torch.uint8] or results
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one)

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["first_difference"]
 
 _MOST_STEPS = 300_000
+_MOST_RUNS = 4
+"""Two may agree by chance, as far as the op: of twenty things one is drawn."""
 
 
 def first_difference(
     run: Callable[[], object], restore: Callable[[], object], *, guard: Guard, drawn: object = None, most_steps: int = _MOST_STEPS
 ) -> Origin | None:
-    """Run the user's body twice, each time after `restore`, and name the line of theirs at which the two runs begin to differ.
+    """Run the user's body again and again, each time after `restore`, and name the line of theirs at which two runs begin to differ.
 
     A run that raises inside an op is looked at backwards from there: only what reached the op counts. `drawn` is a generator that the op
     draws from, whether its line names it or not. None where no line differs, or where none could be followed, which `guard` then notes. At
@@ -36,13 +38,17 @@ def first_difference(
         guard.note("the line at which the runs differ was not looked for: a debugger or a coverage tool follows the code")
         return None
     statements, files = Statements(), Files()
-    runs: list[Run] = []
-    for _ in range(2):
+    first: Run | None = None
+    for _ in range(_MOST_RUNS):
         restore()
-        runs.append(Tracer(statements, files, guard, most_steps).trace(run))
-    if not all(one.is_whole for one in runs):
-        return None
-    return guard.run("looking for the line at which the runs differ", _compared, runs[0], runs[1], files, drawn)
+        later = Tracer(statements, files, guard, most_steps).trace(run)
+        if not later.is_whole:
+            return None
+        first, earlier = first or later, first
+        found = guard.run("looking for the line at which the runs differ", _compared, earlier, later, files, drawn) if earlier else None
+        if found is not None:
+            return found
+    return None
 
 
 def _compared(first: Run, second: Run, files: Files, drawn: object) -> Origin | None:

@@ -15,7 +15,7 @@ from torchdebug_magics.probing.tensors import tensors_in
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from torchdebug_magics.instruments.deterministic.ops.recorder import Op
+    from torchdebug_magics.instruments.deterministic.ops.op import Op
     from torchdebug_magics.instruments.deterministic.ops.recording import Recording, Seen
     from torchdebug_magics.probing.hooks import Hooks
     from torchdebug_magics.report import Location

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
-from torchdebug_magics.instruments.deterministic.ops.recorder import Op, Recorder
+from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
 from torchdebug_magics.instruments.deterministic.twice.runs import Enough
 from torchdebug_magics.probing.modules import ModuleCalls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from torchdebug_magics.instruments.deterministic.ops.op import Op
     from torchdebug_magics.instruments.deterministic.ops.recording import Recording, Seen
     from torchdebug_magics.probing.contents import Contents
     from torchdebug_magics.probing.guard import Guard

@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.deterministic.twice.runs import Enough
 from torchdebug_magics.instruments.deterministic.twice.told import Told, location_of, name_of, of_empty, of_kernel, raised_at
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.ops.recorder import Op
+    from torchdebug_magics.instruments.deterministic.ops.op import Op
     from torchdebug_magics.instruments.deterministic.ops.recording import Seen
     from torchdebug_magics.instruments.deterministic.origin import Origin
     from torchdebug_magics.instruments.deterministic.twice.compare import Comparison, Difference

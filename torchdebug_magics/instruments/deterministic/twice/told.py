@@ -12,7 +12,7 @@ from torchdebug_magics.instruments.deterministic.knowledge import repair
 from torchdebug_magics.probing.where import is_user_code, location
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.ops.recorder import Empty, Op
+    from torchdebug_magics.instruments.deterministic.ops.op import Empty, Op
     from torchdebug_magics.instruments.deterministic.report import Cause
     from torchdebug_magics.instruments.deterministic.twice.compare import Difference
     from torchdebug_magics.report import Location
@@ -69,7 +69,7 @@ def of_kernel(op: Op) -> Told:
         said = f"`{op.plan.name}` gave other numbers on equal inputs, which it cannot do: something else wrote there"
         return Told(cause="unknown", explanation=said)
     fix = repair(op.plan.base)
-    known = "as its documentation says it may" if fix else "and torch's documentation says nothing of it"
+    known = "as torch's documentation says that it may" if fix else "and no way around it is known here"
     return Told(cause="nondeterministic_op", explanation=f"`{op.plan.name}` gave other numbers on the very same inputs, {known}", fix=fix)
 
 
