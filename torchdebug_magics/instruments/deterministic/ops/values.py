@@ -13,10 +13,12 @@ __all__ = ["numbers", "size_bytes", "tensors", "view_of"]
 
 
 def view_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Which part of its memory it is."""
     return tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
 
 
 def size_bytes(tensor: torch.Tensor) -> int:
+    """Of all the memory that it is a part of; 0 where it has none of its own."""
     return tensor.untyped_storage().nbytes() if memory_of(tensor) else 0
 
 
@@ -26,6 +28,7 @@ def numbers(results: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Those in a value, as an op takes and gives it."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
