@@ -18,6 +18,7 @@ from torchdebug_magics.probing.where import user_calls
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
+    from types import TracebackType
 
     import torch
 
@@ -44,11 +45,15 @@ class NanProbe:
 
     def attach(self, stack: ExitStack) -> None:
         """Watch sinks, optimizer steps and outermost module calls."""
+        stack.push(self._ended)
         self._entries.attach(stack)
         self._hooks.autograd_calls(stack, "backward", self._around_backward)
         self._hooks.autograd_calls(stack, "grad", self._around_grad)
         self._hooks.optimizer_steps(stack, self._before_update, self._after_update)
         stack.callback(self._checks.finish)
+
+    def _ended(self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+        self._tally.raised = "" if kind is None else kind.__name__
 
     def sweep(self) -> None:
         """Remove what an interrupt left."""

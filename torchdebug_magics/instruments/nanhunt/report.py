@@ -202,6 +202,8 @@ class NanReport(Report):
     """Whether the replay gave the same loss, bit for bit; None where nothing was replayed."""
     replay: str = ""
     """How the bad step was looked at: ``"statements"``, ``"module"``, ``"graph"`` or empty."""
+    raised: str = ""
+    """The type of an error of the user's own that ended the cell, such as ``"ValueError"``; what came after it was not seen."""
     sentence: str = ""
     """The verdict, written when the session was frozen."""
 

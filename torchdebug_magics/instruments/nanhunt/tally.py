@@ -30,6 +30,7 @@ class Tally:
         self.losses: deque[float] = deque(maxlen=_MOST_HISTORY)
         self.bad: dict[str, torch.Tensor] = {}
         self.phase = "watching"
+        self.raised = ""
         self._most = most_findings
         self._findings: list[Finding] = []
         self._poisoned = False
@@ -92,6 +93,7 @@ class Tally:
             layers=self._layers,
             layers_step=self._layers_step,
             reproduced=self._reproduced,
+            raised="" if self._findings else self.raised,
             replay=self._way,
         )
         return replace(report, sentence=sentence(report))

@@ -39,11 +39,16 @@ def _checked(report: NanReport) -> str:
     ]
     if not done:
         return (
-            overflow(report) or "Nothing to check: this cell ran no backward(), no optimizer and no model, or left all that to torch.func"
+            overflow(report)
+            or f"Nothing to check{_until(report)}: this cell ran no backward(), no optimizer and no model, or left all that to torch.func"
         )
     found = "No NaN, and no infinity but those put there on purpose," if report.meant_count else "No NaN and no infinity"
     skipped = f" but in {overflow(report)}" if report.overflow_steps_count else ""
-    return f"{found} in {_subjects(report)}{skipped}: {', '.join(done)} checked"
+    return f"{found} in {_subjects(report)}{skipped}{_until(report)}: {', '.join(done)} checked"
+
+
+def _until(report: NanReport) -> str:
+    return f" until {report.raised} ended the cell" if report.raised else ""
 
 
 def _subjects(report: NanReport) -> str:

@@ -88,6 +88,8 @@ def _status(report: NanReport) -> Status:
         return "bad"
     if report.problems:
         return "warn"
+    if report.raised:
+        return "info"
     return "good" if report.backward_count or report.steps_count or report.forward_count else "info"
 
 

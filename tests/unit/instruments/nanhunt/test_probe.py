@@ -68,6 +68,8 @@ def test_an_error_inside(observe: Observe) -> None:
     seen = observe("nanhunt", body() + "raise LookupError('mine')\n")
     assert type(seen.error) is LookupError
     assert (seen.report.found, seen.report.steps_count, seen.report.backward_count) == (False, 6, 6)
+    assert seen.report.raised == "LookupError"
+    assert "until LookupError ended the cell: 6 backward passes" in seen.report.verdict
     assert clean(seen.namespace)
 
 
@@ -83,6 +85,7 @@ def test_after_a_caught_error_of_a_forward_the_next_steps_are_watched(observe: O
     seen = observe("nanhunt", SETUP + caught + LOOP.format({2}))
     assert (seen.report.finding.op, seen.report.finding.step) == ("log", 2)
     assert seen.report.reproduced is True
+    assert seen.report.raised == ""
 
 
 @pytest.mark.parametrize("method", ["own_calls", "autograd_calls", "module_birth", "optimizer_steps"])

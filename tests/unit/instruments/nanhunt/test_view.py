@@ -265,6 +265,13 @@ def test_a_long_path_is_folded():
     assert fold.title == "The way it went: 10 lines"
 
 
+def test_what_an_error_has_cut_short_is_not_called_fine():
+    whole, cut = (report_of(backward_count=3, raised=raised) for raised in ("", "ValueError"))
+    assert (page(whole).status, page(cut).status) == ("good", "info")
+    assert cut.verdict == "No NaN and no infinity in the loss and all gradients until ValueError ended the cell: 3 backward passes checked"
+    assert report_of(raised="ValueError").verdict.startswith("Nothing to check until ValueError ended the cell: ")
+
+
 def test_further_findings_are_told_with_their_fixes():
     (facts,) = [block for block in blocks(page(report_of(SQRT, SQRT)), Facts) if block.title == "Other findings"]
     assert facts.rows == (("2", f"{SQRT.sentence()}. Fix: {SQRT.fix}"),)
