@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
+from torch.compiler import is_compiling
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
@@ -144,7 +145,8 @@ class Hooks:
         """`after(module, args, kwargs, output)` at the end of every module call; see `calls_in_full`."""
 
         def leaving(module: torch.nn.Module, args: Any, *rest: Any) -> None:
-            after(module, args, *((None, *rest) if len(rest) == 1 else rest))
+            if not is_compiling():
+                after(module, args, *((None, *rest) if len(rest) == 1 else rest))
 
         handle = torch_module.register_module_forward_hook(Hook(self, leaving), with_kwargs=True, always_call=True)
         stack.callback(torch_module._global_forward_hooks_with_kwargs.pop, handle.id, None)  # torch forgets it there

@@ -11,6 +11,7 @@ from itertools import compress
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch.compiler import is_compiling
 
 from torchdebug_magics.probing.hooks import Hooks
 
@@ -147,6 +148,8 @@ class ModuleCalls:
         return next((call for call in reversed(self._running) if call is not None), None)
 
     def _enter(self, module: torch.nn.Module, _args: Any) -> None:
+        if is_compiling():
+            return  # what is compiled is one piece: a count among its guards would have it compiled anew at each call
         if unwrapped(module) is not module:
             self._running.append(None)
             return
@@ -176,5 +179,5 @@ class ModuleCalls:
             table.pop(key, None)
 
     def _leave(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
-        if self._running:
+        if not is_compiling() and self._running:
             self._running.pop()

@@ -162,3 +162,18 @@ def test_no_module_is_kept_alive_and_its_id_is_free_again():
             model(torch.ones(1, 2))
         assert [call.number for call in seen] == [1, 1, 1]
         assert [call.root is call.module for call in seen] == [True, True, True]
+
+
+def test_what_is_compiled_is_not_compiled_anew_at_each_call() -> None:
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    fast = torch.compile(model, backend="aot_eager", fullgraph=True)
+    calls = ModuleCalls([model])
+    with ExitStack() as stack:
+        calls.attach(stack)
+        for _ in range(4):
+            fast(torch.ones(1, 2))
+    assert counters["stats"]["unique_graphs"] == 1

@@ -12,6 +12,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torch.compiler import is_compiling
+from torch.fx import GraphModule
+
 from torchdebug_magics.instruments.shapes.arithmetic import Arithmetic
 from torchdebug_magics.instruments.shapes.calls import Calls, shapes
 from torchdebug_magics.instruments.shapes.columns import layout
@@ -24,8 +27,8 @@ from torchdebug_magics.instruments.shapes.saved import Saved
 from torchdebug_magics.instruments.shapes.tabulate import Watched, of_cell
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.modules import unwrapped
-from torchdebug_magics.probing.where import locate, user_frame
+from torchdebug_magics.probing.modules import is_compiled, unwrapped
+from torchdebug_magics.probing.where import frames_above, locate, user_frame
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.report import ShapesReport
 
 __all__ = ["ShapesProbe"]
+
+_COMPILERS = ("/torch/_dynamo/", "/torch/_functorch/", "/torch/_inductor/")
+"""Whose graphs of a model are called as modules, too."""
 
 _VARIANTS = 4
 """Shapes of the input under which one model is followed; further ones are counted."""
@@ -76,7 +82,7 @@ class ShapesProbe:
         inner = self._inner
 
         def starting(module: torch.nn.Module, args: Any) -> None:
-            if self._running is not None or id(module) not in inner:
+            if not is_compiling() and (self._running is not None or id(module) not in inner):  # what is compiled is one piece
                 self._enter(module, args)
 
         self._hooks.call_starts(stack, starting)
@@ -108,11 +114,21 @@ class ShapesProbe:
             self._guard.run("following a call", self._calls.enter, module, args)
             return
         self._ends.close()
-        if self._is_new(module, args):
-            self._begin(module, args)
+        if unwrapped(module) is not module:
+            self._pass_by(module)
+        elif self._is_new(module, args):
+            if any(unwrapped(part) is not part or is_compiled(part) for part in module.modules()):
+                self._pass_by(module)
+            elif not _is_compilers(module):
+                self._begin(module, args)
+
+    def _pass_by(self, module: torch.nn.Module) -> None:
+        """What the compiler is to trace, nobody may look into meanwhile."""
+        name = type(unwrapped(module)).__name__
+        self._guard.note(f"{name} is compiled, or a part of it: what runs in it is not seen here; `%shapes model input` shows it")
 
     def _is_new(self, module: torch.nn.Module, args: Any) -> bool:
-        if threading.get_ident() != self._thread or unwrapped(module) is not module:
+        if threading.get_ident() != self._thread:
             return False
         seen = self._seen.get(id(module))
         if seen is None:
@@ -172,3 +188,9 @@ class ShapesProbe:
     def _ended(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
         if isinstance(error, Exception):
             self._failed = self._guard.run("explaining the error", after_error, error, layout=self._layout)
+
+
+def _is_compilers(module: torch.nn.Module) -> bool:
+    """Whether it is a graph that a compiler has made, and calls."""
+    callers = (one.f_code.co_filename for one in frames_above(sys._getframe()))
+    return isinstance(module, GraphModule) and any(part in file for file in callers for part in _COMPILERS)

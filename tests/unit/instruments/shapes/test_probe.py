@@ -190,3 +190,20 @@ def test_a_loss_as_it_is_meant_is_no_warning(loss: str, observe: Any) -> None:
     assert seen.error is None
     assert seen.report.warning == ""
     assert seen.report.verdict.startswith("Sequential")
+
+
+WHOLE = "backend='aot_eager', fullgraph=True"
+LOOP = "for _ in range(3):\n    called(torch.ones(4, 10))"
+
+
+@pytest.mark.parametrize("compiled", ["called = torch.compile(model, {})", "model[2] = torch.compile(model[2], {})\ncalled = model"])
+def test_a_compiled_model_is_compiled_as_without_us_and_named(observe: Any, compiled: str) -> None:
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    seen = observe("shapes", f"{SETUP}{compiled.format(WHOLE)}\n{LOOP}")
+    assert seen.error is None
+    assert counters["stats"]["unique_graphs"] == 1
+    assert {row.type for row in seen.report.rows} <= {"Linear", "ReLU"}  # the parts that are called without the compiler
+    assert "Sequential is compiled, or a part of it" in seen.report.problems[0]
