@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torchdebug_magics.report import own_traceback
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torchdebug_magics.instruments.nanhunt.report import Finding
     from torchdebug_magics.report import Location
 
-__all__ = ["DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "own_traceback"]
+__all__ = ["DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError"]
 
 
 class TorchDebugError(Exception):
@@ -51,9 +53,3 @@ class NonFiniteError(TorchDebugError):
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in place of the traceback: the user's own calls, as in every report, then the verdict."""
         return own_traceback(self.calls, f"{type(self).__name__}: {self}")
-
-
-def own_traceback(calls: Iterable[Location], ends_in: str) -> list[str]:
-    """Lines that stand for a traceback: the user's own calls, the outermost first, then what came of them."""
-    shown = [f"  {call}" + (f": {call.source}" if call.source else "") for call in calls]
-    return ["Traceback of your own code (most recent call last):", *shown, ends_in]

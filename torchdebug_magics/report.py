@@ -6,12 +6,12 @@ import base64
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Gauge", "Location", "Mark", "Report"]
+__all__ = ["Gauge", "Location", "Mark", "Report", "own_traceback"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,12 @@ class Location:
             return f"In[{self.cell}] line {self.line}"
         name = self.file.replace("\\", "/").rsplit("/", 1)[-1]
         return f"{name}:{self.line}" + (f" in {self.function}" if self.function.isidentifier() else "")
+
+
+def own_traceback(calls: Iterable[Location], ends_in: str) -> list[str]:
+    """Lines that stand for a traceback: the user's own calls, the outermost first, then what came of them."""
+    shown = [f"  {call}" + (f": {call.source}" if call.source else "") for call in calls]
+    return ["Traceback of your own code (most recent call last):", *shown, ends_in]
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.errors import own_traceback
-from torchdebug_magics.probing.where import is_user_code, location
+from torchdebug_magics.report import own_traceback
 
 if TYPE_CHECKING:
     from torchdebug_magics.machine.memory_guard import MemoryGuard
@@ -18,6 +17,8 @@ def traceback_of(error: BaseException, guard: MemoryGuard | None) -> list[str]:
     """In place of the usual traceback; nothing where the guard has not interrupted."""
     if guard is None or not guard.interrupts or not isinstance(error, KeyboardInterrupt):
         return []
+    from torchdebug_magics.probing.where import is_user_code, location  # noqa: PLC0415 - late: the gauges work without torch
+
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
     calls = [location(code.co_filename, line, code.co_name) for code, line in frames]
     return own_traceback(calls, f"{type(error).__name__}: {guard.interrupts[-1]}")
