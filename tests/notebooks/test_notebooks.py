@@ -114,7 +114,7 @@ SENTENCES = {
         r"every run: data that enters torch · .* line 9: .* `order` comes from `groups`, which is ordered by hashes.* cause hash order",
         r"every run: aten\.empty\.memory_format · .* line 2: .* nobody has written · fix: `torch\.zeros` .* cause uninitialized memory",
         r"every run: aten\.tanh\.default · .* line 5: .* depends on `time\.perf_counter` at line 3 .* cause control flow",
-        r"every run: aten\.select\.int · .* line 2: .* taken from `batches`, and the first run had already taken from it .* cause state leak",
+        r"every run: aten\.select\.int · .* line 2: .* did not find the iterator `batches` as the first one did · .* cause state leak",
         r"every run: aten\.addmm\.default · .* line 12: .* `x` comes from the workers of `batches`, .* cause worker seed",
         r"Same numbers twice: \d{3} ops are bit-identical",
     ),
