@@ -16,8 +16,10 @@ import pytest
 import torch
 from torch import nn
 
+from torchdebug_magics.probing.attributes import Names
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.snapshot import Bound, Snapshot
+from torchdebug_magics.probing.weak_snapshot import WeakSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -202,7 +204,14 @@ def test_what_others_put_into_a_queue_meanwhile_stays() -> None:
     assert list(one.queue) == [1, 2, 3, 4]
 
 
-def test_what_holds_a_lock_is_left_alone_while_others_are_at_work() -> None:
+TAKEN: dict[str, Callable[[object], Any]] = {
+    "whole": lambda one: Snapshot([one]),
+    "weak": lambda one: WeakSnapshot([Names({"name": one}, frozenset({"name"}))]),
+}
+
+
+@pytest.mark.parametrize("kind", TAKEN)
+def test_what_holds_a_lock_is_left_alone_while_others_are_at_work(kind: str) -> None:
     shared, go_on = Box(lock=threading.Lock(), done=0), threading.Event()
 
     def work() -> None:
@@ -210,7 +219,7 @@ def test_what_holds_a_lock_is_left_alone_while_others_are_at_work() -> None:
 
     other = threading.Thread(target=work)
     other.start()
-    snapshot = Snapshot([shared])
+    snapshot = TAKEN[kind](shared)
     go_on.set()
     other.join()
     shared.done = 1

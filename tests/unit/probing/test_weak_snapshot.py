@@ -7,7 +7,6 @@ import gc
 import io
 import queue
 import random
-import threading
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from dataclasses import dataclass, field
@@ -325,22 +324,6 @@ def test_a_list_that_replaced_another_is_the_one_that_is_kept() -> None:
     kept.put_back(Guard())
     assert names["log"] is later
     assert later == [2]
-
-
-def test_what_holds_a_lock_is_left_alone_while_others_are_at_work() -> None:
-    shared, go_on = Box(lock=threading.Lock(), done=0), threading.Event()
-
-    def work() -> None:
-        go_on.wait()
-
-    other = threading.Thread(target=work)
-    other.start()
-    kept = WeakSnapshot([place(shared)])
-    go_on.set()
-    other.join()
-    shared.done = 1
-    kept.put_back(Guard())
-    assert shared.done == 1
 
 
 @pytest.mark.parametrize("made", [queue.LifoQueue, queue.PriorityQueue])

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from torchdebug_magics.format import plural
-from torchdebug_magics.instruments.deterministic.verdict import listed, sentence
+from torchdebug_magics.format import listed, plural
+from torchdebug_magics.instruments.deterministic.verdict import sentence
 from torchdebug_magics.report import Location, Report
 
 if TYPE_CHECKING:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import plural
+from torchdebug_magics.format import listed, plural
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.report import DeterministicReport, Divergence
     from torchdebug_magics.report import Location
 
-__all__ = ["listed", "sentence", "standing"]
+__all__ = ["sentence", "standing"]
 
-_MOST_NAMED = 3
 _IN_WORDS = {"aten.lift_fresh.default": "data that enters torch"}
 """What is an op to torch alone."""
 _WORTH_SAYING = 1.05
@@ -32,12 +30,6 @@ def sentence(report: DeterministicReport) -> str:
     if report.not_verified:
         parts.append(f"not compared: {report.not_verified}")
     return " · ".join([*parts, *_slower(report)])
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first few, and how many more."""
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def standing(location: Location | None) -> str:

@@ -126,7 +126,7 @@ def test_an_unknown_option_lists_the_known_one() -> None:
         torchdebug_magics.memclean(everything=True)
 
 
-def test_the_cycle_that_held_what_was_freed_is_named() -> None:
+def freed_beside_a_cycle(words: str) -> Any:
     class Node:
         def __init__(self) -> None:
             self.me, self.data = self, torch.ones(MIB)
@@ -134,24 +134,19 @@ def test_the_cycle_that_held_what_was_freed_is_named() -> None:
     gc.disable()
     try:
         Node()
-        report = torchdebug_magics.memclean(free="cycles")
+        return torchdebug_magics.memclean(free=words)
     finally:
         gc.enable()
+
+
+def test_the_cycle_that_held_what_was_freed_is_named() -> None:
+    report = freed_beside_a_cycle("cycles")
     assert report.freed[0].cycle == "Node.me"
     assert report.verdict == "Freed cycles 4.0 MiB (`Node.me`)"
 
 
 def test_cycles_come_first_so_that_they_are_counted_for_nobody_else(failed: weakref.ref[Any]) -> None:
-    class Node:
-        def __init__(self) -> None:
-            self.me, self.data = self, torch.ones(MIB)
-
-    gc.disable()
-    try:
-        Node()
-        report = torchdebug_magics.memclean(free="exception")
-    finally:
-        gc.enable()
+    report = freed_beside_a_cycle("exception")
     assert [(one.name, one.freed_bytes) for one in report.freed] == [("cycles", 4 * MIB), ("exception", 4 * MIB)]
     assert failed() is None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from torchdebug_magics.instruments.deterministic.origin.found import Origin
-from torchdebug_magics.instruments.deterministic.origin.repairs import repair
+from torchdebug_magics.instruments.deterministic.origin.repairs import quoted, repair
 from torchdebug_magics.instruments.deterministic.origin.sentences import sentence
 from torchdebug_magics.instruments.deterministic.origin.sources import OF_THREADS, OF_TORCH
 from torchdebug_magics.instruments.deterministic.origin.steps import differing
@@ -154,7 +154,7 @@ def _location(step: Step, line: int) -> Location:
 
 
 def _on_branch(branch: Location | None, told: Origin | None, *, is_cache: bool, names: tuple[str, ...]) -> str:
-    what = f"{_listed(names)} differs, as " if names else ""
+    what = f"{quoted(names)} differs, as " if names else ""
     if is_cache:
         where = "" if branch is None else f" at line {branch.line}"
         return f"{what}the function called{where} is cached: the first run filled the cache, and the second one had no need to run it"
@@ -162,10 +162,6 @@ def _on_branch(branch: Location | None, told: Origin | None, *, is_cache: bool, 
         return f"{what}the two runs began with different lines"
     if told is None:
         return f"{what}the two runs went different ways after line {branch.line}"
-    by = _listed(told.sources) or _listed(told.names)
+    by = quoted(told.sources) or quoted(told.names)
     where = "" if told.location.line == branch.line else f" at line {told.location.line}"
     return f"{what}the way taken after line {branch.line} depends on {by or 'what changed'}{where}"
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.origin.statements import Called
     from torchdebug_magics.instruments.deterministic.report import Cause
 
-__all__ = ["repair"]
+__all__ = ["quoted", "repair"]
 
 _SEED = 42
 
@@ -36,7 +36,7 @@ def repair(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str,
             given = f"generator=torch.Generator().manual_seed({_SEED})"
             return f"pass `{given}` to the DataLoader, and seed in its `worker_init_fn` whatever the dataset draws from"
         case "state_leak":
-            return f"make {_listed(names) or 'it'} anew in the cell itself"
+            return f"make {quoted(names) or 'it'} anew in the cell itself"
         case "uninitialized_memory":
             return f"`{called.path.replace('empty', 'zeros') if called else 'np.zeros'}`, or write all of it before it is read"
         case "outside_data" if _is_of_threads(step, sources):
@@ -76,5 +76,6 @@ def _ordered(step: Step, called: Called | None) -> str:
     )
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def quoted(names: tuple[str, ...]) -> str:
+    """As code, one after the other; empty where there is none."""
     return ", ".join(f"`{name}`" for name in names)
