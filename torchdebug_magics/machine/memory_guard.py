@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import signal
+import sys
 import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ class MemoryGuard:
         self.interrupts: tuple[Interrupt, ...] = ()
         self._limits = limits
         self._raised: dict[str, float] = {}
+        self._interrupted_at: tuple[int, int] | None = None
 
     def refuse_if_passed(self) -> None:
         """A guard that would step in at once is a mistake."""
@@ -47,12 +49,21 @@ class MemoryGuard:
 
     def look(self) -> None:
         """Called by a thread, again and again."""
+        if self._interrupted_at is not None:
+            self._once_more()
         for limit in self._passed():
             if _interrupt():
                 used_bytes = _used(limit)
                 self.interrupts += (Interrupt(used_bytes, limit.limit_bytes, limit.whose, self.ratio),)
                 self._raised[limit.whose] = (1 + used_bytes / limit.limit_bytes) / 2
+                self._interrupted_at = _place()
                 return
+
+    def _once_more(self) -> None:
+        """A signal that falls just before a sleep begins does not wake it: Python sees it at the sleep's end. A second one does."""
+        if self._interrupted_at == _place() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            _interrupt()
+        self._interrupted_at = None
 
     def _passed(self) -> Iterable[Limit]:
         for limit in self._limits.all():
@@ -77,6 +88,12 @@ def guard_ratio(text: str | float) -> float:
 
 def _used(limit: Limit) -> int:
     return limit.limit_bytes - limit.left_bytes
+
+
+def _place() -> tuple[int, int] | None:
+    """Where the main thread is, as a number: to hold its frame would hold its variables."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - documented, whatever its name says
+    return None if frame is None else (id(frame), frame.f_lasti)
 
 
 def _interrupt() -> bool:
