@@ -29,6 +29,8 @@ MODULE_TABLES = (
     "_global_module_registration_hooks",
     "_global_parameter_registration_hooks",
 )
+MODE_NOTES = ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode", "_is_in_any_mode_without_ignore_compile_internals")
+"""With one of these left, nothing is compiled any more."""
 OPTIMIZER_TABLES = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 
@@ -60,7 +62,7 @@ def _torch(*, rng: bool) -> dict[str, Any]:
     from torch.nn.modules import module
     from torch.optim import optimizer
     from torch.overrides import _get_current_function_mode_stack
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+    from torch.utils import _python_dispatch
 
     state: dict[str, Any] = {
         **{f"torch.nn.modules.module.{name}": dict(getattr(module, name)) for name in MODULE_TABLES},
@@ -71,7 +73,8 @@ def _torch(*, rng: bool) -> dict[str, Any]:
         "torch.autograd.grad": torch.autograd.grad,
         "the next batch of a DataLoader": torch.utils.data.dataloader._BaseDataLoaderIter.__next__,
         "torch.Tensor.backward": torch.Tensor.backward,
-        "the dispatch modes": list(_get_current_dispatch_mode_stack()),
+        "the dispatch modes": list(_python_dispatch._get_current_dispatch_mode_stack()),
+        "what torch notes of its dispatch modes": [getattr(_python_dispatch, name) for name in MODE_NOTES],
         "the function modes": list(_get_current_function_mode_stack()),
         "the saved-tensors hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
         "anomaly mode": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),

@@ -71,6 +71,13 @@ class Plants:
         stack.enter_context(FlopCounterMode(display=False))
 
     @staticmethod
+    def mode_notes(stack: ExitStack) -> None:
+        from torch.utils import _python_dispatch
+
+        stack.callback(setattr, _python_dispatch, "_is_in_torch_dispatch_mode", False)
+        _python_dispatch._is_in_torch_dispatch_mode = True
+
+    @staticmethod
     def function_mode(stack: ExitStack) -> None:
         from torch.overrides import BaseTorchFunctionMode
 
@@ -132,6 +139,7 @@ NAMED = {
     "optimizer_hook": "_global_optimizer_pre_hooks",
     "backward": "torch.autograd.backward",
     "dispatch_mode": "the dispatch modes",
+    "mode_notes": "what torch notes of its dispatch modes",
     "function_mode": "the function modes",
     "saved_tensors_hooks": "the saved-tensors hooks",
     "anomaly": "anomaly mode",

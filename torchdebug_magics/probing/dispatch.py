@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import increment_version
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchdebug_magics.probing.compiling import not_compiled
@@ -72,21 +72,6 @@ class ResultListener(TorchDispatchMode):
         self._failed = failed
         self._before = before
 
-    def put(self, at: int) -> None:
-        """Onto the stack of modes, with so many below it: those that a user has entered meanwhile stay above it."""
-        above = _taken_down_to(at)
-        _push_mode(self)
-        _put_back(above)
-
-    def take(self) -> None:
-        """Off the stack of modes, wherever in it."""
-        modes = _get_current_dispatch_mode_stack()
-        place = next((place for place, mode in enumerate(modes) if mode is self), None)
-        if place is not None:
-            above = _taken_down_to(place + 1)
-            _pop_mode()
-            _put_back(above)
-
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Asked by the compiler: what first runs under this mode is compiled all the same."""
@@ -114,16 +99,6 @@ class ResultListener(TorchDispatchMode):
             increment_version([one for one, version in zip(written, versions, strict=True) if one._version == version])
         self._listener(func, args, result)
         return result
-
-
-def _taken_down_to(height: int) -> list[TorchDispatchMode]:
-    """What stands above, taken off, the uppermost first."""
-    return [_pop_mode() for _ in range(len(_get_current_dispatch_mode_stack()) - height)]
-
-
-def _put_back(modes: list[TorchDispatchMode]) -> None:
-    for mode in reversed(modes):
-        _push_mode(mode)
 
 
 @functools.cache

@@ -14,10 +14,10 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.compiler import is_compiling
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchdebug_magics.probing.compiling import not_compiled
+from torchdebug_magics.probing.mode_stack import modes, take_off
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -187,7 +187,7 @@ class Hooks:
         setattr(holder, name, wrapper)
 
     def sweep(self, modules: Iterable[torch.nn.Module] = ()) -> int:
-        """Remove every hook of this probe, and a mode of ours that stands on top; how many there were."""
+        """Remove every hook and mode of this probe; how many there were."""
         removed = 0
         for owner, name in _TABLES:
             removed += self._drop(getattr(owner, name, {}))
@@ -196,11 +196,7 @@ class Hooks:
             removed += self._drop(module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called)
         for holder, name in _WRAPPED:
             removed += sum(_unwrap(holder, name, wrapper) for wrapper in _wrappers(holder, name) if wrapper._torchdebug_owner is self)
-        modes = _get_current_dispatch_mode_stack()
-        while modes and getattr(modes.pop(), MARK, None) is self:
-            _pop_mode()
-            removed += 1
-        return removed
+        return removed + sum(take_off(mode) for mode in modes() if getattr(mode, MARK, None) is self)
 
     def _drop(self, table: dict[int, Any], *beside: dict[int, bool]) -> int:
         ours = [key for key, hook in table.items() if getattr(hook, MARK, None) is self]

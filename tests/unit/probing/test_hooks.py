@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.modules import module as torch_module
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchdebug_magics.probing.dispatch import OpListener
 from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.mode_stack import modes, take_off
 
 BACKWARD = torch.autograd.backward
 NEXT = _BaseDataLoaderIter.__next__
@@ -252,11 +253,19 @@ def test_a_call_that_raises_is_left_all_the_same() -> None:
     assert order == ["before", "after"]
 
 
-def test_a_sweep_takes_a_mode_of_ours_from_the_top() -> None:
+def test_a_sweep_takes_a_mode_of_ours_from_below_a_users() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
     hooks = Hooks()
     OpListener(lambda _f, _a, _k, run: run(), hooks).__enter__()
-    assert hooks.sweep() == 1
-    assert not _get_current_dispatch_mode_stack()
+    with FlopCounterMode(display=False) as counter:
+        above = modes()[-1]
+        assert hooks.sweep() == 1
+        assert modes() == [above]
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    assert counter.get_total_flops() == 16
+    assert not modes()
+    assert not is_in_torch_dispatch_mode()
 
 
 def test_a_sweep_leaves_a_users_mode() -> None:
@@ -274,10 +283,9 @@ def test_a_sweep_of_one_session_leaves_the_mode_of_another() -> None:
     outer.__enter__()
     try:
         Hooks().sweep()
-        assert _get_current_dispatch_mode_stack() == [outer]
+        assert modes() == [outer]
     finally:
-        if _get_current_dispatch_mode_stack():
-            _pop_mode()
+        take_off(outer)
 
 
 def test_an_error_of_a_data_set_passes_a_watched_loader() -> None:

@@ -9,12 +9,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from torchdebug_magics.instruments.memtrace.blocks import Block, Chain, Ledger
 from torchdebug_magics.instruments.memtrace.census import ACTIVATION, Census
 from torchdebug_magics.instruments.memtrace.refused import OutOfMemory, refused_bytes
 from torchdebug_magics.probing.dispatch import ResultListener
+from torchdebug_magics.probing.mode_stack import modes, put_unnoticed
 from torchdebug_magics.probing.storages import owner_of, storages
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Tracer:
         self._calls = calls
         self._guard = guard
         self._lent: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
-        self._below = len(_get_current_dispatch_mode_stack())
+        self._below = len(modes())
         """Modes that were there before."""
         self._stack = ExitStack()
 
@@ -59,9 +59,7 @@ class Tracer:
         if not self.is_on:
             self.is_on = True
             self._calls.attach(self._stack)
-            listener = ResultListener(self._seen, self._raised, self._calls.hooks)
-            listener.put(self._below)
-            self._stack.callback(listener.take)
+            put_unnoticed(self._stack, ResultListener(self._seen, self._raised, self._calls.hooks), self._below)
 
     def off(self) -> None:
         """Follow none; what is alive is followed to its death all the same."""

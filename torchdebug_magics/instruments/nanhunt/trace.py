@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torchdebug_magics.instruments.nanhunt.lineage import Lineage, Overwritten, Source, memory_of
 from torchdebug_magics.instruments.nanhunt.op import Line, Op
 from torchdebug_magics.probing.dispatch import OpListener, Run
+from torchdebug_magics.probing.mode_stack import enter
 from torchdebug_magics.probing.ops import op_name, written_by
 from torchdebug_magics.probing.where import user_frame
 
@@ -51,7 +52,7 @@ class Trace:
     def attach(self, stack: ExitStack) -> None:
         """Record until the stack closes."""
         self._calls.attach(stack)
-        stack.enter_context(OpListener(self._record, self._calls.hooks))
+        enter(stack, OpListener(self._record, self._calls.hooks))
 
     def source(self, tensor: torch.Tensor) -> Source:
         """See `Lineage.source`."""

@@ -27,6 +27,7 @@ from torchdebug_magics.instruments.shapes.saved import Saved
 from torchdebug_magics.instruments.shapes.tabulate import Watched, of_cell
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.mode_stack import enter
 from torchdebug_magics.probing.modules import is_compiled, unwrapped
 from torchdebug_magics.probing.where import frames_above, locate, user_frame
 
@@ -152,7 +153,7 @@ class ShapesProbe:
         self._calls.enter(module, args)
         self._arithmetic = Arithmetic(self._calls, self._formulas, None)
         self._running.enter_context(self._saved.hooks())
-        self._running.enter_context(self._arithmetic)
+        enter(self._running, self._arithmetic)  # the probe of a session inside this one ends its own call after this one
         self._running.enter_context(Origins(self._calls))
 
     def _leave(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:

@@ -10,7 +10,6 @@ from os import getpid
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from torchdebug_magics.instruments.deterministic.ops.callers import is_passed_by
 from torchdebug_magics.instruments.deterministic.ops.digest import EMPTY, folded, of_plain, of_tensor
@@ -22,6 +21,7 @@ from torchdebug_magics.instruments.deterministic.ops.values import numbers, size
 from torchdebug_magics.probing import dispatch
 from torchdebug_magics.probing.contents import Contents, memory_of
 from torchdebug_magics.probing.lines import Line, Lines
+from torchdebug_magics.probing.mode_stack import modes, put_unnoticed
 from torchdebug_magics.probing.ops import written_by
 
 if TYPE_CHECKING:
@@ -90,8 +90,7 @@ class Recorder:
     def attach(self, stack: ExitStack) -> None:
         """From here until the stack closes."""
         listener = dispatch.ResultListener(self._after, _ignore, self._hooks, before=self._before)
-        stack.callback(listener.take)
-        listener.put(len(_get_current_dispatch_mode_stack()))
+        put_unnoticed(stack, listener, len(modes()))
 
     def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
