@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from torchdebug_magics.instruments.deterministic.ops import recorder
 from torchdebug_magics.instruments.deterministic.twice import cost, runs, verify
-from torchdebug_magics.probing import contents
+from torchdebug_magics.probing import contents, mode_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,11 +141,11 @@ def test_the_second_run_is_cut_short_by_a_failure_of_ours(
 
 def test_what_stands_in_is_gone_though_its_end_was_interrupted(ready: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
     before = builtins.open, builtins.input, io.open
-    monkeypatch.setattr(recorder.dispatch.ResultListener, "take", failing(recorder.dispatch.ResultListener.take, 1, KeyboardInterrupt))
+    monkeypatch.setattr(mode_stack, "take_off", failing(mode_stack.take_off, 1, KeyboardInterrupt))
     ran = ready.run_cell(f"%%deterministic --verify -q\n{TRAIN}")
     assert isinstance(ran.error_in_exec, KeyboardInterrupt)
     assert (builtins.open, builtins.input, io.open) == before
-    assert not _get_current_dispatch_mode_stack()
+    assert not mode_stack.modes()
 
 
 @pytest.mark.parametrize("flags", ["", "--verify", "--cost", "-o d", "--save there.json"])
