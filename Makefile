@@ -20,7 +20,7 @@ MAKEFLAGS += --jobs=3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help tour lab test check format bench docs pictures coverage lock browser clean
+.PHONY: help tour lab test check format bench docs pictures coverage lock environments browser clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -37,7 +37,7 @@ lab: $(READY)
 	$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_tour.ipynb
 
 ## make test      everything: unit, kernel on both stacks, notebooks, browser (TESTS=tests/unit for a part)
-test: $(READY) $(COLAB_READY) browser
+test: environments
 	$(PY) -m pytest --no-skips --numprocesses 2 --session-timeout 3000 $(TESTS)
 
 ## make check     ruff, mypy, import-linter
@@ -82,6 +82,8 @@ $(READY): pyproject.toml requirements/constraints-modern.txt
 
 $(COLAB_READY): pyproject.toml requirements/constraints-colab.txt
 	tools/make_venv.sh $(PYTHON) $(COLAB) requirements/constraints-colab.txt -e '.[kernel]' transformers
+
+environments: $(READY) $(COLAB_READY) browser
 
 # Playwright drives the Chromium of the machine; it never downloads one of its own.
 browser:
