@@ -227,7 +227,7 @@ ATTEMPTS = {
     "the operation before": ("nan", 4, REPORT + "op = 'sum'", "'sum' is not the operation"),
     "a logarithm as a plain number": ("nan", 5, "safe_log = lambda x: 1.0", "a tensor, and gives a value of type float"),
     "a logarithm without its graph": ("nan", 5, "safe_log = lambda x: x.detach().clamp(min=0.01).log()", "no gradient comes through"),
-    "a bound that is too small to help": ("nan", 5, "safe_log = lambda x: x.clamp(min=1e-9).log()", "its slope near 0 is 1e+09"),
+    "a bound that is too small to help": ("nan", 5, "safe_log = lambda x: x.clamp(min=1e-9).log()", "its slope near 0 is 1e+0"),
     "losses that come one by one": (
         "overfit",
         1,

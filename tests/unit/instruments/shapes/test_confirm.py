@@ -73,6 +73,7 @@ def test_the_words_for_weights_that_would_not_fit_in_memory() -> None:
         model = nn.Linear(4000, 1 << 20)
     failure = examine(model, (2, 3, 4096)).report.failure
     assert failure is not None
-    assert failure.error == "RuntimeError: mat1 and mat2 shapes cannot be multiplied (6x4096 and 4000x1048576)"
+    assert failure.error.startswith("RuntimeError: ")  # newer releases of torch name the op here
+    assert failure.error.endswith("mat1 and mat2 shapes cannot be multiplied (6x4096 and 4000x1048576)")
     assert failure.fixes[0].code == "model = nn.Linear(4096, 1048576)"
     assert failure.fixes[0].verified

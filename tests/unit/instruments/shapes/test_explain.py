@@ -52,7 +52,8 @@ def test_where_and_with_what() -> None:
     assert failure.operand_names == ("h", "fc.weight", "fc.bias")
     assert failure.location is not None
     assert failure.location.source == "return self.fc(h)"
-    assert failure.error == "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x576 and 100x10)"
+    assert failure.error.startswith("RuntimeError: ")  # newer releases of torch name the op here
+    assert failure.error.endswith("mat1 and mat2 shapes cannot be multiplied (2x576 and 100x10)")
 
 
 def test_the_verdict_says_it_all_at_a_glance() -> None:

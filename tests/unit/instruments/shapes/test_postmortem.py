@@ -81,7 +81,8 @@ def test_nothing_of_the_cell_is_run_again(shell: InteractiveShell) -> None:
 def test_the_rows_up_to_the_failure_are_shown(shell: InteractiveShell) -> None:
     report = after(shell, "net(x)")
     assert [(row.path, row.output_shapes) for row in report.rows] == [("", ()), ("conv", ((2, 8, 6, 6),)), ("fc", ())]
-    assert report.failure.error == "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x288 and 100x10)"
+    assert report.failure.error.startswith("RuntimeError: ")  # newer releases of torch name the op here
+    assert report.failure.error.endswith("mat1 and mat2 shapes cannot be multiplied (2x288 and 100x10)")
 
 
 @pytest.mark.parametrize("cell", ["1 / 0", "raise ValueError('mine')", "{}['k']", "net.nothing"])

@@ -68,7 +68,7 @@ def test_fake_equals_real(name):
     model, batch = make(name)
     fake, real = examine(model, batch).report, examine(model, batch, real=True).report
     assert fake.failure is None, fake.failure
-    assert fake.mode == ("real" if name == "mixtral" else "fake"), fake.problems
+    assert fake.mode == "fake" or name == "mixtral", fake.problems  # whose experts run on fakes in newer releases of torch
     assert list(map(astuple, fake.rows)) == list(map(astuple, real.rows))
     assert {name: getattr(fake, name) for name in TOTALS} == {name: getattr(real, name) for name in TOTALS}
     assert fake.total_params == model.num_parameters() == sum(row.own_params for row in fake.rows)
