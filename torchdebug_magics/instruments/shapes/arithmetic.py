@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -68,6 +69,8 @@ class Arithmetic(TorchDispatchMode):
         if func.namespace == "prim":
             # By far the most frequent question: kernels ask each operand for its device.
             return args[0].fake_device if func is _DEVICE and isinstance(args[0], FakeTensor) else func(*args, **kwargs)
+        if _is_question(func):
+            return func(*args, **kwargs)
         if any(issubclass(kind, NestedTensor) for kind in types):
             return NotImplemented  # it takes itself apart, and its parts come by again
         if any(isinstance(one, torch.Tensor) and one.is_nested for one in args):
@@ -110,3 +113,9 @@ class Arithmetic(TorchDispatchMode):
             self.total += flops
             if (current := self._calls.current) is not None:
                 current.flops += flops
+
+
+@cache
+def _is_question(func: OpOverload) -> bool:
+    """Whether it asks a tensor for its sizes or strides, which the mode below or the tensor itself answers: there is no kernel for it."""
+    return not torch._C._dispatch_has_kernel(func.name())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
 
 from torchdebug_magics.instruments.shapes.view import page
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SETUP = """import torch
 from torch import nn
@@ -107,6 +110,41 @@ def test_nested_in_itself() -> None:
         model(torch.ones(5, 3))
     assert [row.output_shapes for row in inner.report.rows] == [((2, 3),)]
     assert [row.output_shapes for row in outer.report.rows] == [((2, 3),), ((5, 3),)]
+
+
+class Sized(torch.Tensor):
+    """A subclass that is asked for its sizes, as those of libraries for quantized and ragged data are."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Self:
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, dispatch_sizes_strides_policy="sizes")
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func in {torch.ops.aten.size.default, torch.ops.aten.sym_size.default}:
+            return args[0].inner.shape
+        return func(*(one.inner if isinstance(one, Sized) else one for one in args), **(kwargs or {}))
+
+
+def test_a_tensor_that_is_asked_for_its_sizes() -> None:
+    import torchdebug_magics
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x + 1)
+
+    with torchdebug_magics.shapes() as session:
+        assert Net()(Sized(torch.ones(2, 4))).shape == (2, 3)
+    assert [row.output_shapes for row in session.report.rows] == [((2, 3),), ((2, 3),)]
+    assert not session.report.problems
 
 
 def test_in_a_nanhunt() -> None:
