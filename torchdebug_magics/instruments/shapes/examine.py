@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.format import listed
 from torchdebug_magics.instrument import Examined
 from torchdebug_magics.instruments.shapes.columns import layout
 from torchdebug_magics.instruments.shapes.confirm import is_limit_of_fakes, real_error
@@ -27,10 +28,13 @@ from torchdebug_magics.probing.rng import RandomState
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.report import Mode, ShapesReport
 
-__all__ = ["Seen", "examine", "see"]
+__all__ = ["QUICK_FLOPS", "Seen", "examine", "see"]
 
-_QUICK_FLOPS = 2e10
+_SHORT_FLOPS = 2e10
 """Up to here a real run, to confirm an error that no op raised, takes about a second."""
+QUICK_FLOPS = 2e9
+"""Up to here a real run, to check what values alone decide, takes a tenth of that."""
+_QUICK_BYTES = 1 << 28
 _NO_HOOKS = "saved tensor hooks"
 """In what `torch.func` says to a forward in which saved tensors are counted."""
 
@@ -126,7 +130,21 @@ def _fake(model: torch.nn.Module, inputs: Inputs) -> Seen:
     except CannotBeFakedError as error:
         return _fallback(model, inputs, error)
     seen = Seen(model, run, inputs, mode, run.error, notes)
-    return seen if run.error is None else _confirmed(seen, run.error)
+    return _checked(seen) if run.error is None else _confirmed(seen, run.error)
+
+
+def _checked(seen: Seen) -> Seen:
+    """A forward that came through without data: run for real where an op in it may refuse a value, and that is quick."""
+    run = seen.run
+    described = next(seen.inputs.specs(), None) is not None
+    if not run.unchecked or described or seen.mode == "meta" or run.flops > QUICK_FLOPS or run.saved_bytes > _QUICK_BYTES:
+        return seen
+    for_real = _real(seen.model, seen.inputs)
+    if for_real.error is None:
+        seen.run = replace(run, unchecked=(), checked=run.unchecked)
+        return seen
+    for_real.notes.append(f"run for real, as values decide what {listed([f'`{op}`' for op in run.unchecked])} refuses")
+    return for_real
 
 
 def _confirmed(seen: Seen, error: Exception) -> Seen:
@@ -141,7 +159,7 @@ def _confirmed(seen: Seen, error: Exception) -> Seen:
         seen.error = seen.error or error
     elif seen.mode == "meta":
         seen.notes.append("the weights are on `meta`, so that a real run could not confirm this")
-    elif run.flops <= _QUICK_FLOPS:
+    elif run.flops <= _SHORT_FLOPS:
         for_real = _real(seen.model, seen.inputs)
         if for_real.error is None:
             for_real.notes.append(f"run for real, as {_why(error)}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, closing, redirect_stdout
 from dataclasses import dataclass, replace
+from inspect import isgenerator
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,8 @@ class Forward:
     """Whether the error is one of real tensors, found beside the fakes."""
     unchecked: tuple[str, ...] = ()
     """Ops that refuse some values, and ran on tensors whose values are not known."""
+    checked: tuple[str, ...] = ()
+    """Those of them that were asked for real."""
     used: frozenset[int] = frozenset()
     """The ids of the model's parameters that some op took."""
     fakes: Fakes | None = None
@@ -119,6 +122,9 @@ def forward(
         stack.enter_context(origins)
         try:
             output = model(*given.args, **given.kwargs)
+            if isgenerator(output):
+                with closing(output):
+                    output = calls.yielded(output)
         except ValueFailure as failure:
             confirmed = True
             error = failure.error.with_traceback(failure.__traceback__)

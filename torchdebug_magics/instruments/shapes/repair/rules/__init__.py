@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.shapes.repair.rules import (
+    added,
     attention,
     broadcasting,
     convolution,
     dimensions,
+    einsums,
     features,
     geometry,
     indexing,
@@ -23,6 +25,7 @@ from torchdebug_magics.instruments.shapes.repair.rules import (
     recurrent,
     results,
     scaled_attention,
+    subscripts,
     tables,
     views,
 )
@@ -54,11 +57,13 @@ _RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     geometry.grid,
     norms.norm,
     kinds.dtype,
-    products.einsum,
+    added.added,
+    einsums.einsum,
     products.matmul,
     joins.join,
     views.view,
     dimensions.expand,
+    subscripts.subscript,
     indexing.index,
     dimensions.dimension,
     broadcasting.broadcast,

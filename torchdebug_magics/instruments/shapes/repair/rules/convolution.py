@@ -11,7 +11,7 @@ from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, metho
 from torchdebug_magics.instruments.shapes.repair.history import channels_first
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, producer_edits, reordered
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, named, producer_edits, reordered
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
@@ -28,6 +28,9 @@ def convolution(facts: Facts) -> Diagnosis | None:
         return None
     x, weight = facts.operands[0], facts.operands[1]
     spatial = len(weight.sizes) - 2
+    if str(spatial) not in facts.op:
+        words = f"`{facts.op}` takes weights of {int(facts.op[-2]) + 2} dimensions (out and in channels, {_WORDS[int(facts.op[-2])]})"
+        return Diagnosis(f"{words}, and {named(weight, 'the weight')} is {shape(weight.sizes)}", (), weight)
     groups = facts.module.groups if isinstance(facts.module, nn.modules.conv._ConvNd) else facts.argument(6, "groups", 1)
     transposed = "transpose" in facts.op
     expected = weight.sizes[0] if transposed else weight.sizes[1] * (groups if isinstance(groups, int) else 1)

@@ -9,13 +9,13 @@ from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand, parameter_edit, then, together
-from torchdebug_magics.instruments.shapes.repair.history import channels_first, product, same_input
+from torchdebug_magics.instruments.shapes.repair.history import TURNS, channels_first, maker, product, same_input, steps
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier, with_size
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, named, producer_edits, reordered, there_and_back
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.repair.facts import Facts
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = ["bilinear", "linear"]
 
@@ -57,7 +57,7 @@ def _edits(facts: Facts, at: int, expected: int) -> list[Edit]:
         right = math.prod(x.sizes[1:]) == expected
         flat = on_operand(facts, at, method("flatten", 1), rank=1 if right else 12, why=f"{shape(x.sizes[1:])} in one dimension")
         edits += flat if right else []
-        if not right and len(x.sizes) >= _IMAGES and flat and isinstance(facts.module, nn.Linear):
+        if not right and _is_picture(x) and flat and isinstance(facts.module, nn.Linear):
             edits += [together(flat[0], one) for one in rebuilt_module(facts.module, facts.path, in_features=math.prod(x.sizes[1:]))]
     if math.prod(x.sizes) == expected and len(x.sizes) > 1:
         edits += on_operand(facts, at, method("reshape", 1, -1), rank=6, why="a batch of one") if same_input(x.made) else []
@@ -67,13 +67,22 @@ def _edits(facts: Facts, at: int, expected: int) -> list[Edit]:
         edits += on_operand(facts, at, method("unsqueeze", -1), rank=4, why="a feature dimension of one")
     if isinstance(facts.module, nn.Linear):
         # Behind a convolution, the last dimension alone is seldom what is meant.
-        rank = 45 if len(x.sizes) >= _IMAGES else 44 if _is_tied(facts) else 20
+        rank = 45 if _is_picture(x) else 44 if _is_tied(facts) else 20
         edits += rebuilt_module(facts.module, facts.path, in_features=got, rank=rank)
     else:
         weight = facts.operands[at + 1]
         sizes = (weight.sizes[0], got) if facts.op == "linear" else (got, weight.sizes[1])
         edits += parameter_edit(weight, sizes, rank=20)
     return edits + producer_edits(facts, x, got, expected)
+
+
+def _is_picture(x: Operand) -> bool:
+    """Whether its last dimension may be a width: not where the features were put there, or joined there."""
+    if len(x.sizes) < _IMAGES:
+        return False
+    step = maker(x.made)
+    of_input = step is not None and step.number == 0 and not any(one.op in TURNS for one in steps(x.made))
+    return channels_first(x.made) or of_input
 
 
 def _is_tied(facts: Facts) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -173,7 +174,8 @@ def _stack(facts: Facts, told: str) -> Diagnosis | None:
     parts = facts.operands
     if len({one.sizes for one in parts}) <= 1:
         return None
-    edits: list[Edit] = []
+    if edits := _as_the_others(facts):
+        return Diagnosis(f"`torch.stack` wants equal shapes, gets {told}", tuple(edits), parts[-1])
     site, op = facts.site, facts.op
     if site is not None and facts.direct and isinstance(site.expression, ast.Call) and op is not None and site.expression.args:
         for dim in range(len(parts[0].sizes)):
@@ -183,6 +185,16 @@ def _stack(facts: Facts, told: str) -> Diagnosis | None:
                 run = OpEdit(site, op, _cat_along(dim))
                 edits.append(Edit(code, "joined along the dimension in which they differ", 8, ops=(run,)))
     return Diagnosis(f"`torch.stack` wants equal shapes, gets {told}", tuple(edits), parts[-1])
+
+
+def _as_the_others(facts: Facts) -> list[Edit]:
+    """What made the one part that is not as wide as all the others."""
+    parts = facts.operands
+    usual, many = Counter(one.sizes for one in parts).most_common(1)[0]
+    odd = [one for one in parts if one.sizes != usual]
+    if many < 2 or len(odd) != 1 or not usual or odd[0].sizes[:-1] != usual[:-1]:
+        return []
+    return producer_edits(facts, odd[0], odd[0].sizes[-1], usual[-1], rank=4)
 
 
 def _cat_along(dim: int) -> Callable[[Any, Any, Any], Any]:

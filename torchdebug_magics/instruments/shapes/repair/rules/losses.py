@@ -65,6 +65,9 @@ def _classes(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None
         return Diagnosis(f"{op} takes classes as int64, and {named(target, 'the target')} is {short_dtype(target)}", tuple(edits), target)
     if target.sizes == wanted:
         return _out_of_range(facts, scores, target, classes)
+    if target.tensor.is_floating_point() and many == len(target.sizes) == 2 and target.sizes[0] == scores.sizes[0] and target.sizes[1] > 1:
+        sentence = f"{op} of scores {shape(scores.sizes)} wants as many columns in a target of probabilities, gets {shape(target.sizes)}"
+        return Diagnosis(sentence, tuple(producer_edits(facts, scores, classes, target.sizes[1], rank=10)), target)
     sentence = (
         f"{op} of scores {shape(scores.sizes)} wants a target of {shape(wanted)} (classes stand in dimension 1), gets {shape(target.sizes)}"
     )

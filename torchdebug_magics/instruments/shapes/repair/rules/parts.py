@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Diagnosis",
+    "clashes",
     "gets",
     "interpolated",
     "named",
@@ -109,8 +110,12 @@ def there_and_back(facts: Facts, at: int, dim: int, size: int, *, rank: int = 9)
     places = [now for now in _places(x.sizes, size) if now not in {0, dim}]
     if at or not places:
         return []
+    why = f"dimension {places[0]} of {shape(x.sizes)} has {size}"
+    if places == [1] and dim == len(x.sizes) - 1 > 2:
+        rest = range(2, len(x.sizes))
+        return wrapped(facts, method("permute", 0, *rest, 1), method("permute", 0, dim, *range(1, dim)), rank=rank, why=why)
     change = method("transpose", *sorted((places[0], dim)))
-    return wrapped(facts, change, change, rank=rank, why=f"dimension {places[0]} of {shape(x.sizes)} has {size}")
+    return wrapped(facts, change, change, rank=rank, why=why)
 
 
 def _places(sizes: tuple[int, ...], size: int) -> Iterator[int]:
@@ -209,6 +214,12 @@ def interpolated(other: str, sizes: tuple[int, ...]) -> Change:
         lambda x: f"F.interpolate({x}, size={f'{other}.shape[2:]' if other else sizes[2:]})",
         lambda tensor: functional.interpolate(tensor, size=sizes[2:]),
     )
+
+
+def clashes(a: tuple[int, ...], b: tuple[int, ...]) -> list[int]:
+    """Where two shapes do not broadcast, counted from the end: -1 is the last dimension."""
+    pairs = zip(reversed(a), reversed(b), strict=False)
+    return [-1 - at for at, (one, other) in enumerate(pairs) if one != other and 1 not in {one, other}]
 
 
 def orders(many: int) -> Iterator[tuple[int, ...]]:
