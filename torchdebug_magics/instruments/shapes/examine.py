@@ -170,7 +170,8 @@ def _confirmed(seen: Seen, error: Exception) -> Seen:
 
 def _fallback(model: torch.nn.Module, inputs: Inputs, error: Exception) -> Seen:
     for_real = _real(model, inputs)
-    for_real.notes.append(f"run for real, as {_why(error)}")
+    if for_real.error is None or str(for_real.error) != str(error):  # else it is the model's own, and not one of fakes
+        for_real.notes.append(f"run for real, as {_why(error)}")
     return for_real
 
 

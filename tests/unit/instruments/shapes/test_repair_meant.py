@@ -266,6 +266,188 @@ def numbers_put_into_bins() -> tuple[Any, ...]:
     return Net(emb=nn.Embedding(10, 4)), torch.linspace(0, 1, 11)
 
 
+@case("", "masked_scatter", "has 24 places (3 rows of 8) in `e` of 2 x 3 x 8 from `emb`", "holds 16 values for them", fix="")
+def fewer_pictures_than_places_for_them() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, ids: Any, image: Any) -> Any:
+            e = self.emb(ids)
+            return e.masked_scatter((ids == 3).unsqueeze(-1).expand_as(e), self.proj(image))
+
+    return Net(emb=nn.Embedding(10, 8), proj=nn.Linear(4, 8)), torch.tensor([[3, 3, 1], [3, 2, 2]]), torch.randn(2, 4)
+
+
+@case("", "cdist", "rows of one width, gets `self.fc(x)` of 2 x 4 from `fc` and `book` of 10 x 8: 4 and 8", fix="fc = nn.Linear(6, 8)")
+def distances_between_rows_of_two_widths() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return torch.cdist(self.fc(x), self.book)
+
+    return Net(fc=nn.Linear(6, 4), book=torch.randn(10, 8)), torch.randn(2, 6)
+
+
+@case(
+    "",
+    "stft",
+    "takes one wave or a batch of them (batch, samples), and `wave` of 2 x 1 x 999",
+    fix="torch.stft(wave.squeeze(1), 64, return_complex=True)",
+)
+def a_wave_with_a_channel() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, wave: Any) -> Any:
+            return torch.stft(wave, 64, return_complex=True).abs()
+
+    return Net(), torch.randn(2, 1, 999)
+
+
+@case("", "istft", "takes complex numbers, as `stft` gives them, and `spectrum` of 2 x 33 x 40 is float32", fix="")
+def a_magnitude_to_be_turned_back() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, spectrum: Any) -> Any:
+            return torch.istft(spectrum, 64)
+
+    return Net(), torch.rand(2, 33, 40)
+
+
+@case("net.0", "conv2d", "float32 weights, gets an input in complex64", fix="self.net(spectrum.unsqueeze(1).abs())")
+def a_spectrum_with_its_phase() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, wave: Any) -> Any:
+            spectrum = torch.stft(wave, 64, return_complex=True)
+            return self.net(spectrum.unsqueeze(1))
+
+    return Net(net=nn.Sequential(nn.Conv2d(1, 4, 3))), torch.randn(2, 999)
+
+
+@case("", "ctc_loss", "as steps x batch x classes, and there are lengths for 3 samples", fix="F.ctc_loss(scores.transpose(0, 1), y, a, b)")
+def scores_with_the_batch_first() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, y: Any, a: Any, b: Any) -> Any:
+            scores = self.fc(x).log_softmax(-1)
+            return F.ctc_loss(scores, y, a, b)
+
+    return Net(fc=nn.Linear(8, 12)), torch.randn(3, 20, 8), torch.ones(3, 5).long(), torch.full((3,), 20), torch.full((3,), 5)
+
+
+@case("", "_sparse_mm", "multiplies `near` of 6 x 6 by `self.fc(x)` of 5 x 8: 6 columns meet 5 rows", fix="")
+def a_graph_of_more_nodes() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return torch.sparse.mm(self.near, self.fc(x))
+
+    return Net(fc=nn.Linear(8, 8), near=torch.eye(6).to_sparse()), torch.randn(5, 8)
+
+
+@case(
+    "",
+    "add",
+    "50 and 46 in the last dimension",
+    fix="gate = nn.Conv1d(8, 8, 2, padding=2, dilation=4)\nfilter = nn.Conv1d(8, 8, 2, padding=2, dilation=4)",
+)
+def two_convolutions_side_by_side() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            h = torch.tanh(self.filter(x)) * torch.sigmoid(self.gate(x))
+            return x + self.out(h)
+
+    parts = {name: nn.Conv1d(8, 8, 2, dilation=4) for name in ("filter", "gate")}
+    return Net(out=nn.Conv1d(8, 8, 1), **parts), torch.randn(2, 8, 50)
+
+
+@case("", None, "`a, b = self.fc(x)` unpacks 2 values, and `fc` gives one tensor of 5 x 4", fix="")
+def one_tensor_for_two_names() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            a, b = self.fc(x)
+            return a + b
+
+    return Net(fc=nn.Linear(6, 4)), torch.randn(5, 6)
+
+
+@case("", None, "unpacks 2 values", fix="scale, shift = self.fc(c).chunk(2, -1)")
+def three_pieces_for_two_names() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, c: Any) -> Any:
+            scale, shift = self.fc(c).chunk(3, -1)
+            return x * scale + shift
+
+    return Net(fc=nn.Linear(4, 12)), torch.randn(5, 6), torch.randn(5, 4)
+
+
+@case("", "view", "75 is to become 3 x 26 = 78", fix="head = nn.Conv2d(16, 78, 1)")
+def anchors_of_more_classes() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            x = self.head(x)
+            return x.view(2, 3, 5 + self.classes, 8, 8)
+
+    return Net(head=nn.Conv2d(16, 75, 1), classes=21), torch.randn(2, 16, 8, 8)
+
+
+@case("", "mse_loss", "wants a target of 4 x 49", "gets 4 x 1 x 7 x 7", fix="F.mse_loss(y, x.flatten(1))")
+def a_picture_beside_its_rows() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            y = self.net(x)
+            return F.mse_loss(y, x)
+
+    return Net(net=nn.Sequential(nn.Flatten(), nn.Linear(49, 5), nn.Linear(5, 49))), torch.randn(4, 1, 7, 7)
+
+
+@case("", "linear", "takes weights of 2 dimensions (out, in) for all samples, and `w` is 5 x 4 x 6", fix="")
+def weights_for_each_sample() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, c: Any) -> Any:
+            w = self.make(c).view(-1, 4, 6)
+            return F.linear(x, w)
+
+    return Net(make=nn.Linear(3, 24)), torch.randn(5, 6), torch.randn(5, 3)
+
+
+@case("fc", "linear", "gets 1024 = 16 x 8 x 8 from `conv`: its 16 channels were not pooled", fix="x.mean((2, 3))")
+def channels_that_were_to_be_pooled() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            x = self.conv(x)
+            x = x.view(x.size(0), -1)
+            return self.fc(x)
+
+    return Net(conv=nn.Conv2d(3, 16, 3, padding=1), fc=nn.Linear(16, 4)), torch.randn(2, 3, 8, 8)
+
+
+@case("", "mul", "6 and 5 in the last dimension", fix="(h * m.unsqueeze(-1)).sum(1) / m.sum(1).unsqueeze(-1)")
+def a_mean_of_the_steps_that_count() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, m: Any) -> Any:
+            h = self.fc(x)
+            return (h * m).sum(1) / m.sum(1)
+
+    return Net(fc=nn.Linear(8, 6)), torch.randn(2, 5, 8), torch.ones(2, 5)
+
+
+@case("", "__getitem__", "asks for position 2 of dimension 0, which has 2", fix="h[-1]")
+def the_layer_behind_the_last() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            _, h = self.rnn(x)
+            return h[2]
+
+    return Net(rnn=nn.GRU(4, 8, 2, batch_first=True)), torch.randn(3, 7, 4)
+
+
+@case("emb", "add", "10 and 8 in dimension 1; `kinds` is 2 x 8 beside `ids` of 2 x 10", fix="")
+def kinds_of_fewer_words() -> tuple[Any, ...]:
+    class Both(Parts):
+        def forward(self, ids: Any, kinds: Any) -> Any:
+            return self.words(ids) + self.kinds(kinds)
+
+    class Net(Parts):
+        def forward(self, ids: Any, kinds: Any) -> Any:
+            return self.emb(ids, kinds)
+
+    emb = Both(words=nn.Embedding(50, 4), kinds=nn.Embedding(2, 4))
+    return Net(emb=emb), torch.zeros(2, 10).long(), torch.zeros(2, 8).long()
+
+
 @pytest.mark.parametrize("one", CASES, ids=lambda one: one.name)
 def test_what_was_meant_is_offered_first(one: Case) -> None:
     check(one)

@@ -44,10 +44,13 @@ class Change:
 def method(name: str, *args: Any) -> Change:
     """``method("flatten", 1)`` is ``x.flatten(1)``."""
     call = f".{name}({', '.join(map(repr, args))})"
-    undoes = name in {"t", "transpose"}  # what is turned twice is written as it was
+    # What is turned twice is written as it was.
+    undoes = [call] if name in {"t", "transpose"} else []
+    undoes += [".T", ".t()"] if name == "transpose" and args == (0, 1) else [".mT"] if name == "transpose" and args == (-2, -1) else []
 
     def text(x: str) -> str:
-        return x.removesuffix(call) if undoes and x.endswith(call) else f"{x}{call}"
+        turned = next((one for one in undoes if x.endswith(one)), None)
+        return f"{x}{call}" if turned is None else x.removesuffix(turned)
 
     return Change(text, lambda tensor: getattr(tensor, name)(*args))
 

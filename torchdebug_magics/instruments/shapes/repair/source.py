@@ -6,7 +6,7 @@ import ast
 import copy
 import functools
 import linecache
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,6 +70,13 @@ class Site:
         if isinstance(whole, ast.AugAssign) and node is whole.target:
             return f"{ast.unparse(node)} = {text(ast.unparse(node))} {_SIGNS.get(type(whole.op), '+')} {ast.unparse(whole.value)}"
         return ast.unparse(_Put(node, ast.parse(text(_in_brackets(node)), mode="eval").body).visit(copy.deepcopy(self.expression)))
+
+    def within(self, node: ast.expr) -> Site | None:
+        """A part of the same statement, as the expression; None before Python 3.11, where instructions do not tell their place."""
+        wanted = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
+        places = enumerate(getattr(self.code, "co_positions", tuple)())
+        at = next((2 * place for place, found in places if found == wanted), None)
+        return None if at is None else replace(self, instruction=at, line=node.lineno, expression=node)
 
     def assigns_over(self, name: str) -> bool:
         """Whether nothing after this line reads the variable as it is now: it is given anew, or returned from."""

@@ -10,16 +10,8 @@ import torch
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, parameter_edit
 from torchdebug_magics.instruments.shapes.repair.history import came_from, channels_first, features_last, of_inputs
 from torchdebug_magics.instruments.shapes.repair.rules.inputs import shortened, too_long
-from torchdebug_magics.instruments.shapes.repair.rules.parts import (
-    Diagnosis,
-    clashes,
-    orders,
-    padded,
-    producer_edits,
-    shown,
-    stretched,
-    turned,
-)
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, clashes, orders, producer_edits, shown, turned
+from torchdebug_magics.instruments.shapes.repair.rules.pictures import padded, stretched
 from torchdebug_magics.instruments.shapes.repair.rules.residual import from_another_level, projected, resized, strided
 from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted, rotary
 
@@ -55,11 +47,12 @@ def broadcast(facts: Facts) -> Diagnosis | None:
     sentence = f"{text}{where} does not fit {_told(one)} to {_told(other)}: {sizes}"
     table, other_size = (one, other.sizes[at]) if not of_inputs(one.made) else (other, one.sizes[at])
     long = too_long(facts, other_size, table.sizes[at]) if not of_inputs(table.made) else ""
-    turns = rotary(facts, table, table.sizes[at], other_size) if at == -1 and not long else ""
+    turns = rotary(table, table.sizes[at], other_size) if at == -1 and not long else ""
     sentence += f": {long}" if long else turns
+    unspread = any(_spreads(facts, a, b).values())
     culprit, computed = other if one.made is None else one, of_inputs(one.made) and of_inputs(other.made)
     return Diagnosis(
-        sentence, tuple(_edits(facts, a, b)), culprit, None if computed else (one.sizes[at], other.sizes[at]), rounded=computed
+        sentence, tuple(_edits(facts, a, b)), culprit, None if computed or unspread else (one.sizes[at], other.sizes[at]), rounded=computed
     )
 
 
@@ -88,13 +81,15 @@ def _pair(facts: Facts) -> tuple[int, int] | None:
 
 def _edits(facts: Facts, a: int, b: int) -> list[Edit]:
     edits: list[Edit] = []
+    spread = _spreads(facts, a, b)
+    unspread = any(spread.values())  # then their sizes are right, and stand in the wrong places
     for at, to in ((b, a), (a, b)):
         one, other = facts.operands[at], facts.operands[to]
         later = 0 if at == b else 1
-        edits += _spread(facts, at, other, 4 + later)
+        edits += spread[at]
         edits += _moved(facts, at, other, 8 + later)
         edits += _squeezed(facts, at, other, 6 + later)
-        if one.owned:
+        if one.owned and not unspread:
             edits += _sized(one, other)
         edits += strided(facts, one, other)
         edits += padded(facts, one, other)
@@ -102,16 +97,21 @@ def _edits(facts: Facts, a: int, b: int) -> list[Edit]:
         edits += from_another_level(facts, at, other, 7 + later)
         edits += projected(facts, at, other, 9 + later)
         edits += resized(facts, at, other, 14 + later)
-        edits += _cut(facts, at, other, 30 + later)
+        edits += _cut(facts, at, other, 30 + later) if not unspread else []
         dims = clashes(one.sizes, other.sizes)
         pairs = {(one.sizes[dim], other.sizes[dim]) for dim in dims}
         if len(pairs) == 1 and not of_inputs(one.made):  # a table of positions, or a mask of them
             has, wants = pairs.pop()
-            edits += fitted(facts, one, has, wants, rank=16)
+            if wants > has or not all(_is_length(facts, one, other, dim) for dim in dims):  # else it is cut where it is used
+                edits += fitted(facts, one, has, wants, rank=16)
             edits += shortened(facts, wants, has, rank=18)
-        if len(dims) == 1 and dims[0] + len(one.sizes):  # no layer decides how many samples there are
+        if len(dims) == 1 and dims[0] + len(one.sizes) and not unspread:  # no layer decides how many samples there are
             edits += producer_edits(facts, one, one.sizes[dims[0]], other.sizes[dims[0]], rank=20 + later)
     return edits
+
+
+def _spreads(facts: Facts, a: int, b: int) -> dict[int, list[Edit]]:
+    return {b: _spread(facts, b, facts.operands[a], 4), a: _spread(facts, a, facts.operands[b], 5)}
 
 
 def _spread(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
@@ -198,13 +198,13 @@ def _is_length(facts: Facts, one: Operand, other: Operand, dim: int) -> bool:
     """Whether a dimension counts steps or pixels, of which fewer will do; features, heads and channels are not thrown away."""
     if channels_first(other.made):
         return dim > 1 - len(other.sizes)
-    if dim != -1:
-        return dim == -_ROWS
-    if one.tensor.dtype is torch.bool:
-        return True
-    square = all(len(sizes) >= _ROWS and sizes[-1] == sizes[-2] for sizes in (one.sizes, other.sizes))
+    if one.tensor.dtype is torch.bool or all(len(sizes) >= _ROWS and sizes[-1] == sizes[-2] for sizes in (one.sizes, other.sizes)):
+        return dim >= -_ROWS
+    lengths = {tensor.shape[1] for _, tensor in facts.inputs if tensor.dim() > 1}
+    if dim != -1:  # with heads, these may stand there
+        return dim == -_ROWS and (len(other.sizes) not in _PICTURES or other.sizes[dim] in lengths)
     lengths = {tensor.shape[1] for _, tensor in facts.inputs if tensor.dim() == _ROWS}
-    return square or (other.sizes[-1] in lengths and not features_last(other.made))
+    return other.sizes[-1] in lengths and not features_last(other.made)
 
 
 def _end(end: slice, name: str, dim: int) -> str:

@@ -36,6 +36,8 @@ def convolution(facts: Facts) -> Diagnosis | None:
     expected = weight.sizes[0] if transposed else weight.sizes[1] * (groups if isinstance(groups, int) else 1)
     if len(x.sizes) not in {spatial + 1, spatial + 2}:
         return _dimensions(facts, spatial)
+    if isinstance(groups, int) and not transposed and groups > 0 and weight.sizes[0] % groups:
+        return _groups(facts, groups)
     got = x.sizes[-spatial - 1]
     if got != expected:
         return _channels(facts, spatial, expected, got)
@@ -67,7 +69,7 @@ def _channels(facts: Facts, spatial: int, expected: int, got: int) -> Diagnosis:
     x = facts.operands[0]
     many = len(x.sizes)
     last = x.sizes[-1] == expected and many > 1 and not channels_first(x.made)
-    sentence = f"{facts.who} expects {expected} channels, gets {gets(x, got, -spatial - 1)}"
+    sentence = f"{_who(facts)} expects {expected} channels, gets {gets(x, got, -spatial - 1)}"
     if found := earlier(facts, x, expected, -spatial - 1):
         return Diagnosis(sentence + found.words, found.edits, x)
     if many == spatial + 1:
@@ -93,6 +95,24 @@ def _channels(facts: Facts, spatial: int, expected: int, got: int) -> Diagnosis:
         )
     edits += producer_edits(facts, x, got, expected)
     return Diagnosis(sentence, tuple(edits), x)
+
+
+def _who(facts: Facts) -> str:
+    """The module; or the function, with its weight."""
+    if isinstance(facts.module, nn.modules.conv._ConvNd):
+        return facts.who
+    weight = facts.operands[1]
+    return f"`{facts.op}`{f' with `{weight.name}`' if weight.name else ''}"
+
+
+def _groups(facts: Facts, groups: int) -> Diagnosis:
+    """A filter for each group at least; one is the same for all."""
+    weight = facts.operands[1]
+    sentence = f"`{facts.op}` in {groups} groups wants as many filters, or a multiple, and {named(weight, 'its weight')}"
+    rest = ", -1" * (len(weight.sizes) - 1)
+    change = Change(lambda x: f"{x}.expand({groups}{rest})", lambda one: one.expand(groups, *one.shape[1:]))
+    edits = on_operand(facts, 1, change, rank=5, why="the same for every channel", owned=True) if weight.sizes[0] == 1 else []
+    return Diagnosis(f"{sentence} is {shape(weight.sizes)}", tuple(edits), weight)
 
 
 def _for_channels(facts: Facts, got: int) -> list[Edit]:

@@ -12,12 +12,13 @@ from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_op
 from torchdebug_magics.instruments.shapes.repair.history import TURNS, channels_first, maker, product, same_input, steps
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier, with_size
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, named, producer_edits, reordered, there_and_back
+from torchdebug_magics.instruments.shapes.repair.rules.gathered import unjoined, unpooled
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, named, producer_edits, reordered, there_and_back, told
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
-__all__ = ["bilinear", "linear"]
+__all__ = ["bilinear", "distances", "linear"]
 
 _IMAGES = 4
 
@@ -28,7 +29,12 @@ def linear(facts: Facts) -> Diagnosis | None:
         return None
     at = 1 if facts.op == "addmm" else 0
     x, weight = facts.operands[at], facts.operands[at + 1]
-    if len(weight.sizes) != 2 or not x.sizes:
+    if not x.sizes:
+        return None
+    if len(weight.sizes) > 2:
+        words = f"`{facts.op}` takes weights of 2 dimensions (out, in) for all samples, and {named(weight, 'its weight')}"
+        return Diagnosis(f"{words} is {shape(weight.sizes)}", (), weight)
+    if len(weight.sizes) != 2:
         return None
     expected = weight.sizes[1] if facts.op == "linear" else weight.sizes[0]
     got = x.sizes[-1]
@@ -39,6 +45,10 @@ def linear(facts: Facts) -> Diagnosis | None:
     if found := earlier(facts, x, expected):
         edits = with_size(facts, found, expected, "in_features")
         return Diagnosis(sentence + found.words, edits if edits or not found.size else tuple(_edits(facts, at, expected)), x)
+    if found := unjoined(facts, x, expected):
+        return Diagnosis(sentence + found.words, (*found.edits, *_edits(facts, at, expected)), x)
+    if found := unpooled(x, expected):
+        return Diagnosis(sentence + found.words, (*found.edits, *_edits(facts, at, expected)), x, (got, expected))
     return Diagnosis(sentence, tuple(_edits(facts, at, expected)), x, (got, expected) if product(x.made, got) else None)
 
 
@@ -89,6 +99,21 @@ def _is_tied(facts: Facts) -> bool:
     """Whether another module has the same weights, which a new one would not have."""
     weight = getattr(facts.module, "weight", None)
     return sum(any(one is weight for one in part._parameters.values()) for part in facts.modules.values()) > 1
+
+
+def distances(facts: Facts) -> Diagnosis | None:
+    """``torch.cdist``: rows of one width on both sides."""
+    if facts.op != "cdist" or len(facts.operands) < 2 or not all(len(one.sizes) > 1 for one in facts.operands[:2]):
+        return None
+    a, b = facts.operands[:2]
+    width, other = a.sizes[-1], b.sizes[-1]
+    if width == other:
+        return None
+    sentence = f"`cdist` wants rows of one width, gets {told(a)} and {told(b)}: {width} and {other}"
+    edits = [*producer_edits(facts, a, width, other, rank=15), *producer_edits(facts, b, other, width, rank=16)]
+    for one, to in ((b, width), (a, other)):
+        edits += parameter_edit(one, (*one.sizes[:-1], to))
+    return Diagnosis(sentence, tuple(edits), a)
 
 
 def bilinear(facts: Facts) -> Diagnosis | None:

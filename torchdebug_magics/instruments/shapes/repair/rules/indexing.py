@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import squeezed
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, producer_edits, short_dtype, told
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, clashes, named, producer_edits, short_dtype, told
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
@@ -44,6 +45,8 @@ _OPS = frozenset(
 
 def index(facts: Facts) -> Diagnosis | None:
     """``x.gather(1, picked)`` and its like."""
+    if facts.op in {"masked_scatter", "masked_scatter_"} and len(facts.operands) == 3:
+        return _by_mask(facts)
     return _op(facts) if facts.op in _OPS and facts.operands else None
 
 
@@ -92,6 +95,21 @@ def _spread_change(index: tuple[slice | None, ...], sizes: list[int], source: Op
     if grow and source is not None and source.name.isidentifier():
         grow = f".expand_as({source.name})"
     return Change(lambda x: f"{x}{lift}{grow}", lambda one: one[index].expand(sizes))
+
+
+def _by_mask(facts: Facts) -> Diagnosis | None:
+    """Each place that the mask names wants a value."""
+    x, mask, source = facts.operands
+    values = facts.values(mask.tensor)
+    if values is None or clashes(x.sizes, mask.sizes):
+        return None
+    many, has = int(values.broadcast_to(x.sizes).sum()), math.prod(source.sizes)
+    if many <= has:
+        return None
+    width = x.sizes[-1]
+    rows = f" ({many // width} rows of {width})" if len(x.sizes) > 1 and not many % width else ""
+    sentence = f"`{facts.op}` has {many} places{rows} in {told(x)}, and {told(source)} holds {has} values for them"
+    return Diagnosis(sentence, tuple(producer_edits(facts, source, source.sizes[-1], width)) if source.sizes else (), source)
 
 
 def _op(facts: Facts) -> Diagnosis | None:

@@ -42,13 +42,16 @@ def too_long(facts: Facts, size: int, to: int) -> str:
 
 def beside(facts: Facts, found: Diagnosis) -> Diagnosis:
     """Where a library's code broke: an input whose length is not that of the first, named and repaired."""
-    if facts.site is not None or facts.op is None or len(facts.inputs) < 2:
+    if facts.op is None or len(facts.inputs) < 2 or (facts.site is not None and len(facts.operands) < 2):
         return found
     name, first = facts.inputs[0]
     odd = [(other, one) for other, one in facts.inputs[1:] if one.dim() == first.dim() == 2 and one.shape != first.shape]
     if not odd or first.is_floating_point():
         return found
     other, one = odd[0]
+    met = [sizes for operand in facts.operands for sizes in (operand.sizes[:2], operand.sizes[-2:])]
+    if facts.site is not None and not {tuple(first.shape), tuple(one.shape)} <= set(met):
+        return found  # the user's own code may want them so
     sentence = f"{found.sentence}; `{other}` is {shape(tuple(one.shape))} beside `{name}` of {shape(tuple(first.shape))}"
     return replace(found, sentence=sentence, edits=(*_alike(name, first, other, one), *found.edits))
 

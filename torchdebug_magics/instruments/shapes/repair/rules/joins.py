@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.history import comes_from, of_inputs
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, interpolated, orders, padded, producer_edits, shown, turned
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand, parameter_edit
+from torchdebug_magics.instruments.shapes.repair.history import TURNS, comes_from, of_inputs
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, orders, producer_edits, shown, turned
+from torchdebug_magics.instruments.shapes.repair.rules.pictures import interpolated, padded
+from torchdebug_magics.instruments.shapes.repair.rules.residual import is_rounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +129,7 @@ def _sizes(facts: Facts, dim: int, wrong: list[int]) -> list[Edit]:
                 rank=6 if at == later else 7,
                 why=f"{shape(one.sizes[2:])} becomes {shape(other.sizes[2:])}",
             )
-            if all(here >= there for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)):
+            if is_rounded(one, other) and all(here >= there for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)):
                 edits += _cut(facts, at, other.sizes, rank=10)
     if len(wrong) == 1:
         at = wrong[0]
@@ -136,6 +138,7 @@ def _sizes(facts: Facts, dim: int, wrong: list[int]) -> list[Edit]:
             if one.sizes[at] == 1 and other.sizes[at] > 1:
                 edits += on_operand(facts, place, _expanded(other, at), rank=5, why="the same for each", owned=True)
             edits += producer_edits(facts, one, one.sizes[at], other.sizes[at]) if at else []
+            edits += parameter_edit(one, (*one.sizes[:at], other.sizes[at], *one.sizes[at + 1 :]), rank=12) if at else []
     edits += [edit for one in parts for edit in padded(facts, one, parts[0] if one is not parts[0] else parts[-1])]
     if len(wrong) == 1:
         for place in range(len(parts)):
@@ -155,6 +158,8 @@ def _expanded(like: Operand, dim: int) -> Change:
 def _turned_to(facts: Facts, place: int, other: Operand, dim: int) -> list[Edit]:
     one = facts.operands[place]
     many = len(one.sizes)
+    if one.made is not None and one.made.op in TURNS:  # as it stands, it was turned on purpose
+        return []
     for order in orders(many):
         sizes = [one.sizes[at] for at in order]
         if order != tuple(range(many)) and all(

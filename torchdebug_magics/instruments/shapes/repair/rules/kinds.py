@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, short_dtype
+from torchdebug_magics.instruments.shapes.repair.history import steps
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, anywhere, named, short_dtype
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
@@ -54,6 +55,8 @@ def dtype(facts: Facts) -> Diagnosis | None:
         at, one = odd[0]
         sentence = f"{facts.who} has {short_dtype(owned)} weights, gets {named(one, 'an input')} in {short_dtype(one)}"
         edits = [edit for at, _ in odd[:1] for edit in _cast(facts, at, owned.tensor.dtype, rank=2)]
+        if one.tensor.is_complex() and owned.tensor.is_floating_point() and any(step.op == "stft" for step in steps(one.made)):
+            edits += anywhere(facts, at, method("abs"), rank=4, why="its magnitude, without the phase")
         return Diagnosis(sentence, (*edits, *_model_cast(facts, one)), one)
     told = ", ".join(f"{named(one, 'an operand')} in {short_dtype(one)}" for one in facts.operands)
     edits = []
@@ -109,7 +112,7 @@ def _alone(facts: Facts) -> Diagnosis | None:
 def _cast(facts: Facts, at: int, to: torch.dtype, *, rank: int) -> list[Edit]:
     if to not in _CASTS or facts.operands[at].tensor.is_complex():  # it would throw the imaginary part away
         return []
-    return on_operand(facts, at, method(_CASTS[to]), rank=rank)
+    return anywhere(facts, at, method(_CASTS[to]), rank=rank)
 
 
 def _model_cast(facts: Facts, one: Operand) -> list[Edit]:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, then
-from torchdebug_magics.instruments.shapes.repair.rules.parts import (
-    Diagnosis,
-    named,
-    orders,
-    padded,
-    producer_edits,
-    short_dtype,
-    stretched,
-    turned,
-)
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, orders, producer_edits, short_dtype, turned
+from torchdebug_magics.instruments.shapes.repair.rules.pictures import padded, stretched
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
@@ -133,6 +126,9 @@ def _pairs(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
                 shown = -1 if dim == len(one.sizes) - 1 else dim
                 edits += _cast_too(facts, at, method("squeeze", shown), rank=3)
                 edits += _cast_too(facts, 1 - at, method("unsqueeze", shown), rank=4)
+    if math.prod(scores.sizes[1:]) == math.prod(target.sizes[1:]) and scores.sizes[:1] == target.sizes[:1]:
+        edits += _cast_too(facts, 1, method("flatten", 1), rank=3) if len(scores.sizes) == 2 < len(target.sizes) else []
+        edits += on_operand(facts, 0, method("flatten", 1), rank=4) if len(target.sizes) == 2 < len(scores.sizes) else []
     if len(scores.sizes) == len(target.sizes):
         differ = [dim for dim, pair in enumerate(zip(scores.sizes, target.sizes, strict=True)) if pair[0] != pair[1]]
         edits += [*stretched(facts, scores, target), *padded(facts, scores, target)]

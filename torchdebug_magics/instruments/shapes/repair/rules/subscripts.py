@@ -11,11 +11,14 @@ from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.history import maker
+from torchdebug_magics.instruments.shapes.repair.history import maker, of_inputs
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rules.computed import counted
 from torchdebug_magics.instruments.shapes.repair.rules.created import created
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import squeezed
+from torchdebug_magics.instruments.shapes.repair.rules.inputs import shortened
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, clashes, named, producer_edits, short_dtype, told
+from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
@@ -93,15 +96,38 @@ def _bounds(facts: Facts, text: str, x: Operand) -> Diagnosis:
         size = x.sizes[dim]
         sentence = f"{text} asks for position {position} of dimension {dim}, which has {size} (0 to {size - 1}): {told(x)}"
         return Diagnosis(sentence, (*_directions(facts, x, dim, position), *_last(facts, position, size)), x)
+    if beyond := _beyond_rows(facts, text, x):
+        return beyond
     values = _values(facts, facts.operands[1]) if len(facts.operands) > 1 else ""
     return Diagnosis(f"{text} asks for a position that {told(x)} does not have{values}", (), x)
+
+
+def _beyond_rows(facts: Facts, text: str, x: Operand) -> Diagnosis | None:
+    """Where the first thing in the brackets is a tensor of positions."""
+    given = facts.args[1]
+    first = given[0] if isinstance(given, tuple) and given else given
+    index = facts.operand(first)
+    values = facts.values(index.tensor) if index is not None and index.tensor.dtype in {torch.int64, torch.int32} else None
+    if index is None or values is None or not values.numel() or not x.sizes:
+        return None
+    low, high, size = int(values.min()), int(values.max()), x.sizes[0]
+    if -size <= low and high < size:
+        return None
+    wrong = high if high >= size else low
+    sentence = f"{text} asks for position {wrong} of dimension 0, which has {size} (0 to {size - 1}): {told(x)}"
+    found = counted(index.made)
+    if found is not None and found.many > size:
+        sentence += f"; `{found.op}` tells one of {found.many}{f' {found.source}' if found.source else ''}"
+    many = max(high + 1, found.many if found is not None else 0)
+    edits = fitted(facts, x, size, many, rank=6) if low >= 0 else []
+    return Diagnosis(sentence, (*edits, *(shortened(facts, many, size) if not of_inputs(x.made) else ())), index)
 
 
 def _directions(facts: Facts, x: Operand, dim: int, position: int) -> list[Edit]:
     """The state of a recurrent layer that goes one way, and both are asked for."""
     step = maker(x.made)
     module = facts.modules.get(step.module) if step is not None and step.shape == x.sizes else None
-    if dim or not isinstance(module, nn.RNNBase) or module.bidirectional or step is None:
+    if dim or not isinstance(module, nn.RNNBase) or module.bidirectional or step is None or (position > 1 and module.num_layers > 1):
         return []
     if not -2 * x.sizes[0] <= position < 2 * x.sizes[0] or len(x.sizes) < 2:
         return []

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fitted", "rotary"]
 
+_NUMBER = re.compile(r"\b\d+\b")
 _ROTATES = ("cos", "sin", "rot", "rope", "freq")
 
 
@@ -32,8 +33,8 @@ def fitted(facts: Facts, table: Operand, got: int, wanted: int, *, rank: int) ->
         module = facts.modules.get(path)
         held = [(name, one) for name, one in (module._buffers.items() if module is not None else ()) if one is not None]
         whole = [(name, one) for name, one in held if tuple(one.shape) == sizes or f"{path}.{name}".lstrip(".") == table.name]
-        for name, one in whole if len(whole) == 1 or table.owned else _named_like(whole, facts):
-            edits += _known(f"{path}.{name}".lstrip("."), one, got, wanted, rank=rank)
+        found = whole if len(whole) == 1 or table.owned else _named_like(whole, facts)
+        edits += [edit for name, one in found for edit in _known(facts, path, name, one, (got, wanted), rank)]
         edits += remade(module, path, got, wanted, rank=rank)
     return edits
 
@@ -59,8 +60,9 @@ def _named_like(held: list[tuple[str, torch.Tensor]], facts: Facts) -> list[tupl
     return next((found for found in spoken if len(found) == 1), [])
 
 
-def _known(path: str, table: torch.Tensor, got: int, wanted: int, *, rank: int) -> list[Edit]:
-    """A buffer that is known by its numbers."""
+def _known(facts: Facts, path: str, name: str, table: torch.Tensor, sizes: tuple[int, int], rank: int) -> list[Edit]:
+    """A buffer that is known by its numbers, in all modules alike."""
+    got, wanted = sizes
     found = resized(table, got, wanted)
     if found is None:
         return []
@@ -68,13 +70,32 @@ def _known(path: str, table: torch.Tensor, got: int, wanted: int, *, rank: int) 
     def made(old: torch.Tensor) -> torch.Tensor:
         return found.make().to(old.device)
 
-    return [Edit(f"{as_typed(path)} = {found.code}", f"made for {wanted} instead of {got}", rank, buffers={path: made})]
+    paths = _alike(facts, path, name, table)
+    code = f"{_each(paths)}.{name} = {found.code}".lstrip(".")
+    buffers = dict.fromkeys((f"{one}.{name}".lstrip(".") for one in paths), made)
+    return [Edit(code, f"made for {wanted} instead of {got}", rank, buffers=buffers)]
 
 
-def rotary(facts: Facts, table: Operand, width: int, wanted: int) -> str:
+def _alike(facts: Facts, path: str, name: str, table: torch.Tensor) -> list[str]:
+    """The paths of this module, and of those in the same list that hold such a table, too."""
+    module, root = facts.modules[path], facts.modules.get("")
+    every = {} if root is None else {one: part for one, part in root.named_modules() if type(part) is type(module)}
+    alike = [one for one, part in every.items() if (own := part._buffers.get(name)) is not None and own.shape == table.shape]
+    return alike if len({_NUMBER.sub("#", one) for one in alike}) == 1 and path in alike else [path]
+
+
+def _each(paths: list[str]) -> str:
+    """``blocks[0].attn``; of several ``for block in blocks: block.attn``."""
+    listed, _, rest = paths[0].partition(".0")
+    if len(paths) == 1 or not listed or any(one != f"{listed}.{at}{rest}" for at, one in enumerate(paths)):
+        return as_typed(paths[0]) if paths[0] else ""
+    return f"for one in {as_typed(listed)}: one{rest}"
+
+
+def rotary(table: Operand, width: int, wanted: int) -> str:
     """In words, where a table of rotations is as wide as another head; empty elsewhere."""
     names = " ".join([table.name, *(f"{step.module} {step.op}" for step in steps(table.made))]).lower()
-    if facts.op not in {"mul", "__mul__", "__rmul__"} or of_inputs(table.made) or not any(one in names for one in _ROTATES):
+    if of_inputs(table.made) or not any(one in names for one in _ROTATES):
         return ""
     what = "pairs of features" if table.tensor.is_complex() else "features"
     return f": it turns {width} {what}, and a head has {wanted}"
