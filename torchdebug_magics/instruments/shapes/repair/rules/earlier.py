@@ -15,6 +15,7 @@ from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, metho
 from torchdebug_magics.instruments.shapes.repair.history import JOINS, RESHAPES, joined_along, of_inputs, steps
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.unturned import taken_apart
+from torchdebug_magics.instruments.shapes.repair.source import site_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
