@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["failed_in"]
 
+_COLLATES = "collate_tensor_fn"
+"""The function in which a DataLoader stacks the samples of a batch."""
+
 
 def failed_in(error: BaseException, replay: Replay) -> Failed | None:
     """The call that raised; None where it was none of torch's, or its arguments cannot be read.
@@ -44,23 +47,27 @@ def failed_in(error: BaseException, replay: Replay) -> Failed | None:
     if trace is None:
         return None
     if after and owner(after[0].f_code.co_filename) == "torch":
-        return next((found for frame in after if (found := _of_function(frame, error)) is not None), None)
+        batches = [frame for frame in after if frame.f_code.co_name == _COLLATES]
+        return next((found for frame in batches or after if (found := _of_function(frame, error)) is not None), None)
     return _of_expression(trace.tb_frame, trace.tb_lasti, error, replay) if not after else None
 
 
 def _of_function(frame: FrameType, error: BaseException) -> Failed | None:
     """A function of torch's that is written in Python: its frame holds its arguments."""
-    module = sys.modules.get(frame.f_globals.get("__name__", ""))
-    func = getattr(module, frame.f_code.co_name, None)
+    name = frame.f_code.co_name
+    if name == _COLLATES:
+        return _failed(torch.stack, "stack", (frame.f_locals.get("batch", ()),), {}, error)
+    taken = inspect.getargvalues(frame)
+    is_method = isinstance(taken.locals.get("self"), torch.Tensor)
+    func = getattr(torch.Tensor if is_method else sys.modules.get(frame.f_globals.get("__name__", "")), name, None)
     if not callable(func):
         return None
-    taken = inspect.getargvalues(frame)
     values = {name: taken.locals[name] for name in taken.args if name in taken.locals}
-    if taken.varargs is None:
+    if taken.varargs is None and not is_method:
         return _failed(func, frame.f_code.co_name, (), values, error)
     places = taken.args[: frame.f_code.co_argcount]  # what stands before `*args` can be given by place alone
-    args = (*(values.pop(name) for name in places if name in values), *taken.locals.get(taken.varargs, ()))
-    return _failed(func, frame.f_code.co_name, args, values, error)
+    args = (*(values.pop(name) for name in places if name in values), *taken.locals.get(taken.varargs or "", ()))
+    return _failed(func, name, args, values, error)
 
 
 def _of_expression(frame: FrameType, instruction: int, error: BaseException, replay: Replay) -> Failed | None:

@@ -79,7 +79,7 @@ def _channels(facts: Facts, spatial: int, expected: int, got: int) -> Diagnosis:
     elif last:
         sentence += f": its channels stand last in {shape(x.sizes)}"
     square = spatial > 1 and len(set(x.sizes[-spatial:])) == 1
-    edits = reordered(facts, 0, -spatial - 1, expected, rank=25 if square and x.sizes[0] != expected else 5)
+    edits = reordered(facts, 0, -spatial - 1, expected, rank=25 if square and x.sizes[0] != expected else 5, batched=expected == 1)
     edits = [] if channels_first(x.made) else edits
     if many == spatial + 1 and expected == 1:
         edits += on_operand(facts, 0, method("unsqueeze", 1), rank=3, why="one channel")

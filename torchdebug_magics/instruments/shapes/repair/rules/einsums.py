@@ -76,7 +76,14 @@ def _whole(one: Operand) -> str:
 
 
 def _sizes_of(terms: list[str], facts: Facts) -> list[list[tuple[str, int]]]:
-    return [list(zip(term, one.sizes, strict=False)) for term, one in zip(terms, facts.operands, strict=True) if "." not in term]
+    return [_letters(term, one.sizes) for term, one in zip(terms, facts.operands, strict=True)]
+
+
+def _letters(term: str, sizes: tuple[int, ...]) -> list[tuple[str, int]]:
+    """Each letter with its size; those behind an ellipsis are counted from the end."""
+    first, dots, last = term.partition("...")
+    behind = list(zip(last, sizes[len(sizes) - len(last) :], strict=False)) if dots else []
+    return [*zip(first, sizes, strict=False), *behind]
 
 
 def _clash(terms: list[str], facts: Facts) -> tuple[str, int, int] | None:
@@ -105,6 +112,8 @@ def _with_sizes(facts: Facts, terms: list[str], clash: tuple[str, int, int]) -> 
 def _turned(facts: Facts, terms: list[str]) -> list[Edit]:
     edits: list[Edit] = []
     for at, one in reversed(list(enumerate(facts.operands))):
+        if "." in terms[at]:
+            continue
         others = {letter: size for place, pairs in enumerate(_sizes_of(terms, facts)) if place != at for letter, size in pairs}
         for order in orders(len(one.sizes)):
             sizes = [one.sizes[dim] for dim in order]

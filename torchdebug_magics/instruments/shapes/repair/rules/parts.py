@@ -91,14 +91,14 @@ def anywhere(facts: Facts, at: int, change: Change, *, rank: int, why: str = "")
     return found or (in_outer_call(facts, operand, change, rank=rank, why=why) if passed_on else [])
 
 
-def reordered(facts: Facts, at: int, dim: int, size: int, *, rank: int = 5) -> list[Edit]:
-    """Each dimension but the first that has the wanted size, moved to where it is wanted."""
+def reordered(facts: Facts, at: int, dim: int, size: int, *, rank: int = 5, batched: bool = False) -> list[Edit]:
+    """Each dimension that has the wanted size, moved to where it is wanted; the first of all not where that is sure to be the batch."""
     operand = facts.operands[at]
     many = len(operand.sizes)
     dim %= many
     edits: list[Edit] = []
     for now in _places(operand.sizes, size):
-        if now == dim:
+        if now == dim or (batched and now == 0):
             continue
         rest = [one for one in range(many) if one != now]
         rest.insert(dim, now)

@@ -34,7 +34,8 @@ def matmul(facts: Facts) -> Diagnosis | None:
         return None
     inner_a, inner_b = a.sizes[-1], b.sizes[-2] if len(b.sizes) > 1 else b.sizes[0]
     if inner_a != inner_b:
-        sentence = f"{text} multiplies {_told(a)} by {_told(b)}: {inner_a} columns meet {inner_b} rows"
+        meet = "elements meet" if len(a.sizes) == len(b.sizes) == 1 else "columns meet"
+        sentence = f"{text} multiplies {_told(a)} by {_told(b)}: {inner_a} {meet} {inner_b}{'' if 'elements' in meet else ' rows'}"
         return Diagnosis(sentence, tuple(_inner(facts, a, b, inner_a, inner_b)), a if a.made is not None else b)
     if facts.op in {"bmm", "mm", "mv", "dot", "baddbmm"} and not _right_dimensions(facts.op, a, b):
         edits = _vectors(facts, a, b) or (_as_matmul(facts) if facts.op in {"bmm", "mm"} else [])
