@@ -19,7 +19,7 @@ from torchdebug_magics.instruments.shapes.confirm import is_limit_of_fakes, real
 from torchdebug_magics.instruments.shapes.faking import CannotBeFakedError, Fakes
 from torchdebug_magics.instruments.shapes.forward import Forward, forward, zeros
 from torchdebug_magics.instruments.shapes.inputs import Inputs, readings
-from torchdebug_magics.instruments.shapes.leaves import is_lazy
+from torchdebug_magics.instruments.shapes.leaves import is_lazy, named_tensors
 from torchdebug_magics.instruments.shapes.parameters import packed_weights
 from torchdebug_magics.instruments.shapes.tabulate import params_only, tabulated
 from torchdebug_magics.probing.modules import unwrapped
@@ -137,14 +137,25 @@ def _checked(seen: Seen) -> Seen:
     """A forward that came through without data: run for real where an op in it may refuse a value, and that is quick."""
     run = seen.run
     described = next(seen.inputs.specs(), None) is not None
-    if not run.unchecked or described or seen.mode == "meta" or run.flops > QUICK_FLOPS or run.saved_bytes > _QUICK_BYTES:
+    mixed = _is_half_meta(seen.model, seen.inputs)
+    if not (run.unchecked or mixed) or described or run.flops > QUICK_FLOPS or run.saved_bytes > _QUICK_BYTES:
+        return seen
+    if seen.mode == "meta" and not mixed:
         return seen
     for_real = _real(seen.model, seen.inputs)
     if for_real.error is None:
         seen.run = replace(run, unchecked=(), checked=run.unchecked)
         return seen
-    for_real.notes.append(f"run for real, as values decide what {listed([f'`{op}`' for op in run.unchecked])} refuses")
+    if not mixed:
+        for_real.notes.append(f"run for real, as values decide what {listed([f'`{op}`' for op in run.unchecked])} refuses")
     return for_real
+
+
+def _is_half_meta(model: torch.nn.Module, inputs: Inputs) -> bool:
+    """Whether only some tensors are on ``meta``. That the inputs alone are elsewhere is meant: such a model is asked for its shapes."""
+    own = {one.device.type == "meta" for one in (*model.parameters(), *model.buffers())}
+    given = {tensor.device.type == "meta" for _, tensor in named_tensors((inputs.args, dict(inputs.kwargs)))}
+    return len(own) > 1 or (own == {False} and True in given)
 
 
 def _confirmed(seen: Seen, error: Exception) -> Seen:

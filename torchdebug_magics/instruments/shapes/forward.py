@@ -19,6 +19,7 @@ from torchdebug_magics.instruments.shapes.copies import Copies
 from torchdebug_magics.instruments.shapes.dtypes import check_dtypes
 from torchdebug_magics.instruments.shapes.faking import Fakes, ValueFailure
 from torchdebug_magics.instruments.shapes.flops import FlopFormulas, NoFormulas
+from torchdebug_magics.instruments.shapes.kernels import check_kernels
 from torchdebug_magics.instruments.shapes.leaves import named_tensors
 from torchdebug_magics.instruments.shapes.libraries import answers
 from torchdebug_magics.instruments.shapes.origins import Failed, Instead, Made, Origins
@@ -161,6 +162,7 @@ def _checks(fakes: Fakes) -> Callable[..., None]:
         check_dtypes(func, args, kwargs)
         check_bounds(fakes, func, args)
         check_strictly(fakes, func, args)
+        check_kernels(fakes, func, args)
 
     return check
 

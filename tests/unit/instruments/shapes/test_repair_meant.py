@@ -448,6 +448,83 @@ def kinds_of_fewer_words() -> tuple[Any, ...]:
     return Net(emb=emb), torch.zeros(2, 10).long(), torch.zeros(2, 8).long()
 
 
+@case("", "matmul", "2 columns meet 4 rows", fix="up = nn.Parameter(torch.zeros(6, 2))")
+def adapters_of_two_ranks() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.fc(x) + x @ self.down.T @ self.up.T
+
+    return Net(fc=nn.Linear(8, 6), down=nn.Parameter(torch.randn(2, 8)), up=nn.Parameter(torch.zeros(6, 4))), torch.randn(3, 8)
+
+
+@case("", "__rsub__", "subtracts from a mask of bool: `~` turns it round", fix="~(x > 0)")
+def one_less_a_comparison() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.fc(x) * (1 - (x > 0))
+
+    return Net(fc=nn.Linear(4, 4)), torch.randn(2, 4)
+
+
+@case("", "index_add_", "`self.fc(x)` in float32", fix="out.index_add_(0, at, self.fc(x).double())")
+def rows_of_another_dtype_beside_an_index() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, at: Any) -> Any:
+            out = torch.zeros(4, 3, dtype=torch.float64)
+            return out.index_add_(0, at, self.fc(x))
+
+    return Net(fc=nn.Linear(4, 3)), torch.randn(5, 4), torch.zeros(5).long()
+
+
+@case("", "conv2d", "`conv2d` with `k` expects 1 channels, gets 3 from the input `x`", fix="")
+def one_kernel_for_three_channels() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return F.conv2d(x, self.k, padding=1)
+
+    return Net(k=torch.randn(1, 1, 3, 3)), torch.randn(1, 3, 8, 8)
+
+
+@case("", "conv2d", "in 3 groups wants as many filters", fix="F.conv2d(x, self.k.expand(3, -1, -1, -1), groups=3)")
+def one_filter_for_three_groups() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return F.conv2d(x, self.k, groups=3)
+
+    return Net(k=torch.randn(1, 1, 3, 3)), torch.randn(2, 3, 8, 8)
+
+
+@case("fc", "linear", "the 2 states of 16 stand one above the other in 2 x 3 x 16", fix="h = h.transpose(0, 1).flatten(1)")
+def states_of_all_layers() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            _, h = self.rnn(x)
+            h = self.fc(h)
+            return h  # noqa: RET504
+
+    return Net(rnn=nn.GRU(8, 16, 2, batch_first=True), fc=nn.Linear(32, 1)), torch.randn(3, 9, 8)
+
+
+@case("fc", "linear", "`fc` expects 6 features, gets 4", fix="self.fc(x)")
+def turned_for_nothing() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.fc(x.T)
+
+    return Net(fc=nn.Linear(6, 2)), torch.randn(4, 6)
+
+
+@case("", "cat", "dimension 2 is 4 and 8", fix="")
+def skips_in_the_wrong_order() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, skips: Any) -> Any:
+            for skip in skips:
+                x = self.out(torch.cat([F.interpolate(x, scale_factor=2), skip], 1))
+            return x
+
+    return Net(out=nn.Conv2d(12, 4, 3, padding=1)), torch.randn(1, 4, 2, 2), [torch.randn(1, 8, 8, 8), torch.randn(1, 8, 4, 4)]
+
+
 @pytest.mark.parametrize("one", CASES, ids=lambda one: one.name)
 def test_what_was_meant_is_offered_first(one: Case) -> None:
     check(one)

@@ -89,7 +89,7 @@ class Site:
     def _operands(self) -> list[ast.expr]:
         node = self.expression
         if isinstance(node, ast.BinOp):
-            return [node.left, node.right]
+            return [one for one in (node.left, node.right) if not isinstance(one, ast.Constant)]
         if isinstance(node, ast.AugAssign):
             return [node.target, node.value]
         if isinstance(node, ast.Compare):

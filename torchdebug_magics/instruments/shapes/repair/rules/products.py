@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand, parameter_edit
-from torchdebug_magics.instruments.shapes.repair.history import of_inputs
+from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, as_typed, method, on_operand, parameter_edit
+from torchdebug_magics.instruments.shapes.repair.history import TURNS, of_inputs
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, orders, producer_edits, shown, turned
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def _inner(facts: Facts, a: Operand, b: Operand, inner_a: int, inner_b: int) -> 
         edits += parameter_edit(b, (*b.sizes[:-2], inner_a, b.sizes[-1]))
     if a.owned and len(a.sizes) > 1:
         edits += parameter_edit(a, (*a.sizes[:-1], inner_b))
+    edits += _turned_parameter(facts, b, inner_a)
     if b.owned or len(b.sizes) > 2 or inner_b not in {one.shape[0] for _, one in facts.inputs}:  # a layer is not to know of the batch
         edits += producer_edits(facts, a, inner_a, inner_b)
     return edits + producer_edits(facts, b, inner_b, inner_a)
@@ -80,6 +81,20 @@ def _vectors(facts: Facts, a: Operand, b: Operand) -> list[Edit]:
     if len(a.sizes) == 2:
         return on_operand(facts, facts.operands.index(a), method("unsqueeze", 1), rank=1) if a.sizes[1] == b.sizes[1] else []
     return on_operand(facts, facts.operands.index(b), method("unsqueeze", -1), rank=1) if b.sizes[1] == a.sizes[2] else []
+
+
+def _turned_parameter(facts: Facts, b: Operand, inner: int) -> list[Edit]:
+    """The user's own parameter, used as ``self.w.T``, with as many columns as meet it."""
+    step, module = b.made, facts.modules.get(facts.path or "")
+    if step is None or module is None or step.op not in TURNS or len(step.shape) != 2 or not step.inputs or step.inputs[0][1] is not None:
+        return []
+    whole = step.inputs[0][0]
+    named = [name for name, one in module._parameters.items() if one is not None and tuple(one.shape) == whole and f".{name}." in b.name]
+    if len(named) != 1 or whole[::-1] != step.shape:
+        return []
+    path = f"{facts.path}.{named[0]}".lstrip(".")
+    code = f"{as_typed(path)} = nn.Parameter(torch.zeros({whole[0]}, {inner}))"
+    return [Edit(code, "the parameter as large as what it meets", 30, parameters={path: (whole[0], inner)})]
 
 
 def _owned_turned(facts: Facts, at: int) -> list[Edit]:
