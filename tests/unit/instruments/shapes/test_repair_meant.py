@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - as users write it
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.unit.instruments.shapes.planted import Case, Parts, Planted, broken, check
 
@@ -523,6 +524,129 @@ def skips_in_the_wrong_order() -> tuple[Any, ...]:
             return x
 
     return Net(out=nn.Conv2d(12, 4, 3, padding=1)), torch.randn(1, 4, 2, 2), [torch.randn(1, 8, 8, 8), torch.randn(1, 8, 4, 4)]
+
+
+@case("", "mul", "5 and 7 in dimension 1", fix="pad_packed_sequence(packed, batch_first=True, total_length=x.size(1))")
+def steps_that_were_unpacked() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, lengths: Any, mask: Any) -> Any:
+            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            out, _ = pad_packed_sequence(packed, batch_first=True)
+            return (out * mask.unsqueeze(-1)).sum(1)
+
+    return Net(), torch.randn(3, 7, 4), torch.tensor([3, 5, 4]), torch.ones(3, 7)
+
+
+@case("", "add_", "`self.w += 1` writes into the parameter `w`, which needs a gradient", fix="")
+def a_parameter_that_is_written_to() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            self.w += 1
+            return x @ self.w
+
+    return Net(w=nn.Parameter(torch.randn(4, 3))), torch.randn(2, 4)
+
+
+@case("", "add_", "whose rows share their memory, as `expand` leaves them", fix="m = m.clone() + x")
+def rows_that_share_their_memory() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            m = self.m.expand(3, 4)
+            m += x
+            return m
+
+    return Net(m=torch.zeros(1, 4)), torch.randn(3, 4)
+
+
+@case("", "add_", "cannot grow `h` of 2 x 3 from `fc` to fit 2 x 1 x 3, as it writes in place", fix="")
+def a_sum_that_would_have_to_grow() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            h = self.fc(x)
+            h += self.fc(x).unsqueeze(1)
+            return h
+
+    return Net(fc=nn.Linear(4, 3)), torch.randn(2, 4)
+
+
+@case("", "transpose", "`squeeze` took the batch of one away", fix="self.conv(x).squeeze(2)")
+def a_batch_of_one_before_it_is_turned() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            h = self.conv(x).squeeze()
+            h = h.transpose(1, 2)
+            return self.fc(h)
+
+    return Net(conv=nn.Conv2d(1, 4, (5, 3)), fc=nn.Linear(4, 2)), torch.randn(1, 1, 5, 10)
+
+
+@case("", "view", "2 x 3 x 5 x 9 x 9 takes", fix="head = nn.Conv2d(8, 15, 3, padding=1)")
+def a_head_without_padding() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            b, _, h, w = x.shape
+            x = self.head(x)
+            return x.view(b, 3, 5, h, w)
+
+    return Net(head=nn.Conv2d(8, 15, 3)), torch.randn(2, 8, 9, 9)
+
+
+@case("", "add", "6 and 4 in the last dimension", fix="scores + bias.permute(2, 0, 1)")
+def a_bias_with_its_heads_last() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, q: Any, k: Any) -> Any:
+            steps = torch.arange(q.size(2))
+            bias = self.table[steps[:, None] - steps[None] + 5]
+            scores = q @ k.transpose(-2, -1)
+            return scores + bias
+
+    return Net(table=nn.Parameter(torch.randn(11, 4))), torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8)
+
+
+@case("", "__getitem__", "asks for position 16 of dimension 0, which has 11 (0 to 10)", fix="table = nn.Parameter(torch.zeros(17, 4))")
+def distances_beyond_their_table() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            steps = torch.arange(x.size(1))
+            return self.table[steps[:, None] - steps[None] + x.size(1) - 1]
+
+    return Net(table=nn.Parameter(torch.randn(11, 4))), torch.randn(2, 9, 8)
+
+
+@case("", "glu", "`glu` halves dimension 1, and `self.fc(x)` of 2 x 7 from `fc` has 7 there", fix="fc = nn.Linear(4, 8)")
+def an_odd_number_to_be_halved() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return F.glu(self.fc(x), -1)
+
+    return Net(fc=nn.Linear(4, 7)), torch.randn(2, 4)
+
+
+@case("", "grid_sample", "2 coordinates in its last dimension", fix="F.grid_sample(x, self.at(x).permute(0, 2, 3, 1), align_corners=False)")
+def a_grid_with_its_coordinates_first() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return F.grid_sample(x, self.at(x), align_corners=False)
+
+    return Net(at=nn.Conv2d(3, 2, 3, padding=1)), torch.randn(2, 3, 8, 8)
+
+
+@case("", "cross_entropy", "reads scores of 3 as those of one sample, and gets 2 classes", fix="")
+def scores_of_the_first_sample_alone() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, y: Any) -> Any:
+            return F.cross_entropy(self.fc(x)[0], y)
+
+    return Net(fc=nn.Linear(4, 3)), torch.randn(2, 4), torch.tensor([0, 1])
+
+
+@case("", "gaussian_nll_loss", "var is of incorrect size (it gets `x` of 5 x 2, `y` of 5 x 2, `v` of 5 x 3)", fix="")
+def words_of_torchs_without_sizes() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, y: Any, v: Any) -> Any:
+            return F.gaussian_nll_loss(x, y, v)
+
+    return Net(), torch.randn(5, 2), torch.randn(5, 2), torch.ones(5, 3)
 
 
 @pytest.mark.parametrize("one", CASES, ids=lambda one: one.name)

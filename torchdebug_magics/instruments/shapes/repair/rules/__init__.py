@@ -29,8 +29,9 @@ from torchdebug_magics.instruments.shapes.repair.rules import (
     subscripts,
     tables,
     views,
+    written,
 )
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +62,7 @@ _RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     geometry.grid,
     norms.norm,
     kinds.dtype,
+    written.written,
     added.added,
     einsums.einsum,
     products.matmul,
@@ -90,5 +92,7 @@ def diagnosis(facts: Facts) -> Diagnosis:
 
 def _own_words(facts: Facts) -> str:
     if facts.op is not None:
-        return f"{facts.who}: {facts.text}" if facts.path else f"`{facts.op.strip('_')}`: {facts.text}"
+        given = ", ".join(shown(one) for one in facts.operands[:4]) if not any(sign.isdigit() for sign in facts.text) else ""
+        said = f"{facts.text}{f' (it gets {given})' if given else ''}"
+        return f"{facts.who}: {said}" if facts.path else f"`{facts.op.strip('_')}`: {said}"
     return f"{facts.who}: {facts.text}" if facts.path else facts.text

@@ -10,6 +10,7 @@ import torch
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, parameter_edit
 from torchdebug_magics.instruments.shapes.repair.history import came_from, channels_first, features_last, of_inputs
 from torchdebug_magics.instruments.shapes.repair.rules.inputs import shortened, too_long
+from torchdebug_magics.instruments.shapes.repair.rules.packed import unpacked_to
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, clashes, orders, producer_edits, shown, turned
 from torchdebug_magics.instruments.shapes.repair.rules.pictures import padded, stretched
 from torchdebug_magics.instruments.shapes.repair.rules.residual import from_another_level, projected, resized, strided
@@ -93,6 +94,7 @@ def _edits(facts: Facts, a: int, b: int) -> list[Edit]:
             edits += _sized(one, other)
         edits += strided(facts, one, other)
         edits += padded(facts, one, other)
+        edits += unpacked_to(facts, one, other)
         edits += stretched(facts, one, other, rank=12)
         edits += from_another_level(facts, at, other, 7 + later)
         edits += projected(facts, at, other, 9 + later)
@@ -150,6 +152,10 @@ def _fits(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 def _moved(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     one = facts.operands[at]
+    if 1 < len(one.sizes) < len(other.sizes) and not of_inputs(one.made):
+        last = other.sizes[-len(one.sizes) :]
+        fits = next((order for order in orders(len(one.sizes)) if tuple(one.sizes[dim] for dim in order) == last), None)
+        return turned(facts, at, fits, rank=rank) if fits is not None else []
     if len(one.sizes) != len(other.sizes) or len(one.sizes) > 5:
         return []
     found = (order for order in orders(len(one.sizes)) if not clashes(tuple(one.sizes[dim] for dim in order), other.sizes))

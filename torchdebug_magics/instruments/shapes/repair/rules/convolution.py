@@ -159,9 +159,9 @@ def pooling(facts: Facts) -> Diagnosis | None:
         sentence = f"{facts.who} expects {spatial + 1} or {spatial + 2} dimensions, gets {len(x.sizes)}: {_told(x)}"
         edits = on_operand(facts, 0, method("unsqueeze", 1), rank=10, why="one channel") if len(x.sizes) == spatial else []
         return Diagnosis(sentence, tuple(edits), x)
-    if kernel is None:
+    if not isinstance(kernel, (int, tuple, list)):
         return None
-    window = kernel if isinstance(kernel, tuple) else (kernel,) * spatial
+    window = tuple(kernel) if isinstance(kernel, (tuple, list)) else (kernel,) * spatial
     sizes = x.sizes[-spatial:]
     if not any(one > size for one, size in zip(window, sizes, strict=False)):
         return None

@@ -19,7 +19,7 @@ __all__ = ["dimension", "expand"]
 _BY_DIMENSION = frozenset((
     "transpose", "permute", "swapaxes", "swapdims", "movedim", "unsqueeze", "squeeze", "flatten", "softmax",
     "log_softmax", "sum", "mean", "max", "min", "argmax", "argmin", "std", "var", "cumsum", "chunk", "split",
-    "unbind", "select", "narrow", "size", "norm", "topk", "sort", "flip", "roll", "cat", "stack", "amax",
+    "unbind", "select", "narrow", "size", "norm", "topk", "glu", "sort", "flip", "roll", "cat", "stack", "amax",
     "amin", "prod", "all", "any", "logsumexp", "mT", "t",
 ))
 # fmt: on
@@ -96,6 +96,8 @@ def dimension(facts: Facts) -> Diagnosis | None:
 def _parts(facts: Facts, text: str) -> Diagnosis | None:
     """More than a dimension has: parts to split it into, or its largest ones."""
     x = facts.operands[0]
+    if facts.op == "glu":
+        return _halved(facts, x)
     asked = facts.argument(1, "k" if facts.op == "topk" else "split_size")
     dim = facts.argument(2, "dim", -1 if facts.op == "topk" else 0)
     if not isinstance(dim, int) or not -len(x.sizes) <= dim < len(x.sizes):
@@ -108,6 +110,15 @@ def _parts(facts: Facts, text: str) -> Diagnosis | None:
         sentence = f"{text} splits {' + '.join(map(str, asked))} = {whole} off dimension {place}, and {told(x)} has {size} there"
         return Diagnosis(sentence, tuple(producer_edits(facts, x, size, whole)) if place else (), x)
     return None
+
+
+def _halved(facts: Facts, x: Operand) -> Diagnosis | None:
+    dim = facts.argument(1, "dim", -1)
+    if not isinstance(dim, int) or not -len(x.sizes) <= dim < len(x.sizes) or not x.sizes[dim] % 2:
+        return None
+    size, place = x.sizes[dim], dim % len(x.sizes)
+    sentence = f"`glu` halves dimension {place}, and {told(x)} has {size} there"
+    return Diagnosis(sentence, tuple(producer_edits(facts, x, size, size + 1, rank=15)) if place else (), x)
 
 
 def _as_many(facts: Facts, many: int) -> list[Edit]:

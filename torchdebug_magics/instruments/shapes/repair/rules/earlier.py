@@ -128,8 +128,10 @@ def _rebatched(facts: Facts, x: Operand, wanted: int) -> Earlier | None:
 
 def squeezed(facts: Facts, x: Operand) -> Earlier | None:
     """``x.squeeze()`` that took the batch of one away, too."""
-    for step in _rows(x.made):
+    for step in steps(x.made):
         before: Sizes = step.inputs[0][0] if step.inputs else ()
+        if step.shape != x.sizes:
+            return None
         if step.op == "squeeze" and not step.args and before[:1] == (1,) and 1 in _batches(facts):
             kept = tuple(dim for dim, size in enumerate(before) if dim and size == 1)
             return Earlier(": `squeeze` took the batch of one away", _squeezed(step, kept), math.prod(before[1:]))

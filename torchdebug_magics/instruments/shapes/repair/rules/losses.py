@@ -61,6 +61,9 @@ def _classes(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None
     if target.tensor.is_floating_point() and many == len(target.sizes) == 2 and target.sizes[0] == scores.sizes[0] and target.sizes[1] > 1:
         sentence = f"{op} of scores {shape(scores.sizes)} wants as many columns in a target of probabilities, gets {shape(target.sizes)}"
         return Diagnosis(sentence, tuple(producer_edits(facts, scores, classes, target.sizes[1], rank=10)), target)
+    if many == 1:
+        sentence = f"{op} reads scores of {classes} as those of one sample, and gets {shape(target.sizes) or 'one'} classes as its target"
+        return Diagnosis(sentence, (), scores)
     sentence = (
         f"{op} of scores {shape(scores.sizes)} wants a target of {shape(wanted)} (classes stand in dimension 1), gets {shape(target.sizes)}"
     )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand, parameter_edit
 from torchdebug_magics.instruments.shapes.repair.history import maker, of_inputs
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.computed import counted
@@ -119,7 +119,7 @@ def _beyond_rows(facts: Facts, text: str, x: Operand) -> Diagnosis | None:
     if found is not None and found.many > size:
         sentence += f"; `{found.op}` tells one of {found.many}{f' {found.source}' if found.source else ''}"
     many = max(high + 1, found.many if found is not None else 0)
-    edits = fitted(facts, x, size, many, rank=6) if low >= 0 else []
+    edits = [*fitted(facts, x, size, many, rank=6), *parameter_edit(x, (many, *x.sizes[1:]), rank=12)] if low >= 0 else []
     return Diagnosis(sentence, (*edits, *(shortened(facts, many, size) if not of_inputs(x.made) else ())), index)
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ast
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit
 from torchdebug_magics.instruments.shapes.repair.history import channels_first, of_inputs, steps
 from torchdebug_magics.instruments.shapes.repair.rules.dividing import leaves_rest, other_heads
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, producer_edits, told
+from torchdebug_magics.instruments.shapes.repair.rules.pictures import padded
 from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted, rotary
 from torchdebug_magics.instruments.shapes.repair.rules.unturned import channels_last
 
@@ -60,7 +64,16 @@ def view(facts: Facts) -> Diagnosis | None:
     if not of_inputs(x.made) and -1 not in wanted and x.sizes[-1] != wanted[-1]:  # a table
         edits = [*fitted(facts, x, x.sizes[-1], wanted[-1], rank=6), *_sizes(facts, x, wanted)]
         return Diagnosis(sentence + rotary(x, x.sizes[-1], wanted[-1]), tuple(edits), x)
-    return Diagnosis(sentence, tuple(_sizes(facts, x, wanted)), x, (math.prod(x.sizes[1:]), _per_row(wanted)))
+    edits = _padded_to(facts, x, wanted) or _sizes(facts, x, wanted)
+    return Diagnosis(sentence, tuple(edits), x, (math.prod(x.sizes[1:]), _per_row(wanted)))
+
+
+def _padded_to(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit]:
+    """A picture that is to be as high and wide as it was before a convolution."""
+    spatial = len(x.sizes) - 2
+    if spatial not in {2, 3} or len(wanted) < len(x.sizes) or any(one < 1 for one in wanted[-spatial:]):
+        return []
+    return padded(facts, x, replace(x, tensor=torch.empty((*x.sizes[:2], *wanted[-spatial:]), device="meta")))
 
 
 def _is_channels_first(x: Operand) -> bool:
