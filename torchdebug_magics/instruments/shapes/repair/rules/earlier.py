@@ -130,7 +130,7 @@ def squeezed(facts: Facts, x: Operand) -> Earlier | None:
     """``x.squeeze()`` that took the batch of one away, too."""
     for step in steps(x.made):
         before: Sizes = step.inputs[0][0] if step.inputs else ()
-        if step.shape != x.sizes:
+        if len(step.shape) != len(x.sizes):
             return None
         if step.op == "squeeze" and not step.args and before[:1] == (1,) and 1 in _batches(facts):
             kept = tuple(dim for dim, size in enumerate(before) if dim and size == 1)
