@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import time
 import warnings
 from contextlib import redirect_stdout
 from io import StringIO
@@ -25,6 +26,8 @@ __all__ = ["remade"]
 
 _MOST = 64
 """How often a module is made to find its numbers."""
+_LONGEST_S = 0.5
+"""How long that may compute."""
 _LARGEST = 1 << 22
 """Elements of all its tables."""
 
@@ -56,7 +59,10 @@ def _numbers(module: torch.nn.Module) -> dict[str, Any] | None:
     choices = _choices(module, tables)
     if choices is None:
         return None
+    until = time.thread_time() + _LONGEST_S
     for values in itertools.islice(itertools.product(*choices.values()), _MOST):
+        if time.thread_time() > until:
+            return None
         numbers = dict(zip(choices, values, strict=True))
         new = _made(kind, numbers)
         if new is not None and _are_same(_tables(new), tables):
@@ -79,7 +85,7 @@ def _are_same(new: Mapping[str, torch.Tensor], old: Mapping[str, torch.Tensor]) 
 def _choices(module: torch.nn.Module, tables: Mapping[str, torch.Tensor]) -> dict[str, list[Any]] | None:
     """The values that each argument may have had, the likeliest first; None where one may be anything."""
     found: dict[str, list[Any]] = {}
-    sizes = list(dict.fromkeys(size for one in tables.values() for size in one.shape if size > 1))
+    sizes = list(dict.fromkeys(size for one in tables.values() for size in reversed(one.shape) if size > 1))  # the width first
     for name, one in list(inspect.signature(type(module).__init__).parameters.items())[1:]:
         if one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD}:
             continue
