@@ -35,6 +35,7 @@ _INDEXED: dict[str, tuple[int, int | None, int]] = {
     "index_copy_": (0, 1, 2),
 }
 _BY_TENSORS = ("index", "index_put", "index_put_")
+_BY_MASK = ("masked_scatter", "masked_scatter_")
 _LOSSES = ("nll_loss_forward", "nll_loss2d_forward")
 _MANY = 1 << 24
 
@@ -42,9 +43,13 @@ _MANY = 1 << 24
 def check_bounds(fakes: Fakes, func: Any, args: tuple[Any, ...]) -> None:
     """Raise what torch would raise for these indices; asked of the op itself, on a table of zeros."""
     name = func._schema.name.partition("::")[2]
-    if name in _INDEXED or name in _BY_TENSORS or name in _LOSSES:
+    if name in _INDEXED or name in _BY_TENSORS or name in _LOSSES or name in _BY_MASK:
         with unset_fake_temporarily():
-            if _does_not_fit(name, args) or any(_is_beyond(index, low, high) for index, low, high in _limits(fakes.value, name, args)):
+            if (
+                _does_not_fit(name, args)
+                or _has_too_few(fakes.value, name, args)
+                or any(_is_beyond(index, low, high) for index, low, high in _limits(fakes.value, name, args))
+            ):
                 ask(fakes.value, func, args)
 
 
@@ -56,6 +61,13 @@ def _does_not_fit(name: str, args: tuple[Any, ...]) -> bool:
     return beside[0] != beside[1]
 
 
+def _has_too_few(value: Callable[[Any], Any], name: str, args: tuple[Any, ...]) -> bool:
+    """Whether a mask names more places than there are values for them."""
+    if name not in _BY_MASK or (mask := value(args[1])) is None:
+        return False
+    return int(torch.broadcast_to(mask, args[0].shape).sum()) > int(args[2].numel())
+
+
 def _limits(value: Callable[[Any], Any], name: str, args: tuple[Any, ...]) -> Iterator[tuple[torch.Tensor, int, int]]:
     """(known index, smallest allowed, first that is not) for each."""
     if name in _INDEXED:
@@ -64,6 +76,8 @@ def _limits(value: Callable[[Any], Any], name: str, args: tuple[Any, ...]) -> It
         length = sizes[args[dimension] if dimension is not None else 0] if sizes else 1
         if (known := value(args[index])) is not None:
             yield known, 0, length
+    elif name in _BY_MASK:
+        return
     elif name in _LOSSES:
         classes, ignored = args[0].shape[1 if args[0].dim() > 1 else 0], args[4]
         if (known := value(args[1])) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.shapes.leaves import named_tensors, sizes
@@ -13,11 +14,15 @@ from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import unwrapped
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import ExitStack
 
     import torch
 
 __all__ = ["Calls", "Running", "shapes"]
+
+_MOST_YIELDED = 1000
+"""Values that are asked of a generator, which may have no end."""
 
 
 @dataclass(eq=False)
@@ -108,16 +113,30 @@ class Calls:
             return
         if kwargs is not None:
             running.inputs = shapes((args, kwargs))
-            running.outputs = tuple(
-                (name, sizes(tensor), str(tensor.dtype).removeprefix("torch."), self._device or str(tensor.device))
-                for name, tensor in named_tensors(output)
-            )
+            self._gives(running, output)
             if self._symbolic:
                 running.taken = tuple(tuple(tensor.shape) for _, tensor in named_tensors((args, kwargs)))
-                running.symbols = tuple(tuple(tensor.shape) for _, tensor in named_tensors(output))
         if outer is not None:
             outer.flops += running.flops
             outer.saved_bytes += running.saved_bytes
+
+    def _gives(self, running: Running, output: Any) -> None:
+        running.outputs = tuple(
+            (name, sizes(tensor), str(tensor.dtype).removeprefix("torch."), self._device or str(tensor.device))
+            for name, tensor in named_tensors(output)
+        )
+        if self._symbolic:
+            running.symbols = tuple(tuple(tensor.shape) for _, tensor in named_tensors(output))
+
+    def yielded(self, values: Iterator[Any]) -> list[Any]:
+        """What a forward that is a generator gives: it runs only now, as a part of the first call."""
+        root = self.made[0]
+        root.outputs = None
+        self.stack.append(root)
+        output = list(islice(values, _MOST_YIELDED))
+        self.stack.pop()
+        self._gives(root, output)
+        return output
 
     def rows(self) -> tuple[Row, ...]:
         """All calls, in their order."""

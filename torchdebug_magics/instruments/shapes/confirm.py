@@ -48,7 +48,8 @@ def real_error(failed: Failed) -> tuple[bool, Exception | None]:
     real = _zeros if size <= _LARGEST else _without_memory
     before = RandomState.take()
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        # With gradients, products of more than two dimensions are taken apart otherwise, and refuse in other words.
+        with warnings.catch_warnings(), torch.set_grad_enabled(torch.is_grad_enabled() and _is_refused(failed)):
             warnings.simplefilter("ignore")
             failed.func(*rebuilt(failed.args, real), **rebuilt(failed.kwargs, real))
     except Exception as error:  # noqa: BLE001 - whatever torch says
@@ -68,7 +69,10 @@ def _is_refused(failed: Failed) -> bool:
 
 
 def _zeros(tensor: torch.Tensor) -> Any:
-    return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=_place(tensor)).zero_()
+    if tensor.layout is torch.sparse_coo:
+        return torch.zeros(tuple(tensor.shape), dtype=tensor.dtype, layout=tensor.layout, device=_place(tensor))
+    made = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=_place(tensor)).zero_()
+    return made.requires_grad_() if tensor.requires_grad else made
 
 
 def _without_memory(tensor: torch.Tensor) -> Any:

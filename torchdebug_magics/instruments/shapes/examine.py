@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.format import listed
 from torchdebug_magics.instrument import Examined
 from torchdebug_magics.instruments.shapes.columns import layout
 from torchdebug_magics.instruments.shapes.confirm import is_limit_of_fakes, real_error
 from torchdebug_magics.instruments.shapes.faking import CannotBeFakedError, Fakes
 from torchdebug_magics.instruments.shapes.forward import Forward, forward, zeros
 from torchdebug_magics.instruments.shapes.inputs import Inputs, readings
-from torchdebug_magics.instruments.shapes.leaves import is_lazy
+from torchdebug_magics.instruments.shapes.leaves import is_lazy, named_tensors
 from torchdebug_magics.instruments.shapes.parameters import packed_weights
 from torchdebug_magics.instruments.shapes.tabulate import params_only, tabulated
 from torchdebug_magics.probing.modules import unwrapped
@@ -27,10 +28,13 @@ from torchdebug_magics.probing.rng import RandomState
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.report import Mode, ShapesReport
 
-__all__ = ["Seen", "examine", "see"]
+__all__ = ["QUICK_FLOPS", "Seen", "examine", "see"]
 
-_QUICK_FLOPS = 2e10
+_SHORT_FLOPS = 2e10
 """Up to here a real run, to confirm an error that no op raised, takes about a second."""
+QUICK_FLOPS = 2e9
+"""Up to here a real run, to check what values alone decide, takes a tenth of that."""
+_QUICK_BYTES = 1 << 28
 _NO_HOOKS = "saved tensor hooks"
 """In what `torch.func` says to a forward in which saved tensors are counted."""
 
@@ -126,7 +130,32 @@ def _fake(model: torch.nn.Module, inputs: Inputs) -> Seen:
     except CannotBeFakedError as error:
         return _fallback(model, inputs, error)
     seen = Seen(model, run, inputs, mode, run.error, notes)
-    return seen if run.error is None else _confirmed(seen, run.error)
+    return _checked(seen) if run.error is None else _confirmed(seen, run.error)
+
+
+def _checked(seen: Seen) -> Seen:
+    """A forward that came through without data: run for real where an op in it may refuse a value, and that is quick."""
+    run = seen.run
+    described = next(seen.inputs.specs(), None) is not None
+    mixed = _is_half_meta(seen.model, seen.inputs)
+    if not (run.unchecked or mixed) or described or run.flops > QUICK_FLOPS or run.saved_bytes > _QUICK_BYTES:
+        return seen
+    if seen.mode == "meta" and not mixed:
+        return seen
+    for_real = _real(seen.model, seen.inputs)
+    if for_real.error is None:
+        seen.run = replace(run, unchecked=(), checked=run.unchecked)
+        return seen
+    if not mixed:
+        for_real.notes.append(f"run for real, as values decide what {listed([f'`{op}`' for op in run.unchecked])} refuses")
+    return for_real
+
+
+def _is_half_meta(model: torch.nn.Module, inputs: Inputs) -> bool:
+    """Whether only some tensors are on ``meta``. That the inputs alone are elsewhere is meant: such a model is asked for its shapes."""
+    own = {one.device.type == "meta" for one in (*model.parameters(), *model.buffers())}
+    given = {tensor.device.type == "meta" for _, tensor in named_tensors((inputs.args, dict(inputs.kwargs)))}
+    return len(own) > 1 or (own == {False} and True in given)
 
 
 def _confirmed(seen: Seen, error: Exception) -> Seen:
@@ -141,7 +170,7 @@ def _confirmed(seen: Seen, error: Exception) -> Seen:
         seen.error = seen.error or error
     elif seen.mode == "meta":
         seen.notes.append("the weights are on `meta`, so that a real run could not confirm this")
-    elif run.flops <= _QUICK_FLOPS:
+    elif run.flops <= _SHORT_FLOPS:
         for_real = _real(seen.model, seen.inputs)
         if for_real.error is None:
             for_real.notes.append(f"run for real, as {_why(error)}")
@@ -152,7 +181,8 @@ def _confirmed(seen: Seen, error: Exception) -> Seen:
 
 def _fallback(model: torch.nn.Module, inputs: Inputs, error: Exception) -> Seen:
     for_real = _real(model, inputs)
-    for_real.notes.append(f"run for real, as {_why(error)}")
+    if for_real.error is None or str(for_real.error) != str(error):  # else it is the model's own, and not one of fakes
+        for_real.notes.append(f"run for real, as {_why(error)}")
     return for_real
 
 

@@ -51,6 +51,8 @@ class Fakes:
         self._shadows = WeakIdKeyDictionary()
         self._stale: dict[int, torch.Tensor] = {}
         self._from_meta = WeakIdKeyDictionary()
+        self.asked: set[tuple[Any, tuple[torch.dtype, ...]]] = set()
+        """The ops and dtypes of which it is known whether there is a kernel."""
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake of a tensor; a fake stays itself. One on ``meta`` becomes one on the CPU, where factories put theirs."""

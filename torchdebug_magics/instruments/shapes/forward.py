@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, closing, redirect_stdout
 from dataclasses import dataclass, replace
+from inspect import isgenerator
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from torchdebug_magics.instruments.shapes.copies import Copies
 from torchdebug_magics.instruments.shapes.dtypes import check_dtypes
 from torchdebug_magics.instruments.shapes.faking import Fakes, ValueFailure
 from torchdebug_magics.instruments.shapes.flops import FlopFormulas, NoFormulas
+from torchdebug_magics.instruments.shapes.kernels import check_kernels
 from torchdebug_magics.instruments.shapes.leaves import named_tensors
 from torchdebug_magics.instruments.shapes.libraries import answers
 from torchdebug_magics.instruments.shapes.origins import Failed, Instead, Made, Origins
@@ -52,6 +54,8 @@ class Forward:
     """Whether the error is one of real tensors, found beside the fakes."""
     unchecked: tuple[str, ...] = ()
     """Ops that refuse some values, and ran on tensors whose values are not known."""
+    checked: tuple[str, ...] = ()
+    """Those of them that were asked for real."""
     used: frozenset[int] = frozenset()
     """The ids of the model's parameters that some op took."""
     fakes: Fakes | None = None
@@ -119,6 +123,9 @@ def forward(
         stack.enter_context(origins)
         try:
             output = model(*given.args, **given.kwargs)
+            if isgenerator(output):
+                with closing(output):
+                    output = calls.yielded(output)
         except ValueFailure as failure:
             confirmed = True
             error = failure.error.with_traceback(failure.__traceback__)
@@ -155,6 +162,7 @@ def _checks(fakes: Fakes) -> Callable[..., None]:
         check_dtypes(func, args, kwargs)
         check_bounds(fakes, func, args)
         check_strictly(fakes, func, args)
+        check_kernels(fakes, func, args)
 
     return check
 

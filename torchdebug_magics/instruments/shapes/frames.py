@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
 import linecache
 import operator
@@ -18,12 +19,16 @@ import torch
 from torchdebug_magics.instruments.shapes.leaves import named_tensors
 from torchdebug_magics.instruments.shapes.origins import Failed
 from torchdebug_magics.instruments.shapes.reading import OPERATORS, Stand, UnreadableError, call_of, value_of
+from torchdebug_magics.instruments.shapes.repair.source import site_of
 from torchdebug_magics.probing.where import is_user_code, owner, span
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.replay import Replay
 
 __all__ = ["failed_in"]
+
+_COLLATES = "collate_tensor_fn"
+"""The function in which a DataLoader stacks the samples of a batch."""
 
 
 def failed_in(error: BaseException, replay: Replay) -> Failed | None:
@@ -42,19 +47,27 @@ def failed_in(error: BaseException, replay: Replay) -> Failed | None:
     if trace is None:
         return None
     if after and owner(after[0].f_code.co_filename) == "torch":
-        return next((found for frame in after if (found := _of_function(frame, error)) is not None), None)
+        batches = [frame for frame in after if frame.f_code.co_name == _COLLATES]
+        return next((found for frame in batches or after if (found := _of_function(frame, error)) is not None), None)
     return _of_expression(trace.tb_frame, trace.tb_lasti, error, replay) if not after else None
 
 
 def _of_function(frame: FrameType, error: BaseException) -> Failed | None:
     """A function of torch's that is written in Python: its frame holds its arguments."""
-    module = sys.modules.get(frame.f_globals.get("__name__", ""))
-    func = getattr(module, frame.f_code.co_name, None)
+    name = frame.f_code.co_name
+    if name == _COLLATES:
+        return _failed(torch.stack, "stack", (frame.f_locals.get("batch", ()),), {}, error)
+    taken = inspect.getargvalues(frame)
+    is_method = isinstance(taken.locals.get("self"), torch.Tensor)
+    func = getattr(torch.Tensor if is_method else sys.modules.get(frame.f_globals.get("__name__", "")), name, None)
     if not callable(func):
         return None
-    taken = inspect.getargvalues(frame)
     values = {name: taken.locals[name] for name in taken.args if name in taken.locals}
-    return _failed(func, frame.f_code.co_name, (), values, error)
+    if taken.varargs is None and not is_method:
+        return _failed(func, frame.f_code.co_name, (), values, error)
+    places = taken.args[: frame.f_code.co_argcount]  # what stands before `*args` can be given by place alone
+    args = (*(values.pop(name) for name in places if name in values), *taken.locals.get(taken.varargs or "", ()))
+    return _failed(func, name, args, values, error)
 
 
 def _of_expression(frame: FrameType, instruction: int, error: BaseException, replay: Replay) -> Failed | None:
@@ -62,19 +75,47 @@ def _of_expression(frame: FrameType, instruction: int, error: BaseException, rep
     stand = Stand((frame.f_locals, frame.f_globals), replay)
     try:
         node = _running(frame, instruction)
-        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-            name, func = OPERATORS[type(node.op)]
-            return _failed(func, name, (value_of(node.left, stand), value_of(node.right, stand)), {}, error, _texts(node.left, node.right))
-        if isinstance(node, ast.Compare) and type(node.ops[0]) in OPERATORS:
-            name, func = OPERATORS[type(node.ops[0])]
-            return _failed(func, name, (value_of(node.left, stand), value_of(node.comparators[0], stand)), {}, error)
+        if isinstance(node, (ast.BinOp, ast.Compare)):
+            return _of_operator(node, stand, error)
+        if isinstance(node, ast.AugAssign):
+            return _of_update(node, stand, error)
         if isinstance(node, ast.Subscript):
-            return _failed(operator.getitem, "getitem", (value_of(node.value, stand), value_of(node.slice, stand)), {}, error)
+            return _of_subscript(node, stand, error, stores=dis.opname[frame.f_code.co_code[instruction]] == "STORE_SUBSCR")
         if isinstance(node, ast.Call):
             return _of_call(node, stand, error)
     except (UnreadableError, SyntaxError):
         pass
     return None
+
+
+def _of_operator(node: ast.BinOp | ast.Compare, stand: Stand, error: BaseException) -> Failed | None:
+    sign, right = (node.op, node.right) if isinstance(node, ast.BinOp) else (node.ops[0], node.comparators[0])
+    if type(sign) not in OPERATORS:
+        return None
+    name, func = OPERATORS[type(sign)]
+    return _failed(func, name, (value_of(node.left, stand), value_of(right, stand)), {}, error, _texts(node.left, right))
+
+
+def _of_update(node: ast.AugAssign, stand: Stand, error: BaseException) -> Failed | None:
+    """``h += x``."""
+    found = OPERATORS.get(type(node.op))
+    target = value_of(node.target, stand)
+    func = getattr(torch.Tensor, f"{found[0]}_", None) if found is not None else None
+    if found is None or func is None or not isinstance(target, torch.Tensor):
+        return None
+    return _failed(func, f"{found[0]}_", (target, value_of(node.value, stand)), {}, error, _texts(node.target, node.value))
+
+
+def _of_subscript(node: ast.Subscript, stand: Stand, error: BaseException, *, stores: bool) -> Failed | None:
+    """``x[i]``, or ``x[i] = y``, of which the instruction that failed tells the place alone."""
+    place = (value_of(node.value, stand), value_of(node.slice, stand))
+    if not stores:
+        return _failed(operator.getitem, "getitem", place, {}, error)
+    site, _ = site_of(error)
+    statement = site.statement if site is not None else None
+    if not isinstance(statement, ast.Assign):
+        return None
+    return _failed(torch.Tensor.__setitem__, "setitem", (*place, value_of(statement.value, stand)), {}, error)
 
 
 def _of_call(node: ast.Call, stand: Stand, error: BaseException) -> Failed | None:
@@ -95,7 +136,7 @@ def _failed(
     return Failed(func, name, None, 0, args, kwargs, operands, (None,) * len(operands), error)
 
 
-def _running(frame: FrameType, instruction: int) -> ast.expr | None:
+def _running(frame: FrameType, instruction: int) -> ast.AST | None:
     place = span(frame.f_code, instruction)
     if place is None:
         return None
@@ -103,7 +144,11 @@ def _running(frame: FrameType, instruction: int) -> ast.expr | None:
     lines = [linecache.getline(frame.f_code.co_filename, number) for number in range(line, end_line + 1)]
     lines[-1] = lines[-1].encode()[:end_column].decode()
     lines[0] = lines[0].encode()[column:].decode()
-    return ast.parse(f"({textwrap.dedent(''.join(lines))}\n)", mode="eval").body
+    text = textwrap.dedent("".join(lines))
+    try:
+        return ast.parse(f"({text}\n)", mode="eval").body
+    except SyntaxError:  # a statement, such as `h += x`
+        return ast.parse(text).body[0]
 
 
 def _texts(*nodes: ast.expr) -> list[str]:

@@ -7,11 +7,12 @@ failure, and lets fixes be tried.
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchdebug_magics.instruments.shapes.called import outermost_call
 from torchdebug_magics.instruments.shapes.columns import layout as layout_of
 from torchdebug_magics.instruments.shapes.examine import see
 from torchdebug_magics.instruments.shapes.explain import of_op, place
@@ -29,21 +30,13 @@ if TYPE_CHECKING:
 __all__ = ["after_error"]
 
 
-@dataclass(frozen=True, eq=False)
-class _Called:
-    """An outermost module call that did not return."""
-
-    model: torch.nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
 def after_error(error: BaseException, *, layout: Layout | None = None, **options: Any) -> ShapesReport | None:
     """The report on a failed call; None where no op of torch's failed, neither in a module nor outside of any."""
     if not isinstance(error, Exception):
         return None
     layout = layout or layout_of(**options)
-    called = _outermost_call(error)
+    replay = Replay()
+    called = outermost_call(error, replay)
     if called is not None and not _is_loss(called.model):
         seen = see(called.model, called.args, called.kwargs)
         if seen.error is not None and (_is_of_compiler(error) or _is_same(seen, error)):
@@ -53,16 +46,8 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
         return None
     if (refused := refused_module(error)) is not None:
         return _without_rows(refused, layout)
-    replay = Replay()
     failed = failed_in(error, replay)
     return None if failed is None else _without_rows(of_op(failed, error, replay.known), layout)
-
-
-def _outermost_call(error: BaseException) -> _Called | None:
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame.f_code.co_name == "_call_impl" and isinstance(model := frame.f_locals.get("self"), torch.nn.Module):
-            return _Called(model, tuple(frame.f_locals.get("args", ())), dict(frame.f_locals.get("kwargs", {})))
-    return None
 
 
 def _is_same(seen: Seen, error: BaseException) -> bool:

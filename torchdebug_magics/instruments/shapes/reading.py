@@ -25,6 +25,8 @@ OPERATORS: dict[type[ast.AST], tuple[str, Callable[..., Any]]] = {
     ast.Gt: ("gt", torch.gt),
     ast.LtE: ("le", torch.le),
     ast.GtE: ("ge", torch.ge),
+    ast.Eq: ("eq", torch.eq),
+    ast.NotEq: ("ne", torch.ne),
     ast.BitAnd: ("bitwise_and", torch.bitwise_and),
     ast.BitOr: ("bitwise_or", torch.bitwise_or),
 }
@@ -99,8 +101,39 @@ def _attribute(node: ast.Attribute, stand: Stand) -> Any:
 
 
 def _called(node: ast.Call, stand: Stand) -> Any:
+    if (held := _held(node, stand)) is not None:
+        return held
     call = call_of(node, stand)
     return _replayed(stand, call.func, call.args, call.kwargs)
+
+
+def _held(node: ast.Call, stand: Stand) -> list[Any] | None:
+    """``list(parts)``, ``parts.values()``: what a container holds, where asking for it runs no code of the user's."""
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "values" and not node.args:
+        own = value_of(node.func.value, stand)
+        return list(own.values()) if type(own) is dict else None
+    if isinstance(node.func, ast.Name) and node.func.id in {"list", "tuple"} and len(node.args) == 1 and not _is_named(node.func.id, stand):
+        return _elements(value_of(node.args[0], stand))
+    return None
+
+
+def _is_named(name: str, stand: Stand) -> bool:
+    return any(name in names for names in stand.names)
+
+
+def _elements(value: Any) -> list[Any]:
+    if type(value) not in {list, tuple} and not isinstance(value, torch.nn.ModuleList):
+        raise UnreadableError
+    return list(value)
+
+
+def _comprehension(node: ast.ListComp, stand: Stand) -> list[Any]:
+    """``[f(x) for x in xs]``."""
+    one = node.generators[0]
+    if len(node.generators) > 1 or one.ifs or one.is_async or not isinstance(one.target, ast.Name):
+        raise UnreadableError
+    name = one.target.id
+    return [value_of(node.elt, stand._replace(names=({name: value}, *stand.names))) for value in _elements(value_of(one.iter, stand))]
 
 
 def _computed(node: ast.BinOp, stand: Stand) -> Any:
@@ -154,6 +187,7 @@ _READERS: dict[type[ast.AST], Callable[[Any, Stand], Any]] = {
     ast.Name: lambda node, stand: _named(node.id, stand),
     ast.Tuple: lambda node, stand: tuple(value_of(one, stand) for one in node.elts),
     ast.List: lambda node, stand: [value_of(one, stand) for one in node.elts],
+    ast.ListComp: _comprehension,
     ast.UnaryOp: _negative,
     ast.Slice: _slice,
     ast.Subscript: lambda node, stand: _item(value_of(node.value, stand), value_of(node.slice, stand), stand),

@@ -164,6 +164,8 @@ class ShapesReport(Report):
     total_flops: int
     unchecked_ops: tuple[str, ...] = ()
     """Ops that refuse some values, and ran on tensors whose values are not known."""
+    checked_ops: tuple[str, ...] = ()
+    """Of these, those that were asked for real, as the forward is a quick one."""
     uncounted_ops: tuple[str, ...] = ()
     """Ops that ran and whose arithmetic no formula counts: elementwise ones, normalisations and the like."""
     param_bytes: int

@@ -8,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchdebug_magics.instruments.shapes.bounds import ask
+from torchdebug_magics.instruments.shapes.faking import ValueFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,11 +28,29 @@ _SMALL = 1 << 20
 def check_strictly(fakes: Fakes, func: Any, args: tuple[Any, ...]) -> None:
     """Raise what torch would raise for real operands of these sizes and dtypes."""
     name = func._schema.name.partition("::")[2]
+    if func._schema.is_mutable and args and isinstance(args[0], torch.Tensor) and _overlaps(args[0]):
+        _write(func, args)
     suspected = _SUSPICIONS.get(name)
     if suspected is not None and suspected(args) and all(one.numel() <= _SMALL for one in args if isinstance(one, torch.Tensor)):
         with unset_fake_temporarily():
             if name not in _INDEX_PUT or _are_whole(fakes, args[1]):
                 ask(fakes.value, func, args)
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether several of its elements are one, as `expand` leaves them."""
+    return any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) and tensor.numel() <= _SMALL
+
+
+def _write(func: Any, args: tuple[Any, ...]) -> None:
+    with unset_fake_temporarily(), torch.no_grad():
+        one, *others = args
+        target = torch.zeros((), dtype=one.dtype).expand(one.shape)
+        try:
+            func(target, *(torch.zeros(other.shape, dtype=other.dtype) if isinstance(other, torch.Tensor) else other for other in others))
+        except Exception as error:  # noqa: BLE001 - whatever torch says
+            if "single memory location" in str(error):
+                raise ValueFailure(error) from None
 
 
 def _are_whole(fakes: Fakes, indices: Any) -> bool:

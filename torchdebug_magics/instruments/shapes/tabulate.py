@@ -39,6 +39,7 @@ def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
         total_flops=run.flops,
         uncounted_ops=run.formulas.names(),
         unchecked_ops=run.unchecked if seen.error is None else (),
+        checked_ops=run.checked,
         param_bytes=run.parameters.bytes,
         buffer_bytes=run.parameters.buffer_bytes,
         activation_bytes=run.saved_bytes,

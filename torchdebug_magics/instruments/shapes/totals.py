@@ -39,11 +39,15 @@ def totals_of(report: ShapesReport) -> list[tuple[str, str]]:
         found.append(("letters", f"{fixed} are sizes of the input, such as `B` for the batch"))
     if report.unused:
         found.append(("never called", f"{', '.join(f'`{path}`' for path in report.unused)}: the forward does not use what they hold"))
-    return [*found, ("how", f"{_HOW[report.mode]}{_unchecked(report.unchecked_ops)}")]
+    return [*found, ("how", f"{_HOW[report.mode]}{_unchecked(report.unchecked_ops)}{_checked(report.checked_ops)}")]
 
 
 def _unchecked(ops: Sequence[str]) -> str:
     return f"; whether {', '.join(f'`{op}`' for op in ops)} would refuse a value was not checked, which `--real` does" if ops else ""
+
+
+def _checked(ops: Sequence[str]) -> str:
+    return f"; once more for real, to see whether {', '.join(f'`{op}`' for op in ops)} would refuse a value" if ops else ""
 
 
 def legend(report: ShapesReport, nodes: Sequence[Node]) -> str:

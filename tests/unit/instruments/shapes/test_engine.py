@@ -255,6 +255,45 @@ def test_meta_weights():
     assert model[0].weight.is_meta
 
 
+class Yields(nn.Module):
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+            yield x
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_a_forward_that_yields_is_run_to_its_end(real):
+    report = seen(Yields(nn.Linear(6, 8), nn.Linear(8, 2)), torch.randn(5, 6), real=real)
+    assert [(row.path, row.output_shapes) for row in report.rows] == [
+        ("", ((5, 8), (5, 2))),
+        ("layers.0", ((5, 8),)),
+        ("layers.1", ((5, 2),)),
+    ]
+    assert report.rows[0].flops == report.total_flops
+
+
+def test_a_forward_that_breaks_where_it_yields_did_not_return():
+    report = seen(Yields(nn.Linear(6, 8), nn.Linear(6, 2)), torch.randn(5, 6))
+    assert [row.note for row in report.rows] == ["did not return", "", "did not return"]
+    assert report.failure.module == "layers.1"
+
+
+def test_of_a_forward_that_yields_for_ever_a_part_is_run():
+    class Endless(nn.Module):
+        def forward(self, x):
+            while True:
+                x = x + 1
+                yield x
+
+    report = seen(Endless(), torch.zeros(1))
+    assert len(report.rows[0].output_shapes) == 1000
+
+
 def test_deep_and_wide_models():
     deep: nn.Module = linear(2, 2)
     for _ in range(200):

@@ -945,7 +945,7 @@ def mixture() -> tuple[Any, ...]:
     "mul",
     "`gamma * x` does not fit `gamma` of 3 x 6 (from `film`) to `x` of 3 x 6 x 8 x 8: 6 and 8 in",
     " the last dimension",
-    fix="gamma[:, :, None, None] * x\ngamma * x + beta[:, :, None, None]",
+    fix="gamma[:, :, None, None] * x + beta[:, :, None, None]",
 )
 def film() -> tuple[Any, ...]:
     class M(Parts):

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 def planted() -> list[Any]:
     """The cases of all files, each made once."""
-    return [case for name in ("test_repair_planted", "test_repair_causes", "test_repair_everyday") for case in _module(name).PLANTED.cases]
+    return [
+        case
+        for name in ("test_repair_planted", "test_repair_causes", "test_repair_everyday", "test_repair_meant")
+        for case in _module(name).PLANTED.cases
+    ]
 
 
 def _module(stem: str) -> Any:

@@ -55,6 +55,54 @@ EXPRESSIONS = {
     "a size that is computed": ("torch.cat([x, torch.zeros(2, x.shape[1] + 2, 6)], 1)", "dimension 2 is 4 and 6", ""),
 }
 
+OTHERS = {
+    "einsum": (
+        "q, k = torch.randn(2, 5, 8), torch.randn(2, 8, 5)\nscores = torch.einsum('bid,bjd->bij', q, k) * 2",
+        "`d` is 8 and 5 (bid of 2 x 5 x 8, bjd of 2 x 8 x 5)",
+        "torch.einsum('bid,bjd->bij', q, k.transpose(-2, -1))",
+    ),
+    "einsum of a list": (
+        "torch.einsum('ij,jk->ik', [x[0], x[1]])",
+        "`j` is 4 and 3",
+        "torch.einsum('ij,jk->ik', [x[0], x[1].transpose(0, 1)])",
+    ),
+    "einsum with an ellipsis": (
+        "torch.einsum('...ij,jk->...ik', x, torch.ones(5, 6))",
+        "`j` is 4 and 5",
+        "",
+    ),
+    "einsum with a tensor too few": ("torch.einsum('ij,jk', x[0])", "names 2 tensors, gets 1", ""),
+    "a place of another size": (
+        "out = torch.zeros(9, 4)\nout[2:5] = x[:, 0]",
+        "`out[2:5]` is a place of 3 x 4 in `out` of 9 x 4, and gets",
+        "",
+    ),
+    "an update": ("h = torch.zeros(3, 4)\nh += torch.ones(3, 5)", "`h += torch.ones(3, 5)` does not fit `h` of 3 x 4 to", ""),
+    "a comparison": ("(model(x).argmax(1) == torch.zeros(3)).float().mean()", "`model(x).argmax(1)` of 2 to `torch.zeros(3)` of 3", ""),
+    "a method in Python": ("model(x).unflatten(1, (2, 3))", "splits a dimension of 5 into 2 x 3 = 6", ""),
+    "parts of a comprehension": (
+        "torch.cat([one.flatten(1) for one in [x, x[:, :2]]])",
+        "dimension 1 is 12 and 8",
+        "torch.cat([one.flatten(1) for one in [x, x[:, :2]]], dim=-1)",
+    ),
+    "values of a mapping": (
+        "parts = {'a': x, 'b': x[:, :2]}\ntorch.cat(list(parts.values()))",
+        "dimension 1 is 3 and 2",
+        "torch.cat(list(parts.values()), dim=1)",
+    ),
+    "samples of a batch": (
+        "for batch in torch.utils.data.DataLoader([torch.zeros(3, 8 + at % 2) for at in range(4)], batch_size=2):\n    pass",
+        "a batch is made of samples of one shape, and these are 3 x 8, 3 x 9",
+        "",
+    ),
+    "a mean for each channel": (
+        "images, mean = torch.randn(2, 3, 8, 8), torch.rand(3)\nimages - mean",
+        "8 and 3 in the last dimension",
+        "images - mean[None, :, None, None]",
+    ),
+    "rows of two widths": ("out = model(x)\n((out - torch.randn(2, 6)) ** 2).mean()", "5 and 6 in the last dimension", ""),
+}
+
 LOSSES = {
     "scores and labels of a sequence": (
         "F.cross_entropy(words, targets)",
@@ -106,7 +154,9 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize(("cell", "words", "fix"), [*EXPRESSIONS.values(), *LOSSES.values()], ids=[*EXPRESSIONS, *LOSSES])
+@pytest.mark.parametrize(
+    ("cell", "words", "fix"), [*EXPRESSIONS.values(), *OTHERS.values(), *LOSSES.values()], ids=[*EXPRESSIONS, *OTHERS, *LOSSES]
+)
 def test_it_is_explained_and_repaired(shell: InteractiveShell, cell: str, words: str, fix: str) -> None:
     failure = after(shell, cell).failure
     assert failure is not None

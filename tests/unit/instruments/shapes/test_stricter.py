@@ -38,9 +38,16 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     ),
     "distances of two dtypes": (torch.cdist, (X, X.double())),
     "more draws than there are": (lambda x: torch.multinomial(x.exp(), 5), (X,)),
+    "one less a comparison": (lambda x: 1 - (x > 0), (X,)),
+    "a softmax of positions": (lambda x: x.sort().indices.softmax(-1), (X,)),
+    "a negative comparison": (lambda x: -(x > 0), (X,)),
     "an order of complex numbers": (lambda x: x > x.flip(0), (torch.randn(3, dtype=torch.complex64),)),
 }
 ACCEPTED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "half precision throughout": (lambda x: F.gelu(x.bfloat16()).softmax(-1).mean(), (X,)),
+    "a comparison as a number": (lambda x: (x > 0).sum() + (x > 0) * x + ~(x > 0), (X,)),
+    "positions as numbers": (lambda x: x.argmax(-1) // 2 + x.argmax(-1) % 3, (X,)),
+    "complex numbers": (lambda x: (x * 1j).exp().abs(), (X,)),
     "rows put into places": (_put, (X, WHOLE, torch.randn(2, 4))),
     "one number for a mask": (_put, (X, torch.tensor([True, False, True]), torch.tensor(0.0))),
     "whole numbers written over": (_put, (torch.zeros(3, dtype=torch.long), WHOLE, WHOLE + 5)),
@@ -73,3 +80,38 @@ def test_what_a_real_op_takes_is_none_and_nothing_is_written(name: str) -> None:
     Net(function)(*inputs)
     assert examine(Net(function), *inputs).report.failure is None
     assert all(map(torch.equal, inputs, before))
+
+
+class Meta(nn.Module):
+    """A Linear on the CPU, and what is added to it on `meta`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("shift", torch.zeros(4, device="meta"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x) + self.shift
+
+
+def test_a_part_without_numbers_is_found() -> None:
+    failure = examine(Meta(), torch.randn(2, 4)).report.failure
+    assert failure is not None
+    assert (failure.module, failure.op, failure.fixes) == ("", "add", ())
+    assert failure.explanation == (
+        "`add` gets `shift` on meta, where tensors hold no numbers, beside others on cpu; `to_empty(device='cpu')` makes room for them"
+    )
+
+
+def test_an_input_without_numbers_is_found() -> None:
+    failure = examine(nn.Linear(4, 2), torch.randn(2, 4, device="meta")).report.failure
+    assert failure is not None
+    assert failure.explanation == "`linear` gets `input` on meta, where tensors hold no numbers, beside others on cpu"
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_model_all_of_whose_parts_are_without_numbers_is_asked_for_its_shapes(device: str) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    report = examine(model, torch.randn(2, 4, device=device)).report
+    assert (report.failure, report.mode) == (None, "meta")

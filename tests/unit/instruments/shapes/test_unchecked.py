@@ -12,6 +12,7 @@ from torch import nn
 from tests.unit.instruments.shapes.planted import Parts
 from torchdebug_magics import shapes
 from torchdebug_magics.html import plain
+from torchdebug_magics.instruments.shapes import examine
 from torchdebug_magics.instruments.shapes.view import page
 
 if TYPE_CHECKING:
@@ -30,23 +31,45 @@ class Does(Parts):
 
 
 UNKNOWN = {
-    "embedding": (Does(lambda self, x: self.table((x * 10).long()), table=nn.Embedding(5, 4)), (torch.rand(3, 2),)),
+    "embedding": (Does(lambda self, x: self.table((x * 10).long()), table=nn.Embedding(5, 4)), (torch.full((3, 2), 0.9),)),
     "one_hot": (Does(lambda _, ids: F.one_hot(ids, 3)), (torch.tensor([0, 7]),)),
     "multi_margin_loss": (Does(lambda _, x: F.multi_margin_loss(x, torch.tensor([9, 0]))), (torch.rand(2, 3),)),
     "binary_cross_entropy": (Does(lambda _, x: F.binary_cross_entropy(x, x)), (torch.randn(2, 3) * 5,)),
     "multinomial": (Does(lambda _, x: torch.multinomial(x, 2)), (-torch.ones(2, 3),)),
     "linalg_cholesky": (Does(lambda _, x: torch.linalg.cholesky(x)), (-torch.eye(3),)),
-    "cross_entropy": (Does(lambda _, x: F.cross_entropy(x, (x[:, 0] * 9).long())), (torch.rand(2, 3),)),
+    "cross_entropy": (Does(lambda _, x: F.cross_entropy(x, (x[:, 0] * 9).long())), (torch.full((2, 3), 0.9),)),
 }
 
 
 @pytest.mark.parametrize("op", UNKNOWN)
-def test_what_was_not_checked_is_said(op: str) -> None:
+def test_what_was_not_checked_is_said(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examine, "QUICK_FLOPS", -1)
     model, inputs = UNKNOWN[op]
     report = shapes(model, *inputs)
     assert report.failure is None
     assert report.unchecked_ops == (op,)
     assert f"whether `{op}` would refuse a value was not checked, which `--real` does" in " ".join(plain.render(page(report)).split())
+
+
+@pytest.mark.parametrize("op", UNKNOWN)
+def test_a_quick_forward_is_checked_for_real(op: str) -> None:
+    model, inputs = UNKNOWN[op]
+    report = shapes(model, *inputs)
+    assert report.failure is not None
+    assert report.failure.op == op
+    assert report.problems == (f"run for real, as values decide what `{op}` refuses",)
+
+
+def test_a_quick_forward_that_passes_for_real_is_shown_as_it_was_without_data() -> None:
+    report = shapes(Does(lambda self, x: self.table((x * 3).long()), table=nn.Embedding(5, 4)), torch.rand(3, 2))
+    assert (report.failure, report.mode, report.problems) == (None, "fake", ())
+    assert (report.unchecked_ops, report.checked_ops) == ((), ("embedding",))
+    assert "once more for real, to see whether `embedding` would refuse a value" in " ".join(plain.render(page(report)).split())
+
+
+def test_described_inputs_have_no_values_to_check() -> None:
+    report = shapes(Does(lambda _, x: F.one_hot(x.argmax(1), 4)), (3, 2))
+    assert (report.unchecked_ops, report.checked_ops) == (("one_hot",), ())
 
 
 @pytest.mark.parametrize("op", ["one_hot", "multi_margin_loss", "binary_cross_entropy", "multinomial", "linalg_cholesky"])

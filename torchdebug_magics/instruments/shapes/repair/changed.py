@@ -48,6 +48,13 @@ def with_edits(model: torch.nn.Module, edits: Sequence[Edit], fakes: Fakes | Non
                 own.update(numbers)
             for path, sizes in edit.parameters.items():
                 _put_parameter(model, path, sizes, fakes, stack)
+            for path, make_buffer in edit.buffers.items():
+                owner, _, name = path.rpartition(".")
+                table = model.get_submodule(owner)._buffers
+                held = table[name]
+                assert held is not None
+                stack.callback(table.__setitem__, name, held)
+                table[name] = make_buffer(held)
             for call in edit.calls:
                 _put_call(model, call, stack)
         yield model

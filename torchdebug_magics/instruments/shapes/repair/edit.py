@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, field, replace
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
@@ -43,10 +44,13 @@ class Change:
 def method(name: str, *args: Any) -> Change:
     """``method("flatten", 1)`` is ``x.flatten(1)``."""
     call = f".{name}({', '.join(map(repr, args))})"
-    undoes = name in {"t", "transpose"}  # what is turned twice is written as it was
+    # What is turned twice is written as it was.
+    undoes = [call] if name in {"t", "transpose"} else []
+    undoes += [".T", ".t()"] if name == "transpose" and args == (0, 1) else [".mT"] if name == "transpose" and args == (-2, -1) else []
 
     def text(x: str) -> str:
-        return x.removesuffix(call) if undoes and x.endswith(call) else f"{x}{call}"
+        turned = next((one for one in undoes if x.endswith(one)), None)
+        return f"{x}{call}" if turned is None else x.removesuffix(turned)
 
     return Change(text, lambda tensor: getattr(tensor, name)(*args))
 
@@ -87,6 +91,8 @@ class Edit:
     modules: Mapping[str, Callable[[torch.nn.Module], torch.nn.Module]] = field(default_factory=dict)
     """The new one for each path, made from the old one."""
     parameters: Mapping[str, Sizes] = field(default_factory=dict)
+    buffers: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=dict)
+    """The new one for each path, made from the old one."""
     ops: tuple[OpEdit, ...] = ()
     calls: tuple[CallEdit, ...] = ()
     inputs: Mapping[str, Change] = field(default_factory=dict)
@@ -127,6 +133,7 @@ def together(first: Edit, second: Edit) -> Edit:
         first.rank,
         {**first.modules, **second.modules},
         {**first.parameters, **second.parameters},
+        {**first.buffers, **second.buffers},
         (*first.ops, *second.ops),
         (*first.calls, *second.calls),
         {**first.inputs, **second.inputs},
@@ -193,14 +200,19 @@ def _in_place(facts: Facts, at: int, change: Change) -> Edit | None:
     if site is None or facts.op is None or not facts.direct:
         return None
     node = site.operand_node(at, operand.tensor, direct=True)
-    if node is None:
-        return None
+    if node is None or (at == 0 and _writes(facts.op) and not isinstance(site.expression, ast.AugAssign)):
+        return None  # what is written into another tensor is lost
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = at_tensor(at, change.apply, args, kwargs)
         return func(*args, **kwargs)
 
     return Edit(site.changed(node, change.text), ops=(OpEdit(site, facts.op, run),))
+
+
+def _writes(op: str) -> bool:
+    """Whether an op writes into its first operand."""
+    return op in {"__setitem__", "setitem"} or (op.endswith("_") and not op.endswith("__"))
 
 
 def _argument(facts: Facts, at: int, change: Change) -> Edit | None:

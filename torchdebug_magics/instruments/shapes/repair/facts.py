@@ -81,6 +81,8 @@ class Facts:
     outer_path: str = ""
     modules: Mapping[str, torch.nn.Module] = field(default_factory=dict)
     """Those that ran, by path."""
+    gave: Mapping[str, tuple[Sizes, ...]] = field(default_factory=dict)
+    """The shapes that each gave last."""
     inputs: tuple[tuple[str, torch.Tensor], ...] = ()
     """What the model was called with."""
     site: Site | None = None
@@ -155,6 +157,7 @@ def facts_of(run: Forward, said: BaseException | None = None, guard: Guard | Non
         outer=_outer(run, below),
         outer_path=next((one.path for one in running if len(below) > 1 and one.module is below[0].module), ""),
         modules={one.path: one.module for one in run.calls.made},
+        gave={one.path: tuple(sizes for _, sizes, _, _ in one.outputs) for one in run.calls.made if one.outputs is not None},
         inputs=inputs,
         site=site,
         direct=site is not None and len(below) <= 1,

@@ -67,6 +67,7 @@ _MAKERS = frozenset(
         "hstack",
         "vstack",
         "one_hot",
+        "cdist",
     ]
 )
 """Ops that decide sizes; the others pass on, or take from, those of their first operand."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.instruments.shapes.repair.batch import mixed_batch
 from torchdebug_magics.instruments.shapes.repair.facts import Facts, facts_of
 from torchdebug_magics.instruments.shapes.repair.rules import diagnosis
+from torchdebug_magics.instruments.shapes.repair.source import with_part
 from torchdebug_magics.instruments.shapes.repair.trial import tried_on_op
 from torchdebug_magics.instruments.shapes.report import Fix
 
@@ -150,7 +151,22 @@ def _by_rank(edits: Sequence[Edit]) -> list[Edit]:
     return list(seen.values())
 
 
+def _in_one(edits: Sequence[Edit]) -> list[str]:
+    """What to type for each; one expression where an edited one stands inside another."""
+    codes = {edit: edit.code for edit in edits}
+    for at, inner in enumerate(edits):
+        site = inner.ops[0].site if len(inner.ops) == 1 else None
+        for outer in edits[at + 1 :] if site is not None else ():
+            if outer.ops and site is not None and outer.ops[0].site.statement is site.statement is not None:
+                whole = with_part(codes[outer], site.text, codes[inner])
+                if whole != codes[outer]:
+                    codes[outer] = whole
+                    del codes[inner]
+                    break
+    return list(codes.values())
+
+
 def _fix(edits: tuple[Edit, ...], *, verified: bool, also: str = "") -> Fix:
     whys = dict.fromkeys([*(edit.why for edit in edits if edit.why), *([also] if also else [])])
     typed = (*(edit for edit in edits if not edit.moves), *(edit for edit in reversed(edits) if edit.moves))
-    return Fix(code="\n".join(edit.code for edit in typed), verified=verified, why="; ".join(whys), edits=_many(edits))
+    return Fix(code="\n".join(_in_one(typed)), verified=verified, why="; ".join(whys), edits=_many(edits))

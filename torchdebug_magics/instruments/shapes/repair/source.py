@@ -6,7 +6,7 @@ import ast
 import copy
 import functools
 import linecache
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import CodeType
 
-__all__ = ["Site", "assignments", "site_at", "site_of"]
+__all__ = ["Site", "assignments", "site_at", "site_of", "with_part"]
 
 _SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@"}
 _LONGEST = 60
@@ -71,6 +71,13 @@ class Site:
             return f"{ast.unparse(node)} = {text(ast.unparse(node))} {_SIGNS.get(type(whole.op), '+')} {ast.unparse(whole.value)}"
         return ast.unparse(_Put(node, ast.parse(text(_in_brackets(node)), mode="eval").body).visit(copy.deepcopy(self.expression)))
 
+    def within(self, node: ast.expr) -> Site | None:
+        """A part of the same statement, as the expression; None before Python 3.11, where instructions do not tell their place."""
+        wanted = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
+        places = enumerate(getattr(self.code, "co_positions", tuple)())
+        at = next((2 * place for place, found in places if found == wanted), None)
+        return None if at is None else replace(self, instruction=at, line=node.lineno, expression=node)
+
     def assigns_over(self, name: str) -> bool:
         """Whether nothing after this line reads the variable as it is now: it is given anew, or returned from."""
         statement = self.statement
@@ -82,7 +89,7 @@ class Site:
     def _operands(self) -> list[ast.expr]:
         node = self.expression
         if isinstance(node, ast.BinOp):
-            return [node.left, node.right]
+            return [one for one in (node.left, node.right) if not isinstance(one, ast.Constant)]
         if isinstance(node, ast.AugAssign):
             return [node.target, node.value]
         if isinstance(node, ast.Compare):
@@ -195,6 +202,23 @@ def _attribute(module: torch.nn.Module, func: ast.Attribute) -> object:
 def _in_brackets(node: ast.expr) -> str:
     text = ast.unparse(node)
     return text if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant)) else f"({text})"
+
+
+def with_part(code: str, part: str, new: str) -> str:
+    """An expression in which a part, as it reads, is another one; the code itself where it is none, or has no such part."""
+    try:
+        return ast.unparse(_Replace(part, ast.parse(new, mode="eval").body).visit(ast.parse(code, mode="eval").body))
+    except SyntaxError:
+        return code
+
+
+class _Replace(ast.NodeTransformer):
+    def __init__(self, part: str, new: ast.expr) -> None:
+        self._part = part
+        self._new = new
+
+    def visit(self, node: ast.AST) -> Any:
+        return self._new if isinstance(node, ast.expr) and ast.unparse(node) == self._part else self.generic_visit(node)
 
 
 class _Put(ast.NodeTransformer):

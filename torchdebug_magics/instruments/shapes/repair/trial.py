@@ -70,15 +70,18 @@ class Trials:
             return self._with(edits, None)
         run = self._with(edits, Fakes())
         if run is None or run.error is None:
-            return run
+            return self._with(edits, None) if run is not None and run.unchecked and self._is_quick(run) else run
         limited = is_limit_of_fakes(run.error)
         if not limited and not run.confirmed and run.failed is not None and run.failed.error is run.error:
             tried, error = real_error(run.failed)
             limited = tried and error is None
         if not limited:
             return run
-        on_meta = any(one.device.type == "meta" for one in self.model.parameters())
-        return None if on_meta or run.flops > _QUICK_FLOPS else self._with(edits, None)
+        return self._with(edits, None) if self._is_quick(run) else None
+
+    def _is_quick(self, run: Forward) -> bool:
+        """Whether it may be run for real."""
+        return run.flops <= _QUICK_FLOPS and not any(one.device.type == "meta" for one in self.model.parameters())
 
     def _with(self, edits: Sequence[Edit], fakes: Fakes | None) -> Forward | None:
         inputs: Any = self.inputs
@@ -97,7 +100,7 @@ class Trials:
 
 def tried_on_op(facts: Facts, edit: Edit) -> bool | None:
     """Whether an op outside every model comes through with an edit, on fakes made of its operands; None where that cannot be told."""
-    if len(edit.ops) != 1 or edit.modules or edit.calls or edit.inputs or edit.parameters or edit.attributes:
+    if len(edit.ops) != 1 or edit.modules or edit.calls or edit.inputs or edit.parameters or edit.buffers or edit.attributes:
         return None
     edited = edit.ops[0]
     known = facts.values

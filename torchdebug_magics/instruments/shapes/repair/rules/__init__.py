@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.shapes.repair.rules import (
+    added,
     attention,
     broadcasting,
     convolution,
     dimensions,
+    einsums,
     features,
     geometry,
     indexing,
@@ -23,10 +25,13 @@ from torchdebug_magics.instruments.shapes.repair.rules import (
     recurrent,
     results,
     scaled_attention,
+    sound,
+    subscripts,
     tables,
     views,
+    written,
 )
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +51,9 @@ _RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     attention.attention,
     scaled_attention.scaled,
     features.bilinear,
+    features.distances,
+    sound.spectrum,
+    sound.ctc,
     features.linear,
     convolution.convolution,
     convolution.pooling,
@@ -54,11 +62,14 @@ _RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     geometry.grid,
     norms.norm,
     kinds.dtype,
-    products.einsum,
+    written.written,
+    added.added,
+    einsums.einsum,
     products.matmul,
     joins.join,
     views.view,
     dimensions.expand,
+    subscripts.subscript,
     indexing.index,
     dimensions.dimension,
     broadcasting.broadcast,
@@ -81,5 +92,7 @@ def diagnosis(facts: Facts) -> Diagnosis:
 
 def _own_words(facts: Facts) -> str:
     if facts.op is not None:
-        return f"{facts.who}: {facts.text}" if facts.path else f"`{facts.op.strip('_')}`: {facts.text}"
+        given = ", ".join(shown(one) for one in facts.operands[:4]) if not any(sign.isdigit() for sign in facts.text) else ""
+        said = f"{facts.text}{f' (it gets {given})' if given else ''}"
+        return f"{facts.who}: {said}" if facts.path else f"`{facts.op.strip('_')}`: {said}"
     return f"{facts.who}: {facts.text}" if facts.path else facts.text

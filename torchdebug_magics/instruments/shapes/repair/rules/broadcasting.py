@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, parameter_edit
-from torchdebug_magics.instruments.shapes.repair.history import came_from, channels_first, of_inputs
+from torchdebug_magics.instruments.shapes.repair.history import came_from, channels_first, features_last, of_inputs
 from torchdebug_magics.instruments.shapes.repair.rules.inputs import shortened, too_long
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, orders, padded, producer_edits, shown, stretched, turned
+from torchdebug_magics.instruments.shapes.repair.rules.packed import unpacked_to
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, clashes, orders, producer_edits, shown, turned
+from torchdebug_magics.instruments.shapes.repair.rules.pictures import padded, stretched
 from torchdebug_magics.instruments.shapes.repair.rules.residual import from_another_level, projected, resized, strided
+from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted, rotary
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
-__all__ = ["broadcast", "clashes"]
+__all__ = ["broadcast"]
 
-
-def clashes(a: tuple[int, ...], b: tuple[int, ...]) -> list[int]:
-    """Where two shapes do not broadcast, counted from the end: -1 is the last dimension."""
-    pairs = zip(reversed(a), reversed(b), strict=False)
-    return [-1 - at for at, (one, other) in enumerate(pairs) if one != other and 1 not in {one, other}]
+_PICTURES = (4, 5)
+"""Dimensions of a batch of pictures, or of volumes."""
+_ROWS = 2
+"""Dimensions of a row of steps, and how far from the end the steps stand where features are behind them."""
 
 
 def broadcast(facts: Facts) -> Diagnosis | None:
@@ -46,10 +48,12 @@ def broadcast(facts: Facts) -> Diagnosis | None:
     sentence = f"{text}{where} does not fit {_told(one)} to {_told(other)}: {sizes}"
     table, other_size = (one, other.sizes[at]) if not of_inputs(one.made) else (other, one.sizes[at])
     long = too_long(facts, other_size, table.sizes[at]) if not of_inputs(table.made) else ""
-    sentence += f": {long}" if long else ""
+    turns = rotary(table, table.sizes[at], other_size) if at == -1 and not long else ""
+    sentence += f": {long}" if long else turns
+    unspread = any(_spreads(facts, a, b).values())
     culprit, computed = other if one.made is None else one, of_inputs(one.made) and of_inputs(other.made)
     return Diagnosis(
-        sentence, tuple(_edits(facts, a, b)), culprit, None if computed else (one.sizes[at], other.sizes[at]), rounded=computed
+        sentence, tuple(_edits(facts, a, b)), culprit, None if computed or unspread else (one.sizes[at], other.sizes[at]), rounded=computed
     )
 
 
@@ -78,27 +82,38 @@ def _pair(facts: Facts) -> tuple[int, int] | None:
 
 def _edits(facts: Facts, a: int, b: int) -> list[Edit]:
     edits: list[Edit] = []
+    spread = _spreads(facts, a, b)
+    unspread = any(spread.values())  # then their sizes are right, and stand in the wrong places
     for at, to in ((b, a), (a, b)):
         one, other = facts.operands[at], facts.operands[to]
         later = 0 if at == b else 1
-        edits += _spread(facts, at, other, 4 + later)
+        edits += spread[at]
         edits += _moved(facts, at, other, 8 + later)
         edits += _squeezed(facts, at, other, 6 + later)
-        if one.owned:
+        if one.owned and not unspread:
             edits += _sized(one, other)
         edits += strided(facts, one, other)
         edits += padded(facts, one, other)
+        edits += unpacked_to(facts, one, other)
         edits += stretched(facts, one, other, rank=12)
         edits += from_another_level(facts, at, other, 7 + later)
         edits += projected(facts, at, other, 9 + later)
         edits += resized(facts, at, other, 14 + later)
-        edits += _cut(facts, at, other, 30 + later)
+        edits += _cut(facts, at, other, 30 + later) if not unspread else []
         dims = clashes(one.sizes, other.sizes)
-        if len(dims) == 1 and not of_inputs(one.made):  # a table of positions
-            edits += shortened(facts, other.sizes[dims[0]], one.sizes[dims[0]], rank=18)
-        if len(dims) == 1 and dims[0] + len(one.sizes):  # no layer decides how many samples there are
+        pairs = {(one.sizes[dim], other.sizes[dim]) for dim in dims}
+        if len(pairs) == 1 and not of_inputs(one.made):  # a table of positions, or a mask of them
+            has, wants = pairs.pop()
+            if wants > has or not all(_is_length(facts, one, other, dim) for dim in dims):  # else it is cut where it is used
+                edits += fitted(facts, one, has, wants, rank=16)
+            edits += shortened(facts, wants, has, rank=18)
+        if len(dims) == 1 and dims[0] + len(one.sizes) and not unspread:  # no layer decides how many samples there are
             edits += producer_edits(facts, one, one.sizes[dims[0]], other.sizes[dims[0]], rank=20 + later)
     return edits
+
+
+def _spreads(facts: Facts, a: int, b: int) -> dict[int, list[Edit]]:
+    return {b: _spread(facts, b, facts.operands[a], 4), a: _spread(facts, a, facts.operands[b], 5)}
 
 
 def _spread(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
@@ -117,13 +132,13 @@ def _spread(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     edits: list[Edit] = []
     many = len(other.sizes)
     # Rows to rows, and columns to columns, or to the channels of a picture, where there is a choice.
-    features = 1 if channels_first(other.made) else many - 1
+    features = 1 if channels_first(other.made) or (one.owned and many in _PICTURES) else many - 1
     for kept in sorted(itertools.combinations(range(many), len(one.sizes)), key=lambda kept: (0 not in kept, features not in kept)):
-        index = tuple(slice(None) if dim in kept else None for dim in range(len(other.sizes)))
+        index = tuple(slice(None) if dim in kept else None for dim in range(kept[0] if one.owned else 0, many))
         sizes = iter(one.sizes)
         if _fits(tuple(next(sizes) if dim in kept else 1 for dim in range(len(other.sizes))), other.sizes):
             text = ", ".join(":" if part is not None else "None" for part in index)
-            edits += on_operand(facts, at, _subscript(text, index), rank=rank)
+            edits += on_operand(facts, at, _subscript(text, index), rank=rank, owned=features in kept)
     return edits[:2]
 
 
@@ -137,10 +152,16 @@ def _fits(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 def _moved(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     one = facts.operands[at]
+    if 1 < len(one.sizes) < len(other.sizes) and not of_inputs(one.made):
+        last = other.sizes[-len(one.sizes) :]
+        fits = next((order for order in orders(len(one.sizes)) if tuple(one.sizes[dim] for dim in order) == last), None)
+        return turned(facts, at, fits, rank=rank) if fits is not None else []
     if len(one.sizes) != len(other.sizes) or len(one.sizes) > 5:
         return []
     found = (order for order in orders(len(one.sizes)) if not clashes(tuple(one.sizes[dim] for dim in order), other.sizes))
-    order = next((order for order in found if order[0] == 0 or sorted(one.sizes) == sorted(other.sizes)), None)
+    alone = not of_inputs(one.made)  # without a batch: what has one place may come to stand where the batch is
+    kept = (order for order in found if order[0] == 0 or sorted(one.sizes) == sorted(other.sizes) or (alone and one.sizes[order[0]] == 1))
+    order = next(kept, None)
     return turned(facts, at, order, rank=rank) if order is not None else []
 
 
@@ -163,10 +184,10 @@ def _cut(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     dims = clashes(one.sizes, other.sizes)
     if len(one.sizes) == len(other.sizes) and -len(one.sizes) in dims:  # rows of the batch are not thrown away
         return []
-    if of_inputs(one.made) or any(one.sizes[dim] < other.sizes[dim] for dim in dims):
+    if of_inputs(one.made) or any(one.sizes[dim] < other.sizes[dim] or not _is_length(facts, one, other, dim) for dim in dims):
         return []
     if one.owned:
-        if -1 in dims or not isinstance(one.tensor, torch.nn.Parameter):  # features are not thrown away
+        if not isinstance(one.tensor, torch.nn.Parameter):  # features are not thrown away
             return []
         # As long as each sequence; but a picture is as large as the model is made for.
         steps = [tensor.shape[1] for _, tensor in facts.inputs if tensor.dim() in {2, 3}]
@@ -177,6 +198,19 @@ def _cut(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     while texts[-1] == ":":
         texts.pop()
     return on_operand(facts, at, _subscript(", ".join(texts), ends), rank=rank, why="as much of it as is needed", owned=True)
+
+
+def _is_length(facts: Facts, one: Operand, other: Operand, dim: int) -> bool:
+    """Whether a dimension counts steps or pixels, of which fewer will do; features, heads and channels are not thrown away."""
+    if channels_first(other.made):
+        return dim > 1 - len(other.sizes)
+    if one.tensor.dtype is torch.bool or all(len(sizes) >= _ROWS and sizes[-1] == sizes[-2] for sizes in (one.sizes, other.sizes)):
+        return dim >= -_ROWS
+    lengths = {tensor.shape[1] for _, tensor in facts.inputs if tensor.dim() > 1}
+    if dim != -1:  # with heads, these may stand there
+        return dim == -_ROWS and (len(other.sizes) not in _PICTURES or other.sizes[dim] in lengths)
+    lengths = {tensor.shape[1] for _, tensor in facts.inputs if tensor.dim() == _ROWS}
+    return other.sizes[-1] in lengths and not features_last(other.made)
 
 
 def _end(end: slice, name: str, dim: int) -> str:

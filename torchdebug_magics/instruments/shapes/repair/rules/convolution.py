@@ -11,7 +11,7 @@ from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, metho
 from torchdebug_magics.instruments.shapes.repair.history import channels_first
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, producer_edits, reordered
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, named, producer_edits, reordered
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
@@ -28,11 +28,16 @@ def convolution(facts: Facts) -> Diagnosis | None:
         return None
     x, weight = facts.operands[0], facts.operands[1]
     spatial = len(weight.sizes) - 2
+    if str(spatial) not in facts.op:
+        words = f"`{facts.op}` takes weights of {int(facts.op[-2]) + 2} dimensions (out and in channels, {_WORDS[int(facts.op[-2])]})"
+        return Diagnosis(f"{words}, and {named(weight, 'the weight')} is {shape(weight.sizes)}", (), weight)
     groups = facts.module.groups if isinstance(facts.module, nn.modules.conv._ConvNd) else facts.argument(6, "groups", 1)
     transposed = "transpose" in facts.op
     expected = weight.sizes[0] if transposed else weight.sizes[1] * (groups if isinstance(groups, int) else 1)
     if len(x.sizes) not in {spatial + 1, spatial + 2}:
         return _dimensions(facts, spatial)
+    if isinstance(groups, int) and not transposed and groups > 0 and weight.sizes[0] % groups:
+        return _groups(facts, groups)
     got = x.sizes[-spatial - 1]
     if got != expected:
         return _channels(facts, spatial, expected, got)
@@ -64,7 +69,7 @@ def _channels(facts: Facts, spatial: int, expected: int, got: int) -> Diagnosis:
     x = facts.operands[0]
     many = len(x.sizes)
     last = x.sizes[-1] == expected and many > 1 and not channels_first(x.made)
-    sentence = f"{facts.who} expects {expected} channels, gets {gets(x, got, -spatial - 1)}"
+    sentence = f"{_who(facts)} expects {expected} channels, gets {gets(x, got, -spatial - 1)}"
     if found := earlier(facts, x, expected, -spatial - 1):
         return Diagnosis(sentence + found.words, found.edits, x)
     if many == spatial + 1:
@@ -74,7 +79,7 @@ def _channels(facts: Facts, spatial: int, expected: int, got: int) -> Diagnosis:
     elif last:
         sentence += f": its channels stand last in {shape(x.sizes)}"
     square = spatial > 1 and len(set(x.sizes[-spatial:])) == 1
-    edits = reordered(facts, 0, -spatial - 1, expected, rank=25 if square and x.sizes[0] != expected else 5)
+    edits = reordered(facts, 0, -spatial - 1, expected, rank=25 if square and x.sizes[0] != expected else 5, batched=expected == 1)
     edits = [] if channels_first(x.made) else edits
     if many == spatial + 1 and expected == 1:
         edits += on_operand(facts, 0, method("unsqueeze", 1), rank=3, why="one channel")
@@ -90,6 +95,24 @@ def _channels(facts: Facts, spatial: int, expected: int, got: int) -> Diagnosis:
         )
     edits += producer_edits(facts, x, got, expected)
     return Diagnosis(sentence, tuple(edits), x)
+
+
+def _who(facts: Facts) -> str:
+    """The module; or the function, with its weight."""
+    if isinstance(facts.module, nn.modules.conv._ConvNd):
+        return facts.who
+    weight = facts.operands[1]
+    return f"`{facts.op}`{f' with `{weight.name}`' if weight.name else ''}"
+
+
+def _groups(facts: Facts, groups: int) -> Diagnosis:
+    """A filter for each group at least; one is the same for all."""
+    weight = facts.operands[1]
+    sentence = f"`{facts.op}` in {groups} groups wants as many filters, or a multiple, and {named(weight, 'its weight')}"
+    rest = ", -1" * (len(weight.sizes) - 1)
+    change = Change(lambda x: f"{x}.expand({groups}{rest})", lambda one: one.expand(groups, *one.shape[1:]))
+    edits = on_operand(facts, 1, change, rank=5, why="the same for every channel", owned=True) if weight.sizes[0] == 1 else []
+    return Diagnosis(f"{sentence} is {shape(weight.sizes)}", tuple(edits), weight)
 
 
 def _for_channels(facts: Facts, got: int) -> list[Edit]:
@@ -136,9 +159,9 @@ def pooling(facts: Facts) -> Diagnosis | None:
         sentence = f"{facts.who} expects {spatial + 1} or {spatial + 2} dimensions, gets {len(x.sizes)}: {_told(x)}"
         edits = on_operand(facts, 0, method("unsqueeze", 1), rank=10, why="one channel") if len(x.sizes) == spatial else []
         return Diagnosis(sentence, tuple(edits), x)
-    if kernel is None:
+    if not isinstance(kernel, (int, tuple, list)):
         return None
-    window = kernel if isinstance(kernel, tuple) else (kernel,) * spatial
+    window = tuple(kernel) if isinstance(kernel, (tuple, list)) else (kernel,) * spatial
     sizes = x.sizes[-spatial:]
     if not any(one > size for one, size in zip(window, sizes, strict=False)):
         return None

@@ -8,10 +8,10 @@ from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import squeezed
 from torchdebug_magics.instruments.shapes.repair.rules.inputs import shortened, too_long
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, told
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, producer_edits, told
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.repair.facts import Facts
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = ["dimension", "expand"]
 
@@ -19,7 +19,7 @@ __all__ = ["dimension", "expand"]
 _BY_DIMENSION = frozenset((
     "transpose", "permute", "swapaxes", "swapdims", "movedim", "unsqueeze", "squeeze", "flatten", "softmax",
     "log_softmax", "sum", "mean", "max", "min", "argmax", "argmin", "std", "var", "cumsum", "chunk", "split",
-    "unbind", "select", "narrow", "size", "norm", "topk", "sort", "flip", "roll", "cat", "stack", "amax",
+    "unbind", "select", "narrow", "size", "norm", "topk", "glu", "sort", "flip", "roll", "cat", "stack", "amax",
     "amin", "prod", "all", "any", "logsumexp", "mT", "t",
 ))
 # fmt: on
@@ -27,7 +27,7 @@ _BY_DIMENSION = frozenset((
 
 def expand(facts: Facts) -> Diagnosis | None:
     """Only a dimension of one grows."""
-    if facts.op not in {"expand", "expand_as", "broadcast_to"} or not facts.operands:
+    if facts.op not in {"expand", "expand_as", "broadcast_to", "repeat"} or not facts.operands:
         return None
     x = facts.operands[0]
     given: Any = (
@@ -36,6 +36,8 @@ def expand(facts: Facts) -> Diagnosis | None:
     wanted = tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else tuple(given)
     if not all(isinstance(one, int) for one in wanted):
         return None
+    if facts.op == "repeat":
+        return _repeated(facts, x, len(wanted)) if len(wanted) < len(x.sizes) else None
     if len(wanted) < len(x.sizes):
         return Diagnosis(f"`{facts.op}` to {shape(wanted)}: {told(x)} has {len(x.sizes)} dimensions already", (), x)
     text = f"`{facts.site.text}`" if facts.site is not None and facts.direct and facts.site.text else f"`{facts.op}`"
@@ -56,6 +58,11 @@ def expand(facts: Facts) -> Diagnosis | None:
     return Diagnosis(long or sentence, (*edits, *cut), x)
 
 
+def _repeated(facts: Facts, x: Operand, many: int) -> Diagnosis:
+    text = f"`{facts.site.text}`" if facts.site is not None and facts.direct and facts.site.text else "`repeat`"
+    return Diagnosis(f"{text} says how often for {many} dimensions, and {told(x)} has {len(x.sizes)}", (), x)
+
+
 def _grows(sizes: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     return all(there in {-1, here} or here == 1 for here, there in zip(reversed(sizes), reversed(wanted), strict=False))
 
@@ -72,7 +79,9 @@ def dimension(facts: Facts) -> Diagnosis | None:
         if len(order) != len(x.sizes):
             edits = _as_many(facts, len(order))
             return Diagnosis(f"{text} names {len(order)} dimensions, and {told(x)} has {len(x.sizes)}", tuple(edits), x)
-    if "Dimension out of range" in facts.text or ("dimension" in facts.text.lower() and facts.op in _BY_DIMENSION):
+    if facts.op in _BY_DIMENSION and (parts := _parts(facts, text)) is not None:
+        return parts
+    if "Dimension out of range" in facts.text or ("no dimensions" in facts.text and facts.op in _BY_DIMENSION):
         last = len(x.sizes) - 1
         found = squeezed(facts, x)
         words, before = (found.words, found.edits) if found is not None else ("", ())
@@ -82,6 +91,34 @@ def dimension(facts: Facts) -> Diagnosis | None:
             x,
         )
     return None
+
+
+def _parts(facts: Facts, text: str) -> Diagnosis | None:
+    """More than a dimension has: parts to split it into, or its largest ones."""
+    x = facts.operands[0]
+    if facts.op == "glu":
+        return _halved(facts, x)
+    asked = facts.argument(1, "k" if facts.op == "topk" else "split_size")
+    dim = facts.argument(2, "dim", -1 if facts.op == "topk" else 0)
+    if not isinstance(dim, int) or not -len(x.sizes) <= dim < len(x.sizes):
+        return None
+    size, place = x.sizes[dim], dim % len(x.sizes)
+    if facts.op == "topk" and isinstance(asked, int) and asked > size:
+        sentence = f"{text} asks for {asked} of dimension {place}, and {told(x)} has {size} there"
+        return Diagnosis(sentence, tuple(producer_edits(facts, x, size, asked)) if place == len(x.sizes) - 1 else (), x)
+    if facts.op == "split" and isinstance(asked, (list, tuple)) and (whole := sum(asked)) != size:
+        sentence = f"{text} splits {' + '.join(map(str, asked))} = {whole} off dimension {place}, and {told(x)} has {size} there"
+        return Diagnosis(sentence, tuple(producer_edits(facts, x, size, whole)) if place else (), x)
+    return None
+
+
+def _halved(facts: Facts, x: Operand) -> Diagnosis | None:
+    dim = facts.argument(1, "dim", -1)
+    if not isinstance(dim, int) or not -len(x.sizes) <= dim < len(x.sizes) or not x.sizes[dim] % 2:
+        return None
+    size, place = x.sizes[dim], dim % len(x.sizes)
+    sentence = f"`glu` halves dimension {place}, and {told(x)} has {size} there"
+    return Diagnosis(sentence, tuple(producer_edits(facts, x, size, size + 1, rank=15)) if place else (), x)
 
 
 def _as_many(facts: Facts, many: int) -> list[Edit]:

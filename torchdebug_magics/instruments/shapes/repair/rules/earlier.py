@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _REDUCTIONS = frozenset(["mean", "sum", "amax", "amin", "logsumexp"])
 
-__all__ = ["Earlier", "earlier", "squeezed", "with_size"]
+__all__ = ["Earlier", "at_step", "earlier", "squeezed", "with_size"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ def _flattened(facts: Facts, x: Operand, wanted: int) -> Earlier | None:
         before: Sizes = step.inputs[0][0] if step.inputs else ()
         sure = math.prod(before[1:]) == wanted or any(_is_of_pictures(one) and not _is_unbatched(one) for one in steps(x.made))
         if step.op in RESHAPES and len(before) > 1 and before[0] in _batches(facts) and sure:
-            edits = _of_module(facts, step) or _at(step, _flat_rows, lambda _, args, __: args[0].flatten(1))
+            edits = _of_module(facts, step) or at_step(step, _flat_rows, lambda _, args, __: args[0].flatten(1))
             return Earlier(f": `{step.op}` took the batch of {before[0]} for features", edits, math.prod(before[1:]))
     return None
 
@@ -122,14 +122,16 @@ def _rebatched(facts: Facts, x: Operand, wanted: int) -> Earlier | None:
             if before[0] not in _batches(facts) or math.prod(before[1:]) != wanted:
                 return None
             words = f": `{step.op}` made {step.shape[0]} rows of a batch of {before[0]}"
-            return Earlier(words, _at(step, _flat_rows, lambda _, args, __: args[0].flatten(1)), wanted)
+            return Earlier(words, at_step(step, _flat_rows, lambda _, args, __: args[0].flatten(1)), wanted)
     return None
 
 
 def squeezed(facts: Facts, x: Operand) -> Earlier | None:
     """``x.squeeze()`` that took the batch of one away, too."""
-    for step in _rows(x.made):
+    for step in steps(x.made):
         before: Sizes = step.inputs[0][0] if step.inputs else ()
+        if len(step.shape) != len(x.sizes):
+            return None
         if step.op == "squeeze" and not step.args and before[:1] == (1,) and 1 in _batches(facts):
             kept = tuple(dim for dim, size in enumerate(before) if dim and size == 1)
             return Earlier(": `squeeze` took the batch of one away", _squeezed(step, kept), math.prod(before[1:]))
@@ -138,7 +140,7 @@ def squeezed(facts: Facts, x: Operand) -> Earlier | None:
 
 def _squeezed(step: Made, dims: Sizes) -> tuple[Edit, ...]:
     told = dims[0] if len(dims) == 1 else dims
-    return _at(step, lambda _, x: f"{x}.squeeze({told})", lambda _, args, __: args[0].squeeze(dims))
+    return at_step(step, lambda _, x: f"{x}.squeeze({told})", lambda _, args, __: args[0].squeeze(dims))
 
 
 def _rows(made: Made | None) -> Iterator[Made]:
@@ -163,7 +165,7 @@ def _stacked(facts: Facts, x: Operand) -> Earlier | None:
     if not batch or batch[0] not in _batches(facts) or batch[0] == len(parts):
         return None
     words = f": `stack` put its {len(parts)} tensors before the batch of {batch[0]}"
-    edits = _at(step, lambda call, _: _along(call, 1), lambda func, args, _: func(args[0], dim=1))
+    edits = at_step(step, lambda call, _: _along(call, 1), lambda func, args, _: func(args[0], dim=1))
     return Earlier(words, edits, math.prod(parts[0][1:]) * len(parts))
 
 
@@ -177,7 +179,7 @@ def _joined(x: Operand, wanted: int, dim: int) -> Earlier | None:
     if now is None or now == then or len(set(parts)) > 1 or sum(one[then] for one in parts) != wanted:
         return None
     words = f": `{step.op}` joined {' and '.join(map(shape, parts[:3]))} along dimension {now}"
-    edits = _at(step, lambda call, _: _along(call, dim), lambda _, args, __: torch.cat(args[0], dim=dim))
+    edits = at_step(step, lambda call, _: _along(call, dim), lambda _, args, __: torch.cat(args[0], dim=dim))
     return Earlier(words, edits, wanted)
 
 
@@ -190,7 +192,7 @@ def _reduced(x: Operand, wanted: int) -> Earlier | None:
     if before[:-1] != step.shape or before[-1] != wanted:
         return None
     words = f": `{step.op}` went over the last dimension of {shape(before)}"
-    return Earlier(words, _at(step, _over_steps, lambda func, args, _: func(args[0], 1)), wanted)
+    return Earlier(words, at_step(step, _over_steps, lambda func, args, _: func(args[0], 1)), wanted)
 
 
 def _over_steps(call: ast.Call, _: str) -> str:
@@ -209,7 +211,7 @@ def _of_module(facts: Facts, step: Made) -> tuple[Edit, ...]:
     return tuple(rebuilt_module(module, step.module, start_dim=1, rank=1)) if isinstance(module, nn.Flatten) else ()
 
 
-def _at(step: Made, text: Callable[[ast.Call, str], str], run: Callable[[Any, Any, Any], Any]) -> tuple[Edit, ...]:
+def at_step(step: Made, text: Callable[[ast.Call, str], str], run: Callable[[Any, Any, Any], Any]) -> tuple[Edit, ...]:
     """The call that made this step, done otherwise, where it stands in the user's code."""
     if step.line is None:
         return ()

@@ -9,15 +9,16 @@ from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand, parameter_edit, then, together
-from torchdebug_magics.instruments.shapes.repair.history import channels_first, product, same_input
+from torchdebug_magics.instruments.shapes.repair.history import TURNS, channels_first, maker, product, same_input, steps
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier, with_size
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, named, producer_edits, reordered, there_and_back
+from torchdebug_magics.instruments.shapes.repair.rules.gathered import unjoined, unpooled
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, named, producer_edits, reordered, there_and_back, told
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.repair.facts import Facts
+    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
-__all__ = ["bilinear", "linear"]
+__all__ = ["bilinear", "distances", "linear"]
 
 _IMAGES = 4
 
@@ -28,7 +29,12 @@ def linear(facts: Facts) -> Diagnosis | None:
         return None
     at = 1 if facts.op == "addmm" else 0
     x, weight = facts.operands[at], facts.operands[at + 1]
-    if len(weight.sizes) != 2 or not x.sizes:
+    if not x.sizes:
+        return None
+    if len(weight.sizes) > 2:
+        words = f"`{facts.op}` takes weights of 2 dimensions (out, in) for all samples, and {named(weight, 'its weight')}"
+        return Diagnosis(f"{words} is {shape(weight.sizes)}", (), weight)
+    if len(weight.sizes) != 2:
         return None
     expected = weight.sizes[1] if facts.op == "linear" else weight.sizes[0]
     got = x.sizes[-1]
@@ -39,6 +45,10 @@ def linear(facts: Facts) -> Diagnosis | None:
     if found := earlier(facts, x, expected):
         edits = with_size(facts, found, expected, "in_features")
         return Diagnosis(sentence + found.words, edits if edits or not found.size else tuple(_edits(facts, at, expected)), x)
+    if found := unjoined(facts, x, expected):
+        return Diagnosis(sentence + found.words, (*found.edits, *_edits(facts, at, expected)), x)
+    if found := unpooled(x, expected):
+        return Diagnosis(sentence + found.words, (*found.edits, *_edits(facts, at, expected)), x, (got, expected))
     return Diagnosis(sentence, tuple(_edits(facts, at, expected)), x, (got, expected) if product(x.made, got) else None)
 
 
@@ -57,7 +67,7 @@ def _edits(facts: Facts, at: int, expected: int) -> list[Edit]:
         right = math.prod(x.sizes[1:]) == expected
         flat = on_operand(facts, at, method("flatten", 1), rank=1 if right else 12, why=f"{shape(x.sizes[1:])} in one dimension")
         edits += flat if right else []
-        if not right and len(x.sizes) >= _IMAGES and flat and isinstance(facts.module, nn.Linear):
+        if not right and _is_picture(x) and flat and isinstance(facts.module, nn.Linear):
             edits += [together(flat[0], one) for one in rebuilt_module(facts.module, facts.path, in_features=math.prod(x.sizes[1:]))]
     if math.prod(x.sizes) == expected and len(x.sizes) > 1:
         edits += on_operand(facts, at, method("reshape", 1, -1), rank=6, why="a batch of one") if same_input(x.made) else []
@@ -67,7 +77,7 @@ def _edits(facts: Facts, at: int, expected: int) -> list[Edit]:
         edits += on_operand(facts, at, method("unsqueeze", -1), rank=4, why="a feature dimension of one")
     if isinstance(facts.module, nn.Linear):
         # Behind a convolution, the last dimension alone is seldom what is meant.
-        rank = 45 if len(x.sizes) >= _IMAGES else 44 if _is_tied(facts) else 20
+        rank = 45 if _is_picture(x) else 44 if _is_tied(facts) else 20
         edits += rebuilt_module(facts.module, facts.path, in_features=got, rank=rank)
     else:
         weight = facts.operands[at + 1]
@@ -76,10 +86,34 @@ def _edits(facts: Facts, at: int, expected: int) -> list[Edit]:
     return edits + producer_edits(facts, x, got, expected)
 
 
+def _is_picture(x: Operand) -> bool:
+    """Whether its last dimension may be a width: not where the features were put there, or joined there."""
+    if len(x.sizes) < _IMAGES:
+        return False
+    step = maker(x.made)
+    of_input = step is not None and step.number == 0 and not any(one.op in TURNS for one in steps(x.made))
+    return channels_first(x.made) or of_input
+
+
 def _is_tied(facts: Facts) -> bool:
     """Whether another module has the same weights, which a new one would not have."""
     weight = getattr(facts.module, "weight", None)
     return sum(any(one is weight for one in part._parameters.values()) for part in facts.modules.values()) > 1
+
+
+def distances(facts: Facts) -> Diagnosis | None:
+    """``torch.cdist``: rows of one width on both sides."""
+    if facts.op != "cdist" or len(facts.operands) < 2 or not all(len(one.sizes) > 1 for one in facts.operands[:2]):
+        return None
+    a, b = facts.operands[:2]
+    width, other = a.sizes[-1], b.sizes[-1]
+    if width == other:
+        return None
+    sentence = f"`cdist` wants rows of one width, gets {told(a)} and {told(b)}: {width} and {other}"
+    edits = [*producer_edits(facts, a, width, other, rank=15), *producer_edits(facts, b, other, width, rank=16)]
+    for one, to in ((b, width), (a, other)):
+        edits += parameter_edit(one, (*one.sizes[:-1], to))
+    return Diagnosis(sentence, tuple(edits), a)
 
 
 def bilinear(facts: Facts) -> Diagnosis | None:

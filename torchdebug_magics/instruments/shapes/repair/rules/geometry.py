@@ -10,7 +10,7 @@ import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, on_operand
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, producer_edits, shown, told
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, producer_edits, shown, told, turned
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts
@@ -45,7 +45,9 @@ def grid(facts: Facts) -> Diagnosis | None:
         return Diagnosis(f"`{facts.op}` wants a grid of as many dimensions as its input, gets {shown(x)} and {shown(points)}", (), points)
     if points.sizes[-1] != len(x.sizes) - 2:
         words = f"{len(x.sizes) - 2} coordinates in its last dimension"
-        return Diagnosis(f"`{facts.op}` of {shown(x)} wants a grid with {words}, gets {told(points)}", (), points)
+        order = (0, *range(2, len(x.sizes)), 1)
+        last = turned(facts, 1, order, rank=3, why="the coordinates last") if points.sizes[1] == len(x.sizes) - 2 else []
+        return Diagnosis(f"`{facts.op}` of {shown(x)} wants a grid with {words}, gets {told(points)}", tuple(last), points)
     if points.sizes[0] == x.sizes[0]:
         return None
     sentence = f"`{facts.op}` wants one grid a picture: {x.sizes[0]} of them in {told(x)}, and {points.sizes[0]} in {told(points)}"

@@ -1,21 +1,17 @@
-"""Subscripts, gather, scatter and index_select: positions that are not there."""
+"""gather, scatter and index_select: positions that are not there."""
 
 from __future__ import annotations
 
-import ast
-import copy
 import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.history import came_from, maker
-from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import squeezed
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, producer_edits, short_dtype
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, clashes, named, producer_edits, short_dtype, told
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
@@ -48,106 +44,10 @@ _OPS = frozenset(
 
 
 def index(facts: Facts) -> Diagnosis | None:
-    """Of whichever kind."""
-    if facts.op in {"__getitem__", "__setitem__", "getitem"}:
-        return _subscript(facts)
+    """``x.gather(1, picked)`` and its like."""
+    if facts.op in {"masked_scatter", "masked_scatter_"} and len(facts.operands) == 3:
+        return _by_mask(facts)
     return _op(facts) if facts.op in _OPS and facts.operands else None
-
-
-def _subscript(facts: Facts) -> Diagnosis | None:
-    x = facts.operands[0]
-    text = f"`{facts.site.text}`" if facts.site is not None and facts.direct and facts.site.text else "the subscript"
-    floats = [at for at, one in enumerate(facts.operands) if at and one.tensor.is_floating_point()]
-    if floats and "indices" in facts.text:
-        one = facts.operands[floats[0]]
-        edits = on_operand(facts, floats[0], method("long"), rank=2, why="indices are int64")
-        return Diagnosis(
-            f"{text} indexes by {named(one, 'a tensor')}, which is {short_dtype(one)}, and positions are whole numbers", tuple(edits), one
-        )
-    if "too many indices" in facts.text:
-        given = facts.args[1] if len(facts.args) > 1 else ()
-        many = sum(one is not None and one is not Ellipsis for one in given) if isinstance(given, tuple) else 1
-        edits = (
-            on_operand(facts, 0, method("unsqueeze", 0), rank=15, why="a batch of one", first=True)
-            if many == len(x.sizes) + 1 and x.is_input
-            else []
-        )
-        found = squeezed(facts, x)
-        words, before = (found.words, found.edits) if found is not None else ("", ())
-        return Diagnosis(f"{text} names {many} dimensions, and {_told(x)} has {len(x.sizes)}{words}", (*before, *edits), x)
-    if "out of bounds" in facts.text or "out of range" in facts.text:
-        return _bounds(facts, text, x)
-    if "The shape of the mask" in facts.text or ("mask" in facts.text and len(facts.operands) > 1):
-        mask = facts.operands[1]
-        return Diagnosis(f"{text}: the mask of {shape(mask.sizes)} does not fit {_told(x)}", (), mask)
-    return None
-
-
-def _bounds(facts: Facts, text: str, x: Operand) -> Diagnosis:
-    given = facts.args[1] if len(facts.args) > 1 else ()
-    found = _beyond(given if isinstance(given, tuple) else (given,), x.sizes)
-    if found is not None:
-        dim, position = found
-        size = x.sizes[dim]
-        sentence = f"{text} asks for position {position} of dimension {dim}, which has {size} (0 to {size - 1}): {_told(x)}"
-        return Diagnosis(sentence, (*_directions(facts, x, dim, position), *_last(facts, position, size)), x)
-    values = _values(facts, facts.operands[1]) if len(facts.operands) > 1 else ""
-    return Diagnosis(f"{text} asks for a position that {_told(x)} does not have{values}", (), x)
-
-
-def _directions(facts: Facts, x: Operand, dim: int, position: int) -> list[Edit]:
-    """The state of a recurrent layer that goes one way, and both are asked for."""
-    step = maker(x.made)
-    module = facts.modules.get(step.module) if step is not None and step.shape == x.sizes else None
-    if dim or not isinstance(module, nn.RNNBase) or module.bidirectional or step is None:
-        return []
-    if not -2 * x.sizes[0] <= position < 2 * x.sizes[0] or len(x.sizes) < 2:
-        return []
-    return rebuilt_module(module, step.module, bidirectional=True, rank=6, why="a state for each direction")
-
-
-def _last(facts: Facts, position: int, size: int) -> list[Edit]:
-    """The last position, where the one behind it was asked for."""
-    site, given = facts.site, facts.args[1] if len(facts.args) > 1 else None
-    node = site.expression if site is not None and facts.direct else None
-    if site is None or not isinstance(node, ast.Subscript) or not size or position != size:
-        return []
-    new = copy.deepcopy(node)
-    parts = new.slice.elts if isinstance(new.slice, ast.Tuple) else [new.slice]
-    at = [index for index, one in enumerate(parts) if isinstance(one, ast.Constant) and type(one.value) is int and one.value == position]
-    if len(at) != 1:
-        return []
-    parts[at[0]] = ast.UnaryOp(ast.USub(), ast.Constant(1))
-    if not isinstance(new.slice, ast.Tuple):
-        new.slice = parts[0]
-    index = tuple(-1 if place == at[0] else one for place, one in enumerate(given)) if isinstance(given, tuple) else -1
-    run = OpEdit(site, "__getitem__", lambda func, args, _: func(args[0], index))
-    return [Edit(ast.unparse(new), f"the last one: positions begin at 0, and {size} of them end at {size - 1}", 8, ops=(run,))]
-
-
-def _beyond(given: tuple[Any, ...], sizes: tuple[int, ...]) -> tuple[int, int] | None:
-    named_dims = sum(one is not None and one is not Ellipsis for one in given)
-    dim = 0
-    for one in given:
-        if one is Ellipsis:
-            dim += len(sizes) - named_dims
-        elif one is not None:
-            if type(one) is int and dim < len(sizes) and not -sizes[dim] <= one < sizes[dim]:
-                return dim, one
-            dim += 1
-    return None
-
-
-def _values(facts: Facts, one: Operand) -> str:
-    values = facts.values(one.tensor)
-    if values is None or not values.numel() or values.is_floating_point():
-        return ""
-    return f": {named(one, 'the index')} holds {int(values.min())} to {int(values.max())}"
-
-
-def _told(x: Operand) -> str:
-    source = came_from(x.made)
-    return f"{named(x, 'the tensor')} of {shape(x.sizes)}{f' {source}' if source and f'`{x.name}`' not in source else ''}"
 
 
 def _added(facts: Facts, x: Operand, dim: Any) -> Diagnosis | None:
@@ -160,7 +60,7 @@ def _added(facts: Facts, x: Operand, dim: Any) -> Diagnosis | None:
         return None
     at = wrong[0]
     sizes = f"{source.sizes[at]} and {x.sizes[at]} in dimension {at}"
-    sentence = f"`{facts.op}` along dimension {dim} adds {_told(source)} to {_told(x)}: {sizes}"
+    sentence = f"`{facts.op}` along dimension {dim} adds {told(source)} to {told(x)}: {sizes}"
     return Diagnosis(sentence, tuple(producer_edits(facts, source, source.sizes[at], x.sizes[at])), source)
 
 
@@ -182,6 +82,8 @@ def _spread(facts: Facts, at: int, dim: int) -> list[Edit]:
         index = tuple(slice(None) if place in kept else None for place in range(many))
         sizes = [fits[place] if place not in kept and fits[place] != 1 else -1 for place in range(many)]
         edits += on_operand(facts, at, _spread_change(index, sizes, source), rank=4 + (0 not in kept))
+        if 0 in kept:  # a place for each row: it is not to be taken for one for all of them
+            return edits[:1]
     return edits[:2]
 
 
@@ -193,6 +95,21 @@ def _spread_change(index: tuple[slice | None, ...], sizes: list[int], source: Op
     if grow and source is not None and source.name.isidentifier():
         grow = f".expand_as({source.name})"
     return Change(lambda x: f"{x}{lift}{grow}", lambda one: one[index].expand(sizes))
+
+
+def _by_mask(facts: Facts) -> Diagnosis | None:
+    """Each place that the mask names wants a value."""
+    x, mask, source = facts.operands
+    values = facts.values(mask.tensor)
+    if values is None or clashes(x.sizes, mask.sizes):
+        return None
+    many, has = int(values.broadcast_to(x.sizes).sum()), math.prod(source.sizes)
+    if many <= has:
+        return None
+    width = x.sizes[-1]
+    rows = f" ({many // width} rows of {width})" if len(x.sizes) > 1 and not many % width else ""
+    sentence = f"`{facts.op}` has {many} places{rows} in {told(x)}, and {told(source)} holds {has} values for them"
+    return Diagnosis(sentence, tuple(producer_edits(facts, source, source.sizes[-1], width)) if source.sizes else (), source)
 
 
 def _op(facts: Facts) -> Diagnosis | None:
@@ -207,13 +124,17 @@ def _op(facts: Facts) -> Diagnosis | None:
         return Diagnosis(f"`{facts.op}` takes whole numbers as its index, and {named(one, 'it')} is {short_dtype(one)}", tuple(casts), one)
     one = facts.operands[at]
     dim = facts.argument(1, "dim", 0)
+    if isinstance(dim, int) and x.sizes and not -len(x.sizes) <= dim < len(x.sizes):
+        lacks = f"`{facts.op}` along dimension {dim}: {told(x)} has dimensions {-len(x.sizes)} to {len(x.sizes) - 1} alone"
+        lost = squeezed(facts, x)
+        return Diagnosis(f"{lacks}{lost.words}" if lost else lacks, lost.edits if lost else (), x)
     if facts.op in {"index_add", "index_add_"} and (found := _added(facts, x, dim)):
         return found
     size = x.sizes[dim] if isinstance(dim, int) and -len(x.sizes) <= dim < len(x.sizes) else 0
     values = facts.values(one.tensor)
     if values is not None and values.numel() and (int(values.max()) >= size or int(values.min()) < 0):
         wrong = int(values.max()) if int(values.max()) >= size else int(values.min())
-        place = f"{named(one, 'the index')} of {shape(one.sizes)} into {_told(x)}"
+        place = f"{named(one, 'the index')} of {shape(one.sizes)} into {told(x)}"
         sentence = f"`{facts.op}` along dimension {dim}, which has {size} (0 to {size - 1}), gets index {wrong}: {place}"
         return Diagnosis(sentence, (), one)
     edits: list[Edit] = _spread(facts, at, dim if isinstance(dim, int) else 0)
@@ -221,7 +142,7 @@ def _op(facts: Facts) -> Diagnosis | None:
         edits += on_operand(facts, at, method("squeeze", one.sizes.index(1)), rank=4)
     if facts.op in {"index_select", "index_add", "index_add_"} and len(one.sizes) > 1:
         edits += on_operand(facts, at, method("flatten"), rank=4)
-    sentence = f"`{facts.op}` along dimension {dim}: the index {named(one, '')} of {shape(one.sizes)} does not fit {_told(x)}".replace(
+    sentence = f"`{facts.op}` along dimension {dim}: the index {named(one, '')} of {shape(one.sizes)} does not fit {told(x)}".replace(
         "  ", " "
     )
     return Diagnosis(sentence, tuple(edits), one)

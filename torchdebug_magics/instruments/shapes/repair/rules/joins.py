@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.history import comes_from, of_inputs
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, interpolated, orders, padded, producer_edits, shown, turned
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand, parameter_edit
+from torchdebug_magics.instruments.shapes.repair.history import TURNS, comes_from, of_inputs
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, orders, producer_edits, shown, turned
+from torchdebug_magics.instruments.shapes.repair.rules.pictures import interpolated, padded
+from torchdebug_magics.instruments.shapes.repair.rules.residual import is_rounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,7 +129,7 @@ def _sizes(facts: Facts, dim: int, wrong: list[int]) -> list[Edit]:
                 rank=6 if at == later else 7,
                 why=f"{shape(one.sizes[2:])} becomes {shape(other.sizes[2:])}",
             )
-            if all(here >= there for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)):
+            if is_rounded(one, other) and all(here >= there for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)):
                 edits += _cut(facts, at, other.sizes, rank=10)
     if len(wrong) == 1:
         at = wrong[0]
@@ -135,6 +138,7 @@ def _sizes(facts: Facts, dim: int, wrong: list[int]) -> list[Edit]:
             if one.sizes[at] == 1 and other.sizes[at] > 1:
                 edits += on_operand(facts, place, _expanded(other, at), rank=5, why="the same for each", owned=True)
             edits += producer_edits(facts, one, one.sizes[at], other.sizes[at]) if at else []
+            edits += parameter_edit(one, (*one.sizes[:at], other.sizes[at], *one.sizes[at + 1 :]), rank=12) if at else []
     edits += [edit for one in parts for edit in padded(facts, one, parts[0] if one is not parts[0] else parts[-1])]
     if len(wrong) == 1:
         for place in range(len(parts)):
@@ -154,6 +158,8 @@ def _expanded(like: Operand, dim: int) -> Change:
 def _turned_to(facts: Facts, place: int, other: Operand, dim: int) -> list[Edit]:
     one = facts.operands[place]
     many = len(one.sizes)
+    if one.made is not None and one.made.op in TURNS:  # as it stands, it was turned on purpose
+        return []
     for order in orders(many):
         sizes = [one.sizes[at] for at in order]
         if order != tuple(range(many)) and all(
@@ -173,7 +179,10 @@ def _stack(facts: Facts, told: str) -> Diagnosis | None:
     parts = facts.operands
     if len({one.sizes for one in parts}) <= 1:
         return None
-    edits: list[Edit] = []
+    if facts.site is not None and "stack" not in facts.site.text:
+        return Diagnosis(f"a batch is made of samples of one shape, and these are {told}", (), parts[-1])
+    if edits := _as_the_others(facts):
+        return Diagnosis(f"`torch.stack` wants equal shapes, gets {told}", tuple(edits), parts[-1])
     site, op = facts.site, facts.op
     if site is not None and facts.direct and isinstance(site.expression, ast.Call) and op is not None and site.expression.args:
         for dim in range(len(parts[0].sizes)):
@@ -183,6 +192,16 @@ def _stack(facts: Facts, told: str) -> Diagnosis | None:
                 run = OpEdit(site, op, _cat_along(dim))
                 edits.append(Edit(code, "joined along the dimension in which they differ", 8, ops=(run,)))
     return Diagnosis(f"`torch.stack` wants equal shapes, gets {told}", tuple(edits), parts[-1])
+
+
+def _as_the_others(facts: Facts) -> list[Edit]:
+    """What made the one part that is not as wide as all the others."""
+    parts = facts.operands
+    usual, many = Counter(one.sizes for one in parts).most_common(1)[0]
+    odd = [one for one in parts if one.sizes != usual]
+    if many < 2 or len(odd) != 1 or not usual or odd[0].sizes[:-1] != usual[:-1]:
+        return []
+    return producer_edits(facts, odd[0], odd[0].sizes[-1], usual[-1], rank=4)
 
 
 def _cat_along(dim: int) -> Callable[[Any, Any, Any], Any]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, short_dtype
+from torchdebug_magics.instruments.shapes.repair.history import steps
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, anywhere, named, short_dtype
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
@@ -54,11 +55,16 @@ def dtype(facts: Facts) -> Diagnosis | None:
         at, one = odd[0]
         sentence = f"{facts.who} has {short_dtype(owned)} weights, gets {named(one, 'an input')} in {short_dtype(one)}"
         edits = [edit for at, _ in odd[:1] for edit in _cast(facts, at, owned.tensor.dtype, rank=2)]
+        if one.tensor.is_complex() and owned.tensor.is_floating_point() and any(step.op == "stft" for step in steps(one.made)):
+            edits += anywhere(facts, at, method("abs"), rank=4, why="its magnitude, without the phase")
         return Diagnosis(sentence, (*edits, *_model_cast(facts, one)), one)
-    told = ", ".join(f"{named(one, 'an operand')} in {short_dtype(one)}" for one in facts.operands)
+    floats = [one for one in facts.operands if one.tensor.is_floating_point()]
+    meant = floats if len({one.tensor.dtype for one in floats}) > 1 else facts.operands  # the others are indices
+    kinds = {one.tensor.dtype for one in meant}
+    told = ", ".join(f"{named(one, 'an operand')} in {short_dtype(one)}" for one in meant)
     edits = []
     for at, one in enumerate(facts.operands):
-        for kind in sorted(kinds - {one.tensor.dtype}, key=lambda kind: -kind.itemsize):
+        for kind in sorted(kinds - {one.tensor.dtype} if one in meant else (), key=lambda kind: -kind.itemsize):
             edits += _cast(facts, at, kind, rank=4 if kind.is_floating_point else 9)
     return Diagnosis(f"`{facts.op.strip('_')}` wants one dtype, gets {told}", tuple(edits), facts.operands[0])
 
@@ -109,7 +115,7 @@ def _alone(facts: Facts) -> Diagnosis | None:
 def _cast(facts: Facts, at: int, to: torch.dtype, *, rank: int) -> list[Edit]:
     if to not in _CASTS or facts.operands[at].tensor.is_complex():  # it would throw the imaginary part away
         return []
-    return on_operand(facts, at, method(_CASTS[to]), rank=rank)
+    return anywhere(facts, at, method(_CASTS[to]), rank=rank)
 
 
 def _model_cast(facts: Facts, one: Operand) -> list[Edit]:
@@ -146,6 +152,12 @@ def device(facts: Facts) -> Diagnosis | None:
     if len(places) < 2:
         return None
     owned = next((one for one in facts.operands if one.owned), None)
+    if (nowhere := next((one for one in facts.operands if one.tensor.device.type == "meta"), None)) is not None:
+        others = " and ".join(sorted(str(one) for one in places if one.type != "meta"))
+        room = f"; `to_empty(device={others!r})` makes room for them" if nowhere.owned else ""
+        op = facts.op.strip("_")
+        sentence = f"`{op}` gets {named(nowhere, 'a tensor')} on meta, where tensors hold no numbers, beside others on {others}{room}"
+        return Diagnosis(sentence, (), nowhere)
     home = owned.tensor.device if owned is not None else next((one for one in sorted(places, key=str) if one.type != "cpu"), None)
     at, odd = next((at, one) for at, one in enumerate(facts.operands) if one.tensor.device != home and one.sizes)
     told = f"its weights on {home}" if owned is not None else f"a tensor on {home}"

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, then
-from torchdebug_magics.instruments.shapes.repair.rules.parts import (
-    Diagnosis,
-    named,
-    orders,
-    padded,
-    producer_edits,
-    short_dtype,
-    stretched,
-    turned,
-)
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, orders, producer_edits, short_dtype, turned
+from torchdebug_magics.instruments.shapes.repair.rules.pictures import padded, stretched
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
@@ -65,6 +58,12 @@ def _classes(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None
         return Diagnosis(f"{op} takes classes as int64, and {named(target, 'the target')} is {short_dtype(target)}", tuple(edits), target)
     if target.sizes == wanted:
         return _out_of_range(facts, scores, target, classes)
+    if target.tensor.is_floating_point() and many == len(target.sizes) == 2 and target.sizes[0] == scores.sizes[0] and target.sizes[1] > 1:
+        sentence = f"{op} of scores {shape(scores.sizes)} wants as many columns in a target of probabilities, gets {shape(target.sizes)}"
+        return Diagnosis(sentence, tuple(producer_edits(facts, scores, classes, target.sizes[1], rank=10)), target)
+    if many == 1:
+        sentence = f"{op} reads scores of {classes} as those of one sample, and gets {shape(target.sizes) or 'one'} classes as its target"
+        return Diagnosis(sentence, (), scores)
     sentence = (
         f"{op} of scores {shape(scores.sizes)} wants a target of {shape(wanted)} (classes stand in dimension 1), gets {shape(target.sizes)}"
     )
@@ -130,6 +129,9 @@ def _pairs(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
                 shown = -1 if dim == len(one.sizes) - 1 else dim
                 edits += _cast_too(facts, at, method("squeeze", shown), rank=3)
                 edits += _cast_too(facts, 1 - at, method("unsqueeze", shown), rank=4)
+    if math.prod(scores.sizes[1:]) == math.prod(target.sizes[1:]) and scores.sizes[:1] == target.sizes[:1]:
+        edits += _cast_too(facts, 1, method("flatten", 1), rank=3) if len(scores.sizes) == 2 < len(target.sizes) else []
+        edits += on_operand(facts, 0, method("flatten", 1), rank=4) if len(target.sizes) == 2 < len(scores.sizes) else []
     if len(scores.sizes) == len(target.sizes):
         differ = [dim for dim, pair in enumerate(zip(scores.sizes, target.sizes, strict=True)) if pair[0] != pair[1]]
         edits += [*stretched(facts, scores, target), *padded(facts, scores, target)]

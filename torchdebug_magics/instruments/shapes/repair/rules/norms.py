@@ -52,7 +52,9 @@ def _last(facts: Facts, wanted: tuple[int, ...]) -> Diagnosis | None:
     came = gets(x, got[-1]) if len(wanted) == 1 and got else shape(got)
     if len(wanted) == 1 and (apart := taken_apart(x, wanted[0])) and apart[1]:
         return Diagnosis(f"{facts.who} expects {size}, gets {came}{apart[0]}", apart[1], x)
-    edits: list[Edit] = reordered(facts, 0, -1, wanted[0]) if len(wanted) == 1 else []
+    edits: list[Edit] = []
+    if len(wanted) == 1:
+        edits += [*reordered(facts, 0, -1, wanted[0]), *there_and_back(facts, 0, -1, wanted[0])]
     if not (edits and channels_first(x.made) and x.sizes[1] == wanted[0]):  # made for the width, it would only come through
         edits += rebuilt_module(facts.module, facts.path, normalized_shape=got[0] if len(got) == 1 else got)
     if len(wanted) == 1:

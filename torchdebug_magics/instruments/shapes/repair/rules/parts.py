@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import nn
-from torch.nn import functional
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.around import wrapped
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, together
+from torchdebug_magics.instruments.shapes.repair.around import in_outer_call, wrapped
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.history import came_from, maker, product, steps
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 
@@ -24,15 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Diagnosis",
+    "anywhere",
+    "clashes",
     "gets",
-    "interpolated",
     "named",
-    "padded",
     "producer_edits",
     "reordered",
     "short_dtype",
     "shown",
-    "stretched",
     "there_and_back",
     "told",
     "turned",
@@ -82,18 +79,26 @@ def turned(facts: Facts, at: int, order: tuple[int, ...], *, rank: int = 5, why:
         a, b = moved
         many = len(order)
         pair = (a - many, b - many) if b == many - 1 and a == many - 2 and many > 2 else (a, b)
-        return on_operand(facts, at, method("transpose", *pair), rank=rank, why=why)
-    return on_operand(facts, at, method("permute", *order), rank=rank, why=why)
+        return anywhere(facts, at, method("transpose", *pair), rank=rank, why=why)
+    return anywhere(facts, at, method("permute", *order), rank=rank, why=why)
 
 
-def reordered(facts: Facts, at: int, dim: int, size: int, *, rank: int = 5) -> list[Edit]:
-    """Each dimension but the first that has the wanted size, moved to where it is wanted."""
+def anywhere(facts: Facts, at: int, change: Change, *, rank: int, why: str = "") -> list[Edit]:
+    """The operand changed where the op or module takes it, or in the user's call around that, of which it is an argument."""
+    found = on_operand(facts, at, change, rank=rank, why=why)
+    operand = facts.operands[at]
+    passed_on = any(one.tensor is operand.tensor for _, one in facts.outer)
+    return found or (in_outer_call(facts, operand, change, rank=rank, why=why) if passed_on else [])
+
+
+def reordered(facts: Facts, at: int, dim: int, size: int, *, rank: int = 5, batched: bool = False) -> list[Edit]:
+    """Each dimension that has the wanted size, moved to where it is wanted; the first of all not where that is sure to be the batch."""
     operand = facts.operands[at]
     many = len(operand.sizes)
     dim %= many
     edits: list[Edit] = []
     for now in _places(operand.sizes, size):
-        if now == dim:
+        if now == dim or (batched and now == 0):
             continue
         rest = [one for one in range(many) if one != now]
         rest.insert(dim, now)
@@ -109,8 +114,12 @@ def there_and_back(facts: Facts, at: int, dim: int, size: int, *, rank: int = 9)
     places = [now for now in _places(x.sizes, size) if now not in {0, dim}]
     if at or not places:
         return []
+    why = f"dimension {places[0]} of {shape(x.sizes)} has {size}"
+    if places == [1] and dim == len(x.sizes) - 1 > 2:
+        rest = range(2, len(x.sizes))
+        return wrapped(facts, method("permute", 0, *rest, 1), method("permute", 0, dim, *range(1, dim)), rank=rank, why=why)
     change = method("transpose", *sorted((places[0], dim)))
-    return wrapped(facts, change, change, rank=rank, why=f"dimension {places[0]} of {shape(x.sizes)} has {size}")
+    return wrapped(facts, change, change, rank=rank, why=why)
 
 
 def _places(sizes: tuple[int, ...], size: int) -> Iterator[int]:
@@ -160,55 +169,10 @@ def _parts(made: Made | None, size: int, whole: int) -> int:
     return 0
 
 
-def padded(facts: Facts, one: Operand, other: Operand) -> list[Edit]:
-    """The one convolution, since the other was as large, that does not leave its picture as large as it was, padded so that it does."""
-    spatial = one.sizes[2:]
-    lacking = {there - here for here, there in zip(spatial, other.sizes[2:], strict=False)}
-    short = lacking.pop() if len(lacking) == 1 else 0
-    if not spatial or not short or short % 2:
-        return []
-    for step in steps(one.made):
-        module = facts.modules.get(step.module)
-        if step.shape[2:] != spatial or len(step.shape) != len(one.sizes):
-            return []
-        if not isinstance(module, nn.modules.conv._ConvNd) or not step.op.startswith("conv") or step.inputs[0][0][2:] == spatial:
-            continue
-        if module.transposed or set(module.stride) != {1} or isinstance(module.padding, str) or len(set(module.padding)) > 1:
-            return []
-        padding = int(module.padding[0]) + short // 2
-        if {2 * padding} != {gap * (size - 1) for gap, size in zip(module.dilation, module.kernel_size, strict=True)}:
-            return []
-        return rebuilt_module(module, step.module, padding=padding, rank=3, why=f"leaves {shape(other.sizes[2:])}")
-    return []
-
-
-def stretched(facts: Facts, one: Operand, other: Operand, *, rank: int = 4) -> list[Edit]:
-    """The transposed convolutions on the way, whose strides leave several sizes to choose from, made to give the wanted one."""
-    if not one.sizes[2:] or len(one.sizes) != len(other.sizes):
-        return []
-    lacking = {there - here for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)}
-    short = lacking.pop() if len(lacking) == 1 else 0
-    edits: list[Edit] = []
-    for step in steps(one.made):
-        module = facts.modules.get(step.module)
-        if short <= 0 or not isinstance(module, nn.modules.conv._ConvTransposeNd) or not step.op.startswith("conv_transpose"):
-            continue
-        stride, padding = module.stride[0], module.output_padding[0]
-        if {*module.stride, *module.dilation} - {stride, 1} or {*module.output_padding} != {padding}:
-            return []
-        more = short % stride
-        short //= stride  # what is lacking behind it, and not made by it, lacked before it
-        why = f"leaves {shape(other.sizes[2:])}"
-        edits += rebuilt_module(module, step.module, output_padding=int(padding) + more, rank=rank, why=why) if more else []
-    return [functools.reduce(together, edits)] if edits and not short else []
-
-
-def interpolated(other: str, sizes: tuple[int, ...]) -> Change:
-    """As high and wide as another tensor, whose name is `other`."""
-    return Change(
-        lambda x: f"F.interpolate({x}, size={f'{other}.shape[2:]' if other else sizes[2:]})",
-        lambda tensor: functional.interpolate(tensor, size=sizes[2:]),
-    )
+def clashes(a: tuple[int, ...], b: tuple[int, ...]) -> list[int]:
+    """Where two shapes do not broadcast, counted from the end: -1 is the last dimension."""
+    pairs = zip(reversed(a), reversed(b), strict=False)
+    return [-1 - at for at, (one, other) in enumerate(pairs) if one != other and 1 not in {one, other}]
 
 
 def orders(many: int) -> Iterator[tuple[int, ...]]:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import ast
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand, parameter_edit
-from torchdebug_magics.instruments.shapes.repair.history import came_from, of_inputs
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, orders, producer_edits, shown, turned
+from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, as_typed, method, on_operand, parameter_edit
+from torchdebug_magics.instruments.shapes.repair.history import TURNS, of_inputs
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, orders, producer_edits, shown, turned
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
-__all__ = ["einsum", "matmul"]
+__all__ = ["matmul"]
 
-_PRODUCTS = frozenset(["matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "dot", "baddbmm", "inner"])
+_PRODUCTS = frozenset(["_sparse_mm", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "dot", "baddbmm", "inner"])
 
 
 def matmul(facts: Facts) -> Diagnosis | None:
@@ -35,7 +34,8 @@ def matmul(facts: Facts) -> Diagnosis | None:
         return None
     inner_a, inner_b = a.sizes[-1], b.sizes[-2] if len(b.sizes) > 1 else b.sizes[0]
     if inner_a != inner_b:
-        sentence = f"{text} multiplies {_told(a)} by {_told(b)}: {inner_a} columns meet {inner_b} rows"
+        meet = "elements meet" if len(a.sizes) == len(b.sizes) == 1 else "columns meet"
+        sentence = f"{text} multiplies {_told(a)} by {_told(b)}: {inner_a} {meet} {inner_b}{'' if 'elements' in meet else ' rows'}"
         return Diagnosis(sentence, tuple(_inner(facts, a, b, inner_a, inner_b)), a if a.made is not None else b)
     if facts.op in {"bmm", "mm", "mv", "dot", "baddbmm"} and not _right_dimensions(facts.op, a, b):
         edits = _vectors(facts, a, b) or (_as_matmul(facts) if facts.op in {"bmm", "mm"} else [])
@@ -68,6 +68,7 @@ def _inner(facts: Facts, a: Operand, b: Operand, inner_a: int, inner_b: int) -> 
         edits += parameter_edit(b, (*b.sizes[:-2], inner_a, b.sizes[-1]))
     if a.owned and len(a.sizes) > 1:
         edits += parameter_edit(a, (*a.sizes[:-1], inner_b))
+    edits += _turned_parameter(facts, b, inner_a)
     if b.owned or len(b.sizes) > 2 or inner_b not in {one.shape[0] for _, one in facts.inputs}:  # a layer is not to know of the batch
         edits += producer_edits(facts, a, inner_a, inner_b)
     return edits + producer_edits(facts, b, inner_b, inner_a)
@@ -80,6 +81,20 @@ def _vectors(facts: Facts, a: Operand, b: Operand) -> list[Edit]:
     if len(a.sizes) == 2:
         return on_operand(facts, facts.operands.index(a), method("unsqueeze", 1), rank=1) if a.sizes[1] == b.sizes[1] else []
     return on_operand(facts, facts.operands.index(b), method("unsqueeze", -1), rank=1) if b.sizes[1] == a.sizes[2] else []
+
+
+def _turned_parameter(facts: Facts, b: Operand, inner: int) -> list[Edit]:
+    """The user's own parameter, used as ``self.w.T``, with as many columns as meet it."""
+    step, module = b.made, facts.modules.get(facts.path or "")
+    if step is None or module is None or step.op not in TURNS or len(step.shape) != 2 or not step.inputs or step.inputs[0][1] is not None:
+        return []
+    whole = step.inputs[0][0]
+    named = [name for name, one in module._parameters.items() if one is not None and tuple(one.shape) == whole and f".{name}." in b.name]
+    if len(named) != 1 or whole[::-1] != step.shape:
+        return []
+    path = f"{facts.path}.{named[0]}".lstrip(".")
+    code = f"{as_typed(path)} = nn.Parameter(torch.zeros({whole[0]}, {inner}))"
+    return [Edit(code, "the parameter as large as what it meets", 30, parameters={path: (whole[0], inner)})]
 
 
 def _owned_turned(facts: Facts, at: int) -> list[Edit]:
@@ -128,107 +143,12 @@ def _batches(facts: Facts, a: Operand, b: Operand) -> list[Edit]:
         at = facts.operands.index(one)
         if len(one.sizes) < len(other.sizes):
             edits += [edit for dim in range(1, len(other.sizes) - 2) for edit in on_operand(facts, at, method("unsqueeze", dim), rank=6)]
+        if len(one.sizes) == len(other.sizes) == 4 and one.sizes[0] == other.sizes[0] and not other.sizes[1] % one.sizes[1]:
+            times = other.sizes[1] // one.sizes[1]
+            why = f"each of the {one.sizes[1]} heads for {times} of the {other.sizes[1]}"
+            edits += on_operand(facts, at, method("repeat_interleave", times, 1), rank=3, why=why) if one.sizes[1] > 1 else []
         if len(one.sizes) == len(other.sizes) > 2:
             for order in orders(len(one.sizes)):
                 if tuple(one.sizes[dim] for dim in order[:-2]) == other.sizes[:-2] and order != tuple(range(len(order))):
                     edits += turned(facts, at, order, rank=7)
-    return edits
-
-
-def einsum(facts: Facts) -> Diagnosis | None:
-    """A letter that stands for two sizes, or letters that do not match the dimensions."""
-    if facts.op != "einsum" or not facts.args or not isinstance(facts.args[0], str):
-        return None
-    equation = facts.args[0].replace(" ", "")
-    terms = equation.split("->")[0].split(",")
-    told = ", ".join(f"{term} of {_whole(one)}" for term, one in zip(terms, facts.operands, strict=False))
-    if len(terms) != len(facts.operands):
-        return Diagnosis(f'`einsum("{equation}")` names {len(terms)} tensors, gets {len(facts.operands)}')
-    for at, (term, one) in enumerate(zip(terms, facts.operands, strict=True)):
-        letters = re.sub(r"\.\.\.", "", term)
-        if "..." not in term and len(letters) != len(one.sizes):
-            name = named(one, f"operand {at}")
-            sentence = f'`einsum("{equation}")` reads {name} as `{term}`, and it has {len(one.sizes)} dimensions: {shape(one.sizes)}'
-            return Diagnosis(sentence, (), one)
-    clash = _clash(terms, facts)
-    if new := _new_letters(equation, clash[0] if clash is not None else ""):
-        sentence = f'`einsum("{equation}")` gives `{new[0]}`, a letter of none of its tensors ({told})'
-        return Diagnosis(sentence, tuple(_other_equation(facts, new[1])), facts.operands[-1])
-    if clash is None:
-        return None
-    letter, first, second = clash
-    return Diagnosis(
-        f'`einsum("{equation}")`: `{letter}` is {first} and {second} ({told})',
-        (*_einsum_edits(facts, terms), *_einsum_sizes(facts, terms, clash)),
-        facts.operands[0],
-    )
-
-
-def _new_letters(equation: str, clash: str) -> tuple[str, str] | None:
-    """A letter of the output that no tensor has, and the equation in which the last tensor has it.
-
-    It takes the place there of the letter that cannot be the same in two tensors, or of the one behind which it stands in the output.
-    """
-    given, arrow, output = equation.partition("->")
-    first, _, last = given.rpartition(",")
-    new = [letter for letter in output if letter.isalpha() and letter not in given]
-    if not arrow or len(new) != 1 or not first:
-        return None
-    at = output.index(new[0])
-    old = clash or output[at - 1 : at]
-    return (new[0], f"{first},{last.replace(old, new[0])}->{output}") if old and last.count(old) == 1 else (new[0], "")
-
-
-def _other_equation(facts: Facts, equation: str) -> list[Edit]:
-    site = facts.site
-    call = site.expression if site is not None and facts.direct else None
-    if site is None or facts.op is None or not equation or not isinstance(call, ast.Call) or not isinstance(call.args[0], ast.Constant):
-        return []
-    code = ast.unparse(ast.Call(call.func, [ast.Constant(equation), *call.args[1:]], call.keywords))
-    return [Edit(code, "", 5, ops=(OpEdit(site, facts.op, lambda func, args, kwargs: func(equation, *args[1:], **kwargs)),))]
-
-
-def _whole(one: Operand) -> str:
-    source = came_from(one.made)
-    return f"{shape(one.sizes)}{f' {source}' if source else ''}"
-
-
-def _sizes_of(terms: list[str], facts: Facts) -> list[list[tuple[str, int]]]:
-    return [list(zip(term, one.sizes, strict=False)) for term, one in zip(terms, facts.operands, strict=True) if "." not in term]
-
-
-def _clash(terms: list[str], facts: Facts) -> tuple[str, int, int] | None:
-    known: dict[str, int] = {}
-    for pairs in _sizes_of(terms, facts):
-        for letter, size in pairs:
-            if known.setdefault(letter, size) != size and 1 not in {size, known[letter]}:
-                return letter, known[letter], size
-    return None
-
-
-def _einsum_sizes(facts: Facts, terms: list[str], clash: tuple[str, int, int]) -> list[Edit]:
-    """The user's own parameter, or the module that made an operand, with the other size."""
-    letter, first, second = clash
-    edits: list[Edit] = []
-    for term, one in zip(terms, facts.operands, strict=True):
-        at = term.find(letter)
-        if "." in term or at < 0:
-            continue
-        other = second if one.sizes[at] == first else first
-        edits += parameter_edit(one, (*one.sizes[:at], other, *one.sizes[at + 1 :]), rank=20)
-        edits += producer_edits(facts, one, one.sizes[at], other) if at == len(term) - 1 else []
-    return edits
-
-
-def _einsum_edits(facts: Facts, terms: list[str]) -> list[Edit]:
-    edits: list[Edit] = []
-    for at, one in reversed(list(enumerate(facts.operands))):
-        others = {letter: size for place, pairs in enumerate(_sizes_of(terms, facts)) if place != at for letter, size in pairs}
-        for order in orders(len(one.sizes)):
-            sizes = [one.sizes[dim] for dim in order]
-            if order != tuple(range(len(order))) and all(
-                others.get(letter, size) == size for letter, size in zip(terms[at], sizes, strict=False)
-            ):
-                edits += turned(facts, at, order)
-                break
     return edits

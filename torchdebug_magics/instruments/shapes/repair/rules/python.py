@@ -5,15 +5,19 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchdebug_magics.format import plural, shape
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis
+from torchdebug_magics.instruments.shapes.repair.rules.results import called
 from torchdebug_magics.probing.where import owner
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.source import Site
 
 __all__ = ["arguments", "scripted", "unpacking"]
 
@@ -41,7 +45,25 @@ def unpacking(facts: Facts) -> Diagnosis | None:
         return Diagnosis(f"`{text}` unpacks {many} values, and gets a tensor of {shape(tuple(value.shape))}", tuple(turned))
     if pieces := _pieces(site.names, statement.value):
         return Diagnosis(f"`{text}` unpacks {many} values, and {pieces}")
-    return Diagnosis(f"`{text}` unpacks {many} values: {facts.text}")
+    path = called(facts, site, statement.value)
+    gave = facts.gave.get(path) if path is not None else None
+    if gave is not None and len(gave) == 1:
+        return Diagnosis(f"`{text}` unpacks {many} values, and `{path}` gives one tensor of {shape(gave[0])}")
+    return Diagnosis(f"`{text}` unpacks {many} values: {facts.text}", tuple(_chunks(site, statement, many)))
+
+
+def _chunks(site: Site, statement: ast.Assign, many: int) -> list[Edit]:
+    """As many pieces as there are names for them."""
+    call = statement.value
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "chunk" or not call.args:
+        return []
+    inner = site.within(call)
+    if inner is None or not isinstance(call.args[0], ast.Constant) or many < 1:
+        return []
+    new = ast.Call(call.func, [ast.Constant(many), *call.args[1:]], call.keywords)
+    code = ast.unparse(ast.Assign(statement.targets, new, lineno=statement.lineno))
+    run = OpEdit(inner, "chunk", lambda func, args, kwargs: func(args[0], many, *args[2:], **kwargs))
+    return [Edit(code, "a piece for each name", 5, ops=(run,))]
 
 
 def _turned_input(facts: Facts, value: torch.Tensor, many: int) -> list[Edit]:

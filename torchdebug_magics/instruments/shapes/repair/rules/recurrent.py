@@ -11,6 +11,7 @@ from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, together
+from torchdebug_magics.instruments.shapes.repair.history import maker
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.created import created
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier, with_size
@@ -171,6 +172,27 @@ def _state_turned(facts: Facts, at: int, have: tuple[int, ...], wanted: tuple[in
     return edits
 
 
+def _has_directions(facts: Facts, state: Operand, module: nn.RNNBase) -> bool:
+    """Whether the state is that of as many layers, and of two directions where this module has one, or the other way round."""
+    source = _recurrent(facts, state)
+    return source is not None and source[1].num_layers == module.num_layers and source[1].bidirectional != module.bidirectional
+
+
+def _recurrent(facts: Facts, state: Operand) -> tuple[str, nn.RNNBase] | None:
+    """The module whose state it is, and its path."""
+    step = maker(state.made)
+    module = facts.modules.get(step.module) if step is not None else None
+    return (step.module, module) if step is not None and isinstance(module, nn.RNNBase) and step.shape == state.sizes else None
+
+
+def _one_way(facts: Facts, state: Operand, module: nn.RNNBase) -> list[Edit]:
+    """What made the state, going one way as this module does."""
+    source = _recurrent(facts, state)
+    if source is None or not source[1].bidirectional or not _has_directions(facts, state, module):
+        return []
+    return rebuilt_module(source[1], source[0], bidirectional=False, rank=19, why=f"one direction, as {facts.who} has")
+
+
 def _other_sizes(facts: Facts, state: Operand, wanted: tuple[int, ...], module: Any) -> list[Edit]:
     """The module made for such a state, or what made the state."""
     edits: list[Edit] = []
@@ -179,7 +201,8 @@ def _other_sizes(facts: Facts, state: Operand, wanted: tuple[int, ...], module: 
         layers = have[0] // (2 if module.bidirectional else 1)
         if have[0] == 2 * wanted[0] and not module.bidirectional:
             edits += rebuilt_module(module, facts.path, bidirectional=True, rank=21, why="both directions, as the state has")
-        if layers:
+        edits += _one_way(facts, state, module)
+        if layers and not _has_directions(facts, state, module):
             edits += rebuilt_module(module, facts.path, num_layers=layers, rank=20, why=f"{layers} layers, as the state has")
     if have and wanted and have[:-1] == wanted[:-1] and have[-1] != wanted[-1] and not getattr(module, "proj_size", 0):
         edits += rebuilt_module(module, facts.path, hidden_size=have[-1], rank=20, why=f"{have[-1]} hidden features, as the state has")

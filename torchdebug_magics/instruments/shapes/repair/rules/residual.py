@@ -13,12 +13,12 @@ from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, as_typed, on_operand
 from torchdebug_magics.instruments.shapes.repair.history import channels_first, comes_from, features_last, maker, makers, of_inputs
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.rules.parts import interpolated
+from torchdebug_magics.instruments.shapes.repair.rules.pictures import interpolated
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
-__all__ = ["from_another_level", "projected", "resized", "strided"]
+__all__ = ["from_another_level", "is_rounded", "projected", "resized", "strided"]
 
 _IMAGES = 4
 """Dimensions."""
@@ -55,7 +55,7 @@ def from_another_level(facts: Facts, at: int, other: Operand, rank: int) -> list
         or not of_inputs(one.made)
     ):
         return []
-    if _is_rounded(one, other):
+    if one.sizes[1] == other.sizes[1] and is_rounded(one, other):
         return []
     found = {
         name: value
@@ -69,10 +69,10 @@ def from_another_level(facts: Facts, at: int, other: Operand, rank: int) -> list
     return on_operand(facts, at, change, rank=rank, why=f"`{name}` is {shape(other.sizes)}")
 
 
-def _is_rounded(one: Operand, other: Operand) -> bool:
-    """Whether they are of one level, and differ by the rounding of an odd size."""
+def is_rounded(one: Operand, other: Operand) -> bool:
+    """Whether they are as wide as each other but for the rounding of an odd size."""
     pairs = zip(one.sizes[2:], other.sizes[2:], strict=True)
-    return one.sizes[1] == other.sizes[1] and all(max(pair) < _NEXT_LEVEL * min(pair) for pair in pairs)
+    return all(max(pair) < _NEXT_LEVEL * min(pair) for pair in pairs)
 
 
 def projected(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts
     from torchdebug_magics.instruments.shapes.repair.source import Site
 
-__all__ = ["tuples", "unpacked"]
+__all__ = ["called", "tuples", "unpacked"]
 
 _RETURN_TUPLES = (torch.nn.RNNBase, torch.nn.MultiheadAttention)
 _PAIR = 2
@@ -38,16 +38,16 @@ def unpacked(facts: Facts) -> Diagnosis | None:
         if isinstance(node, ast.Name) and isinstance(site.names.get(node.id), tuple):
             for assigned in assignments(site, node.id):
                 value = site.names[node.id]
-                if (found := _called(facts, site, assigned.value)) is not None and value and isinstance(value[0], torch.Tensor):
+                if (found := called(facts, site, assigned.value)) is not None and value and isinstance(value[0], torch.Tensor):
                     call = ast.unparse(assigned.value)
                     code = f"{node.id}, _ = {call}" if len(value) == _PAIR else f"{node.id} = {call}[0]"
                     return _told(facts, found, f"`{node.id}`", code, value)
-        if isinstance(node, ast.expr) and (found := _called(facts, site, node)) and isinstance(facts.modules[found], _RETURN_TUPLES):
+        if isinstance(node, ast.expr) and (found := called(facts, site, node)) and isinstance(facts.modules[found], _RETURN_TUPLES):
             return _told(facts, found, f"`{ast.unparse(node)}`", f"{ast.unparse(node)}[0]", None)
     return None
 
 
-def _called(facts: Facts, site: Site, node: ast.expr) -> str | None:
+def called(facts: Facts, site: Site, node: ast.expr) -> str | None:
     """The path of the module that the expression calls."""
     if not isinstance(node, ast.Call):
         return None

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import ast
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, as_typed
-from torchdebug_magics.instruments.shapes.repair.history import channels_first, steps
+from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit
+from torchdebug_magics.instruments.shapes.repair.history import channels_first, of_inputs, steps
+from torchdebug_magics.instruments.shapes.repair.rules.dividing import leaves_rest, other_heads
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, producer_edits, told
+from torchdebug_magics.instruments.shapes.repair.rules.pictures import padded
+from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted, rotary
 from torchdebug_magics.instruments.shapes.repair.rules.unturned import channels_last
 
 if TYPE_CHECKING:
@@ -18,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["view"]
 
 _RGB = 3
+_COMPUTED = 10
+"""How much less likely a size is the wrong one, where it is computed."""
 _VIEWS = frozenset({"view", "reshape", "view_as", "reshape_as", "unflatten"})
 
 
@@ -41,19 +49,31 @@ def view(facts: Facts) -> Diagnosis | None:
     known = math.prod(one for one in wanted if one != -1)
     whole = f"{told(x)} has {many:,} elements"
     if -1 in wanted:
-        rest = [one for one in wanted if one != -1]
-        factors = f"{shape(rest)} = {known:,}" if len(rest) > 1 else f"{known:,}"
+        others = [one for one in wanted if one != -1]
+        factors = f"{shape(others)} = {known:,}" if len(others) > 1 else f"{known:,}"
         sentence = f"{text}: {whole}, which do not divide by {factors}"
     else:
         sentence = f"{text}: {whole}, and {shape(wanted)} takes {known:,}"
-    if left := _rest(facts):
+    if left := leaves_rest(facts):
         return Diagnosis(f"{text} of {told(x)}: {left}", channels_last(x.made) if _is_channels_first(x) else (), x, rounded=x.is_input)
     if split := _split(x, wanted):
         size, into = split
         sentence = f"{text} of {told(x)}: {size} is to become {shape(into)} = {math.prod(into)}"
-        edits = [*_heads(facts, size, into), *_sizes(facts, x, wanted), *producer_edits(facts, x, size, math.prod(into), rank=12)]
+        edits = [*other_heads(facts, size, into), *_sizes(facts, x, wanted), *producer_edits(facts, x, size, math.prod(into), rank=12)]
         return Diagnosis(sentence, tuple(edits), x)
-    return Diagnosis(sentence, tuple(_sizes(facts, x, wanted)), x, (math.prod(x.sizes[1:]), _per_row(wanted)))
+    if not of_inputs(x.made) and -1 not in wanted and x.sizes[-1] != wanted[-1]:  # a table
+        edits = [*fitted(facts, x, x.sizes[-1], wanted[-1], rank=6), *_sizes(facts, x, wanted)]
+        return Diagnosis(sentence + rotary(x, x.sizes[-1], wanted[-1]), tuple(edits), x)
+    edits = _padded_to(facts, x, wanted) or _sizes(facts, x, wanted)
+    return Diagnosis(sentence, tuple(edits), x, (math.prod(x.sizes[1:]), _per_row(wanted)))
+
+
+def _padded_to(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit]:
+    """A picture that is to be as high and wide as it was before a convolution."""
+    spatial = len(x.sizes) - 2
+    if spatial not in {2, 3} or len(wanted) < len(x.sizes) or any(one < 1 for one in wanted[-spatial:]):
+        return []
+    return padded(facts, x, replace(x, tensor=torch.empty((*x.sizes[:2], *wanted[-spatial:]), device="meta")))
 
 
 def _is_channels_first(x: Operand) -> bool:
@@ -69,57 +89,6 @@ def _split(x: Operand, wanted: tuple[int, ...]) -> tuple[int, tuple[int, ...]] |
     if not before or -1 in into or len(into) < 2 or before + behind != len(x.sizes) - 1:
         return None
     return x.sizes[before], into
-
-
-def _heads(facts: Facts, size: int, into: tuple[int, ...]) -> list[Edit]:
-    """Both numbers belong to a module of the user's: so many heads that they divide the size, the nearest first."""
-    call = facts.site.expression if facts.site is not None and facts.direct else None
-    if facts.site is None or not isinstance(call, ast.Call):
-        return []
-    path = next((path for path, one in facts.modules.items() if one is facts.site.names.get("self")), "")
-    own: dict[str, Any] = vars(facts.modules[path]) if path in facts.modules else {}
-    nodes = [node for one in call.args for node in (one.elts if isinstance(one, (ast.Tuple, ast.List)) else [one])]
-    named = [node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and node.attr in own]
-    numbers = [own[name] for name in named]
-    if len(set(named)) != 2 or len(named) != 2 or not all(type(one) is int and one in into for one in numbers):
-        return []
-    heads, others = numbers[0], math.prod(into) // math.prod(numbers)  # such as the three of query, key and value
-    if size % others:
-        return []
-    size //= others
-    fits = sorted((many for many in range(2, size) if not size % many), key=lambda many: (abs(many - heads), -many))
-    edits = []
-    for rank, many in enumerate(fits[:2]):
-        new = dict(zip(named, (many, size // many), strict=True))
-        code = "\n".join(f"{as_typed(path)}.{name} = {number}" for name, number in new.items())
-        edits.append(Edit(code, f"{many} divides {size}, and {heads} does not", 10 + rank, attributes={path: new}))
-    return edits
-
-
-def _rest(facts: Facts) -> str:
-    """``c // self.heads`` among the sizes, which leaves a rest."""
-    call = facts.site.expression if facts.site is not None and facts.direct else None
-    if facts.site is None or not isinstance(call, ast.Call):
-        return ""
-    for part in (part for one in call.args for part in ast.walk(one)):
-        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.FloorDiv):
-            size, by = (_known(facts.site.names, one) for one in (part.left, part.right))
-            if size is not None and by and size < by:
-                return f"`{ast.unparse(part)}` is {size} // {by}, which is 0"
-            if size is not None and by and size % by:
-                fits = [max(one for one in range(1, by) if not size % one), min(one for one in range(by, size + 1) if not size % one)]
-                return f"`{ast.unparse(part)}` is {size} // {by}, which leaves a rest of {size % by}; {fits[0]} and {fits[1]} divide it"
-    return ""
-
-
-def _known(names: Any, node: ast.expr) -> int | None:
-    """A number that a name, or an attribute of one, stands for."""
-    value: Any = node.value if isinstance(node, ast.Constant) else None
-    if isinstance(node, ast.Name):
-        value = names.get(node.id)
-    elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        value = getattr(names.get(node.value.id), "__dict__", {}).get(node.attr)
-    return value if type(value) is int else None
 
 
 def _per_row(wanted: tuple[int, ...]) -> int:
@@ -168,7 +137,7 @@ def _sizes(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit]:
     edits += _made_to_fit(facts, x, wanted)
     free = wanted.index(-1) if -1 in wanted else None
     for at in range(len(wanted)):
-        if at == free:
+        if at == free or (at and wanted[at] == 1):  # a dimension of one is there to be grown
             continue
         rest = math.prod(one for place, one in enumerate(wanted) if place not in {at, free})
         rows = x.sizes[0] if free == 0 and x.sizes else 1
@@ -177,7 +146,9 @@ def _sizes(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit]:
             new = tuple(size if place == at else one for place, one in enumerate(wanted))
             if free is None:
                 edits += _with_sizes(
-                    facts, tuple(-1 if place == at else one for place, one in enumerate(wanted)), rank=_place_rank(at, x.sizes, wanted)
+                    facts,
+                    tuple(-1 if place == at else one for place, one in enumerate(wanted)),
+                    rank=_place_rank(at, x.sizes, wanted) + _COMPUTED * _is_computed(facts, at),
                 )
             else:
                 edits += _with_sizes(facts, new, rank=10)
@@ -194,6 +165,14 @@ def _made_to_fit(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit
         if side**2 * wanted[1] == x.sizes[1]:
             edits += _with_sizes(facts, (*wanted[:2], side, side), rank=8)
     return edits
+
+
+def _is_computed(facts: Facts, at: int) -> bool:
+    """Whether the size is an expression, such as ``5 + self.classes``: what the model is to have, and no slip of a number."""
+    call = facts.site.expression if facts.site is not None else None
+    nodes = call.args if isinstance(call, ast.Call) else []
+    nodes = nodes[0].elts if len(nodes) == 1 and isinstance(nodes[0], (ast.Tuple, ast.List)) else nodes
+    return at < len(nodes) and isinstance(nodes[at], ast.BinOp)
 
 
 def _place_rank(at: int, sizes: tuple[int, ...], wanted: tuple[int, ...]) -> int:

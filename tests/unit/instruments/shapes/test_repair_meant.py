@@ -1,0 +1,673 @@
+"""What comes through is not always what was meant: edits that only make sizes fit are not offered where a better one is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - as users write it
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from tests.unit.instruments.shapes.planted import Case, Parts, Planted, broken, check
+
+PLANTED = Planted()
+CASES, case = PLANTED.cases, PLANTED.case
+
+
+@case(
+    "norm",
+    "layer_norm",
+    "`norm` expects 16 features, gets 8 from `conv`",
+    fix="self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)",
+)
+def a_picture_that_is_turned_behind_its_norm() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            short = x
+            x = self.conv(x)
+            x = self.norm(x)
+            x = self.out(x.permute(0, 2, 3, 1))
+            return short + x.permute(0, 3, 1, 2)
+
+    net = Net(conv=nn.Conv2d(16, 16, 3, padding=1), norm=nn.LayerNorm(16), out=nn.Linear(16, 16))
+    return net, torch.randn(2, 16, 8, 8)
+
+
+@case("red", "linear", "`red` expects 32 features, gets 24 = 8 + 8 + 8 from `cat`", fix="red = nn.Linear(24, 16)")
+def quarters_joined_behind_the_pixels() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            x = x.permute(0, 2, 3, 1)
+            x = torch.cat([x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2]], -1)
+            return self.red(x)
+
+    return Net(red=nn.Linear(32, 16)), torch.randn(2, 8, 6, 6)
+
+
+@case("", "add", "4 and 8 in dimension -3", fix="")
+def slopes_for_more_heads() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, q: Any, k: Any) -> Any:
+            steps = torch.arange(q.size(2))
+            bias = self.slopes.view(-1, 1, 1) * (steps[None] - steps[:, None])
+            return (q @ k.transpose(-2, -1) + bias).softmax(-1)
+
+    return Net(slopes=torch.rand(8)), torch.randn(2, 4, 5, 6), torch.randn(2, 4, 5, 6)
+
+
+@case("", "stack", "equal shapes", fix="experts[2] = nn.Linear(6, 4)")
+def one_expert_narrower_than_the_others() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return torch.stack([expert(x) for expert in self.experts], 1).mean(1)
+
+    return Net(experts=nn.ModuleList([nn.Linear(6, 4), nn.Linear(6, 4), nn.Linear(6, 3)])), torch.randn(3, 6)
+
+
+@case("", "einsum", "gives `h`, a letter of none of its tensors", fix="")
+def heads_that_no_tensor_has() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, q: Any, k: Any) -> Any:
+            return torch.einsum("bid,bjd->bhij", q, k)
+
+    return Net(), torch.randn(2, 5, 8), torch.randn(2, 5, 8)
+
+
+@case("", "index_put_", "`out` in float16", fix="out.index_put_((at,), self.fc(x).half())")
+def a_cast_of_what_is_written_to() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, at: Any) -> Any:
+            out = torch.zeros(10, 4, dtype=torch.float16)
+            out.index_put_((at,), self.fc(x))
+            return out
+
+    return Net(fc=nn.Linear(6, 4)), torch.randn(3, 6), torch.tensor([1, 2, 3])
+
+
+@case(
+    "",
+    "__setitem__",
+    "`out[:, :x.size(1)]` is a place of 3 x 5 x 8 in `out` of 3 x 10 x 8",
+    "3 x 5 x 7 from `fc`: 8 and 7 in the last dimension",
+    fix="out = torch.zeros(x.size(0), 10, 7)",
+)
+def a_place_wider_than_what_is_put_there() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            out = torch.zeros(x.size(0), 10, 8)
+            out[:, : x.size(1)] = self.fc(x)
+            return out
+
+    return Net(fc=nn.Linear(6, 7)), torch.randn(3, 5, 6)
+
+
+@case("", "__setitem__", "is a place of 2 x 2 x 8 in `cache` of 2 x 16 x 8, and gets `x` of 2 x 4 x 8: 2 and 4 in dimension 1", fix="")
+def a_cache_that_is_full() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, at: int) -> Any:
+            self.cache[:, at : at + x.size(1)] = x
+            return self.cache.sum(1)
+
+    return Net(cache=torch.zeros(2, 16, 8)), torch.randn(2, 4, 8), 14
+
+
+@case("rnn", None, "a hidden state of 1 x 3 x 16", "gets 2 x 3 x 16", fix="enc = nn.LSTM(8, 16, batch_first=True)")
+def the_states_of_both_directions() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, y: Any) -> Any:
+            _, state = self.enc(x)
+            return self.rnn(y, state)[0]
+
+    return (
+        Net(enc=nn.LSTM(8, 16, batch_first=True, bidirectional=True), rnn=nn.LSTM(8, 16, batch_first=True)),
+        torch.randn(3, 7, 8),
+        torch.randn(3, 5, 8),
+    )
+
+
+@case("", "split", "splits 3 + 2 = 5 off dimension 1, and `self.fc(x)` of 5 x 4 from `fc` has 4 there", fix="fc = nn.Linear(6, 5)")
+def parts_larger_than_the_whole() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            first, _ = self.fc(x).split([3, 2], -1)
+            return first
+
+    return Net(fc=nn.Linear(6, 4)), torch.randn(5, 6)
+
+
+@case("", "topk", "asks for 5 of dimension 1, and `x` of 5 x 4 has 4 there", fix="")
+def more_than_there_are() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return x.topk(5).values
+
+    return Net(), torch.randn(5, 4)
+
+
+@case("", "repeat", "`x.repeat(3, 1)` says how often for 2 dimensions, and `x` of 2 x 3 x 5 has 3", fix="")
+def repeated_along_too_few_dimensions() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return x.repeat(3, 1)
+
+    return Net(), torch.randn(2, 3, 5)
+
+
+@case("", "linear", "gives 7 features, as its weight is 7 x 6, and adds `b` of 6", fix="b = nn.Parameter(torch.zeros(7))")
+def a_bias_as_long_as_the_input() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return F.linear(x, self.w, self.b)
+
+    return Net(w=nn.Parameter(torch.randn(7, 6)), b=nn.Parameter(torch.zeros(6))), torch.randn(4, 6)
+
+
+@case("", "baddbmm", "adds `b` of 1 x 5 x 6 to a product of 4 x 5 x 7", fix="b = nn.Parameter(torch.zeros(1, 5, 7))")
+def a_term_beside_a_product() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, y: Any) -> Any:
+            return torch.baddbmm(self.b, x, y)
+
+    return Net(b=nn.Parameter(torch.zeros(1, 5, 6))), torch.randn(4, 5, 6), torch.randn(4, 6, 7)
+
+
+@case("", "conv2d", "`conv2d` takes weights of 4 dimensions", "`w` is 8 x 3 x 3", fix="")
+def a_kernel_without_a_dimension() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return F.conv2d(x, self.w, padding=1)
+
+    return Net(w=nn.Parameter(torch.randn(8, 3, 3))), torch.randn(4, 3, 9, 9)
+
+
+@case("", "sub", "8 and 3 in the last dimension", fix="(x - self.mean[:, None, None]) / self.std[:, None, None]")
+def a_mean_for_each_channel() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.conv((x - self.mean) / self.std)
+
+    return Net(mean=torch.rand(3), std=torch.rand(3), conv=nn.Conv2d(3, 4, 3)), torch.randn(2, 3, 8, 8)
+
+
+@case(
+    "",
+    "matmul",
+    "their batches 3 x 4 and 3 x 2 do not fit",
+    fix="q @ k.transpose(-1, -2).repeat_interleave(2, 1)\natt.softmax(-1) @ v.repeat_interleave(2, 1)",
+)
+def fewer_heads_of_keys_by_hand() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            q = self.q(x).view(3, 5, 4, 8).transpose(1, 2)
+            k = self.k(x).view(3, 5, 2, 8).transpose(1, 2)
+            v = self.v(x).view(3, 5, 2, 8).transpose(1, 2)
+            att = q @ k.transpose(-1, -2)
+            return att.softmax(-1) @ v
+
+    return Net(q=nn.Linear(32, 32), k=nn.Linear(32, 16), v=nn.Linear(32, 16)), torch.randn(3, 5, 32)
+
+
+@case("", "add", "2 and 10 in dimension 0", fix="x + self.pos[:x.size(1)].transpose(0, 1)")
+def a_table_for_steps_before_the_batch() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            x = x + self.pos[: x.size(1)]
+            return self.fc(x)
+
+    return Net(pos=torch.zeros(32, 1, 8), fc=nn.Linear(8, 2)), torch.randn(2, 10, 8)
+
+
+@case("", "__getitem__", "asks for position 9 of dimension 1, which has 9", fix="x[torch.arange(x.size(0)), x.size(1) - 1]")
+def a_last_position_that_is_computed() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return x[torch.arange(x.size(0)), x.size(1)]
+
+    return Net(), torch.randn(4, 9, 3)
+
+
+@case("", "cross_entropy", "as many columns in a target of probabilities, gets 6 x 5", fix="fc = nn.Linear(8, 5)")
+def rows_of_probabilities_for_more_classes() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, y: Any) -> Any:
+            return F.cross_entropy(self.fc(x), y)
+
+    return Net(fc=nn.Linear(8, 4)), torch.randn(6, 8), torch.rand(6, 5)
+
+
+@case("", "gather", "`gather` along dimension 1: `self.fc(x)` of 4 from `fc` has dimensions -1 to 0 alone", fix="")
+def a_single_sample_to_gather_from() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.fc(x).gather(1, self.at)
+
+    return Net(fc=nn.Linear(10, 4), at=torch.zeros(1, 1, dtype=torch.long)), torch.randn(10)
+
+
+@case("emb", "embedding", "gets index 11", ": `argmax` tells one of 12 from `fc`", fix="emb = nn.Embedding(12, 8)")
+def classes_that_are_looked_up() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.emb(self.fc(x).argmax(-1))
+
+    net = Net(fc=nn.Linear(12, 12, bias=False), emb=nn.Embedding(4, 8))
+    nn.init.eye_(net.fc.weight)
+    return net, torch.eye(12)
+
+
+@case("emb", "embedding", "has 10 rows (0 to 9), gets index 10 at `at`[10]", fix="at = at.clamp(max=9)")
+def numbers_put_into_bins() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            at = (x * 10).floor().long()
+            return self.emb(at)
+
+    return Net(emb=nn.Embedding(10, 4)), torch.linspace(0, 1, 11)
+
+
+@case("", "masked_scatter", "has 24 places (3 rows of 8) in `e` of 2 x 3 x 8 from `emb`", "holds 16 values for them", fix="")
+def fewer_pictures_than_places_for_them() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, ids: Any, image: Any) -> Any:
+            e = self.emb(ids)
+            return e.masked_scatter((ids == 3).unsqueeze(-1).expand_as(e), self.proj(image))
+
+    return Net(emb=nn.Embedding(10, 8), proj=nn.Linear(4, 8)), torch.tensor([[3, 3, 1], [3, 2, 2]]), torch.randn(2, 4)
+
+
+@case("", "cdist", "rows of one width, gets `self.fc(x)` of 2 x 4 from `fc` and `book` of 10 x 8: 4 and 8", fix="fc = nn.Linear(6, 8)")
+def distances_between_rows_of_two_widths() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return torch.cdist(self.fc(x), self.book)
+
+    return Net(fc=nn.Linear(6, 4), book=torch.randn(10, 8)), torch.randn(2, 6)
+
+
+@case(
+    "",
+    "stft",
+    "takes one wave or a batch of them (batch, samples), and `wave` of 2 x 1 x 999",
+    fix="torch.stft(wave.squeeze(1), 64, return_complex=True)",
+)
+def a_wave_with_a_channel() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, wave: Any) -> Any:
+            return torch.stft(wave, 64, return_complex=True).abs()
+
+    return Net(), torch.randn(2, 1, 999)
+
+
+@case("", "istft", "takes complex numbers, as `stft` gives them, and `spectrum` of 2 x 33 x 40 is float32", fix="")
+def a_magnitude_to_be_turned_back() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, spectrum: Any) -> Any:
+            return torch.istft(spectrum, 64)
+
+    return Net(), torch.rand(2, 33, 40)
+
+
+@case("net.0", "conv2d", "float32 weights, gets an input in complex64", fix="self.net(spectrum.unsqueeze(1).abs())")
+def a_spectrum_with_its_phase() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, wave: Any) -> Any:
+            spectrum = torch.stft(wave, 64, return_complex=True)
+            return self.net(spectrum.unsqueeze(1))
+
+    return Net(net=nn.Sequential(nn.Conv2d(1, 4, 3))), torch.randn(2, 999)
+
+
+@case("", "ctc_loss", "as steps x batch x classes, and there are lengths for 3 samples", fix="F.ctc_loss(scores.transpose(0, 1), y, a, b)")
+def scores_with_the_batch_first() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, y: Any, a: Any, b: Any) -> Any:
+            scores = self.fc(x).log_softmax(-1)
+            return F.ctc_loss(scores, y, a, b)
+
+    return Net(fc=nn.Linear(8, 12)), torch.randn(3, 20, 8), torch.ones(3, 5).long(), torch.full((3,), 20), torch.full((3,), 5)
+
+
+@case("", "_sparse_mm", "multiplies `near` of 6 x 6 by `self.fc(x)` of 5 x 8: 6 columns meet 5 rows", fix="")
+def a_graph_of_more_nodes() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return torch.sparse.mm(self.near, self.fc(x))
+
+    return Net(fc=nn.Linear(8, 8), near=torch.eye(6).to_sparse()), torch.randn(5, 8)
+
+
+@case(
+    "",
+    "add",
+    "50 and 46 in the last dimension",
+    fix="gate = nn.Conv1d(8, 8, 2, padding=2, dilation=4)\nfilter = nn.Conv1d(8, 8, 2, padding=2, dilation=4)",
+)
+def two_convolutions_side_by_side() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            h = torch.tanh(self.filter(x)) * torch.sigmoid(self.gate(x))
+            return x + self.out(h)
+
+    parts = {name: nn.Conv1d(8, 8, 2, dilation=4) for name in ("filter", "gate")}
+    return Net(out=nn.Conv1d(8, 8, 1), **parts), torch.randn(2, 8, 50)
+
+
+@case("", None, "`a, b = self.fc(x)` unpacks 2 values, and `fc` gives one tensor of 5 x 4", fix="")
+def one_tensor_for_two_names() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            a, b = self.fc(x)
+            return a + b
+
+    return Net(fc=nn.Linear(6, 4)), torch.randn(5, 6)
+
+
+@case("", None, "unpacks 2 values", fix="scale, shift = self.fc(c).chunk(2, -1)")
+def three_pieces_for_two_names() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, c: Any) -> Any:
+            scale, shift = self.fc(c).chunk(3, -1)
+            return x * scale + shift
+
+    return Net(fc=nn.Linear(4, 12)), torch.randn(5, 6), torch.randn(5, 4)
+
+
+@case("", "view", "75 is to become 3 x 26 = 78", fix="head = nn.Conv2d(16, 78, 1)")
+def anchors_of_more_classes() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            x = self.head(x)
+            return x.view(2, 3, 5 + self.classes, 8, 8)
+
+    return Net(head=nn.Conv2d(16, 75, 1), classes=21), torch.randn(2, 16, 8, 8)
+
+
+@case("", "mse_loss", "wants a target of 4 x 49", "gets 4 x 1 x 7 x 7", fix="F.mse_loss(y, x.flatten(1))")
+def a_picture_beside_its_rows() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            y = self.net(x)
+            return F.mse_loss(y, x)
+
+    return Net(net=nn.Sequential(nn.Flatten(), nn.Linear(49, 5), nn.Linear(5, 49))), torch.randn(4, 1, 7, 7)
+
+
+@case("", "linear", "takes weights of 2 dimensions (out, in) for all samples, and `w` is 5 x 4 x 6", fix="")
+def weights_for_each_sample() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, c: Any) -> Any:
+            w = self.make(c).view(-1, 4, 6)
+            return F.linear(x, w)
+
+    return Net(make=nn.Linear(3, 24)), torch.randn(5, 6), torch.randn(5, 3)
+
+
+@case("fc", "linear", "gets 1024 = 16 x 8 x 8 from `conv`: its 16 channels were not pooled", fix="x.mean((2, 3))")
+def channels_that_were_to_be_pooled() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            x = self.conv(x)
+            x = x.view(x.size(0), -1)
+            return self.fc(x)
+
+    return Net(conv=nn.Conv2d(3, 16, 3, padding=1), fc=nn.Linear(16, 4)), torch.randn(2, 3, 8, 8)
+
+
+@case("", "mul", "6 and 5 in the last dimension", fix="(h * m.unsqueeze(-1)).sum(1) / m.sum(1).unsqueeze(-1)")
+def a_mean_of_the_steps_that_count() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, m: Any) -> Any:
+            h = self.fc(x)
+            return (h * m).sum(1) / m.sum(1)
+
+    return Net(fc=nn.Linear(8, 6)), torch.randn(2, 5, 8), torch.ones(2, 5)
+
+
+@case("", "__getitem__", "asks for position 2 of dimension 0, which has 2", fix="h[-1]")
+def the_layer_behind_the_last() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            _, h = self.rnn(x)
+            return h[2]
+
+    return Net(rnn=nn.GRU(4, 8, 2, batch_first=True)), torch.randn(3, 7, 4)
+
+
+@case("emb", "add", "10 and 8 in dimension 1; `kinds` is 2 x 8 beside `ids` of 2 x 10", fix="")
+def kinds_of_fewer_words() -> tuple[Any, ...]:
+    class Both(Parts):
+        def forward(self, ids: Any, kinds: Any) -> Any:
+            return self.words(ids) + self.kinds(kinds)
+
+    class Net(Parts):
+        def forward(self, ids: Any, kinds: Any) -> Any:
+            return self.emb(ids, kinds)
+
+    emb = Both(words=nn.Embedding(50, 4), kinds=nn.Embedding(2, 4))
+    return Net(emb=emb), torch.zeros(2, 10).long(), torch.zeros(2, 8).long()
+
+
+@case("", "matmul", "2 columns meet 4 rows", fix="up = nn.Parameter(torch.zeros(6, 2))")
+def adapters_of_two_ranks() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.fc(x) + x @ self.down.T @ self.up.T
+
+    return Net(fc=nn.Linear(8, 6), down=nn.Parameter(torch.randn(2, 8)), up=nn.Parameter(torch.zeros(6, 4))), torch.randn(3, 8)
+
+
+@case("", "__rsub__", "subtracts from a mask of bool: `~` turns it round", fix="~(x > 0)")
+def one_less_a_comparison() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.fc(x) * (1 - (x > 0))
+
+    return Net(fc=nn.Linear(4, 4)), torch.randn(2, 4)
+
+
+@case("", "index_add_", "`self.fc(x)` in float32", fix="out.index_add_(0, at, self.fc(x).double())")
+def rows_of_another_dtype_beside_an_index() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, at: Any) -> Any:
+            out = torch.zeros(4, 3, dtype=torch.float64)
+            return out.index_add_(0, at, self.fc(x))
+
+    return Net(fc=nn.Linear(4, 3)), torch.randn(5, 4), torch.zeros(5).long()
+
+
+@case("", "conv2d", "`conv2d` with `k` expects 1 channels, gets 3 from the input `x`", fix="")
+def one_kernel_for_three_channels() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return F.conv2d(x, self.k, padding=1)
+
+    return Net(k=torch.randn(1, 1, 3, 3)), torch.randn(1, 3, 8, 8)
+
+
+@case("", "conv2d", "in 3 groups wants as many filters", fix="F.conv2d(x, self.k.expand(3, -1, -1, -1), groups=3)")
+def one_filter_for_three_groups() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return F.conv2d(x, self.k, groups=3)
+
+    return Net(k=torch.randn(1, 1, 3, 3)), torch.randn(2, 3, 8, 8)
+
+
+@case("fc", "linear", "the 2 states of 16 stand one above the other in 2 x 3 x 16", fix="h = h.transpose(0, 1).flatten(1)")
+def states_of_all_layers() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            _, h = self.rnn(x)
+            h = self.fc(h)
+            return h  # noqa: RET504
+
+    return Net(rnn=nn.GRU(8, 16, 2, batch_first=True), fc=nn.Linear(32, 1)), torch.randn(3, 9, 8)
+
+
+@case("fc", "linear", "`fc` expects 6 features, gets 4", fix="self.fc(x)")
+def turned_for_nothing() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.fc(x.T)
+
+    return Net(fc=nn.Linear(6, 2)), torch.randn(4, 6)
+
+
+@case("", "cat", "dimension 2 is 4 and 8", fix="")
+def skips_in_the_wrong_order() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, skips: Any) -> Any:
+            for skip in skips:
+                x = self.out(torch.cat([F.interpolate(x, scale_factor=2), skip], 1))
+            return x
+
+    return Net(out=nn.Conv2d(12, 4, 3, padding=1)), torch.randn(1, 4, 2, 2), [torch.randn(1, 8, 8, 8), torch.randn(1, 8, 4, 4)]
+
+
+@case("", "mul", "5 and 7 in dimension 1", fix="pad_packed_sequence(packed, batch_first=True, total_length=x.size(1))")
+def steps_that_were_unpacked() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, lengths: Any, mask: Any) -> Any:
+            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            out, _ = pad_packed_sequence(packed, batch_first=True)
+            return (out * mask.unsqueeze(-1)).sum(1)
+
+    return Net(), torch.randn(3, 7, 4), torch.tensor([3, 5, 4]), torch.ones(3, 7)
+
+
+@case("", "add_", "`self.w += 1` writes into the parameter `w`, which needs a gradient", fix="")
+def a_parameter_that_is_written_to() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            self.w += 1
+            return x @ self.w
+
+    return Net(w=nn.Parameter(torch.randn(4, 3))), torch.randn(2, 4)
+
+
+@case("", "add_", "whose rows share their memory, as `expand` leaves them", fix="m = m.clone() + x")
+def rows_that_share_their_memory() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            m = self.m.expand(3, 4)
+            m += x
+            return m
+
+    return Net(m=torch.zeros(1, 4)), torch.randn(3, 4)
+
+
+@case("", "add_", "cannot grow `h` of 2 x 3 from `fc` to fit 2 x 1 x 3, as it writes in place", fix="")
+def a_sum_that_would_have_to_grow() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            h = self.fc(x)
+            h += self.fc(x).unsqueeze(1)
+            return h
+
+    return Net(fc=nn.Linear(4, 3)), torch.randn(2, 4)
+
+
+@case("", "transpose", "`squeeze` took the batch of one away", fix="self.conv(x).squeeze(2)")
+def a_batch_of_one_before_it_is_turned() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            h = self.conv(x).squeeze()
+            h = h.transpose(1, 2)
+            return self.fc(h)
+
+    return Net(conv=nn.Conv2d(1, 4, (5, 3)), fc=nn.Linear(4, 2)), torch.randn(1, 1, 5, 10)
+
+
+@case("", "view", "2 x 3 x 5 x 9 x 9 takes", fix="head = nn.Conv2d(8, 15, 3, padding=1)")
+def a_head_without_padding() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            b, _, h, w = x.shape
+            x = self.head(x)
+            return x.view(b, 3, 5, h, w)
+
+    return Net(head=nn.Conv2d(8, 15, 3)), torch.randn(2, 8, 9, 9)
+
+
+@case("", "add", "6 and 4 in the last dimension", fix="scores + bias.permute(2, 0, 1)")
+def a_bias_with_its_heads_last() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, q: Any, k: Any) -> Any:
+            steps = torch.arange(q.size(2))
+            bias = self.table[steps[:, None] - steps[None] + 5]
+            scores = q @ k.transpose(-2, -1)
+            return scores + bias
+
+    return Net(table=nn.Parameter(torch.randn(11, 4))), torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8)
+
+
+@case("", "__getitem__", "asks for position 16 of dimension 0, which has 11 (0 to 10)", fix="table = nn.Parameter(torch.zeros(17, 4))")
+def distances_beyond_their_table() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            steps = torch.arange(x.size(1))
+            return self.table[steps[:, None] - steps[None] + x.size(1) - 1]
+
+    return Net(table=nn.Parameter(torch.randn(11, 4))), torch.randn(2, 9, 8)
+
+
+@case("", "glu", "`glu` halves dimension 1, and `self.fc(x)` of 2 x 7 from `fc` has 7 there", fix="fc = nn.Linear(4, 8)")
+def an_odd_number_to_be_halved() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return F.glu(self.fc(x), -1)
+
+    return Net(fc=nn.Linear(4, 7)), torch.randn(2, 4)
+
+
+@case("", "grid_sample", "2 coordinates in its last dimension", fix="F.grid_sample(x, self.at(x).permute(0, 2, 3, 1), align_corners=False)")
+def a_grid_with_its_coordinates_first() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return F.grid_sample(x, self.at(x), align_corners=False)
+
+    return Net(at=nn.Conv2d(3, 2, 3, padding=1)), torch.randn(2, 3, 8, 8)
+
+
+@case("", "cross_entropy", "reads scores of 3 as those of one sample, and gets 2 classes", fix="")
+def scores_of_the_first_sample_alone() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, y: Any) -> Any:
+            return F.cross_entropy(self.fc(x)[0], y)
+
+    return Net(fc=nn.Linear(4, 3)), torch.randn(2, 4), torch.tensor([0, 1])
+
+
+@case("", "gaussian_nll_loss", "var is of incorrect size (it gets `x` of 5 x 2, `y` of 5 x 2, `v` of 5 x 3)", fix="")
+def words_of_torchs_without_sizes() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, y: Any, v: Any) -> Any:
+            return F.gaussian_nll_loss(x, y, v)
+
+    return Net(), torch.randn(5, 2), torch.randn(5, 2), torch.ones(5, 3)
+
+
+@pytest.mark.parametrize("one", CASES, ids=lambda one: one.name)
+def test_what_was_meant_is_offered_first(one: Case) -> None:
+    check(one)
+
+
+def test_an_index_for_each_row_is_not_taken_for_one_for_all_rows() -> None:
+    class Net(Parts):
+        def forward(self, x: Any, at: Any) -> Any:
+            return self.fc(x).gather(1, at)
+
+    _, failure = broken(lambda: (Net(fc=nn.Linear(10, 4)), torch.randn(5, 10), torch.randint(0, 4, (5,))))
+    assert [fix.code for fix in failure.fixes] == ["self.fc(x).gather(1, at.unsqueeze(-1))"]
+
+
+def test_a_fix_is_tried_for_real_where_a_later_op_looks_at_values() -> None:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.emb((self.fc(x) + 9).long())
+
+    _, failure = broken(lambda: (Net(fc=nn.Linear(6, 3), emb=nn.Embedding(5, 2)), torch.randn(4, 8)))
+    assert failure.module == "fc"
+    assert not [fix for fix in failure.fixes if fix.verified and "Embedding" not in fix.code]

@@ -1,0 +1,269 @@
+"""Tables that a model holds, such as masks and positions: too short for the sequence, or of another width than a head."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.unit.instruments.shapes.planted import Case, Parts, Planted, broken, check
+from torchdebug_magics.instruments.shapes.repair.known import resized
+from torchdebug_magics.instruments.shapes.repair.own import remade
+
+PLANTED = Planted()
+CASES, case = PLANTED.cases, PLANTED.case
+
+IDS = torch.arange(48).view(2, 24)
+
+
+class Scores(Parts):
+    """Attention of a sequence to itself, with a mask of its own."""
+
+    def forward(self, x: Any) -> Any:
+        many = x.size(1)
+        scores = x @ x.transpose(-2, -1)
+        scores = scores.masked_fill(self.mask[:many, :many] == 0, -1e9)
+        return scores.softmax(-1) @ x
+
+
+@case("", "masked_fill", "24 and 16", fix="mask = torch.tril(torch.ones(24, 24))")
+def a_causal_mask_that_is_too_short() -> tuple[Any, ...]:
+    return Scores(mask=torch.tril(torch.ones(16, 16))), torch.randn(2, 24, 8)
+
+
+@case(
+    "blocks.0",
+    "masked_fill",
+    "`ids` is 2 x 24, and the model has 16 positions",
+    fix="for one in blocks: one.mask = torch.tril(torch.ones(24, 24))",
+)
+def a_causal_mask_in_each_block() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, ids: Any) -> Any:
+            x = self.emb(ids)
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    blocks = nn.ModuleList(Scores(mask=torch.tril(torch.ones(16, 16))) for _ in range(2))
+    return Net(emb=nn.Embedding(50, 8), blocks=blocks), IDS
+
+
+@case("", "add", "12 and 8", fix="mask = torch.full((12, 12), float('-inf')).triu(1)")
+def a_mask_to_be_added() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return x @ x.transpose(-2, -1) + self.mask[: x.size(1), : x.size(1)]
+
+    return Net(mask=torch.full((8, 8), float("-inf")).triu(1)), torch.randn(2, 12, 4)
+
+
+@case("", "masked_fill", "12 and 8", fix="mask = torch.triu(torch.ones(12, 12), diagonal=1).bool()")
+def a_mask_of_bool() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return (x @ x.transpose(-2, -1)).masked_fill(self.mask, -1e9)
+
+    return Net(mask=torch.ones(8, 8, dtype=torch.bool).triu(1)), torch.randn(2, 12, 4)
+
+
+@case("", "add", "24 and 16 in dimension 1", fix="positions = torch.arange(24).view(1, 24)")
+def numbers_of_positions() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, ids: Any) -> Any:
+            return self.emb(ids) + self.pos(self.positions[:, : ids.size(1)])
+
+    return Net(emb=nn.Embedding(50, 8), pos=nn.Embedding(64, 8), positions=torch.arange(16).view(1, -1)), IDS
+
+
+class Sinusoids(nn.Module):
+    def __init__(self, width: int, dropout: float = 0.1, longest: int = 20) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        angles = torch.arange(longest)[:, None] * torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))
+        self.register_buffer("table", torch.stack([angles.sin(), angles.cos()], -1).flatten(1))
+
+    def forward(self, x: Any) -> Any:
+        x = x + self.table[: x.size(1)]
+        return self.dropout(x)
+
+
+class Words(Parts):
+    def forward(self, ids: Any) -> Any:
+        return self.pos(self.emb(ids))
+
+
+@case("pos", "add", "24 and 20", "`ids` is 2 x 24, and the model has 20 positions", fix="pos = Sinusoids(8, longest=24)")
+def positions_that_end_too_soon() -> tuple[Any, ...]:
+    return Words(emb=nn.Embedding(50, 8), pos=Sinusoids(8)), IDS
+
+
+@case("pos", "add", "8 and 16 in the last dimension", fix="pos = Sinusoids(8, longest=30)")
+def positions_of_another_width() -> tuple[Any, ...]:
+    return Words(emb=nn.Embedding(50, 8), pos=Sinusoids(16, longest=30)), IDS
+
+
+class Rotary(nn.Module):
+    def __init__(self, width: int, base: float = 10000.0) -> None:
+        super().__init__()
+        self.register_buffer("speeds", 1.0 / base ** (torch.arange(0, width, 2).float() / width), persistent=False)
+
+    def forward(self, q: Any) -> Any:
+        angles = torch.outer(torch.arange(q.size(-2)).float(), self.speeds)
+        turns = torch.cat([angles, angles], -1)
+        one, other = q.chunk(2, -1)
+        return q * turns.cos() + torch.cat([-other, one], -1) * turns.sin()
+
+
+def heads(x: torch.Tensor) -> torch.Tensor:
+    return x.view(*x.shape[:2], 4, -1).transpose(1, 2)
+
+
+@case("rope", "mul", "8 and 32 in the last dimension: it turns 32 features, and a head has 8", fix="rope = Rotary(8)")
+def rotations_of_the_whole_width() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.rope(heads(self.q(x)))
+
+    return Net(q=nn.Linear(32, 32), rope=Rotary(32)), torch.randn(2, 6, 32)
+
+
+@case(
+    "",
+    "mul",
+    "it turns 16 features, and a head has 8",
+    fix="cos = (torch.arange(64)[:, None] * 10000 ** -(torch.arange(0, 8, 2) / 8)).repeat(1, 2).cos()\n"
+    "sin = (torch.arange(64)[:, None] * 10000 ** -(torch.arange(0, 8, 2) / 8)).repeat(1, 2).sin()",
+)
+def cosines_of_another_width() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            q = heads(self.q(x))
+            cos, sin = self.cos[: x.size(1)], self.sin[: x.size(1)]
+            return q * cos + q.flip(-1) * sin
+
+    angles = torch.outer(torch.arange(64).float(), 10000 ** -(torch.arange(0, 16, 2) / 16)).repeat(1, 2)
+    return Net(q=nn.Linear(32, 32), cos=angles.cos(), sin=angles.sin()), torch.randn(2, 6, 32)
+
+
+@case(
+    "",
+    "view",
+    "1 x 6 x 1 x 4 takes 24: it turns 16 pairs of features, and a head has 4",
+    fix="turns = torch.polar(torch.ones(64, 4), torch.arange(64)[:, None] * 10000 ** -(torch.arange(0, 8, 2) / 8))",
+)
+def complex_rotations_of_another_width() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            q = torch.view_as_complex(self.q(x).view(2, 6, 4, 4, 2))
+            rotations = self.turns[:6]
+            return torch.view_as_real(q * rotations.view(1, 6, 1, q.shape[-1]))
+
+    angles = torch.outer(torch.arange(64).float(), 10000 ** -(torch.arange(0, 32, 2) / 32))
+    return Net(q=nn.Linear(32, 32), turns=torch.polar(torch.ones_like(angles), angles)), torch.randn(2, 6, 32)
+
+
+@case("", "mul", "4 and 6 in dimension -2", fix="q * self.cos[:6][None, :, None, :]")
+def rotations_beside_heads() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            q = self.q(x).view(2, 6, 4, 8)
+            return q * self.cos[:6]
+
+    return Net(q=nn.Linear(32, 32), cos=torch.rand(64, 8)), torch.randn(2, 6, 32)
+
+
+@case("", "stft", "wants a window of 64 (win_length, or else n_fft), gets `window` of 128", fix="window = torch.hann_window(64)")
+def a_window_of_another_length() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, wave: Any) -> Any:
+            return torch.stft(wave, 64, 32, window=self.window, return_complex=True).abs()
+
+    return Net(window=torch.hann_window(128)), torch.randn(2, 1000)
+
+
+@case("", "__getitem__", "asks for position 23 of dimension 0, which has 16 (0 to 15)", fix="order = torch.arange(24)")
+def an_order_that_ends_too_soon() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, ids: Any) -> Any:
+            return self.order[torch.arange(ids.size(1))]
+
+    return Net(order=torch.arange(16)), IDS
+
+
+@case("", "mul", "16 and 9 in the last dimension", fix="self.scale[:, None, None] * y")
+def a_scale_for_each_channel() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            y = self.conv(x)
+            return x + self.scale * y
+
+    return Net(conv=nn.Conv2d(16, 16, 3, padding=1), scale=nn.Parameter(torch.ones(16))), torch.randn(2, 16, 9, 9)
+
+
+@case("", "cat", "dimension 2 is 16 and 8", fix="token = nn.Parameter(torch.zeros(1, 1, 8))")
+def a_token_wider_than_the_patches() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            h = self.conv(x).flatten(2)
+            return torch.cat([self.token, h.transpose(1, 2)], 1)
+
+    return Net(conv=nn.Conv2d(3, 8, 4, 4), token=nn.Parameter(torch.zeros(1, 1, 16))), torch.randn(1, 3, 16, 16)
+
+
+@pytest.mark.parametrize("one", CASES, ids=lambda one: one.name)
+def test_a_table_that_does_not_fit_is_made_anew(one: Case) -> None:
+    check(one)
+
+
+@pytest.mark.parametrize("one", [one for one in CASES if "torch." in one.fix and not one.fix.startswith("token")], ids=lambda one: one.name)
+def test_what_is_to_be_typed_does_it_for_real(one: Case) -> None:
+    model, *inputs = one.build()
+    with pytest.raises(RuntimeError if one.op != "__getitem__" else IndexError):
+        model(*inputs)
+    for line in one.fix.splitlines():
+        exec(f"{'' if line.startswith('for') else 'model.'}{line}", {"torch": torch, "model": model, **dict(model.named_children())})
+    model(*inputs)
+
+
+def test_features_are_not_cut_away_from_a_table_of_unknown_numbers() -> None:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return heads(self.q(x)) * self.cos[: x.size(1)]
+
+    _, failure = broken(lambda: (Net(q=nn.Linear(32, 32), cos=torch.rand(64, 16)), torch.randn(2, 6, 32)))
+    assert failure.fixes == ()
+
+
+def test_powers_of_a_small_base_are_no_rotations() -> None:
+    assert resized(0.5 ** torch.arange(8), 8, 4) is None
+
+
+class Loud(nn.Module):
+    made = 0
+
+    def __init__(self, many: int) -> None:
+        super().__init__()
+        if many > 4:
+            msg = "at most 4"
+            raise ValueError(msg)
+        print("a table of", many, torch.rand(1))
+        self.register_buffer("table", torch.arange(many))
+
+
+def test_a_constructor_that_is_tried_is_not_heard_and_may_refuse(capsys: pytest.CaptureFixture[str]) -> None:
+    module = Loud(3)
+    capsys.readouterr()
+    before = torch.get_rng_state()
+    assert [edit.code for edit in remade(module, "t", 3, 4, rank=1)] == ["t = Loud(4)"]
+    assert remade(module, "t", 3, 5, rank=1) == []
+    assert torch.equal(before, torch.get_rng_state())
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("module", [Words(emb=nn.Embedding(3, 4), pos=Sinusoids(4)), nn.BatchNorm1d(4), Parts(table=torch.rand(4))])
+def test_what_holds_more_than_tables_or_is_not_the_users_own_is_not_made_anew(module: nn.Module) -> None:
+    assert remade(module, "", 4, 8, rank=1) == []

@@ -1,0 +1,87 @@
+"""The model whose call failed, and what it was called with, from the frames of an error."""
+
+from __future__ import annotations
+
+import ast
+import dis
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.instruments.shapes.reading import Stand, UnreadableError, call_of
+from torchdebug_magics.instruments.shapes.repair.source import site_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import CodeType, FrameType, TracebackType
+
+    from torchdebug_magics.instruments.shapes.replay import Replay
+
+__all__ = ["Called", "outermost_call"]
+
+
+@dataclass(frozen=True, eq=False)
+class Called:
+    """An outermost module call that did not return."""
+
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def outermost_call(error: BaseException, replay: Replay) -> Called | None:
+    """The first one among the frames; None where no module was running."""
+    outer: TracebackType | None = None
+    step = error.__traceback__
+    while step is not None:
+        frame = step.tb_frame
+        if frame.f_code.co_name == "_call_impl" and isinstance(model := frame.f_locals.get("self"), torch.nn.Module):
+            return Called(model, tuple(frame.f_locals.get("args", ())), dict(frame.f_locals.get("kwargs", {})))
+        if (found := _yielding(frame, outer, replay)) is not None:
+            return found
+        outer, step = step, step.tb_next
+    return None
+
+
+def _yielding(frame: FrameType, outer: TracebackType | None, replay: Replay) -> Called | None:
+    """A forward that is a generator: its call has returned when it runs, and stands in the line above, or was made before."""
+    model = frame.f_locals.get("self")
+    if not frame.f_code.co_flags & inspect.CO_GENERATOR or not isinstance(model, torch.nn.Module):
+        return None
+    if getattr(type(model).forward, "__code__", None) is not frame.f_code:
+        return None
+    return _written(model, outer, replay) or _as_taken(model, frame)
+
+
+def _written(model: torch.nn.Module, outer: TracebackType | None, replay: Replay) -> Called | None:
+    if outer is None:
+        return None
+    frame = outer.tb_frame
+    statement = site_at(frame.f_code, outer.tb_lineno, outer.tb_lasti).statement
+    stand = Stand((frame.f_locals, frame.f_globals), replay)
+    for node in ast.walk(statement) if statement is not None else ():
+        if isinstance(node, ast.Call) and not any(isinstance(one, ast.Starred) for one in node.args):
+            try:
+                call = call_of(node, stand)
+            except UnreadableError:
+                continue
+            if call.func is model:
+                return Called(model, call.args, call.kwargs)
+    return None
+
+
+def _as_taken(model: torch.nn.Module, frame: FrameType) -> Called | None:
+    """With its arguments as they stand in the frame, where none was given anew since then."""
+    taken = inspect.getargvalues(frame)
+    names = taken.args[1:]
+    if taken.varargs or taken.keywords or any(name in set(_given_anew(frame.f_code)) for name in names):
+        return None
+    return Called(model, (), {name: taken.locals[name] for name in names if name in taken.locals})
+
+
+def _given_anew(code: CodeType) -> Iterator[str]:
+    for one in dis.get_instructions(code):
+        if one.opname.startswith(("STORE_FAST", "DELETE_FAST", "STORE_DEREF")):
+            yield from one.argval if isinstance(one.argval, tuple) else (one.argval,)
