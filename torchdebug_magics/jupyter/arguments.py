@@ -6,12 +6,13 @@ import argparse
 import keyword
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
+from IPython.utils.text import DollarFormatter
 
 from torchdebug_magics.jupyter.values import as_argument
 
@@ -85,10 +86,18 @@ class MagicParser:
     def _actions(self) -> Sequence[argparse.Action]:
         return self._parser._actions  # noqa: SLF001 - argparse has no other way
 
-    def parse(self, line: str, *, subjects: bool = False) -> Arguments:
-        """Read `line`; expressions are allowed where `subjects` says so."""
+    def parse(self, line: str, *, subjects: bool = False, names: Mapping[str, object] | None = None) -> Arguments:
+        """Read `line`; expressions are allowed where `subjects` says so.
+
+        ``$name`` and ``{expression}`` stand for what they have among `names`, as in IPython's own magics; an expression to examine is
+        Python as it is, where braces are a dict.
+        """
         takes = subjects and self._row.examine and self._row.subjects
-        words, expressions = self._split(without_comment(line)) if takes else (_words(without_comment(line)), [])
+        if takes:
+            words, expressions = self._split(without_comment(line))
+            words = [_expanded(word, names) for word in words]
+        else:
+            words, expressions = _words(_expanded(without_comment(line), names)), []
         try:
             values = self._values(words, alone=subjects)
         except _WrongWordsError as wrong:
@@ -156,6 +165,16 @@ def without_comment(line: str) -> str:
         if match[0].startswith("#"):
             return line[: match.start()].rstrip()
     return line.strip()
+
+
+def _expanded(text: str, names: Mapping[str, object] | None) -> str:
+    """As IPython does it: where one of them cannot be found, all of it stays as it is."""
+    if not names or not {"$", "{"} & set(text):
+        return text
+    try:
+        return DollarFormatter().vformat(text, (), names)
+    except Exception:  # noqa: BLE001 - whatever an expression of the user's raises
+        return text
 
 
 def _code(line: str) -> str:

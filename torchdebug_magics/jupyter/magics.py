@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -63,11 +63,12 @@ class InstrumentMagic:
             __tracebackhide__ = True
             self._line(text, local_ns or {})
 
+        # Expressions to examine are Python: what is to be expanded, the parser expands.
         @no_var_expand
         def cell(text: str, body: str | None) -> object:
             __tracebackhide__ = True
             if body is None:  # as `MagicLines` writes it: the body is the rest of the running cell
-                self._open(text, subjects=False)
+                self._open(text, self._screen.shell.user_ns, subjects=False)
                 return None
             # Reached by code that calls run_cell_magic itself, as a notebook exported to a script does.
             return self._homes.cells.run_as_cell(f"%%{self.row.name} {text}\n{body}")
@@ -78,9 +79,10 @@ class InstrumentMagic:
 
     def _line(self, text: str, local_ns: dict[str, object]) -> None:
         __tracebackhide__ = True
-        asked = self.parser.parse(text, subjects=True)
+        names = {**self._screen.shell.user_ns, **local_ns}
+        asked = self.parser.parse(text, subjects=True, names=names)
         if asked.help:
-            self._open(text, subjects=True)
+            self._open(text, names, subjects=True)
         elif asked.word == "off":
             self._homes.lasting.off(self.row.name)
         elif asked.word == "on" or (asked.word is None and self.row.line_lasts):
@@ -96,7 +98,7 @@ class InstrumentMagic:
         elif (report := self._of_failed_cell(asked)) is not None:
             self._show(asked, Examined(report))
         else:
-            self._open(text, subjects=True, after=self._last_error())
+            self._open(text, names, subjects=True, after=self._last_error())
 
     def _evaluated(self, sources: tuple[str, ...], local_ns: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
         """The values, read as the arguments of a call are."""
@@ -122,9 +124,9 @@ class InstrumentMagic:
         if examined.error is not None:
             raise examined.error
 
-    def _open(self, text: str, *, subjects: bool, after: BaseException | None = None) -> None:
+    def _open(self, text: str, names: Mapping[str, object], *, subjects: bool, after: BaseException | None = None) -> None:
         __tracebackhide__ = True
-        asked = self.parser.parse(text, subjects=subjects)
+        asked = self.parser.parse(text, subjects=subjects, names=names)
         if asked.help:
             self._screen.say(self.parser.help)
             return

@@ -50,6 +50,24 @@ def test_a_line_with_values(line: str, subjects: tuple[str, ...], options: dict[
     assert asked.options == {"count": 3, "keep_going": False, **options}
 
 
+@pytest.mark.parametrize(
+    ("line", "subjects", "expected"),
+    [
+        ("--count {n + 1}", False, ((), 5)),
+        ("--count $n", False, ((), 4)),
+        ("d[n] {'a': n} --count $n", True, (("d[n]", "{'a': n}"), 4)),
+    ],
+)
+def test_names_stand_for_what_they_hold_but_an_expression_is_python(line: str, subjects: bool, expected: tuple[object, int]) -> None:
+    asked = PARSER.parse(line, subjects=subjects, names={"n": 4})
+    assert (asked.subjects, asked.options["count"]) == expected
+
+
+def test_a_line_with_a_name_that_is_not_there_stays_as_it_is() -> None:
+    with pytest.raises(UsageError, match=r"'\{no\}'"):
+        PARSER.parse("--count {no}", names={"n": 4})
+
+
 def test_common_flags(tmp_path: Path) -> None:
     asked = PARSER.parse(f"-q -w -o kept --json '{tmp_path}/a b.json'")
     assert (asked.quiet, asked.widget, asked.output, asked.json, asked.help) == (True, True, "kept", tmp_path / "a b.json", False)
