@@ -150,6 +150,7 @@ def is_uninitialised(name: str) -> bool:
         "empty_permuted",
         "_efficientzerotensor",
         "resize_",
+        "resize_as_",
     }
 
 

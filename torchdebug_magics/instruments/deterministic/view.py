@@ -32,7 +32,7 @@ _POTENTIAL: Mapping[str, Format] = {"op": "code", "line": "prose", "module": "co
 _WARNED: Mapping[str, Format] = {"op": "code", "line": "prose", "times": "count", "in its place": "prose"}
 
 
-_OTHER = {"control_flow": "the other run: ", "uninitialized_memory": "where it is read: "}
+_OTHER = {"uninitialized_memory": "where it is read: "}
 """What the second line of a divergence is, by cause."""
 
 
@@ -77,7 +77,8 @@ def _divergence(found: Divergence) -> Iterator[Block]:
     if advice:
         yield Facts(advice)
     yield from _code(found.location, "")
-    yield from _code(found.other, _OTHER.get(found.cause, "where it comes from: "))
+    is_other_run = found.cause == "control_flow" and not found.fix  # where the line is known that decides, there is something to change
+    yield from _code(found.other, "the other run: " if is_other_run else _OTHER.get(found.cause, "where it comes from: "))
     nth = f"call {found.occurrence:,} at this line, " if found.occurrence > 1 else ""
     rows = (
         ("op", f"`{found.op}`" if found.op else ""),
@@ -100,12 +101,12 @@ def _potential(report: DeterministicReport) -> Iterator[Block]:
                 one.op,
                 standing(one.location) or None,
                 one.module,
-                f"{one.differed_count:,} of {one.repetitions_count:,}",
+                f"{one.differed_count:,} of {one.repetitions_count:,}" if one.repetitions_count else None,
                 one.fix or one.explanation,
             )
             for one in report.potential
         )
-        yield Table("Ops that need not give the same numbers in another run", tuple(_POTENTIAL), rows, _POTENTIAL)
+        yield Table("What need not give the same numbers in another run", tuple(_POTENTIAL), rows, _POTENTIAL)
 
 
 def _warnings(report: DeterministicReport) -> Iterator[Block]:

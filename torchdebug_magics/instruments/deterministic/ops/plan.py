@@ -13,6 +13,11 @@ from torchdebug_magics.probing.ops import is_movement, is_overwriting, is_pointw
 __all__ = ["Plan", "plan_of"]
 
 
+_INDEX_AT = {"index": 1, "index_put": 1, "masked_select": 1, "masked_fill": 1, "take": 1, "embedding": 1} | dict.fromkeys(
+    ("index_select", "gather", "scatter", "index_copy", "index_fill", "index_add"), 2
+)
+
+
 @dataclass(frozen=True)
 class Plan:
     """Of one op."""
@@ -33,6 +38,8 @@ class Plan:
     """Whether it only moves numbers."""
     passes_on: bool
     """Whether memory that nobody has written may be in what it gives, and it has not looked at it."""
+    index_at: int
+    """The place of the argument that says which numbers to move, and so is read; -1 where there is none."""
     is_pointwise: bool
     is_marker: bool
     """Whether it computes nothing, as the profiler's own."""
@@ -53,6 +60,7 @@ def plan_of(func: Any) -> Plan:
         is_overwriting=is_overwriting(func),
         moves=is_movement(func),
         passes_on=is_movement(func) or is_writing_in_part(func),
+        index_at=_INDEX_AT.get(base.removesuffix("_"), -1),
         is_pointwise=is_pointwise(func),
         is_marker=base.startswith("profiler::"),
     )

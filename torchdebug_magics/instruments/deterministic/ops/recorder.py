@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Recorder"]
 
+_RESIZING = frozenset({"resize_", "resize_as_"})
+"""They keep what was there."""
+
 
 class Recorder:
     """Gives each op to `seen`, with its digests; keeps what tensors from before the run held, before they are written.
@@ -128,7 +131,7 @@ class Recorder:
         plan = plan_of(func)
         if plan.is_overwriting:
             args, kwargs = self._without_overwritten(args, kwargs)
-        elif plan.base == "resize_":
+        elif plan.base in _RESIZING:
             self._kept_count = args[0].numel()
         for value in args:
             self._take_in(value)
@@ -190,7 +193,7 @@ class Recorder:
                 self._know(tensor.untyped_storage(), memory)
                 self._made.add(memory)
         gave = EMPTY
-        kept_count = self._kept_count if plan.base == "resize_" else 0
+        kept_count = self._kept_count if plan.base in _RESIZING else 0
         if plan.is_empty and any(tensor.numel() > kept_count for tensor in results):
             self._new_memory(results, Empty(plan, line), kept_count)
         elif not plan.is_view:

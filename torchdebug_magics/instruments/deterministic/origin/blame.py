@@ -8,7 +8,7 @@ from torchdebug_magics.instruments.deterministic.origin.found import Origin
 from torchdebug_magics.instruments.deterministic.origin.repairs import quoted, repair
 from torchdebug_magics.instruments.deterministic.origin.sentences import sentence
 from torchdebug_magics.instruments.deterministic.origin.sources import OF_THREADS, OF_TORCH
-from torchdebug_magics.instruments.deterministic.origin.steps import differing
+from torchdebug_magics.instruments.deterministic.origin.steps import differing, has_address
 from torchdebug_magics.probing.where import location
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.report import Cause
     from torchdebug_magics.report import Location
 
-__all__ = ["Judge"]
+__all__ = ["Judge", "branch_after"]
 
 _SHARPEST = (
     "worker_seed",
@@ -81,7 +81,9 @@ class Judge:
         return Origin(
             cause=cause,
             location=_location(at, at.line),
+            branch=None if after is None else branch_after(after),
             other=None if other is None or other is at else _location(other, other.line),
+            decided=None if told is None else told.location,
             names=names,
             sources=told.sources if told else (),
             explanation=sentence(cause, at, names, (), is_old=False, file="")
@@ -113,19 +115,19 @@ class Judge:
                 return (self._of_iteration(step, iterated) or named) if named == "state_leak" else named
         return self._of_iteration(step, iterated) or "unknown"
 
-    @staticmethod
-    def _of_iteration(step: Step, iterated: set[str]) -> Cause | None:
-        if "set" in iterated or (step.statement is not None and "{}" in step.statement.iterated):
-            return "hash_order"
-        if step.statement is not None and any(path in {"id", "hash"} and path not in step.before for path in step.statement.paths):
+    def _of_iteration(self, step: Step, iterated: set[str]) -> Cause | None:
+        is_of_set = "set" in iterated or (step.statement is not None and "{}" in step.statement.iterated)
+        if is_of_set or _calls_for_address(step):
             return "hash_order"
         if "file" in iterated:
-            return "outside_data"
+            assert step.statement is not None
+            files = [path for path in step.statement.iterated if step.statement.facts.get(path) == "file"]
+            return "outside_data" if all(map(self._slicer.history.is_bound, files)) else "state_leak"
         if "iterator" in iterated:
             return "state_leak"
         if step.statement is not None and any(path.startswith(("os.environ", "sys.argv")) for path in step.statement.paths):
             return "outside_data"
-        return None
+        return "hash_order" if has_address(step) else None
 
     def _wrote(self, step: Step) -> str:
         name = self._files.read_by(step.statement)
@@ -142,6 +144,16 @@ class Judge:
         again = tuple(path for path in step.after if path in bound and path in partner.after and differing(step, partner, path)[1])
         found = tuple(dict.fromkeys((*new, *again)))
         return tuple(path for path in found if path != OF_TORCH) or found or beginning.names
+
+
+def branch_after(step: Step) -> tuple[str, int, int] | None:
+    """The file, and the first and the last line, of the statement that a line begins."""
+    statement = step.statement
+    return None if statement is None else (step.activation.code.co_filename, statement.first, statement.end)
+
+
+def _calls_for_address(step: Step) -> bool:
+    return step.statement is not None and any(path in {"id", "hash"} and path not in step.before for path in step.statement.paths)
 
 
 def _holds(step: Step, line: int) -> bool:

@@ -20,6 +20,10 @@ class Origin:
     location: Location
     other: Location | None = None
     """Where the other run stood, if it went another way."""
+    decided: Location | None = None
+    """The line that made the runs go different ways, where its cause is known."""
+    branch: tuple[str, int, int] | None = None
+    """The file, and the first and the last line, of the statement after which the runs went different ways."""
     names: tuple[str, ...] = ()
     """What differs after the line, as the user writes it, such as ``"noise"`` or ``"self.scale"``."""
     sources: tuple[str, ...] = ()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+import torch
 
 from torchdebug_magics.instruments.deterministic.origin.names import fact
 from torchdebug_magics.instruments.deterministic.origin.recording import Held
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.origin.statements import Statement
 
 __all__ = ["Look"]
+
+_OF_PARTS = (torch.nn.Module, torch.optim.Optimizer)
 
 
 class Look:
@@ -29,7 +34,7 @@ class Look:
     def all(self, statement: Statement) -> dict[str, Held]:
         """By the name of each value."""
         found = {}
-        for path in statement.paths:
+        for path in (*statement.paths, *self._holders(statement.paths)):
             known = self._known[path] if path in self._known else self._of(path, statement)
             self._known[path] = known
             if known is not None:
@@ -46,6 +51,13 @@ class Look:
                 if inner:
                     found[known[0]] = inner
         return found
+
+    def _holders(self, paths: tuple[str, ...]) -> Iterator[str]:
+        """Of `optimizer.param_groups` the optimizer, too: what it does is another thing when its parts are."""
+        for root in dict.fromkeys(path.partition(".")[0] for path in paths if "." in path):
+            found = self._names.find(root)
+            if found is not None and isinstance(found[1], _OF_PARTS):
+                yield root
 
     def _of(self, path: str, statement: Statement) -> tuple[str, Held] | None:
         found = self._names.find(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import re
 import sys
 from types import BuiltinMethodType, CodeType, FrameType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Namespace", "fact"]
 
 _NOTHING: Any = object()
+_ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
+"""In the text that Python makes of an object which knows no better."""
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -126,6 +129,8 @@ def fact(value: Any) -> str:  # noqa: PLR0911 - a list of kinds, each with its o
     """What the way to the repair depends on, in a word; empty for most values."""
     if isinstance(value, (set, frozenset)):
         return "set"
+    if isinstance(value, str):
+        return "address" if _ADDRESS.search(value) else ""
     if isinstance(value, functools._lru_cache_wrapper):
         return "cache"
     if isinstance(value, (io.IOBase, io.TextIOWrapper)):

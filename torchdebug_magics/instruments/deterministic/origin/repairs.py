@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.deterministic.origin.sources import OF_THREADS
+from torchdebug_magics.instruments.deterministic.origin.steps import has_address
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.origin.recording import Step
@@ -67,6 +68,8 @@ def _manual(calls: tuple[Called, ...]) -> str:
 def _ordered(step: Step, called: Called | None) -> str:
     if called is not None:
         return f"use a number of your own in place of `{called.text}`"
+    if has_address(step):
+        return "use a name or a number of your own in place of what Python writes of the object"
     statement = step.statement
     sets = [path for path in statement.iterated if statement.facts.get(path) == "set"] if statement is not None else []
     return (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.deterministic.origin.sources import OF_THREADS
+from torchdebug_magics.instruments.deterministic.origin.steps import has_address
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.origin.recording import Step
@@ -36,12 +38,14 @@ def sentence(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[st
             return f"{what} is written by a thread, and threads do not take turns in the same order in each run"
         case "hash_order" if sources:
             return f"{what} is made from {asked}, which for an object is its address in memory"
+        case "hash_order" if has_address(step):
+            return f"{what} is made from an object as a text, in which its address in memory stands"
         case "hash_order":
             return f"{what} comes from {_named(iterated, 'a set')}, which is ordered by hashes, and those of objects are their addresses"
         case "worker_seed":
             return f"{what} comes from the workers of {_named(iterated, 'a DataLoader')}, which draw from generators that nobody seeded"
         case "state_leak" if file:
-            return f"{what} is read from `{file}`, which the first run had written to"
+            return f"{what} is read from `{Path(file).name}`, which the first run had written to"
         case "state_leak" if is_old:
             return f"{what} is from before the cell, the first run changed it, and it could not be put back"
         case "state_leak":

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from inspect import CO_OPTIMIZED
 from typing import TYPE_CHECKING, TypeAlias
 
-from torchdebug_magics.instruments.deterministic.origin.steps import binds, callers, differing, writes
+from torchdebug_magics.instruments.deterministic.origin.history import History
+from torchdebug_magics.instruments.deterministic.origin.steps import adds_to, binds, callers, differing, writes
 
 if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.origin.files import Files
     from torchdebug_magics.instruments.deterministic.origin.pairing import Fork, Pairing
     from torchdebug_magics.instruments.deterministic.origin.recording import Call, Place, Run, Step
 
@@ -36,31 +36,13 @@ class Beginning:
 class Slicer:
     """Of the first run, compared with the second."""
 
-    def __init__(self, first: Run, second: Run, pairing: Pairing) -> None:
+    def __init__(self, first: Run, second: Run, pairing: Pairing, files: Files) -> None:
         self._pairing = pairing
-        self._of_place: defaultdict[Place, list[tuple[int, Step, str]]] = defaultdict(list)
+        self._files = files
+        self.history = History(first, second, pairing)
         self._steps = first.steps
+        self._of_first = frozenset(first.steps)
         self._done: set[tuple[Step, Place | None]] = set()
-        for step in first.steps:
-            self._index(step)
-        for step in second.steps:
-            if step not in pairing.partner:
-                self._index(step)
-        for entries in self._of_place.values():
-            entries.sort(key=lambda entry: entry[0])
-
-    def _index(self, step: Step) -> None:
-        """A line that only the second run took stands where the runs parted."""
-        fork = self._pairing.fork_of.get(step)
-        number = step.number if fork is None or fork.after is None else fork.after.number
-        for path in {*step.before, *step.after}:
-            held = step.after.get(path) or step.before[path]
-            self._of_place[self._common(held.place)].append((number, step, path))
-
-    def _common(self, place: Place) -> Place:
-        if place[0] == "local":
-            return ("local", self._pairing.activations.get(place[1], place[1]), *place[2:])
-        return place
 
     # --- the search ----------------------------------------------------------------------------------------------------------------
 
@@ -71,8 +53,7 @@ class Slicer:
         """
         found: list[Beginning] = []
         self._done.clear()
-        of_drawn: Place = ("random", id(drawn))
-        todo: list[_Question] = [(step, of_drawn, names)] if of_drawn in self._of_place else [(step, None, names)]
+        todo: list[_Question] = [(step, self.history.place_of(drawn, step), names)]
         while todo:
             at, place, told = todo.pop()
             if (at, place) in self._done:
@@ -92,31 +73,48 @@ class Slicer:
             found.append(Beginning(step, names, fork=fork))
             return []
         lines = step.whole()
-        start, theirs = lines[0], self._pairing.partner.get(lines[0], partner)
-        statement = step.statement
-        further: list[_Question] = [
-            (start, self._common(held.place), (path,))
-            for path, held in start.before.items()
-            if statement is not None and statement.reads(path) and path in theirs.before and theirs.before[path].digest != held.digest
-        ]
-        for call in (one for line in lines for one in line.calls):
-            other = self._pairing.calls.get(call)
-            last = call.last()
-            if last is not None and (other is None or other.returned != call.returned):
-                further.append((last, None, names))
+        further = self._read(step)
+        called = [one for line in lines for one in line.calls if self._gave_another(one)]
+        further += [(last, None, names) for one in called if (last := one.last()) is not None]
         for one in self._pairing.forks:
             if one.is_call and one.after in lines and not further:
                 found.append(Beginning(step, names, fork=one))
                 return []
-        if not further:
-            further = [(step, place, (path,)) for path, place in self._inside(start, theirs)]
-        if not further and statement is not None and statement.is_handler and start.place:
-            further = [(start.activation.steps[start.place - 1], None, names)]
-        if not further and not any(line.sources for line in lines):
-            further = [(last, None, names) for last in self._in_threads(step)]
+        further = further or self._by_other_means(step, lines, names)
         if not further:
             found.append(Beginning(step, names))
         return further
+
+    def _by_other_means(self, step: Step, lines: list[Step], names: tuple[str, ...]) -> list[_Question]:
+        """What a line was given that none of its names holds: inside objects, as an exception, through a file, by a thread."""
+        start = lines[0]
+        inside: list[_Question] = [
+            (step, place, (path,)) for path, place in self._inside(start, self._pairing.partner.get(start, self._pairing.partner[step]))
+        ]
+        if inside:
+            return inside
+        if step.statement is not None and step.statement.is_handler and start.place:
+            return [(start.activation.steps[start.place - 1], None, names)]
+        writer = self._files.writer(lines, self._of_first)
+        if writer is not None and (writer.sources or self._read(writer) or any(map(self._gave_another, writer.calls))):
+            return [(writer, None, names)]
+        return [] if any(line.sources for line in lines) else [(last, None, names) for last in self._in_threads(step)]
+
+    def _gave_another(self, call: Call) -> bool:
+        other = self._pairing.calls.get(call)
+        return other is None or other.returned != call.returned
+
+    def _read(self, step: Step) -> list[_Question]:
+        """Names that a line reads, and that hold something else than in the other run."""
+        start, statement = step.whole()[0], step.statement
+        theirs = self._pairing.partner.get(start)
+        if theirs is None or statement is None:
+            return []
+        return [
+            (start, self.history.common(held.place), (path,))
+            for path, held in start.before.items()
+            if statement.reads(path) and path in theirs.before and theirs.before[path].digest != held.digest
+        ]
 
     def _in_threads(self, step: Step) -> Iterator[Step]:
         """Where functions that threads ran before the end of the line gave back something else: it may have been handed over."""
@@ -137,7 +135,7 @@ class Slicer:
     def _maker(self, at: Step, place: Place, names: tuple[str, ...], found: list[Beginning]) -> list[_Question]:
         """The line before `at` that made the value at `place` differ."""
         latest = at
-        for number, step, path in reversed(self._of_place.get(place, ())):
+        for number, step, path in reversed(self.history.of(place)):
             if number >= at.number or step is at:
                 continue
             partner = self._pairing.partner.get(step)
@@ -183,7 +181,7 @@ class Slicer:
             for name, held in step.after.items():
                 if held.digest in wanted and writes(step, name) and differing(step, partner, name)[1]:
                     return [(step, None, (path,))]
-                if not binds(step, name) and differing(step, partner, name) == (False, True):
+                if (not binds(step, name) or adds_to(step, name)) and differing(step, partner, name) == (False, True):
                     shared = step  # it may be the same memory, as that of an array under a tensor
         for fork in self._pairing.forks:
             if fork.after is not None and agreed.number <= fork.after.number < differs.number:
@@ -223,24 +221,33 @@ class Slicer:
         caller = at.call.caller
         if caller is not None and (place[0] == "local" or (place[0] == "random" and self._is_given(at, place))):
             return [(caller, None, names)]
-        if place[0] == "attribute" and names and (maker := self._binder(at, names[0].partition(".")[0])) is not None:
+        if caller is not None and place[0] == "attribute" and names and self._is_another(at, place, names[0]):
+            return self._given(caller, names, found)
+        if place[0] == "attribute" and names and (maker := self.history.binder(at, names[0].partition(".")[0])) is not None:
             # No line of the user's wrote it: what bound the object made it, or it is another object than in the other run.
             held, theirs = at.before.get(names[0]), self._pairing.partner[at].before.get(names[0])
             inner = self._wrote(maker, held.digest, theirs.digest) if held is not None and theirs is not None else None
             return [(inner or maker, None, names)]
+        if place[0] == "attribute" and names and (handed := self.history.handed(at, names[0].partition(".")[0])) is not None:
+            return [(handed, None, names)]
         found.append(Beginning(at, names, is_old=names != ("os.environ",)))  # which is put back: others have changed it
         return []
+
+    def _is_another(self, at: Step, place: Place, path: str) -> bool:
+        """Whether it is an attribute of an argument that is another object in the other run."""
+        theirs = self._pairing.partner[at].before.get(path)
+        code = at.activation.code
+        is_argument = path.partition(".")[0] in code.co_varnames[: code.co_argcount]
+        return is_argument and theirs is not None and theirs.place != place
+
+    def _given(self, caller: Step, names: tuple[str, ...], found: list[Beginning]) -> list[_Question]:
+        """What the line that called a function read; the line itself, if that agrees: the order in which it was gone through does not."""
+        further = self._read(caller)
+        if not further:
+            found.append(Beginning(caller, names))
+        return further
 
     def _is_given(self, at: Step, place: Place) -> bool:
         """Whether a function was called with it."""
         code = at.activation.code
         return any(held.place == place and path in code.co_varnames[: code.co_argcount] for path, held in at.before.items())
-
-    def _binder(self, at: Step, name: str) -> Step | None:
-        """The line before that bound a name, in the same function or in another statement of the cell."""
-        code = at.activation.code
-        for step in reversed(self._steps[: at.number]):
-            own = step.activation is at.activation or (not code.co_flags & CO_OPTIMIZED and step.activation.code.co_name == code.co_name)
-            if own and step.statement is not None and name in step.statement.bound:
-                return step
-        return None

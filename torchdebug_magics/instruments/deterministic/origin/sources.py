@@ -9,10 +9,11 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from queue import SimpleQueue
-from types import CodeType, FrameType
+from types import BuiltinFunctionType, CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import serialization
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from torchdebug_magics.probing.where import frames_above, is_user_code, owner
@@ -25,24 +26,30 @@ __all__ = [
     "FILE_WRITES",
     "OF_THREADS",
     "OF_TORCH",
+    "SAVED",
+    "asked_by_name",
     "asked_in_c",
     "asked_in_python",
     "called_from",
     "global_generator",
-    "made_by_numpy",
 ]
 
 _CLOCKS = frozenset(
     {"time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "process_time_ns"}
     | {"thread_time", "thread_time_ns", "clock_gettime", "clock_gettime_ns", "localtime", "gmtime", "ctime", "strftime"}
 )
-_SYSTEM = frozenset({"getpid", "getenv", "listdir", "scandir", "stat", "getloadavg", "cpu_count", "times"})
+_DATES = {(where, name): f"{where}.{name}" for where in ("datetime", "date") for name in ("now", "utcnow", "today")} | {
+    ("_uuid", "generate_time_safe"): "uuid.uuid1"
+}
+_SYSTEM = frozenset({"getpid", "getenv", "listdir", "scandir", "stat", "getloadavg", "cpu_count", "times", "read"})
 FILE_READS = frozenset({"read", "readline", "readlines", "readinto", "__next__"})
 FILE_WRITES = frozenset({"write", "writelines"})
+SAVED = serialization._open_zipfile_writer_file.__init__.__code__
+"""What `torch.save` writes a file with, which goes by its name alone."""
 _NUMPY = frozenset({"default_rng", "SeedSequence", "RandomState", "MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"})
 OF_TORCH = "torch.random"
 """How torch's own generator is called, as NumPy's is `np.random`."""
-_UNWRITTEN = frozenset({"empty", "empty_like"})
+_UNWRITTEN = frozenset({"empty", "empty_like", "ndarray"})
 _WAITING = frozenset({"threading", "queue", "concurrent", "multiprocessing", "asyncio", "selectors", "subprocess", "socket"})
 """Modules that look at the clock only to know how long they have waited."""
 _HANDING = {
@@ -57,7 +64,13 @@ _HANDING = {
 OF_THREADS = frozenset({"queue.SimpleQueue.get", *_HANDING.values()})
 """Who hands over what comes first; in `_HANDING` by module and name."""
 _BUILTINS = {"id": "hash_order", "hash": "hash_order", "next": "state_leak", "input": "outside_data"}
-_NAMES = _CLOCKS | _SYSTEM | FILE_READS | _BUILTINS.keys() | {"now", "utcnow", "today", "urandom", "getrandom", "seed", "get"}
+_NAMES = (
+    _CLOCKS
+    | _SYSTEM
+    | FILE_READS
+    | _BUILTINS.keys()
+    | {"now", "utcnow", "today", "urandom", "getrandom", "seed", "get", "generate_time_safe"}
+)
 
 
 def asked_in_c(function: Any, frame: FrameType) -> tuple[str, str]:  # noqa: PLR0911 - a table of who is asked
@@ -69,8 +82,8 @@ def asked_in_c(function: Any, frame: FrameType) -> tuple[str, str]:  # noqa: PLR
     where = getattr(holder, "__name__", "")
     if name in _CLOCKS and holder is time:
         return ("", "") if _is_waiting(frame) else (f"time.{name}", "wall_clock")
-    if name in {"now", "utcnow", "today"} and where in {"datetime", "date"}:
-        return f"{where}.{name}", "wall_clock"
+    if (where, name) in _DATES:
+        return _DATES[where, name], "wall_clock"
     if name in {"urandom", "getrandom"}:
         return f"os.{name}", "os_entropy"
     if name == "seed" and isinstance(holder, torch.Generator):
@@ -142,13 +155,17 @@ def called_from(frame: FrameType, user: FrameType, name: str) -> tuple[str, int]
     return f"{outermost.f_globals.get('__name__', '')}.{function}", distance
 
 
-def made_by_numpy(calls: Iterable[Called], frame: FrameType) -> Iterator[tuple[str, str, int]]:
-    """Calls of NumPy's that give something else each time, by name, cause and line: they are written in a way that no profiler sees."""
+def asked_by_name(calls: Iterable[Called], frame: FrameType) -> Iterator[tuple[str, str, int]]:
+    """Calls, mostly of NumPy's, that give something else each time, by name, cause and line: those that no profiler sees."""
     numpy = sys.modules.get("numpy")
-    for called in calls if numpy is not None else ():
+    for called in calls:
         function = _object(called.path, frame) if called.path else None
         name = getattr(function, "__name__", "")
-        if name in _UNWRITTEN and getattr(numpy, name, None) is function:
+        if isinstance(function, functools.partial) and isinstance(function.func, BuiltinFunctionType):
+            name, cause = asked_in_c(function.func, frame)  # which no profiler sees either
+            if name:
+                yield name, cause, called.line
+        elif name in _UNWRITTEN and getattr(numpy, name, None) is function and "buffer" not in called.text:
             yield called.path, "uninitialized_memory", called.line
         elif (called.is_bare or _is_none(called.arguments, frame)) and _seeds_itself(function, name):
             yield called.path, "numpy_random", called.line
@@ -156,7 +173,8 @@ def made_by_numpy(calls: Iterable[Called], frame: FrameType) -> Iterator[tuple[s
 
 def _seeds_itself(function: Any, name: str) -> bool:
     """Whether it takes its seed from the operating system when it is given none."""
-    return name in _NUMPY | {"seed"} and getattr(sys.modules["numpy"].random, name, None) is function
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and name in _NUMPY | {"seed"} and getattr(numpy.random, name, None) is function
 
 
 def global_generator(function: Any) -> tuple[str, Any]:

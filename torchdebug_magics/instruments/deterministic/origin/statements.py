@@ -47,6 +47,8 @@ class Statement:
     read: frozenset[str] = frozenset()
     """Those whose value it uses."""
     bound: frozenset[str] = frozenset()
+    added_to: frozenset[str] = frozenset()
+    """Of these, the ones that `+=` and its like may change in place."""
     calls: tuple[Called, ...] = ()
     iterated: tuple[str, ...] = ()
 
@@ -63,6 +65,7 @@ class Statement:
         """Fill in what the syntax tree says."""
         nodes = [node for root in self.nodes for node in _walk(root)]
         self.bound = frozenset(_bound(nodes))
+        self.added_to = frozenset(dotted(node.target) for node in nodes if isinstance(node, ast.AugAssign))
         self.read = frozenset(path for root in self.nodes for path in _paths(root, stored=False))
         self.paths = tuple(dict.fromkeys([path for root in self.nodes for path in _paths(root)] + sorted(self.bound)))
         self.calls = tuple(_called(node) for node in nodes if isinstance(node, ast.Call))
@@ -169,6 +172,8 @@ def _paths(root: ast.AST, *, stored: bool = True) -> Iterator[str]:
     inner = {id(node.value) for node in todo if isinstance(node, ast.Attribute)}
     added_to = {id(node.target) for node in todo if isinstance(node, ast.AugAssign)}
     for node in todo:
+        if isinstance(node, ast.Call) and dotted(node.func) == "super" and not node.args:
+            yield "self"  # which it takes without a word
         if not isinstance(node, (ast.Attribute, ast.Name)) or id(node) in inner:
             continue
         if (path := dotted(node)) and (stored or isinstance(node.ctx, ast.Load) or id(node) in added_to):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.origin.recording import Step
 
-__all__ = ["binds", "callers", "differing", "writes"]
+__all__ = ["adds_to", "binds", "callers", "differing", "has_address", "writes"]
 
 
 def callers(step: Step) -> Iterator[Step]:
@@ -33,7 +33,18 @@ def binds(step: Step, path: str) -> bool:
     return step.statement is not None and path in step.statement.bound
 
 
+def adds_to(step: Step, path: str) -> bool:
+    """Whether the line may change what the name holds, in place, though it binds the name, too."""
+    return step.statement is not None and path in step.statement.added_to
+
+
 def writes(step: Step, path: str) -> bool:
     """Whether a name holds something else after the line, or is bound anew."""
     before, after = step.before.get(path), step.after.get(path)
     return binds(step, path) or (after is not None and (before is None or before.digest != after.digest))
+
+
+def has_address(step: Step) -> bool:
+    """Whether the line makes a text of an object, in which its address in memory may stand."""
+    statement = step.statement
+    return statement is not None and ("repr" in statement.paths or any(statement.facts.get(path) == "address" for path in statement.bound))

@@ -15,7 +15,14 @@ from torchdebug_magics.instruments.deterministic.origin.digests import Digests
 from torchdebug_magics.instruments.deterministic.origin.look import Look
 from torchdebug_magics.instruments.deterministic.origin.names import Namespace
 from torchdebug_magics.instruments.deterministic.origin.recording import Activation, Call, Run, Source, Step
-from torchdebug_magics.instruments.deterministic.origin.sources import FILE_WRITES, asked_in_c, asked_in_python, called_from, made_by_numpy
+from torchdebug_magics.instruments.deterministic.origin.sources import (
+    FILE_WRITES,
+    SAVED,
+    asked_by_name,
+    asked_in_c,
+    asked_in_python,
+    called_from,
+)
 from torchdebug_magics.probing.where import frames_above, is_user_code, owner
 
 if TYPE_CHECKING:
@@ -184,7 +191,7 @@ class Tracer:
         if statement is not None:
             step.before = look.all(statement)
             step.inside = look.inside(statement)
-            step.sources += [Source(path, cause, line, distance=0) for path, cause, line in made_by_numpy(statement.calls, frame)]
+            step.sources += [Source(path, cause, line, distance=0) for path, cause, line in asked_by_name(statement.calls, frame)]
 
     @staticmethod
     def _finish(call: Call, look: Look) -> None:
@@ -211,8 +218,11 @@ class Tracer:
     # --- who was asked ----------------------------------------------------------------------------------------------------------
 
     def _asked(self, frame: FrameType, function: Any) -> None:
+        written = frame.f_locals.get("name") if function is None and frame.f_code is SAVED else None
         if function is not None and function.__name__ in FILE_WRITES:
-            self._files.wrote(function.__self__)
+            written = function.__self__
+        if written is not None:
+            self._files.wrote(written, self._current(frame))
         name, cause = asked_in_python(frame) if function is None else asked_in_c(function, frame)
         if not name or owner(frame.f_code.co_filename) == "own":  # what we ask for ourselves, inside an op
             return
@@ -221,9 +231,11 @@ class Tracer:
         if user is None or step is None:
             return
         if name.startswith("file."):
-            self._files.read(function.__self__, step.statement)
+            self._files.read(function.__self__, step)
         asking = frame.f_back if function is None else frame
         told, distance = called_from(asking or frame, user, name)
+        if name == "os.getenv" and distance > 1:  # a library's own settings
+            return
         source = Source(told, cause, user.f_lineno or step.line, distance)
         if source not in step.sources:
             step.sources.append(source)

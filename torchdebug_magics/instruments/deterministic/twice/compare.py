@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 
 from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.values import tensors
 from torchdebug_magics.instruments.deterministic.twice.runs import Enough
 from torchdebug_magics.probing.modules import ModuleCalls
 
@@ -116,7 +117,12 @@ class Comparison:
             return "given"
         if before.gave == seen.gave:
             return None
-        if op.empty is not None and op.plan.passes_on:
+        if op.empty is not None and op.plan.passes_on and not self._is_told_by_index(op):
             self.recorder.taint(op)  # it holds what nobody has written, and may never be read
             return None
         return "gave"
+
+    def _is_told_by_index(self, op: Op) -> bool:
+        """Whether what nobody has written decides which numbers are moved."""
+        index = op.args[op.plan.index_at : op.plan.index_at + 1] if op.plan.index_at > 0 else ()
+        return any(map(self.recorder.is_unwritten, tensors(index)))

@@ -127,15 +127,18 @@ class _Culprit:
         leak = self._of_leak(said)
         if leak is not None:
             return replace(leak, cause="control_flow", op="" if before is None else earlier.op_name(before.op), location=there, other=here)
-        origin = self._origin(difference.place)
+        origin = self._origin(difference.place, is_way=True)
         is_leak = origin is None and self._is_first_alone(difference)
+        name = "" if before is None else earlier.op_name(before.op)
+        if origin is not None and difference.op is not None and _is_inside(here, origin.branch) and not _is_inside(there, origin.branch):
+            there, here, name = here, there, difference.op.plan.name  # which run is the longer one is chance; the op in the loop is told
         return Told(
             cause="state_leak" if is_leak else "control_flow",
             explanation=f"{said}: {origin.explanation}" if origin is not None else f"{said}: {_FIRST_ALONE}" if is_leak else said,
             fix=origin.fix if origin is not None else _IN_THE_CELL if is_leak else "",
-            op="" if before is None else earlier.op_name(before.op),
+            op=name,
             location=there,
-            other=here if before is not None else None,
+            other=origin.decided if origin is not None and origin.decided is not None else here if before is not None else None,
         )
 
     def _of_outside(self, op: Op, difference: Difference) -> Told:
@@ -152,7 +155,7 @@ class _Culprit:
             return leak
         origin = self._origin(place)
         if origin is not None:
-            return Told(cause=origin.cause, explanation=origin.explanation, fix=origin.fix, other=origin.location)
+            return Told(cause=origin.cause, explanation=origin.explanation, fix=origin.fix, other=origin.decided or origin.location)
         return Told(cause="outside_data", explanation=said)
 
     def _of_leak(self, said: str) -> Told | None:
@@ -166,7 +169,7 @@ class _Culprit:
             return Told(cause="state_leak", explanation=explanation, fix="compute the loss in the cell that calls `backward()`")
         return None
 
-    def _origin(self, place: int, drawn: object = None) -> Origin | None:
+    def _origin(self, place: int, drawn: object = None, *, is_way: bool = False) -> Origin | None:
         """The line of Python on the way to an op at which two more runs begin to differ."""
         watch = self._recorder(_until(place))
 
@@ -176,7 +179,7 @@ class _Culprit:
             self._runs.through(watch)
 
         try:
-            return first_difference(run, lambda: self._runs.back(watch), guard=self._runs.guard, drawn=drawn)
+            return first_difference(run, lambda: self._runs.back(watch), guard=self._runs.guard, drawn=drawn, is_way=is_way)
         finally:
             self._runs.back(watch)
 
@@ -215,6 +218,10 @@ class _Culprit:
 
     def _recorder(self, seen: Callable[[Seen, Op], None], *, recording: Recording | None = None, thorough_at: int = -1) -> Recorder:
         return Recorder(Recording() if recording is None else recording, seen, self._runs.guard, self._runs.hooks, thorough_at=thorough_at)
+
+
+def _is_inside(location: Location | None, branch: tuple[str, int, int] | None) -> bool:
+    return location is not None and branch is not None and location.file == branch[0] and branch[1] <= location.line <= branch[2]
 
 
 def _look_on(_seen: Seen, _op: Op) -> None:

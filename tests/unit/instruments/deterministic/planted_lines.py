@@ -1,0 +1,186 @@
+"""Cells that differ from run to run, with the op that differs and, on another line, what makes it so."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Cell(NamedTuple):
+    """`# <- op` marks the line of the op, `# <- source` the one to change."""
+
+    cause: str
+    body: str
+    setup: str = ""
+
+
+PLANTED = {
+    "a clock in the optimizer's settings": Cell(
+        "wall_clock",
+        """\
+for group in opt.param_groups:
+    group["lr"] = 0.1 + (time.time() % 1) * 1e-3  # <- source
+opt.zero_grad()
+net(torch.ones(4, 3)).sum().backward()
+opt.step()  # <- op
+""",
+        "net = nn.Linear(3, 1)\nopt = torch.optim.SGD(net.parameters(), lr=0.1)",
+    ),
+    "an optimizer that draws its own rate": Cell(
+        "numpy_random",
+        """\
+class Noisy(torch.optim.SGD):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["lr"] = float(np.random.default_rng().uniform(0.01, 0.1))  # <- source
+        return super().step(closure)  # <- op
+opt = Noisy(net.parameters(), lr=0.1)
+net(torch.ones(1, 2)).sum().backward()
+opt.step()
+""",
+        "net = nn.Linear(2, 2)",
+    ),
+    "a sampler's generator": Cell(
+        "unseeded_generator",
+        """\
+g = torch.Generator()
+g.seed()  # <- source
+sampler = torch.utils.data.WeightedRandomSampler(torch.ones(20), 20, generator=g)
+for (x,) in DataLoader(data, batch_size=5, sampler=sampler):  # <- op
+    y = x.sum()
+""",
+        "data = TensorDataset(torch.arange(20.))",
+    ),
+    "a number that the clock makes": Cell(
+        "wall_clock", "n = uuid.uuid1().time_low  # <- source\nx = torch.ones(2) * (n % 1000)  # <- op\n"
+    ),
+    "a clock in a partial": Cell(
+        "wall_clock",
+        "t = now()  # <- source\nx = torch.ones(2) * t  # <- op\n",
+        "import functools\nnow = functools.partial(time.clock_gettime, time.CLOCK_MONOTONIC)",
+    ),
+    "sorted by what Python writes of an object": Cell(
+        "hash_order",
+        """\
+class Thing: pass
+things = [Thing() for _ in range(20)]
+order = sorted(range(20), key=lambda i: repr(things[i]))  # <- source
+x = torch.tensor(order)  # <- op
+""",
+    ),
+    "an address in a text": Cell(
+        "hash_order",
+        """\
+class Thing: pass
+thing = Thing()
+others = [Thing() for _ in range(50)]
+text = f"{thing}"  # <- source
+x = torch.ones(2) * sum(ord(one) * place for place, one in enumerate(text, 1))  # <- op
+""",
+    ),
+    "a set that a function goes through": Cell(
+        "hash_order",
+        """\
+class Token:
+    def __init__(self, i): self.i = i
+tokens = [Token(i) for i in range(40)]
+left = set(tokens) - {tokens[0]}
+order = list(map(lambda token: token.i, left))  # <- source
+x = torch.arange(40.)[order]  # <- op
+""",
+    ),
+    "how long a loop is": Cell(
+        "control_flow",
+        """\
+x = torch.ones(3)
+n = secrets.randbelow(10**6) % 500  # <- source
+for _ in range(n):
+    x = x * 1.01  # <- op
+y = x.sum()
+""",
+    ),
+    "how long a loop is, and what comes after": Cell(
+        "control_flow",
+        """\
+x, n = torch.zeros(2), 0
+begin = time.perf_counter()  # <- source
+while time.perf_counter() - begin < 0.02:
+    n += 1
+    x = x + 0.5  # <- op
+y = x * n
+""",
+    ),
+    "an array of NumPy's that is added to": Cell(
+        "numpy_random",
+        """\
+a = np.zeros((2, 3), dtype=np.float32)
+t = torch.from_numpy(a)
+a += np.random.default_rng().random((2, 3)).astype(np.float32)  # <- source
+y = t * 2  # <- op
+""",
+    ),
+    "memory of NumPy's that is mostly unwritten": Cell(
+        "uninitialized_memory",
+        """\
+a = np.arange(2000.)
+b = np.empty_like(a)  # <- source
+b[::2] = 1
+x = torch.tensor(b).sum()  # <- op
+""",
+    ),
+    "memory of NumPy's by its type": Cell(
+        "uninitialized_memory", "a = np.ndarray((3000,))  # <- source\nx = torch.from_numpy(a) * 2  # <- op\n"
+    ),
+    "a mask that nobody wrote": Cell(
+        "uninitialized_memory", "m = torch.empty(64, dtype=torch.bool)  # <- op\nx = torch.arange(64.)[m]  # <- source\n"
+    ),
+    "memory that is as large as another's": Cell(
+        "uninitialized_memory", "a = torch.ones(2)\na.resize_as_(torch.ones(100))  # <- op\ny = a.sum()  # <- source\n"
+    ),
+    "what the system gives through a number": Cell(
+        "outside_data",
+        """\
+device = os.open("/dev/urandom", os.O_RDONLY)
+found = os.read(device, 4)  # <- source
+os.close(device)
+x = torch.tensor(list(found))  # <- op
+""",
+    ),
+    "a file that is gone through": Cell(
+        "state_leak",
+        "v = float(next(lines))  # <- source\nx = torch.ones(2) * v  # <- op\n",
+        """\
+import tempfile
+lines = tempfile.TemporaryFile("w+")
+lines.writelines(f"{i}\\n" for i in range(20))
+lines.seek(0)
+next(lines)
+""",
+    ),
+    "through a file": Cell(
+        "numpy_random",
+        """\
+settings = {"rate": float(np.random.default_rng().random())}  # <- source
+kept.write_text(json.dumps(settings))
+rate = json.loads(kept.read_text())["rate"]
+x = torch.ones(2) * rate  # <- op
+""",
+        "import json, tempfile\nfrom pathlib import Path\nfolder = tempfile.TemporaryDirectory()\nkept = Path(folder.name, 'kept')",
+    ),
+    "through a file of torch's": Cell(
+        "wall_clock",
+        """\
+torch.save({"begun": time.time()}, kept)  # <- source
+begun = torch.load(kept)["begun"]
+x = torch.ones(2) * begun  # <- op
+""",
+        "import tempfile\nfolder = tempfile.TemporaryDirectory()\nkept = folder.name + '/kept.pt'",
+    ),
+    "an attribute that is set by its name": Cell(
+        "wall_clock",
+        """\
+setattr(thing, "scale", 1 + time.time() % 1)  # <- source
+x = torch.ones(2) * thing.scale  # <- op
+""",
+        "class Thing: pass\nthing = Thing()",
+    ),
+}
