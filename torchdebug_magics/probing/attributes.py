@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from threading import get_ident, local
+from threading import local
 from types import CellType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 from torchdebug_magics.probing.kinds import ABSENT, GONE, Kind
-from torchdebug_magics.probing.where import frames_above, is_user_code, owner
+from torchdebug_magics.probing.where import is_user_code, owner, runs_alone
 from torchdebug_magics.probing.written import writes_of
 
 __all__ = ["CELL", "CLASS", "FUNCTION", "HEAP_TYPE", "INSTANCE", "MODULE", "NAMES", "Names", "attributes_of", "members_of"]
@@ -104,11 +104,7 @@ def _is_shared(kind: type) -> bool:
 
 def _is_ours_alone(kind: type) -> bool:
     """Whether it is a class of the user's, and no other thread is in the user's code."""
-    if not _is_users(kind) or any(map(_is_shared, kind.__mro__)):
-        return False
-    here = get_ident()
-    others = (frame for thread, frame in sys._current_frames().items() if thread != here)
-    return not any(is_user_code(one.f_code) for frame in others for one in frames_above(frame))
+    return _is_users(kind) and not any(map(_is_shared, kind.__mro__)) and runs_alone()
 
 
 def _write_instance(value: object, parts: list[Any]) -> None:

@@ -7,7 +7,7 @@ Which of them it will touch cannot be told beforehand, so all is kept that can b
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -47,12 +47,23 @@ class Snapshot:
         """What was met of a type."""
         return [value for value, _ in self._held if isinstance(value, kind)]
 
+    def objects(self) -> list[object]:
+        """All that was met and may change."""
+        return [value for value, _ in self._held]
+
     def put_back(self, guard: Guard) -> None:
         """Make all of it as it was; what resists is left, and noted."""
         for kind, (value, faces) in zip(self._kinds, self._held, strict=True):
             if type(value) is not kind:  # as a lazy layer becomes another one
                 guard.run(f"putting back a {kind.__name__}", object.__setattr__, value, "__class__", kind)
             write_back(value, faces, guard)
+
+    def put_in_place(self, others: Mapping[int, Any], guard: Guard) -> None:
+        """Where an object was held that has another in `others`, by its `id`, let that be held."""
+        for value, faces in self._held:
+            for kind, parts in faces:
+                if any(id(part) in others for part in parts):
+                    write_back(value, [(kind, [others.get(id(part), part) for part in parts])], guard)
 
 
 def write_back(value: object, faces: Faces, guard: Guard) -> None:

@@ -136,12 +136,17 @@ def _shape_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 # --- NumPy is asked for nothing where nobody imported it --------------------------------------------------------------------------
 
 
+def _plain(array: Any) -> Any:
+    """Without what a class of arrays does besides, such as to mask some."""
+    return _numpy().ndarray.view(array, _numpy().ndarray)
+
+
 def _write_array(array: Any, copy: Any) -> None:
-    if array.tobytes() != copy.tobytes():
-        array[...] = copy
+    if _plain(array).tobytes() != copy.tobytes():
+        _plain(array)[...] = copy
 
 
-_ARRAY = _state(lambda array: array.copy(), _write_array, lambda array: int(array.nbytes))
+_ARRAY = _state(lambda array: _plain(array).copy(), _write_array, lambda array: int(array.nbytes))
 _NUMPYS = {
     "Generator": _state(
         lambda generator: generator.bit_generator.state, lambda generator, state: setattr(generator.bit_generator, "state", state)
@@ -152,7 +157,7 @@ _NUMPYS = {
 
 def _write_objects(array: Any, parts: list[Any]) -> None:
     for place, part in enumerate(parts):
-        index = tuple(int(one) for one in _numpy().unravel_index(place, array.shape))
+        index = tuple(int(one) for one in _numpy().unravel_index(place, array.shape)) if array.ndim else ()
         if part is not GONE and array[index] is not part:
             array[index] = part
 
@@ -165,10 +170,11 @@ _OBJECTS = Kind(lambda array: array.ravel().tolist(), _write_objects, cost_bytes
 
 
 def of_numpy(value: Any) -> Kind | None:
-    """For an array that can be written, and for generators."""
+    """For an array that can be written, of a subclass too, and for generators."""
     kind = type(value)
-    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
-        if not value.flags.writeable or (value.dtype.hasobject and (value.dtype.kind != "O" or not value.ndim)):
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and issubclass(kind, numpy.ndarray):
+        if not value.flags.writeable or (value.dtype.hasobject and value.dtype.kind != "O"):
             return None
         return _OBJECTS if value.dtype.hasobject else _ARRAY
     return _NUMPYS.get(kind.__name__) if kind.__module__.startswith("numpy.random") else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 from types import (
     BuiltinFunctionType,
     BuiltinMethodType,
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.attributes import CELL, CLASS, FUNCTION, INSTANCE, MODULE, NAMES, Names
+from torchdebug_magics.probing.attributes import CELL, CLASS, FUNCTION, INSTANCE, MODULE, NAMES, Names, attributes_of
 from torchdebug_magics.probing.kinds import CONTAINERS, LEAVES, Kind
 from torchdebug_magics.probing.states import STATES, TENSOR, of_numpy
 
@@ -41,7 +42,8 @@ def ways_of(value: Any) -> list[Kind]:
         way = _WAYS.get(base)
         if way is not None:
             return [way] if base is kind or way in _COMPLETE else [way, INSTANCE]
-    return [of_numpy(value) or INSTANCE]
+    known = of_numpy(value)
+    return [INSTANCE] if known is None else [known] if attributes_of(value) is None else [known, INSTANCE]
 
 
 def _is_opaque(value: object) -> bool:
@@ -61,10 +63,10 @@ def _leading_to(*attributes: str) -> Kind:
     return Kind(lambda value: [getattr(value, name) for name in attributes])
 
 
-def _cache(function: Any) -> list[Any] | None:
+def _cache(function: Any) -> list[Any]:
     """The results that a function keeps. Where only so many are kept, the dict alone is not the whole of it: then it is left alone."""
     if function.cache_parameters()["maxsize"] is not None:
-        return None
+        return []
     return [one for one in gc.get_referents(function) if type(one) is dict and one is not vars(function)]
 
 
@@ -86,7 +88,7 @@ _WAYS: dict[type, Kind] = {
     functools._lru_cache_wrapper: Kind(_cache, also=lambda function: [function.__wrapped__, vars(function)]),
     property: _leading_to("fget", "fset"),
     torch.Tensor: TENSOR,
-    **dict.fromkeys((zip, map, filter), _TAKING),
+    **dict.fromkeys((zip, map, filter, enumerate, *(one for one in vars(itertools).values() if isinstance(one, type))), _TAKING),
 }
 _COMPLETE = frozenset({CLASS, MODULE})
 """They look at all attributes, of a subclass too."""

@@ -29,6 +29,7 @@ __all__ = [
     "local_values",
     "locate",
     "owner",
+    "runs_alone",
     "span",
     "user_calls",
     "user_frame",
@@ -104,6 +105,13 @@ def _innermost(frame: FrameType | None, below: FrameType | CodeType | None, whos
         if owner(one.f_code.co_filename) == whose:
             return one
     return None
+
+
+def runs_alone() -> bool:
+    """Whether no other thread is in the user's code."""
+    here = threading.get_ident()
+    others = (frame for thread, frame in sys._current_frames().items() if thread != here)
+    return not any(is_user_code(one.f_code) for frame in others for one in frames_above(frame))
 
 
 def local_values(frame: FrameType, names: frozenset[str] | None = None) -> dict[str, Any]:

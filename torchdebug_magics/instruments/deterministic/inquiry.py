@@ -15,6 +15,7 @@ from torchdebug_magics.instruments.deterministic.ops.recording import Recording
 from torchdebug_magics.instruments.deterministic.prints.against import compared, earlier_print
 from torchdebug_magics.instruments.deterministic.prints.printing import Printer
 from torchdebug_magics.instruments.deterministic.twice.cost import measured
+from torchdebug_magics.instruments.deterministic.twice.elsewhen import in_other_processes
 from torchdebug_magics.instruments.deterministic.twice.leftovers import Leftovers
 from torchdebug_magics.instruments.deterministic.twice.outside import Outside
 from torchdebug_magics.instruments.deterministic.twice.results import results_of
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
     from torchdebug_magics.instruments.deterministic.twice.body import Body
     from torchdebug_magics.probing.guard import Guard
+    from torchdebug_magics.probing.names import Named
 
 __all__ = ["Inquiry"]
 
@@ -58,7 +60,7 @@ class Inquiry:
         self._recorder = Recorder(self._recording, self._seen, guard, self._hooks, keeps=self._verify or self._cost)
         self._runs: Runs | None = None
         self._leftovers = Leftovers({})
-        self._outside = Outside({}, strict=strict)
+        self._outside = Outside({}, guard, strict=strict)
 
     def attach(self, stack: ExitStack) -> None:
         """Look at what was asked, and record from here; when the stack closes, the answers are sought."""
@@ -84,7 +86,7 @@ class Inquiry:
     def forget(self) -> None:
         """The answers are found: hold nothing of the user's any more."""
         self._body = self._runs = self._printer = self._earlier = None
-        self._leftovers, self._outside = Leftovers({}), Outside({}, strict=False)
+        self._leftovers, self._outside = Leftovers({}), Outside({}, self._guard, strict=False)
         self._recording = Recording()
         self._recorder = Recorder(self._recording, self._seen, self._guard, self._hooks)
 
@@ -111,12 +113,13 @@ class Inquiry:
 
     def _prepare(self, stack: ExitStack) -> None:
         assert self._body is not None
-        self._leftovers = Leftovers(self._body.variables)
+        outside = Outside(self._body.namespace, self._guard, strict=self._strict)
+        runs = Runs(self._body, outside, self._guard, self._hooks)
+        self._leftovers = Leftovers(self._body.variables, runs.is_found_again)
         if self._strict and (names := self._leftovers.at_risk()):
             raise DeterminismError(_TAKEN.format(names[0]))
-        self._outside = Outside(self._body.namespace, strict=self._strict)
-        self._runs = Runs(self._body, self._outside, self._guard, self._hooks)
-        self._outside.first(stack)
+        self._outside, self._runs = outside, runs
+        self._outside.first(stack, self._body.variables)
 
     def _seen(self, seen: Seen, op: Op) -> None:
         if self._verify:
@@ -142,15 +145,23 @@ class Inquiry:
         if self._recorder.failed:
             self.found["not_verified"] = NOT_SEEN
             return
+        if self._outside.refusal:
+            self.found["not_verified"] = self._outside.refusal
+            return
         written = self._recorder.contents.tensors()
+        elsewhen = self._guard.run("looking for what is otherwise in another process", in_other_processes, runs.body, self._drawn_from())
         results = results_of(runs.body, self._recorder.is_unwritten)
         runs.over(self._recorder.contents)
         used_up = self._leftovers.names()
         if self._verify:
-            self._twice({"not_verified": "", **second_run(runs, self._recording, results, used_up)})
+            found = second_run(runs, self._recording, results, used_up)
+            self._twice({"not_verified": "", **found, "potential": (*found.get("potential", ()), *(elsewhen or ()))})
         self.found |= {"unrestorable": (*used_up, *self._outside.said)}
         if self._cost:
             self.found |= {"not_verified": self.found["not_verified"] if self._verify else "", **measured(runs, written, self._ritual)}
+
+    def _drawn_from(self) -> tuple[Named, ...]:
+        return self._guard.run("looking at generators", self._ritual.unseeded.drawn_from) or ()
 
     def _twice(self, found: Mapping[str, Any]) -> None:
         """A difference between the two runs is told first, then one from the earlier run."""

@@ -54,7 +54,8 @@ class Divergence:
     fix: str
     """What to change; empty where nothing can be said."""
     other: Location | None = None
-    """A second line that belongs to it: where the other run went, where the memory is read, or where the data comes from."""
+    """A second line that belongs to it: where the data comes from, what decides which way is taken, where the memory is read, or, where
+    nothing is known of that, where the other run went."""
     phase: str = "forward"
     """``"forward"`` or ``"backward"``."""
 
@@ -64,11 +65,13 @@ class Potential:
     """What gave the same numbers in these two runs, and need not in others."""
 
     op: str
+    """Or what else it is: the name of a generator, ``"set"``, ``"hash"``."""
     module: str | None
     location: Location | None
     differed_count: int
     """Of so many repetitions on the very same inputs."""
     repetitions_count: int
+    """0 where two runs of one process cannot differ, and those of two can."""
     explanation: str
     fix: str = ""
 

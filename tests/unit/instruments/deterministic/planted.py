@@ -389,14 +389,6 @@ y = x * 2
         setup="batches = iter(DataLoader(TensorDataset(torch.arange(16.)), batch_size=4))",
     ),
     Planted(
-        "a counter of itertools",
-        "x = torch.ones(2) + next(count)",
-        "state_leak",
-        "aten.add.Tensor",
-        1,
-        setup="count = itertools.count()",
-    ),
-    Planted(
         "an own op",
         """\
 x = torch.ones(3)
@@ -522,25 +514,6 @@ match [1, random.SystemRandom().random()]:
         "os_entropy",
         "aten.mul.Tensor",
         3,
-    ),
-    Planted(
-        "a cache that cannot be put back",
-        """\
-x = torch.ones(2) * cached(3) * calls
-y = torch.ones(2) * calls
-""",
-        "state_leak",
-        "aten.mul.Tensor",
-        1,
-        setup="""\
-import functools
-calls = 0
-@functools.lru_cache(maxsize=8)
-def cached(n):
-    global calls
-    calls += 1
-    return n
-""",
     ),
     Planted(
         "beside a log",
@@ -1023,6 +996,127 @@ file.write_text("1")
 file.write_text(str(int(file.read_text()) + 1))
 x = torch.ones(2) * int(file.read_text())
 """,
+    ),
+    "iterators that are on their way": (
+        """\
+numbered, count, turns, both = enumerate([5.0, 6.0, 7.0]), itertools.count(3), itertools.cycle([1.0, 2.0]), itertools.chain([1.0], [2.0])
+part, pairs, sums = itertools.islice([1.0, 2.0, 3.0], 2), itertools.product([1.0, 2.0], [3.0]), itertools.accumulate([1.0, 2.0, 3.0])
+again, here, whole = itertools.repeat(2.0, 5), itertools.tee(iter([1.0, 2.0]))[0], iter([1.0, 2.0])
+held, named = {"rows": zip(itertools.count(), [5.0, 6.0])}, iter({"a": 1.0, "b": 2.0}.items())
+for one in (numbered, count, turns, both, part, pairs, sums, again, here):
+    next(one)
+""",
+        """\
+x = torch.tensor([*next(numbered), next(count), next(turns), next(turns), next(both), next(part), *next(pairs), next(sums), next(again)])
+y = torch.tensor([next(here), *whole, *next(held["rows"]), next(named)[1], next(count)])
+""",
+    ),
+    "an object that holds an iterator": (
+        """\
+class Stream:
+    def __init__(self):
+        self.turns, self.count = itertools.cycle([1.0, 2.0]), itertools.count(1)
+    def __next__(self):
+        return next(self.turns) * next(self.count)
+stream = Stream()
+""",
+        "x = torch.tensor([next(stream) for _ in range(3)])",
+    ),
+    "caches with a size": (
+        """\
+import functools
+calls = []
+@functools.lru_cache(maxsize=2)
+def kept(n, *, scale=1.0):
+    calls.append(n)
+    return torch.rand(1) * n * scale
+@functools.lru_cache(maxsize=8, typed=True)
+def typed(*given, **named):
+    return (len(calls), given, tuple(named))
+class Tokens:
+    misses = 0
+    @functools.lru_cache
+    def number(self, word):
+        self.misses += 1
+        return len(word)
+tokens = Tokens()
+kept(1), kept(2, scale=0.5), typed(1), typed(1.0, a=2), tokens.number("one")
+""",
+        """\
+x = torch.stack([kept(1), kept(3), kept(2, scale=0.5), kept(1)])
+y = torch.ones(2) * len(calls) * typed(1)[0] * typed(1.0, a=2)[0] * typed(True)[0]
+z = torch.tensor([tokens.number(word) for word in ("one", "three", "three")]) * tokens.misses
+""",
+    ),
+    "arrays that know more": (
+        """\
+masked, table = np.ma.array([1.0, 2.0, 3.0], mask=[0, 1, 0]), np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")])
+alone = np.array({"a": 1}, dtype=object)
+""",
+        """\
+masked[0] += 1
+masked.mask[2] = True
+table.a[0] += 1
+alone.item()["a"] += 1
+x = torch.ones(2) * float(masked.sum()) * int(table.a[0]) * alone.item()["a"]
+""",
+    ),
+    "queues that are taken from and put into": (
+        "first, last = queue.PriorityQueue(), queue.LifoQueue()\nfor i in range(2): first.put(i), last.put(i)",
+        """\
+a, b = first.get(), last.get()
+first.put(5)
+last.put(7)
+x = torch.ones(2) * (a + b + first.qsize() + last.qsize())
+""",
+    ),
+    "what holds for the process": (
+        """\
+import contextvars
+step = contextvars.ContextVar("step", default=1)
+step.set(2)
+""",
+        """\
+sys.path.insert(0, "/no/such/folder")
+step.set(step.get() * 3)
+x = torch.ones(3) / 3 * len(sys.path) * step.get()
+torch.set_default_dtype(torch.float64)
+y = torch.ones(3) / 3
+torch.set_default_dtype(torch.float32)
+sys.path.remove("/no/such/folder")
+""",
+    ),
+    "what is logged and warned of is counted": (
+        """\
+import logging, warnings
+class Count(logging.Handler):
+    n = 0
+    def emit(self, record):
+        self.n += 1
+class Seen(logging.Filter):
+    n = 0
+    def filter(self, record):
+        Seen.n += 1
+        return True
+count, log = Count(), logging.Logger("torchdebug_planted", logging.DEBUG)
+log.addHandler(count)
+log.addFilter(Seen())
+""",
+        """\
+x = torch.ones(2)
+for i in range(3):
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("norm %s", x.norm())
+with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always")
+    warnings.warn("twice")
+    warnings.warn("twice")
+y = x * count.n * Seen.n * len(warned)
+""",
+    ),
+    "a function that is compiled": (
+        "def double(x): return x.sin() * 2\nfast = torch.compile(double, backend='eager')",
+        "x = fast(torch.ones(3)) + fast(torch.ones(3))",
     ),
 }
 """Setup and body; all are the same each time."""

@@ -272,15 +272,15 @@ def test_only_the_second_run_raises(ready: InteractiveShell) -> None:
 
 
 def test_an_interrupt_in_the_second_run_leaves_the_first(ready: InteractiveShell) -> None:
-    body = "hits.append(1)\nnet.weight.data.add_(1)\nif os.path.exists(flag): raise KeyboardInterrupt\nos.mkdir(flag)\nnew = 1"
-    ready.run_cell("import os\nhits, net, flag = [], nn.Linear(2, 2), 'flag'\nbefore = net.weight.detach().clone()")
+    body = "hits.append(1)\nnet.weight.data.add_(1)\nif hasattr(torch, 'been'): raise KeyboardInterrupt\ntorch.been = 1\nnew = 1"
+    ready.run_cell("hits, net = [], nn.Linear(2, 2)\nbefore = net.weight.detach().clone()")
     ran = ready.run_cell(f"%%deterministic --verify -q -o d\n{body}", store_history=True)
     assert isinstance(ran.error_in_exec, KeyboardInterrupt)
     assert (ready.user_ns["hits"], ready.user_ns["new"]) == ([1], 1)
     assert torch.equal(ready.user_ns["net"].weight, ready.user_ns["before"] + 1)
     assert ready.user_ns["d"].verified is None
     assert not torch.are_deterministic_algorithms_enabled()
-    Path("flag").rmdir()
+    del torch.been
 
 
 def test_a_tensor_that_is_made_out_of_sight_is_compared_at_the_end(ready: InteractiveShell) -> None:

@@ -21,7 +21,7 @@ from torchdebug_magics.probing.guard import Guard
 if TYPE_CHECKING:
     from torchdebug_magics.probing.names import Named
 
-__all__ = ["status"]
+__all__ = ["source_of", "status"]
 
 _DEFAULT_SEED = 67280421310721
 """Torch's own, for a generator that nobody has seeded."""
@@ -34,7 +34,7 @@ def status(on: LiveRitual | None = None) -> StatusReport:
     guard = Guard()
     found = guard.run("looking for generators and loaders", Sources.found_from, sys._getframe()) or Sources((), ())
     names = {id(one.value): one.name for one in found.generators}
-    own = (guard.run(f"looking at {one.name}", _own, one) for one in found.generators)
+    own = (guard.run(f"looking at {one.name}", source_of, one) for one in found.generators)
     sources = (*_global(), *filter(None, own))
     return StatusReport(
         sources=sources if on is None else tuple(_under(on, one) for one in sources),
@@ -56,7 +56,8 @@ def _global() -> Iterator[Source]:
         yield from (_torch(f"torch.cuda:{index}", one) for index, one in enumerate(torch.cuda.default_generators))
 
 
-def _own(found: Named) -> Source:
+def source_of(found: Named) -> Source:
+    """What can be told of a generator of the user's."""
     if isinstance(found.value, torch.Generator):
         return _torch(found.name, found.value)
     sequence: Any = getattr(getattr(found.value, "bit_generator", None), "seed_seq", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from queue import SimpleQueue
 from types import GeneratorType
 from typing import Any
@@ -21,8 +21,9 @@ _DEEPEST = 4
 class Leftovers:
     """How far every iterator and queue is that some variables lead to."""
 
-    def __init__(self, variables: Mapping[str, object]) -> None:
-        self._places = [(name, one, _place(one)) for name, value in variables.items() for one in _iterators(value)]
+    def __init__(self, variables: Mapping[str, object], is_found_again: Callable[[object], bool] = lambda _: False) -> None:
+        found = ((name, one) for name, value in variables.items() for one in _iterators(value) if not is_found_again(one))
+        self._places = [(name, one, _place(one)) for name, one in found]
 
     def names(self) -> tuple[str, ...]:
         """What is not where it was, such as ``the iterator `batches` ``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextvars
 import signal
 import threading
 import traceback
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from torchdebug_magics.instruments.deterministic.twice.imported import Imported
 from torchdebug_magics.instruments.deterministic.twice.start import State
+from torchdebug_magics.instruments.deterministic.twice.unheard import Unheard
 from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.modules import is_compiled, live_modules, unwrapped
-from torchdebug_magics.probing.quiet import quiet
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -53,11 +54,17 @@ class Runs:
         self._outside = outside
         self._start = State(body, guard)
         self._imported = Imported()
+        self._context = contextvars.copy_context()
+        self._unheard = Unheard()
         # Compiled code writes where no op is seen: what it may write is copied whole.
         self._unseen = self._start.contents() if _is_compiled(body) else Contents()
         self._unseen_end = Contents()
         self._end: State | None = None
         self._written: Contents | None = None
+
+    def is_found_again(self, value: object) -> bool:
+        """Whether a later run finds it as the first one did, though it cannot be put back in place."""
+        return self._start.is_found_again(value)
 
     def over(self, contents: Contents) -> None:
         """The first run has ended, having written what is in `contents`: back to the start."""
@@ -66,6 +73,7 @@ class Runs:
             for tensor in self._unseen.tensors():
                 self._unseen_end.keep(tensor)
             self._written = Contents()
+            self._outside.over()
             contents.exchange(self._written)
             self._unseen.put_back()
             self._imported.over()
@@ -87,11 +95,12 @@ class Runs:
     def through(self, watch: Watch) -> None:
         """The same, and whatever it raises is raised; to be followed by `back`."""
         with ExitStack() as stack:
-            stack.enter_context(quiet())
+            stack.enter_context(self._unheard.meanwhile())
             self._outside.again(stack)
+            self._start.stand_in()
             watch.attach(stack)
             try:
-                self.body.run()
+                self._context.copy().run(self.body.run)
             except Enough as enough:
                 traceback.clear_frames(enough.__traceback__)  # what was made in part and complains as it goes, goes unheard
                 raise

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.unit.instruments.deterministic.planted import HEALTHY, IMPORTS, PLANTED, Planted
+from tests.unit.instruments.deterministic.planted_lines import PLANTED as LINES
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -36,6 +37,17 @@ def test_what_differs_is_named(shell: InteractiveShell, case: Planted, capsys: p
     assert told.location.source == case.body.splitlines()[case.line - 1].strip()
     assert told.explanation
     assert str(told.location) in found.verdict
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_the_line_of_the_op_and_the_one_to_change_are_named(shell: InteractiveShell, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    case = LINES[name]
+    found = verified(shell, case.setup, case.body)
+    assert (found.verified, found.problems) == (False, ()), found
+    told, lines = found.divergence, case.body.splitlines()
+    assert told.cause == case.cause, told
+    assert told.location.source.endswith("# <- op"), told
+    assert told.other.source == next(line.strip() for line in lines if line.endswith("# <- source")), told
 
 
 def test_a_generator_that_the_clock_seeds_is_told_of_its_seed(shell: InteractiveShell) -> None:

@@ -1,0 +1,167 @@
+"""What stands in a later run for what cannot be put back in place: iterators, and caches of a limited size, as they were at the start."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+from torchdebug_magics.probing.attributes import attributes_of
+from torchdebug_magics.probing.kinds import hashes_by_itself
+
+__all__ = ["StandIns"]
+
+_Make: TypeAlias = Callable[["dict[int, Any]"], Any]
+"""Makes one anew; those that were made already, by the number of what they stand for."""
+_GONE_THROUGH: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", "\xe9", b"", bytearray(), {}, {}.values(), {}.items(), set())
+_GONE_BACK: tuple[Any, ...] = ([], {}, {}.values(), {}.items())
+_ITERATORS = frozenset(
+    {enumerate, zip, map, filter, reversed, type(iter(int, 1)), type(itertools.tee(())[0])}
+    | {one for one in vars(itertools).values() if isinstance(one, type)}
+    | {type(iter(one)) for one in _GONE_THROUGH}
+    | {type(reversed(one)) for one in _GONE_BACK}
+)
+
+
+class StandIns:
+    """For some objects at one moment; the objects themselves stay as they are."""
+
+    def __init__(self, objects: Iterable[object]) -> None:
+        self._found: dict[int, tuple[Any, _Make]] = {}  # also keeps the objects alive, so that no id is given away
+        for one in objects:
+            self._take(one)
+
+    def __contains__(self, value: object) -> bool:
+        return id(value) in self._found
+
+    def made(self) -> dict[int, Any]:
+        """New ones, by the `id` of what they stand for."""
+        made: dict[int, Any] = {}
+        for _, make in self._found.values():
+            make(made)
+        return made
+
+    def _take(self, value: Any) -> bool:
+        """Whether it can be made anew."""
+        if id(value) in self._found:
+            return True
+        make = self._of_cache(value) if isinstance(value, functools._lru_cache_wrapper) else self._of_iterator(value)
+        if make is not None:
+            self._found[id(value)] = value, make
+        return make is not None
+
+    def _of_iterator(self, value: Any) -> _Make | None:
+        kind = type(value)
+        if kind not in _ITERATORS:
+            return None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # some Pythons warn that this will go
+                function, given, *state = value.__reduce__()
+        except (TypeError, AttributeError, ValueError):
+            return None
+        state = [_copied(one) for one in state]
+        if not all(map(self._is_steady, (*given, *_inside(state)))):
+            return None
+
+        def make(made: dict[int, Any]) -> Any:
+            if id(value) not in made:
+                iterator = function(*(self._anew(one, made) for one in given))
+                for one in state:
+                    iterator.__setstate__(self._anew(_copied(one), made))
+                made[id(value)] = iterator
+            return made[id(value)]
+
+        return make
+
+    def _is_steady(self, part: Any) -> bool:
+        """Whether it is, or can be made, as it was: no generator can, nor what is only known to give one thing after the other."""
+        is_iterator = hasattr(type(part), "__next__") and attributes_of(part) is None
+        return not is_iterator or self._take(part)
+
+    def _anew(self, part: Any, made: dict[int, Any]) -> Any:
+        if isinstance(part, tuple):
+            return tuple(self._anew(one, made) for one in part)
+        known = self._found.get(id(part))
+        return part if known is None else known[1](made)
+
+    def _of_cache(self, function: Any) -> _Make | None:
+        entries = _entries(function)
+        if entries is None:
+            return None
+
+        def make(made: dict[int, Any]) -> Any:
+            if id(function) not in made:
+                made[id(function)] = _cache(function, entries)
+            return made[id(function)]
+
+        return make
+
+
+def _copied(state: Any) -> Any:
+    return [*state] if type(state) is list else tuple(map(_copied, state)) if type(state) is tuple else state
+
+
+def _inside(state: Any) -> Iterator[Any]:
+    for one in state:
+        if type(one) is tuple:
+            yield from _inside(one)
+        else:
+            yield one
+
+
+# --- `functools.lru_cache`: only calls put something in, so a new one is called with what was kept -----------------------------
+
+
+class _Entry(NamedTuple):
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+
+def _entries(function: Any) -> list[_Entry] | None:
+    """What it keeps, the oldest first; None where it keeps without a limit, or where that cannot be told."""
+    parameters = function.cache_parameters()
+    if parameters["maxsize"] is None:
+        return None
+    held = [one for one in gc.get_referents(function) if getattr(one, "__name__", "") not in {"_lru_list_elem", "_lru_cache_wrapper"}]
+    table = next((place for place, one in enumerate(held) if type(one) is dict and one is not vars(function)), None)
+    if table is None or table != 2 * len(held[table]):
+        return None
+    keys = {id(key) for key in held[table]}
+    marks = {id(one) for one in held[table:] if type(one) is object}
+    pairs = list(zip(held[:table:2], held[1:table:2], strict=True))
+    if any(id(key) not in keys or not hashes_by_itself(key) for key, _ in pairs):
+        return None
+    return [_Entry(*_arguments(key, marks, is_typed=parameters["typed"]), result) for key, result in pairs]
+
+
+def _arguments(key: Any, marks: set[int], *, is_typed: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Of the call that was kept under a key, as Python makes it: the arguments, a mark, names with values, and the types of all."""
+    if type(key) is not tuple:
+        return (key,), {}
+    mark = next((place for place, one in enumerate(key) if id(one) in marks), None)
+    if mark is None:
+        return (key[: len(key) // 2] if is_typed else key), {}
+    rest = len(key) - mark - 1
+    pairs = (rest - mark) // 3 if is_typed else rest // 2
+    named = key[mark + 1 : mark + 1 + 2 * pairs]
+    return key[:mark], dict(zip(named[::2], named[1::2], strict=True))
+
+
+def _cache(function: Any, entries: list[_Entry]) -> Any:
+    kept = (one.result for one in entries)
+    is_filled = False
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return function.__wrapped__(*args, **kwargs) if is_filled else next(kept)
+
+    cache: Any = functools.lru_cache(**function.cache_parameters())(called)
+    for one in entries:
+        cache(*one.args, **one.kwargs)
+    is_filled = True
+    vars(cache).update(vars(function))
+    return cache
