@@ -68,7 +68,7 @@ class Checks:
         self._undos.saw(step.buffers)
         leaves = self._leaves.of(_site(), tensors, self._entries.parameters())
         results = [one for one in result if isinstance(one, torch.Tensor)] if isinstance(result, (tuple, list)) else []
-        gradients = [leaf.grad for leaf in leaves.values() if leaf.grad is not None]
+        gradients = [gradient for leaf in leaves.values() if (gradient := leaf.grad) is not None]
         loss, peak = survey(tensors, [*gradients, *results])
         self._tally.checked(loss, peak)
         self._versions = {id(gradient): gradient._version for gradient in gradients}
