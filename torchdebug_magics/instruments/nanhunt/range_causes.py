@@ -108,6 +108,13 @@ def out_of_range(evidence: Evidence) -> Diagnosis | None:
     size = largest(op.inputs())
     if size < _MUCH:
         return None
+    if size == torch.finfo(tensor.dtype).max and any(one.name.startswith("nan_to_num") for one in evidence.trace.ops[: op.index]):
+        return Diagnosis(
+            "overflow",
+            f"`nan_to_num` turns an infinity into the largest number that there is, {number(size)}, and `{evidence.name}` of such numbers"
+            " is infinite again",
+            "say what is to stand there, `nan_to_num(x, posinf=0.0, neginf=0.0)`, or keep the infinity from arising before it",
+        )
     kind, derivative = str(tensor.dtype).removeprefix("torch."), "the derivative of " if op.backward else ""
     given = _out_of_line(evidence)
     cause = f": {given}" if given else f", and it was given {number(size)}"

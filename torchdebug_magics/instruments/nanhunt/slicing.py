@@ -17,6 +17,7 @@ from torchdebug_magics.instruments.nanhunt.livein import lists_around, parse, re
 from torchdebug_magics.instruments.nanhunt.recovering import earlier_values
 from torchdebug_magics.instruments.nanhunt.standins import Drawn
 from torchdebug_magics.instruments.nanhunt.statements import began_with, drawn_by, draws, makers, starts, writes_into, written_into
+from torchdebug_magics.probing.tensors import is_bad
 from torchdebug_magics.probing.where import adopt_timed, local_values, owner, span
 
 if TYPE_CHECKING:
@@ -70,7 +71,12 @@ def rest(step: Step, sink: tuple[Position, ...]) -> Slice:
     if lost or not statements:
         msg = f"the earlier value of {', '.join(sorted(lost)) or 'the loss'} is gone"
         raise CannotReplay(msg)
-    return _compiled(end, [], statements, {})
+    part = _compiled(end, [], statements, {})
+    spoilt = [name for name in _with_graphs(end, statements) if is_bad(part.names[name])]
+    if spoilt:
+        msg = f"{spoilt[0]} was bad already"
+        raise CannotReplay(msg)
+    return part
 
 
 def guesses(step: Step, sink: tuple[Position, ...], wanted: str, batches: Mapping[int, Any]) -> Iterator[dict[str, Any]]:
