@@ -196,13 +196,26 @@ def nan_constant(evidence: Evidence) -> Diagnosis | None:
 
 def infinite_constant(evidence: Evidence) -> Diagnosis | None:
     """An infinity that the code put in on purpose, and that nothing took out again."""
-    if evidence.op is None or not evidence.birth.on_purpose or evidence.kind == NAN:
+    op = evidence.op
+    if op is None or evidence.kind == NAN:
         return None
+    if not evidence.birth.on_purpose:
+        if evidence.plain_name not in {"mul", "div", "add", "sub"} or not any(map(_is_infinite_number, op.args)):
+            return None
+        return Diagnosis(
+            "inf_constant",
+            "a plain number that is infinite was computed with here",
+            "look at how that number came about, in Python rather than in torch: print it, or `assert math.isfinite(...)` before this line",
+        )
     return Diagnosis(
         "inf_constant",
         "an infinity was written here, as a number, and some of it was still there when the loss (or the output) was made",
         "replace what is left of it first, `torch.where(torch.isfinite(x), x, 0.0)`, or begin with a finite number",
     )
+
+
+def _is_infinite_number(value: object) -> bool:
+    return isinstance(value, float) and math.isinf(value)
 
 
 def _is_nan_number(value: object) -> bool:
