@@ -103,6 +103,18 @@ CASES = (
         truth=Expect(kind="nan", phase="loss", op=frozenset({"copy_", "fill_"}), module=None, step=1, rows=(2,), diagnosis="nan_constant"),
     ),
     Case(
+        name="function_number_written_into_the_data",
+        setup="net = nn.Linear(3, 2)",
+        cell="""
+            x = torch.rand(4, 3)
+            x[3, 1] = math.nan
+            out = net(x)
+            loss = out.mean()
+            loss.backward()
+        """,
+        truth=Expect(kind="nan", phase="data", op=None, rows=(3,), tensor="x", diagnosis=slugs.BAD_ROW),
+    ),
+    Case(
         name="function_row_divided_in_place",
         setup="net = nn.Linear(3, 4)\nopt = torch.optim.SGD(net.parameters(), lr=0.1)",
         cell="""

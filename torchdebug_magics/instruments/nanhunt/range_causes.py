@@ -70,7 +70,7 @@ def _exploded(evidence: Evidence) -> Diagnosis | None:
     finite = [value for value in evidence.context.history if math.isfinite(value)]
     return Diagnosis(
         "lr_too_high",
-        f"the run diverged: the largest gradient or loss grew from {number(min(finite))} to {number(finite[-1])}, then left the range",
+        f"the run diverged: the largest gradient or loss grew from {number(min(finite))} to {number(max(finite))}, then left the range",
         "lower the learning rate (try a tenth), warm it up, or clip with `torch.nn.utils.clip_grad_norm_`",
     )
 
@@ -95,7 +95,7 @@ def _own_parameter(evidence: Evidence) -> Diagnosis | None:
 
 def _grew(history: tuple[float, ...]) -> bool:
     finite = [value for value in history if math.isfinite(value) and value > 0][-30:]
-    if not finite or finite[-1] < max(finite):
+    if not finite or finite[-1] * _TIMES < max(finite):  # a run that diverges may take a smaller step in between
         return False
     return finite[-1] > _MUCH and finite[-1] > _TIMES * max(min(finite), _LEAST)
 

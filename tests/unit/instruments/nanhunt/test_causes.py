@@ -189,3 +189,14 @@ def test_a_column_that_is_bad_in_every_row() -> None:
     assert session.report.finding.diagnosis == "bad_data_row"
     assert "column 1 of every row" in session.report.finding.explanation
     assert "column 1" in session.report.finding.fix
+
+
+def test_a_run_that_diverges_with_a_smaller_step_in_between() -> None:
+    w = torch.ones(1, requires_grad=True)
+    with nanhunt(keep_going=True) as session:
+        for size in (1.0, 10.0, 1e8, 1e26, 7e25, math.inf):
+            loss = (w * size).sum() if math.isfinite(size) else (w * 1e38 * w.detach() * 10).sum()
+            loss.backward()
+            w.grad = None
+    assert session.report.finding.diagnosis == "lr_too_high"
+    assert "from 1.0 to 1e+26" in session.report.finding.explanation
