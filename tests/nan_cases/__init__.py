@@ -37,6 +37,7 @@ _FILES = (
     "origins",
     "wild",
     "rebound",
+    "functions",
     "nothing",
     "nothing_forward",
     "quiet",

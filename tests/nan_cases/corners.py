@@ -388,6 +388,35 @@ CASES = (
         truth=Expect(kind="inf", phase="backward", op="mul", module="1", rows=(0, 1)),
     ),
     Case(
+        # The derivative of `min` is another formula where a dispatch mode is on the stack: other gradients are bad in the replay.
+        name="corner_distance_to_the_smallest_in_a_model_that_returns_its_loss",
+        setup="""
+            class Gap(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.lin = nn.Linear(3, 3)
+                def forward(self, x, more):
+                    h = self.lin(x)
+                    return torch.log(h - h.min() + more)  # <- here
+            class Net(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.gap = Gap()
+                def forward(self, a, b, more):
+                    return self.gap(a, 1).mean() + self.gap(b, more).mean()
+            net = Net()
+            opt = torch.optim.SGD(net.parameters(), lr=0.01)
+        """,
+        cell="""
+            for t in range(3):
+                loss = net(torch.rand(2, 3), torch.rand(2, 3), 0 if t == 1 else 1)
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+        """,
+        truth=Expect(kind="inf", phase="forward", op="log", module="gap", call=2, step=1, diagnosis=slugs.LOG_ZERO),
+    ),
+    Case(
         name="corner_quiet_nan_parameter_of_an_unused_branch",
         setup="""
             class Net(nn.Module):

@@ -13,7 +13,10 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["INF", "NAN", "bad_mask", "dense", "extremes", "is_bad", "is_traced", "kind_of", "largest", "peak_of", "sizes_of", "tensors_in"]
+__all__ = [
+    "INF", "NAN", "are_ordinary", "bad_mask", "dense", "extremes", "is_bad", "is_traced", "kind_of", "largest", "peak_of", "sizes_of",
+    "tensors_in",
+]  # fmt: skip
 
 NAN, INF = 1, 2
 """Bits of `kind_of`."""
@@ -24,6 +27,7 @@ _SMALL_COUNT = 1 << 15
 _DEEPEST = 4
 _ORDINARY = torch._C._dispatch_keys(torch.empty(0)).raw_repr()
 """Of a plain strided CPU tensor; whatever `dense` must treat otherwise (sparse, quantised, zero, meta, fake, wrapped) differs."""
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 
 
@@ -124,19 +128,28 @@ def largest(tensors: Iterable[torch.Tensor]) -> float:
 
 def extremes(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """0-dimensional tensors among which the largest magnitude is; nothing is synchronised yet."""
-    groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    ordinary: dict[torch.dtype, list[torch.Tensor]] = {}
-    keys = torch._C._dispatch_keys
-    for tensor in tensors:
-        if keys(tensor).raw_repr() == _ORDINARY and (dtype := tensor.dtype) in _FLOATS and not is_lazy(tensor):
-            ordinary.setdefault(dtype, []).append(tensor)
-        elif (numbers := dense(tensor)) is not None:
-            if numbers.is_complex():
-                numbers = torch.view_as_real(numbers.resolve_conj())
-            groups.setdefault((numbers.device, numbers.dtype), []).append(numbers)
+    members = list(tensors)
     with torch.no_grad():
-        found = [extreme for members in ordinary.values() for extreme in _on_cpu(members)]
-        return found + [extreme for (device, _), members in groups.items() for extreme in _extremes(device, members)]
+        if are_ordinary(members):
+            return [extreme for group in _by_type(members) for extreme in _on_cpu(group)]
+        groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+        for numbers in (one if are_ordinary((one,)) else dense(one) for one in members):
+            if numbers is not None:
+                real = torch.view_as_real(numbers.resolve_conj()) if numbers.is_complex() else numbers
+                groups.setdefault((real.device, real.dtype), []).append(real)
+        return [extreme for (device, _), group in groups.items() for extreme in _extremes(device, group)]
+
+
+def are_ordinary(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether all are plain strided CPU tensors of floating numbers, as nearly all are. Asked of all at once, as that is fast."""
+    if not _PLAIN.issuperset(map(type, tensors)) or not _FLOATS.issuperset([tensor.dtype for tensor in tensors]):
+        return False
+    return {_ORDINARY}.issuperset([keys.raw_repr() for keys in map(torch._C._dispatch_keys, tensors)])
+
+
+def _by_type(tensors: Sequence[torch.Tensor]) -> Iterable[Sequence[torch.Tensor]]:
+    types = {tensor.dtype for tensor in tensors}
+    return [tensors] if len(types) < 2 else [[one for one in tensors if one.dtype is dtype] for dtype in types]  # noqa: PLR2004 - one type
 
 
 def peak_of(candidates: Sequence[torch.Tensor]) -> float:
@@ -161,8 +174,9 @@ def _extremes(device: torch.device, members: Sequence[torch.Tensor]) -> list[tor
 
 def _on_cpu(members: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     # `aminmax` reads several times faster than an inf-norm; many small tensors cost less joined than one by one.
-    small = [member for member in members if member.numel() <= _SMALL_COUNT]
-    whole = [member for member in members if member.numel() > _SMALL_COUNT]
+    sizes = list(map(torch.Tensor.numel, members))
+    small = [member for member, size in zip(members, sizes, strict=True) if size <= _SMALL_COUNT]
+    whole = [member for member, size in zip(members, sizes, strict=True) if size > _SMALL_COUNT]
     if small and (joined := torch._C._nn.flatten_dense_tensors(small)).numel():
         whole.append(joined)
     return [extreme for member in whole for extreme in torch.aminmax(member)]

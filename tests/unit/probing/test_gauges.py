@@ -57,7 +57,9 @@ def test_without_a_gpu_one_line_says_so():
     assert first.label == "this process (RSS)"
     assert first.limit_bytes == limit.limit_bytes
     assert 0 < first.used_bytes < (limit.limit_bytes or 0)
-    assert gpu == Gauge("GPU", 0, None, note=f"none: torch {torch.__version__} is built for the CPU alone")
+    alone = f"none: torch {torch.__version__} is built for the CPU alone"
+    assert gpu.note == alone if torch.version.cuda is None else gpu.note.startswith("no NVIDIA driver to be seen")
+    assert gpu == Gauge("GPU", 0, None, note=gpu.note)
 
 
 def test_without_a_driver_its_words_are_given(nvml: FakeNvml, use_cuda: UseCuda):

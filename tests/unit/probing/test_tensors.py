@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torchdebug_magics.probing.tensors import INF, NAN, bad_mask, dense, kind_of, largest, tensors_in
+from torchdebug_magics.probing.tensors import INF, NAN, are_ordinary, bad_mask, dense, kind_of, largest, tensors_in
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 nan, inf = math.nan, math.inf
@@ -67,6 +67,14 @@ def test_largest_joins_kinds_of_numbers_and_leaves_integers_aside() -> None:
 @pytest.mark.parametrize("tensors", [[], [torch.empty(0)], [torch.tensor([3])], [torch.empty(0, 4), torch.empty(0, dtype=torch.float16)]])
 def test_largest_of_nothing_is_zero(tensors: list[torch.Tensor]) -> None:
     assert largest(tensors) == 0.0
+
+
+def test_ordinary_tensors_are_told_from_all_others() -> None:
+    plain = [torch.ones(2), torch.nn.Parameter(torch.ones(3)), torch.ones(1, dtype=torch.bfloat16)]
+    odd = [torch.ones(2).to_sparse(), torch.ones(2, dtype=torch.int64), torch.ones(2, device="meta"), torch._efficientzerotensor(2)]
+    assert are_ordinary(plain)
+    assert not any(are_ordinary([*plain, one]) for one in odd)
+    assert not are_ordinary([torch.nn.UninitializedParameter()])
 
 
 def test_largest_does_not_overflow_where_a_norm_would() -> None:

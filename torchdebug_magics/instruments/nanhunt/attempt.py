@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.layers import LayerWatch
     from torchdebug_magics.instruments.nanhunt.trace import Trace
 
-__all__ = ["Attempt", "CannotReplay", "Replayed", "agree", "badly_alike", "same_bits", "same_kinds"]
+__all__ = ["Attempt", "CannotReplay", "Replayed", "agree", "badly_alike", "no_less_bad", "same_bits", "same_kinds"]
 
 
 Alike: TypeAlias = "Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]], bool]"
@@ -68,6 +68,12 @@ def same_kinds(left: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) 
 def badly_alike(left: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> bool:
     """As `same_kinds`, and some of them are."""
     return same_kinds(left, right) and any(map(is_bad, left))
+
+
+def no_less_bad(now: tuple[torch.Tensor, ...], then: tuple[torch.Tensor, ...]) -> bool:
+    """Whether all that was bad then is bad now: with a mode on the stack some derivatives multiply by 0 where they select without one."""
+    kinds = zip(now, then, strict=True)
+    return all(one.shape == other.shape and not bool((_kinds(other).any(0) & ~_kinds(one).any(0)).any()) for one, other in kinds)
 
 
 def agree(now: object, then: object, alike: Alike, *, unknown: bool) -> bool:

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.families import DECOMPOSITIONS, DIVISIONS, EXPONENTIALS, LOGS, MEANS, POLES, POWERS, ROOTS
-from torchdebug_magics.probing.tensors import INF, NAN, kind_of
+from torchdebug_magics.instruments.nanhunt.families import DIVISIONS, LOGS, MEANS, POWERS, ROOTS
+from torchdebug_magics.probing.tensors import NAN, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
 
     from torchdebug_magics.instruments.nanhunt.evidence import Evidence
 
-__all__ = ["OPERAND_CAUSES", "Diagnosis", "Rule", "is_zero"]
+__all__ = ["OPERAND_CAUSES", "Diagnosis", "Rule", "domain", "infinite_constant", "is_zero", "operand"]
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,11 @@ class Diagnosis:
 Rule: TypeAlias = "Callable[[Evidence], Diagnosis | None]"
 
 
-def _domain(names: set[str], slug: str, test: Callable[[Evidence], bool], explanation: str, fix: str) -> Rule:
+def domain(names: AbstractSet[str], slug: str, test: Callable[[Evidence], bool], explanation: str, fix: str) -> Rule:
+    """A rule for ops of some names, written in place or not."""
+
     def rule(evidence: Evidence) -> Diagnosis | None:
-        return Diagnosis(slug, explanation, fix) if evidence.name in names and test(evidence) else None
+        return Diagnosis(slug, explanation, fix) if evidence.plain_name in names and test(evidence) else None
 
     return rule
 
@@ -43,7 +46,9 @@ def is_zero(value: Any) -> bool:
     return isinstance(value, (int, float, complex)) and value == 0
 
 
-def _operand(place: int, test: Callable[[float], bool]) -> Callable[[Evidence], bool]:
+def operand(place: int, test: Callable[[float], bool]) -> Callable[[Evidence], bool]:
+    """Whether the operand at a place is a number that passes a test."""
+
     def ask(evidence: Evidence) -> bool:
         values = evidence.operands()
         if not values:
@@ -58,7 +63,7 @@ def _div_by_zero(evidence: Evidence) -> bool:
     op = evidence.forward or evidence.op
     if op is not None and len(op.inputs()) == 1 and any(is_zero(value) for value in op.args if not isinstance(value, torch.Tensor)):
         return True
-    return _operand(-1, lambda value: value == 0)(evidence)
+    return operand(-1, lambda value: value == 0)(evidence)
 
 
 def _is_zero_times_infinity(evidence: Evidence) -> bool:
@@ -67,85 +72,88 @@ def _is_zero_times_infinity(evidence: Evidence) -> bool:
     return any(is_zero(value) for value in values) and any(isinstance(value, float) and math.isinf(value) for value in values)
 
 
-_LOG_ZERO = _domain(
+def _argument_of_log(test: Callable[[float], bool]) -> Callable[[Evidence], bool]:
+    """Of ``log1p(x)`` it is 1 + x, of ``xlogy(x, y)`` y."""
+
+    def ask(evidence: Evidence) -> bool:
+        more = 1.0 if evidence.plain_name == "log1p" else 0.0
+        return operand(-1, lambda value: test(value + more))(evidence)
+
+    return ask
+
+
+_LOG_ZERO = domain(
     LOGS,
     "log_zero",
-    lambda one: any(is_zero(value) for value in one.operands()) or one.name == "log1p",
+    lambda one: one.plain_name != "log1p" and (any(is_zero(value) for value in one.operands()) or _argument_of_log(is_zero)(one)),
     "the logarithm of 0 is -inf",
     "bound the argument from below, `log(x.clamp(min=1e-6))`, or use `log_softmax` or `BCEWithLogitsLoss`, which stay finite",
 )
-_LOG_NEGATIVE = _domain(
-    LOGS,
-    "log_negative",
-    _operand(0, lambda value: value < 0),
-    "the logarithm of a negative number is NaN",
-    "make sure that the argument is positive: `clamp(min=1e-9)`, `softplus`, or a fix of what made it negative",
+_LOG1P_ZERO = domain(
+    {"log1p"},
+    "log_zero",
+    lambda one: _argument_of_log(is_zero)(one) or not one.operands(),
+    "the logarithm of 1 + x is -inf where x is -1",
+    "bound the argument from below: `log1p(x.clamp(min=-1 + 1e-6))`",
 )
-_DIV_ZERO = _domain(
+_LOG_NEGATIVE = domain(
+    LOGS - {"special_entr"},
+    "log_negative",
+    _argument_of_log(lambda value: value < 0),
+    "the logarithm of a negative number is NaN",
+    "make sure that the argument is positive: `clamp(min=1e-6)`, `softplus`, or a fix of what made it negative",
+)
+_DIV_ZERO = domain(
     DIVISIONS, "div_zero", _div_by_zero, "a division by 0", "add a small number to the denominator, or clamp it: `x / y.clamp(min=1e-8)`"
 )
-_ROOT_ZERO = _domain(
-    {"sqrt", "sqrt_", "rsqrt", "rsqrt_", "hypot"},
+_ROOT_OF_SUM_ZERO = domain(
+    {"hypot"},
     "sqrt_zero",
-    _operand(0, lambda value: value == 0),
+    lambda one: all(map(is_zero, one.operands())),
+    "the slope of a square root at 0 is infinite",
+    "bound what is under the root from below, `(x * x + y * y).clamp(min=1e-12).sqrt()`, or use `torch.linalg.vector_norm`",
+)
+_ROOT_ZERO = domain(
+    {"sqrt"},
+    "sqrt_zero",
+    operand(0, is_zero),
     "the slope of a square root at 0 is infinite",
     "bound it from below, `x.clamp(min=1e-12).sqrt()`; for a distance use `torch.linalg.vector_norm`, which is safe at 0",
 )
-_ROOT_NEGATIVE = _domain(
+_INVERSE_ROOT_ZERO = domain(
+    {"rsqrt"},
+    "sqrt_zero",
+    operand(0, is_zero),
+    "1 over the square root of 0 is infinite",
+    "add a small number under the root: `(x + 1e-6).rsqrt()`",
+)
+_ROOT_NEGATIVE = domain(
     ROOTS,
     "sqrt_negative",
-    _operand(0, lambda value: value < 0),
+    operand(0, lambda value: value < 0),
     "the square root of a negative number is NaN",
-    "`clamp(min=0)` before the root, and look at what made it negative (a difference of squares loses digits)",
+    "`clamp(min=1e-12)` before the root, and look at what made it negative (a difference of squares loses digits)",
 )
-_POW_ZERO = _domain(
+_POW_ZERO = domain(
     POWERS,
     "pow_zero",
-    _operand(0, lambda value: value == 0),
+    operand(0, lambda value: value == 0),
     "a power of 0 whose value or slope is infinite",
     "add a small number to the base: `(x + 1e-12) ** p`",
 )
-_POW_NEGATIVE = _domain(
-    POWERS,
-    "pow_negative",
-    _operand(0, lambda value: value < 0),
-    "a fractional power of a negative number is NaN",
-    "take `abs()` or `clamp(min=0)` first",
-)
-_CTC = _domain(
+_CTC = domain(
     {"_ctc_loss", "ctc_loss", "_cudnn_ctc_loss"},
     "infeasible_ctc",
     lambda _: True,
     "a target is longer than its input allows (repeated labels need a blank between them), so no alignment exists",
     "use `zero_infinity=True`, or drop samples whose input is too short",
 )
-_POLE = _domain(
-    POLES,
-    "pole",
-    lambda _: True,
-    "the argument lies at or beyond the edge of where this function is finite",
-    "clamp the argument a little inside, for example `clamp(-1 + 1e-6, 1 - 1e-6)`",
-)
-_EMPTY_MEAN = _domain(
+_EMPTY_MEAN = domain(
     MEANS,
     "empty_mean",
     lambda one: (tensor := one.inputs_at(0)) is not None and tensor.numel() == 0,
     "the mean of nothing is 0 / 0",
     "skip the batch when the selection is empty, or divide a sum by `max(count, 1)`",
-)
-_EXP = _domain(
-    EXPONENTIALS,
-    "exp_overflow",
-    lambda one: one.birth.kind == INF,
-    "the exponential left the range of its type",
-    "subtract the maximum first, or use `logsumexp`, `softmax` or `softplus`, which do so",
-)
-_DECOMPOSITION = _domain(
-    DECOMPOSITIONS,
-    "degenerate_matrix",
-    lambda _: True,
-    "the matrix is singular, or has equal eigenvalues, where the derivative is infinite",
-    "add a little to the diagonal: `A + 1e-6 * torch.eye(n)`",
 )
 
 
@@ -157,15 +165,15 @@ def _has_a_zero_row(evidence: Evidence) -> bool:
     return bool((weight.movedim(kept, 0).reshape(weight.shape[kept], -1) == 0).all(1).any())
 
 
-_WEIGHT_NORM = _domain(
+_WEIGHT_NORM = domain(
     {"_weight_norm_interface", "_weight_norm"},
     "zero_norm",
     _has_a_zero_row,
     "a row of the weight is all 0, and weight_norm divides it by its norm: 0 / 0",
     "give that row small random numbers: under weight_norm set the magnitude (`original0`, `weight_g`) to 0, never the direction",
 )
-_ZERO_TIMES_INFINITY = _domain(
-    {"mul", "mul_"},
+_ZERO_TIMES_INFINITY = domain(
+    {"mul"},
     "zero_times_inf",
     _is_zero_times_infinity,
     "0 times an infinity is NaN: a product does not switch an infinite value off",
@@ -186,6 +194,30 @@ def nan_constant(evidence: Evidence) -> Diagnosis | None:
     )
 
 
+def infinite_constant(evidence: Evidence) -> Diagnosis | None:
+    """An infinity that the code put in on purpose, and that nothing took out again."""
+    op = evidence.op
+    if op is None or evidence.kind == NAN:
+        return None
+    if not evidence.birth.on_purpose:
+        if evidence.plain_name not in {"mul", "div", "add", "sub"} or not any(map(_is_infinite_number, op.args)):
+            return None
+        return Diagnosis(
+            "inf_constant",
+            "a plain number that is infinite was computed with here",
+            "look at how that number came about, in Python rather than in torch: print it, or `assert math.isfinite(...)` before this line",
+        )
+    return Diagnosis(
+        "inf_constant",
+        "an infinity was written here, as a number, and some of it was still there when the loss (or the output) was made",
+        "replace what is left of it first, `torch.where(torch.isfinite(x), x, 0.0)`, or begin with a finite number",
+    )
+
+
+def _is_infinite_number(value: object) -> bool:
+    return isinstance(value, float) and math.isinf(value)
+
+
 def _is_nan_number(value: object) -> bool:
     if isinstance(value, torch.Tensor):  # made of a number by torch
         return value.dim() == 0 and value.grad_fn is None and not value.requires_grad and bool(kind_of(value) & NAN)
@@ -197,15 +229,14 @@ OPERAND_CAUSES = (
     _WEIGHT_NORM,
     _EMPTY_MEAN,
     _LOG_ZERO,
+    _LOG1P_ZERO,
     _LOG_NEGATIVE,
     _ROOT_NEGATIVE,
+    _ROOT_OF_SUM_ZERO,
     _ROOT_ZERO,
-    _POW_NEGATIVE,
+    _INVERSE_ROOT_ZERO,
     _POW_ZERO,
     _DIV_ZERO,
     _ZERO_TIMES_INFINITY,
-    _EXP,
-    _POLE,
-    _DECOMPOSITION,
 )
 """In the order they are tried."""

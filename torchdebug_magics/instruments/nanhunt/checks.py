@@ -19,6 +19,7 @@ from torchdebug_magics.instruments.nanhunt.scaler import Overflows, skips
 from torchdebug_magics.instruments.nanhunt.sentinel import Leaves, survey
 from torchdebug_magics.instruments.nanhunt.undo import Undos
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
+from torchdebug_magics.probing.transforms import base_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,15 +61,13 @@ class Checks:
 
     def backward(self, tensors: tuple[torch.Tensor, ...], result: Any, *, keeps: bool) -> Outcome | None:
         """One reduction over the loss and all gradients, right after they were computed."""
-        if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
-            return None
         step = self._entries.step
         step.backwards += 1
         self._note_going_on()
         self._undos.saw(step.buffers)
         leaves = self._leaves.of(_site(), tensors, self._entries.parameters())
-        results = [one for one in result if isinstance(one, torch.Tensor)] if isinstance(result, (tuple, list)) else []
-        gradients = [leaf.grad for leaf in leaves.values() if leaf.grad is not None]
+        results = [base_of(one) for one in result if isinstance(one, torch.Tensor)] if isinstance(result, (tuple, list)) else []
+        gradients = [gradient for leaf in leaves.values() if (gradient := leaf.grad) is not None]
         loss, peak = survey(tensors, [*gradients, *results])
         self._tally.checked(loss, peak)
         self._versions = {id(gradient): gradient._version for gradient in gradients}

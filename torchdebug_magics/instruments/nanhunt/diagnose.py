@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import torch
 
 from torchdebug_magics.format import number
-from torchdebug_magics.instruments.nanhunt.causes import OPERAND_CAUSES, Diagnosis, Rule, nan_constant
+from torchdebug_magics.instruments.nanhunt.causes import OPERAND_CAUSES, Diagnosis, Rule, infinite_constant, nan_constant
+from torchdebug_magics.instruments.nanhunt.domain_causes import DOMAIN_CAUSES
 from torchdebug_magics.instruments.nanhunt.naming import owner_of
 from torchdebug_magics.instruments.nanhunt.neighbour_causes import NEIGHBOUR_CAUSES, where_trap
-from torchdebug_magics.instruments.nanhunt.range_causes import RANGE_CAUSES
+from torchdebug_magics.instruments.nanhunt.range_causes import RANGE_CAUSES, out_of_range
 from torchdebug_magics.probing.tensors import NAN
 
 if TYPE_CHECKING:
@@ -17,18 +22,34 @@ if TYPE_CHECKING:
 __all__ = ["Diagnosis", "diagnose"]
 
 
+_SMALL: Final = re.compile(r"1e-(6|8|12)")
+
+
 def diagnose(evidence: Evidence) -> Diagnosis:
     """The first rule that fits; without one, what the op did."""
     rules = _LEAF if evidence.op is None else _BACKWARD if evidence.op.backward or evidence.in_gradient else _FORWARD
     for rule in rules:
         found = rule(evidence)
         if found is not None:
-            return found
+            return replace(found, fix=found.fix + _room(evidence, found))
     return _plain(evidence)
 
 
+def _room(evidence: Evidence, found: Diagnosis) -> str:
+    """What a small number in a fix needs to be one."""
+    small = evidence.birth.tensor.dtype is torch.float16 and _SMALL.search(found.fix) is not None
+    return " (call `.float()` first: in float16 so small a number is 0, or 1 away from it makes no difference)" if small else ""
+
+
 def _bad_row(evidence: Evidence) -> Diagnosis | None:
-    rows = evidence.rows
+    rows, columns = evidence.rows, evidence.columns
+    if columns:
+        which = f"column {columns[0]}" if len(columns) == 1 else f"columns {', '.join(map(str, columns))}"
+        return Diagnosis(
+            "bad_data_row",
+            f"the data hold {'NaN' if evidence.kind == NAN else 'an infinity'} in {which} of every row; the model only passed it on",
+            f"drop or repair {which}: one that never varies, say, becomes NaN when it is divided by its standard deviation",
+        )
     which = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows" if rows else "the tensor"
     kind = "NaN" if evidence.kind == NAN else "an infinity"
     return Diagnosis(
@@ -70,5 +91,7 @@ def _plain(evidence: Evidence) -> Diagnosis:
 
 
 _LEAF: tuple[Rule, ...] = (_bad_embedding, _bad_row)
-_FORWARD: tuple[Rule, ...] = (nan_constant, *NEIGHBOUR_CAUSES, *RANGE_CAUSES, *OPERAND_CAUSES)
+_FORWARD: tuple[Rule, ...] = (
+    nan_constant, infinite_constant, *NEIGHBOUR_CAUSES, *RANGE_CAUSES, *OPERAND_CAUSES, *DOMAIN_CAUSES, out_of_range,
+)  # fmt: skip
 _BACKWARD: tuple[Rule, ...] = (nan_constant, where_trap, *_FORWARD[1:])

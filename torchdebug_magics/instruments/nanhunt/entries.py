@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.nanhunt.beginning import Beginning
-from torchdebug_magics.instruments.nanhunt.livein import LiveIn
+from torchdebug_magics.instruments.nanhunt.livein import LiveInKeeper
 from torchdebug_magics.instruments.nanhunt.models import Models
 from torchdebug_magics.instruments.nanhunt.positions import caller, frame_chain, places, same_place
 from torchdebug_magics.instruments.nanhunt.recovering import Batches
@@ -47,6 +47,7 @@ class Entries:
         self.beginning = Beginning()
         self.batches = Batches()
         self._random = RandomKeeper()
+        self._live_in = LiveInKeeper()
         self._done = done
         self._outermost = OutermostCalls(hooks, guard, self._before, self._after, found=self.models.found_another)
 
@@ -122,8 +123,8 @@ class Entries:
             step.clear()
         if not step.entries:
             step.chain, step.before = frame_chain(frame), self.between
-            step.live_in = LiveIn.take(step.chain)
-        known = self.models.know(module, [one.frame for one in step.chain if is_user_code(one.frame.f_code)])
+            step.live_in = self._live_in.take(step.chain)
+        known = self.models.know(module, (one.frame for one in step.chain if is_user_code(one.frame.f_code)))
         if id(module) not in step.started:
             step.started.add(id(module))
             step.buffers.append(known.buffers.take())

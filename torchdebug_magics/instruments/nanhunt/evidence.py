@@ -78,6 +78,16 @@ class Evidence:
         return "" if op is None else op.name
 
     @property
+    def plain_name(self) -> str:
+        """The same, whether it writes in place or not."""
+        return self.name.removesuffix("_")
+
+    @property
+    def is_derivative(self) -> bool:
+        """Whether it is not the value that is bad, but the slope."""
+        return bool(self.derivative)
+
+    @property
     def derivative(self) -> tuple[Op, ...]:
         """The backward ops, from the birth on, of the one autograd node that the finding is about; none for a finding in the forward."""
         birth = self.birth.op
@@ -127,6 +137,15 @@ class Evidence:
         if mask is None or not mask.dim():
             return ()
         return tuple(mask.reshape(mask.shape[0], -1).any(1).nonzero().flatten().tolist())
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Of a table, columns that are bad in every row while others are good in every row."""
+        mask = self._mask()
+        if mask is None or mask.dim() != 2 or len(mask) < 2:  # noqa: PLR2004 - a table of several rows
+            return ()
+        bad = mask.all(0)
+        return tuple(bad.nonzero().flatten().tolist()) if bool(bad.any()) and torch.equal(bad, mask.any(0)) and not bool(bad.all()) else ()
 
     def _mask(self) -> torch.Tensor | None:
         """Bad elements of the tensor at the birth, of the kind of the birth."""

@@ -1,11 +1,14 @@
-"""Ops that go wrong in the same way, by their ATen names."""
+"""Ops that go wrong in the same way, by their ATen names, without the underscore of those that write in place unless it stands here."""
 
 from typing import Final
 
 __all__ = [
-    "DECOMPOSITIONS",
+    "BETWEEN_ONES",
+    "BETWEEN_ZERO_AND_ONE",
     "DIVISIONS",
+    "EIGENVECTORS",
     "EXPONENTIALS",
+    "FACTORISATIONS",
     "LOGS",
     "MEANS",
     "NORMALISERS",
@@ -18,22 +21,10 @@ __all__ = [
     "SPREADS",
 ]
 
-LOGS: Final = {"log", "log_", "log2", "log2_", "log10", "log10_", "log1p", "log1p_", "xlogy", "special_xlogy", "special_entr"}
-DIVISIONS: Final = {
-    "div",
-    "div_",
-    "reciprocal",
-    "reciprocal_",
-    "true_divide",
-    "divide",
-    "addcdiv",
-    "addcdiv_",
-    "remainder",
-    "fmod",
-    "floor_divide",
-}
-ROOTS: Final = {"sqrt", "sqrt_", "rsqrt", "rsqrt_", "hypot"}
-POWERS: Final = {"pow", "pow_", "float_power"}
+LOGS: Final = {"log", "log2", "log10", "log1p", "xlogy", "special_xlogy", "special_entr"}
+DIVISIONS: Final = {"div", "reciprocal", "true_divide", "divide", "addcdiv", "remainder", "fmod", "floor_divide"}
+ROOTS: Final = {"sqrt", "rsqrt", "hypot"}
+POWERS: Final = {"pow", "float_power"}
 SOFTMAXES: Final = {
     "_softmax",
     "_log_softmax",
@@ -72,7 +63,7 @@ SELECTORS: Final = {
 }
 SPREADS: Final = {"std", "var", "std_mean", "var_mean"}
 REDUCED_MAXIMA: Final = {"logsumexp", "amax", "max", "logcumsumexp", "cummax"}
-EXPONENTIALS: Final = {"exp", "exp_", "expm1", "sinh", "cosh"}
+EXPONENTIALS: Final = {"exp", "exp2", "special_exp2", "expm1", "special_expm1", "sinh", "cosh", "linalg_matrix_exp"}
 MEANS: Final = {"mean", "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss", "multi_margin_loss"}
 NORMALISERS: Final = {
     "native_layer_norm",
@@ -87,29 +78,21 @@ NORMALISERS: Final = {
     "rms_norm",
     "cudnn_batch_norm",
 }
-POLES: Final = {
-    "acos",
-    "asin",
-    "acosh",
-    "atanh",
-    "erfinv",
-    "logit",
-    "acos_",
-    "asin_",
-    "atanh_",
-    "special_ndtri",
-    "lgamma",
-    "digamma",
-    "tan",
-}
-DECOMPOSITIONS: Final = {
-    "_linalg_eigh",
-    "_linalg_svd",
-    "linalg_eig",
+BETWEEN_ONES: Final = frozenset({"acos", "asin", "atanh", "erfinv", "special_erfinv"})
+BETWEEN_ZERO_AND_ONE: Final = frozenset({"logit", "special_logit", "special_ndtri"})
+POLES: Final = frozenset({"lgamma", "digamma", "polygamma", "mvlgamma", "special_zeta"})
+EIGENVECTORS: Final = {"_linalg_eigh", "_linalg_svd", "linalg_eig"}
+FACTORISATIONS: Final = {
     "linalg_qr",
     "_linalg_slogdet",
     "_linalg_det",
     "linalg_inv_ex",
     "_linalg_solve_ex",
     "linalg_lu_factor_ex",
+    "linalg_ldl_factor_ex",
+    "linalg_lu_solve",
+    "linalg_solve_triangular",
+    "triangular_solve",
+    "cholesky_inverse",
+    "linalg_cholesky_ex",
 }

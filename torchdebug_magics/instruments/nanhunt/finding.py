@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from torchdebug_magics.instruments.nanhunt.as_written import as_written, written_into
 from torchdebug_magics.instruments.nanhunt.diagnose import Diagnosis, diagnose
 from torchdebug_magics.instruments.nanhunt.naming import owner_of, shares_memory, variable_name
 from torchdebug_magics.instruments.nanhunt.report import Finding, Kind, PathStep, Phase
@@ -29,7 +30,7 @@ _MOST_PATH = 60
 
 def write(evidence: Evidence) -> Finding:
     """The finding that a person reads."""
-    evidence = _as_written(evidence)
+    evidence = as_written(evidence)
     birth, context = evidence.birth, evidence.context
     phase, tensor = _phase(evidence)
     cause = _explain(evidence, phase, tensor)
@@ -57,7 +58,7 @@ def write(evidence: Evidence) -> Finding:
         weights="weights poisoned" if phase == "optimizer" and birth.op is None else "" if phase == "parameter" else "weights untouched",
         excerpt=excerpt(place) if place is not None else (),
     )
-    return marked(finding, birth.tensor, birth.mask)
+    return marked(finding, *written_into(birth))
 
 
 def bad_tensors(evidence: Evidence) -> dict[str, torch.Tensor]:
@@ -84,15 +85,6 @@ def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
     if op.backward or evidence.derivative:
         return "backward", None
     return ("loss" if _call(evidence) is None else "forward"), None
-
-
-def _as_written(evidence: Evidence) -> Evidence:
-    """A plain number that is given to `torch.where` becomes a tensor by an op that nobody wrote: the birth is the op that took it."""
-    birth = evidence.birth
-    if birth.op is None or birth.op.name != "scalar_tensor" or not birth.via or not birth.via[0].outputs:
-        return evidence
-    taker, *via = birth.via
-    return replace(evidence, birth=replace(birth, op=taker, tensor=taker.outputs[0], mask=None, via=tuple(via)))
 
 
 def _was_bad(held: torch.Tensor, context: Context) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.attempt import agree, same_kinds
+from torchdebug_magics.instruments.nanhunt.attempt import agree, no_less_bad
 from torchdebug_magics.probing.tensors import is_bad, kind_of
 from torchdebug_magics.probing.where import frames_above, local_values, user_frame
 
@@ -60,9 +60,9 @@ def sinks_of(replayed: Replayed, inquiry: Inquiry) -> Sinks:
 
 
 def same_gradients(replayed: Replayed, inquiry: Inquiry) -> bool:
-    """Whether a bad loss has made the same elements of the gradients bad."""
+    """Whether a bad loss has made the elements of the gradients bad that it made bad before."""
     pairs = ((leaf.grad, replayed.gradients.get(str(key))) for key, leaf in inquiry.leaves.items())
-    return not any(map(is_bad, replayed.losses)) or all(agree(now, then, same_kinds, unknown=True) for then, now in pairs)
+    return not any(map(is_bad, replayed.losses)) or all(agree(now, then, no_less_bad, unknown=True) for then, now in pairs)
 
 
 def variables_of(chain: tuple[Position, ...]) -> dict[str, Any]:

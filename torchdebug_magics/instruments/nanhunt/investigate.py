@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.nanhunt.attempt import Attempt, CannotReplay, Replayed
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.nanhunt.evidence import Context
     from torchdebug_magics.instruments.nanhunt.replay import Replayer
-    from torchdebug_magics.instruments.nanhunt.report import LayerRow
+    from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow
 
 __all__ = ["Investigator"]
+
+_WRITTEN_DOWN = frozenset(product(("fill_", "copy_"), ("nan_constant", "inf_constant")))
 
 
 class Investigator:
@@ -79,7 +81,7 @@ class Investigator:
                 replayed = self._replayer.statements(step, inquiry.chain, attempt, name, held)
                 if replayed.finished and replayed.reproduced:
                     again = conclude(inquiry, replayed, sinks_of(replayed, inquiry), outcome.way, self._note)
-                    if again.finding is not None and (again.finding.op is not None or _is_further_back(again, outcome)):
+                    if _made_it(again.finding) or _is_further_back(again, outcome):
                         return again
         except CannotReplay:
             pass
@@ -143,9 +145,15 @@ class Investigator:
         return bare(inquiry)
 
 
+def _made_it(finding: Finding | None) -> bool:
+    """Whether it names an op that made the data bad. A number that was written into them is bad data."""
+    return finding is not None and finding.op is not None and (finding.op, finding.diagnosis) not in _WRITTEN_DOWN
+
+
 def _is_further_back(one: Outcome, other: Outcome) -> bool:
     """Whether it names other bad data, which the first were made of; a part of a tensor is still that tensor."""
-    assert one.finding is not None
+    if one.finding is None:
+        return False
     named = one.finding.phase == "data" and (one.finding.tensor or "").partition("[")[0].isidentifier()
     return named and not shares_memory(one.bad["output"], other.bad["output"])
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from torchdebug_magics.probing.where import local_values, owner, span
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.step import Position
+    from torchdebug_magics.instruments.nanhunt.positions import Place, Position
 
-__all__ = ["LiveIn", "lists_around", "parse", "read_before_written", "written"]
+__all__ = ["LiveIn", "LiveInKeeper", "lists_around", "parse", "read_before_written", "written"]
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,27 @@ class LiveIn:
 
     values: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
-    @classmethod
-    def take(cls, chain: tuple[Position, ...]) -> LiveIn | None:
-        """Of the frames of a chain; None where no frame has such a variable, which is the usual case."""
-        found = {}
-        for position in chain:
-            names = _carried(position.frame.f_code, position.instruction, position.line)
-            if names:
-                found[id(position.frame)] = local_values(position.frame, names)
-        return cls(found) if found else None
-
     def of(self, frame: FrameType) -> Mapping[str, Any]:
         """The values of one frame."""
         return self.values.get(id(frame), {})
+
+
+class LiveInKeeper:
+    """Takes them again and again. A step that begins where the last one began reads and overwrites the same variables."""
+
+    def __init__(self) -> None:
+        self._places: tuple[Place, ...] = ()
+        self._names: list[tuple[int, frozenset[str]]] = []
+        """By how far out a frame is."""
+
+    def take(self, chain: tuple[Position, ...]) -> LiveIn | None:
+        """Of the frames of a chain; None where no frame has such a variable, which is the usual case."""
+        places = tuple([(frame.f_code, instruction) for frame, instruction in chain])
+        if places != self._places:
+            found = ((level, _carried(one.frame.f_code, one.instruction, one.line)) for level, one in enumerate(chain))
+            self._places, self._names = places, [(level, names) for level, names in found if names]
+        values = {id(chain[level].frame): local_values(chain[level].frame, names) for level, names in self._names}
+        return LiveIn(values) if values else None
 
 
 @functools.lru_cache(maxsize=256)

@@ -27,7 +27,7 @@ class Known:
     """What is worked out once for a module. It is held weakly: a model that the user drops is gone."""
 
     module: weakref.ref[torch.nn.Module]
-    parameters: dict[int, torch.nn.Parameter]
+    parameters: dict[int, torch.Tensor]
     buffers: BufferKeeper
     places: list[Place]
     bad_from_start: frozenset[int]
@@ -57,7 +57,7 @@ class Models:
         if known is None:
             parts = list(unwrapped(module).modules())
             own = [part for part in parts if not type(part).__module__.startswith("torch.nn.")]
-            parameters = {id(parameter): parameter for parameter in unwrapped(module).parameters()}
+            parameters: dict[int, torch.Tensor] = {id(parameter): parameter for parameter in unwrapped(module).parameters()}
             bad = () if math.isfinite(largest(parameters.values())) else (name for name, one in parameters.items() if kind_of(one))
             gone = weakref.ref(module, lambda _: self._known.pop(key, None))
             known = self._known[key] = Known(gone, parameters, BufferKeeper(parts), places_of(own, callers), frozenset(bad))
@@ -69,12 +69,9 @@ class Models:
         return [module for known in self._known.values() if (module := known.module()) is not None]
 
     def parameters(self, keys: Iterable[int]) -> dict[int, torch.Tensor]:
-        """The parameters of modules, by id."""
-        found: dict[int, torch.Tensor] = {}
-        for key in keys:
-            if key in self._known:
-                found.update(self._known[key].parameters)
-        return found
+        """The parameters of modules, by id; to be read only."""
+        held = [self._known[key].parameters for key in keys if key in self._known]
+        return held[0] if len(held) == 1 else {number: one for parameters in held for number, one in parameters.items()}
 
     def bad_from_start(self) -> frozenset[int]:
         """Ids of parameters that were bad when their module was first called."""

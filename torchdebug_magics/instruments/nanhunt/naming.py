@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.nanhunt.step import Entry
 
-__all__ = ["name_nearby", "owner_of", "shares_memory", "uncalled", "variable_name"]
+__all__ = ["UNNAMED", "name_nearby", "owner_of", "shares_memory", "uncalled", "variable_name"]
+
+
+UNNAMED: Final = "a tensor from before the step"
 
 
 def owner_of(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -> tuple[str, str] | None:
@@ -49,7 +52,7 @@ def variable_name(tensor: torch.Tensor, variables: Mapping[str, Any], entries: I
                     return name
                 if inner := _inside(value, tensor, same):
                     return f"{name}{inner}"
-    return "a tensor from before the step"
+    return UNNAMED
 
 
 def uncalled(values: Iterable[Any], roots: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:

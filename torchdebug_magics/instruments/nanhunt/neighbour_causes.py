@@ -9,11 +9,25 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.instruments.nanhunt.causes import Diagnosis, Rule, is_zero
-from torchdebug_magics.instruments.nanhunt.families import NORMALISERS, REDUCED_MAXIMA, SELECTORS, SOFTMAXES, SPREADS
+from torchdebug_magics.instruments.nanhunt.families import (
+    BETWEEN_ONES,
+    DIVISIONS,
+    EXPONENTIALS,
+    LOGS,
+    NORMALISERS,
+    POWERS,
+    REDUCED_MAXIMA,
+    ROOTS,
+    SELECTORS,
+    SOFTMAXES,
+    SPREADS,
+)
 from torchdebug_magics.probing.ops import argument_of
 from torchdebug_magics.probing.tensors import INF, dense
 
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
     from torchdebug_magics.instruments.nanhunt.evidence import Evidence
     from torchdebug_magics.instruments.nanhunt.trace import Op
 
@@ -21,6 +35,15 @@ __all__ = ["NEIGHBOUR_CAUSES", "where_trap"]
 
 _NEAR = 4
 """How many ops back an input is followed."""
+
+
+_SAFE: tuple[tuple[AbstractSet[str], tuple[str, str]], ...] = (
+    (DIVISIONS, ("the denominator x", "x != 0")),
+    (LOGS | ROOTS | POWERS, ("the argument x", "x > 0")),
+    (EXPONENTIALS, ("the argument x", "x < 30")),
+    (BETWEEN_ONES, ("the argument x", "x.abs() < 1")),
+)
+"""By what is wrong with an argument: what to make safe, and a test that tells its good values."""
 
 
 def where_trap(evidence: Evidence) -> Diagnosis | None:
@@ -31,10 +54,12 @@ def where_trap(evidence: Evidence) -> Diagnosis | None:
     selector = next((one for one in evidence.consumers(forward) if one.name in SELECTORS), None)
     if selector is None:
         return None
+    plain = forward.name.removesuffix("_")
+    argument, test = next((fix for names, fix in _SAFE if plain in names), ("the argument x", "ok"))
     return Diagnosis(
         "where_trap",
         f"the value of `{forward.name}` here is thrown away by `{selector.name}` later, its derivative is not: 0 times a bad number is NaN",
-        f"make the argument safe before `{forward.name}`, not its result after it: `x = torch.where(ok, x, 1.0)`, then `{forward.name}(x)`",
+        f"make {argument} safe before `{forward.name}`, not its result after it: `x = torch.where({test}, x, 1.0)`, then `{forward.name}`",
     )
 
 
@@ -79,14 +104,14 @@ def _masked_row(evidence: Evidence) -> Diagnosis | None:
 def _less_its_maximum(evidence: Evidence) -> bool:
     """Scores less their own largest (or their logsumexp), both -inf: softmax as `torch.distributions` and people write it."""
     subtrahend = evidence.inputs_at(1)
-    if evidence.name not in {"sub", "sub_"} or subtrahend is None or evidence.operands()[:2] != (-math.inf, -math.inf):
+    if evidence.plain_name != "sub" or subtrahend is None or evidence.operands()[:2] != (-math.inf, -math.inf):
         return False
     maker = evidence.maker(subtrahend)
     return maker is not None and maker.name in REDUCED_MAXIMA
 
 
 def _mask_sum(evidence: Evidence) -> Diagnosis | None:
-    if evidence.name not in {"add", "add_", "sub", "sub_"} or evidence.birth.kind != INF:
+    if evidence.plain_name not in {"add", "sub"} or evidence.birth.kind != INF:
         return None
     values = [value for value in evidence.operands() if isinstance(value, float)]
     lowest = torch.finfo(evidence.birth.tensor.dtype).min
@@ -118,7 +143,7 @@ def _has_no_eps(op: Op) -> bool:
 def _root_of_a_bare_mean(evidence: Evidence) -> bool:
     """A normalisation in single ops: 1 / sqrt(mean(x ** 2) + 0)."""
     operands = evidence.operands()
-    if evidence.name not in {"rsqrt", "rsqrt_"} or not operands or not is_zero(operands[0]):
+    if evidence.plain_name != "rsqrt" or not operands or not is_zero(operands[0]):
         return False
     return any(maker.name in SPREADS | {"mean"} for maker in _makers(evidence, evidence.inputs_at(0)))
 
@@ -141,9 +166,9 @@ def _zero_variance(evidence: Evidence) -> Diagnosis | None:
             "use `correction=0` (`unbiased=False`), or skip groups of one",
         )
     values = evidence.operands()
-    if evidence.name not in {"div", "div_", "reciprocal", "rsqrt"} or not values or not is_zero(values[-1]):
+    if evidence.plain_name not in {"div", "reciprocal", "rsqrt"} or not values or not is_zero(values[-1]):
         return None
-    denominator = evidence.inputs_at(1 if evidence.name in {"div", "div_"} else 0)
+    denominator = evidence.inputs_at(1 if evidence.plain_name == "div" else 0)
     if not any(maker.name in SPREADS for maker in _makers(evidence, denominator)):
         return None
     return Diagnosis(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from torchdebug_magics.probing.where import frames_above, is_user_code, owner, span
 
@@ -17,13 +16,16 @@ Place: TypeAlias = tuple[CodeType, int]
 _NOT_THE_USERS = frozenset({"own", "torch"})
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """A frame and the instruction it stood at."""
 
-    frame: FrameType = field(repr=False)
-    line: int
+    frame: FrameType
     instruction: int
+
+    @property
+    def line(self) -> int:
+        """The line of that instruction; counted only where it is asked for, as a step asks nothing of most frames."""
+        return _line((self.frame.f_code, self.instruction))
 
 
 def caller(frame: FrameType | None) -> FrameType | None:
@@ -37,7 +39,7 @@ def frame_chain(frame: FrameType | None) -> tuple[Position, ...]:
     """The frame and its callers with their present positions, innermost first."""
     chain = []
     for one in frames_above(frame):
-        chain.append(Position(one, one.f_lineno or 0, one.f_lasti))
+        chain.append(Position(one, one.f_lasti))
         if not one.f_code.co_flags & CO_OPTIMIZED and one.f_locals is one.f_globals:
             break  # a cell or a script: what called it is nothing that a step could start in
     return tuple(chain)
@@ -72,9 +74,11 @@ def same_call(one: tuple[Place, ...], other: tuple[Place, ...]) -> bool:
 
 
 def _text(place: Place) -> tuple[int, ...]:
+    where = span(*place)
+    return (_line(place),) if where is None else where
+
+
+def _line(place: Place) -> int:
     code, instruction = place
-    where = span(code, instruction)
-    if where is not None:
-        return where
     lines = (line for start, end, line in code.co_lines() if start <= instruction < end and line is not None)
-    return (next(lines, 0),)
+    return next(lines, 0)

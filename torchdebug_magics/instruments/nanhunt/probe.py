@@ -14,6 +14,7 @@ from torchdebug_magics.instruments.nanhunt.tally import Tally
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
+from torchdebug_magics.probing.transforms import base_of, is_outermost_gradient, outside_transforms
 from torchdebug_magics.probing.where import user_calls
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class NanProbe:
 
     def _around_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if kwargs.get("create_graph") or any(args[4:5]):
+        if (kwargs.get("create_graph") or any(args[4:5])) and not _ends_a_function(args, kwargs):
             # A part of a loss that is still to come.
             return self._replayer.inner_call(original, *args, **kwargs) if self._replayer.active else original(*args, **kwargs)
         return self._around(original, args, kwargs, keeps=bool(kwargs.get("retain_graph") or any(args[3:4])))
@@ -87,7 +88,7 @@ class NanProbe:
         __tracebackhide__ = True
         if self._depth or not self._entries.is_ours():
             return original(*args, **kwargs)  # one that runs inside another, as reentrant checkpointing does
-        tensors = tuple(tensors_in(args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))))
+        tensors = _differentiated(args, kwargs)
         if any(is_traced(tensor) for tensor in tensors):
             return original(*args, **kwargs)  # a compiler or a function transform at work: there are no numbers
         if not self._replayer.active:
@@ -99,7 +100,9 @@ class NanProbe:
             result = original(*args, **kwargs)
         finally:
             self._depth -= 1
-        self._act_on(self._guard.run("the check of a backward pass", self._checks.backward, tensors, result, keeps=keeps))
+        with outside_transforms():
+            outcome = self._guard.run("the check of a backward pass", self._checks.backward, tensors, result, keeps=keeps)
+        self._act_on(outcome)
         return result
 
     def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -130,6 +133,17 @@ class NanProbe:
         __tracebackhide__ = True
         if outcome is not None and outcome.finding is not None and not self._keep_going:
             _stop(outcome.finding, outcome.bad)
+
+
+def _differentiated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """What a gradient is asked of; inside ``torch.func.grad`` the numbers behind it."""
+    tensors = tensors_in(args[0] if args else kwargs.get("tensors", kwargs.get("outputs")))
+    return tuple(map(base_of, tensors)) if is_outermost_gradient() else tuple(tensors)
+
+
+def _ends_a_function(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this is the derivative that ``torch.func.grad`` takes, and nobody will differentiate that."""
+    return is_outermost_gradient() and not any(tensor.requires_grad for tensor in _differentiated(args, kwargs))
 
 
 def _stop(finding: Finding, bad: dict[str, torch.Tensor]) -> None:

@@ -25,6 +25,7 @@ from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.places import iterators_in
 from torchdebug_magics.probing.quiet import quiet
 from torchdebug_magics.probing.tensors import is_bad, kind_of, tensors_in
+from torchdebug_magics.probing.transforms import base_of, outside_transforms
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.entries import Entries
@@ -106,7 +107,7 @@ class Replayer:
             # Statements that make a model, or a leaf, make another one in the replay: its gradients count as well.
             attempt.leaves.update({id(leaf): leaf for leaf in leaves_of(tensors) if leaf.grad is None})
             replayed.losses = tensors
-            with _disable_current_modes():  # what we ask must not stand in the trace
+            with _disable_current_modes(), outside_transforms():  # what we ask must not stand in the trace
                 replayed.reproduced = same_bits(tensors, attempt.original) and self._went_the_same_way(replayed)
                 # A bad loss has its birth before the backward.
                 replayed.trace.paused = not attempt.until_update and any(kind_of(tensor) for tensor in tensors)
@@ -158,7 +159,7 @@ class Replayer:
         results = result if isinstance(result, (tuple, list)) else ()
         replayed.gradients = {
             **{str(key): leaf.grad for key, leaf in attempt.leaves.items() if leaf.grad is not None},
-            **{f"result {place}": one for place, one in enumerate(results) if isinstance(one, torch.Tensor)},
+            **{f"result {place}": base_of(one) for place, one in enumerate(results) if isinstance(one, torch.Tensor)},
         }
         replayed.finished = True
         raise _Enough

@@ -11,7 +11,7 @@ import torch
 from torch._C._autograd import _get_sequence_nr
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchdebug_magics.probing.tensors import dense, extremes, largest, peak_of
+from torchdebug_magics.probing.tensors import are_ordinary, dense, extremes, largest, peak_of
 
 __all__ = ["Leaves", "leaves_of", "survey"]
 
@@ -20,18 +20,19 @@ _MOST_PLACES = 1000
 
 def survey(loss: Iterable[torch.Tensor], gradients: Iterable[torch.Tensor]) -> tuple[float, float]:
     """The loss (of several elements: the largest magnitude) and the largest magnitude of it and all gradients."""
-    with _unseen():
-        losses = [numbers for numbers in map(dense, loss) if numbers is not None]
+    with _unseen(), torch.no_grad():
+        given = list(loss)
+        losses = given if are_ordinary(given) else [numbers for numbers in map(dense, given) if numbers is not None]
         if len(losses) != 1 or losses[0].numel() != 1 or losses[0].is_complex():
             value = largest(losses)
             return value, _peak(value, largest(gradients))
-        single, found = losses[0].reshape(()), extremes(gradients)
+        single, found = losses[0], extremes(gradients)
         if single.is_cpu and all(one.is_cpu for one in found):
             value = single.item()
             return value, _peak(abs(value), *(abs(one.item()) for one in found))
         if all(one.device == single.device for one in found):
             # One transfer for everything: the signed loss rides along.
-            value, *values = torch.stack([single.double(), *(one.double() for one in found)]).tolist()
+            value, *values = torch.stack([single.reshape(()).double(), *(one.double() for one in found)]).tolist()
             return value, _peak(abs(value), *map(abs, values))
         value = single.item()
         return value, _peak(abs(value), peak_of(found))
@@ -41,15 +42,9 @@ def _peak(*values: float) -> float:
     return math.nan if any(math.isnan(value) for value in values) else max(values, default=0.0)
 
 
-@contextlib.contextmanager
-def _unseen() -> Any:
+def _unseen() -> contextlib.AbstractContextManager[Any]:
     """Our reductions are not shown to a dispatch mode of the user's."""
-    if torch._C._len_torch_dispatch_stack():
-        with _disable_current_modes(), torch.no_grad():
-            yield
-    else:
-        with torch.no_grad():
-            yield
+    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else contextlib.nullcontext()
 
 
 class Leaves:

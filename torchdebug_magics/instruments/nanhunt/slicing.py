@@ -17,6 +17,7 @@ from torchdebug_magics.instruments.nanhunt.livein import lists_around, parse, re
 from torchdebug_magics.instruments.nanhunt.recovering import earlier_values
 from torchdebug_magics.instruments.nanhunt.standins import Drawn
 from torchdebug_magics.instruments.nanhunt.statements import began_with, drawn_by, draws, makers, starts, writes_into, written_into
+from torchdebug_magics.probing.tensors import is_bad
 from torchdebug_magics.probing.where import adopt_timed, local_values, owner, span
 
 if TYPE_CHECKING:
@@ -66,11 +67,16 @@ def rest(step: Step, sink: tuple[Position, ...]) -> Slice:
     start, end = _common(step, sink)
     body, first, last = _statements(start, end)
     statements = body[first + 1 : last + 1]
-    lost = read_before_written(statements) & written(statements)
+    lost = read_before_written(statements) & _overwritten(statements)
     if lost or not statements:
         msg = f"the earlier value of {', '.join(sorted(lost)) or 'the loss'} is gone"
         raise CannotReplay(msg)
-    return _compiled(end, [], statements, {})
+    part = _compiled(end, [], statements, {})
+    spoilt = [name for name in _with_graphs(end, statements) if is_bad(part.names[name])]
+    if spoilt:
+        msg = f"{spoilt[0]} was bad already"
+        raise CannotReplay(msg)
+    return part
 
 
 def guesses(step: Step, sink: tuple[Position, ...], wanted: str, batches: Mapping[int, Any]) -> Iterator[dict[str, Any]]:
@@ -184,11 +190,17 @@ def _dependencies(end: Position) -> list[ast.stmt]:
                 break
             kept.insert(0, statement)
             needed = read_before_written(kept)
-    lost = needed & written(kept)
+    lost = needed & _overwritten(kept)
     if lost:
         msg = f"the earlier value of {', '.join(sorted(lost))} is gone"
         raise CannotReplay(msg)
     return kept
+
+
+def _overwritten(statements: list[ast.stmt]) -> set[str]:
+    """Names that are written when the last of the statements calls `backward()`: what that one binds itself, it binds later."""
+    simple = isinstance(statements[-1], (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)) if statements else False
+    return written(statements[:-1] if simple else statements)
 
 
 def _compiled(end: Position, before: list[ast.stmt], step: list[ast.stmt], early: dict[str, Any], guessed: Iterable[str] = ()) -> Slice:

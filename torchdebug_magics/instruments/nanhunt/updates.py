@@ -31,7 +31,7 @@ __all__ = ["bad_gradient", "bad_parameter", "calls_again", "gradients_of", "is_r
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(parameter, gradient) of all that the next update will change."""
-    return [(one, one.grad) for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+    return [(one, gradient) for group in optimizer.param_groups for one in group["params"] if (gradient := one.grad) is not None]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

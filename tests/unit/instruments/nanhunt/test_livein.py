@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from torchdebug_magics.instruments.nanhunt.livein import lists_around, parse, read_before_written, written
+from torchdebug_magics.instruments.nanhunt.livein import LiveInKeeper, lists_around, parse, read_before_written, written
+from torchdebug_magics.instruments.nanhunt.positions import frame_chain
 from torchdebug_magics.probing.where import local_values
 
 
@@ -124,3 +125,35 @@ def test_local_values_are_a_copy_and_keep_nothing() -> None:
         return some
 
     assert inner() == {"here": 1}
+
+
+def test_values_are_taken_anew_at_each_step_and_names_at_each_place() -> None:
+    def run() -> list[dict[str, Any]]:
+        keeper, taken = LiveInKeeper(), []
+        state = other = 0
+        for step in range(3):
+            taken.append(take(keeper))
+            state = state + 10 * step + 1
+        taken.append(take(keeper))
+        other = other + 1
+        return [*taken, {"state": state, "other": other}]
+
+    def take(keeper: LiveInKeeper) -> dict[str, Any]:
+        frame = sys._getframe(1)
+        live = keeper.take(frame_chain(frame))
+        return {} if live is None else dict(live.of(frame))
+
+    assert [{name: one[name] for name in ("state", "other") if name in one} for one in run()] == [
+        {"state": 0, "other": 0},
+        {"state": 1, "other": 0},
+        {"state": 12, "other": 0},
+        {"other": 0},
+        {"state": 33, "other": 1},
+    ]
+
+
+def test_a_position_keeps_the_line_it_stood_at() -> None:
+    frame = sys._getframe()
+    here, line = frame_chain(frame)[0], frame.f_lineno
+    assert (here.frame, here.line) == (frame, line)
+    assert frame.f_lineno > here.line

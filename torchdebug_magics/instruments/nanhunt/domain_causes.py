@@ -1,0 +1,96 @@
+"""Causes that a function's domain tells: its argument lies where the function, or its slope, is not finite."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.instruments.nanhunt.causes import Diagnosis, Rule, domain, operand
+from torchdebug_magics.instruments.nanhunt.families import (
+    BETWEEN_ONES,
+    BETWEEN_ZERO_AND_ONE,
+    EIGENVECTORS,
+    EXPONENTIALS,
+    FACTORISATIONS,
+    POLES,
+    POWERS,
+)
+from torchdebug_magics.probing.tensors import INF, NAN
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.nanhunt.evidence import Evidence
+
+__all__ = ["DOMAIN_CAUSES"]
+
+_EDGE = "the argument lies at or beyond the edge of where this function, or its slope, is finite"
+
+
+def _pole(names: frozenset[str], fix: str, explanation: str = _EDGE) -> Rule:
+    return domain(names, "pole", lambda _: True, explanation, fix)
+
+
+_POLES = (
+    _pole(BETWEEN_ONES, "clamp the argument a little inside: `x.clamp(-1 + 1e-6, 1 - 1e-6)`"),
+    _pole(BETWEEN_ZERO_AND_ONE, "clamp the argument a little inside, `x.clamp(1e-6, 1 - 1e-6)`, or keep the logits that it was made from"),
+    _pole(frozenset({"acosh"}), "clamp the argument a little above 1: `x.clamp(min=1 + 1e-6)`"),
+    _pole(POLES, "keep the argument above 0, where its poles are not: `x.clamp(min=1e-6)`", "the argument lies at a pole of this function"),
+)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value) and value == int(value)
+
+
+def _exponent(evidence: Evidence) -> Any:
+    op, values = evidence.forward or evidence.op, evidence.operands()
+    given = op.args[1] if op is not None and len(op.args) > 1 else None
+    return values[1] if len(values) > 1 else None if isinstance(given, torch.Tensor) else given
+
+
+def _slope_by_exponent(evidence: Evidence) -> Diagnosis | None:
+    """A negative number to a whole power is fine; how it changes with the exponent is not."""
+    if evidence.plain_name not in POWERS or not evidence.is_derivative or not operand(0, lambda value: value < 0)(evidence):
+        return None
+    if not _is_whole(_exponent(evidence)):
+        return None
+    return Diagnosis(
+        "pow_negative",
+        "the slope of a power with respect to its exponent holds the logarithm of the base, which is negative here",
+        "keep the base positive, `x.abs().clamp(min=1e-6)`, or give the exponent as a number that is not trained",
+    )
+
+
+_POW_NEGATIVE = domain(
+    POWERS,
+    "pow_negative",
+    lambda one: bool(one.birth.kind & NAN) and operand(0, lambda value: value < 0)(one) and not _is_whole(_exponent(one)),
+    "a fractional power of a negative number is NaN",
+    "take the power of `x.abs()` or of `x.clamp(min=1e-6)`, and look at what made it negative",
+)
+_EXP = domain(
+    EXPONENTIALS,
+    "exp_overflow",
+    lambda one: one.birth.kind == INF or one.name == "linalg_matrix_exp",
+    "the exponential left the range of its type",
+    "bound the argument, `exp(x.clamp(max=30))`; where this is a softmax, a logsumexp or log(1 + exp(x)), let torch's `softmax`,"
+    " `logsumexp` or `softplus` do it",
+)
+_EQUAL_VALUES = domain(
+    EIGENVECTORS,
+    "degenerate_matrix",
+    lambda one: one.is_derivative,
+    "two eigenvalues (or singular values) are equal, and the derivative of their vectors divides by the difference",
+    "use the values alone (`eigvalsh`, `svdvals`), or make them differ: `A + torch.diag(1e-4 * torch.arange(n))`",
+)
+_SINGULAR = domain(
+    FACTORISATIONS,
+    "degenerate_matrix",
+    lambda _: True,
+    "the matrix is singular: it has no inverse, and its determinant is 0",
+    "add a little to the diagonal: `A + 1e-4 * torch.eye(n)`",
+)
+
+DOMAIN_CAUSES: tuple[Rule, ...] = (_slope_by_exponent, _POW_NEGATIVE, _EXP, *_POLES, _EQUAL_VALUES, _SINGULAR)
+"""In the order they are tried."""
