@@ -31,9 +31,10 @@ def is_in_comprehension(frame: FrameType) -> bool:
 
 def is_of_module(frame: FrameType) -> bool:
     """Whether its names are those of a module or a cell, and no others, save what a comprehension binds."""
-    if frame.f_locals is frame.f_globals or frame.f_code.co_flags & CO_OPTIMIZED:
-        return frame.f_locals is frame.f_globals
-    return is_in_comprehension(frame) or "__name__" in frame.f_locals  # Python 3.12 gives a copy after a `:=` in a comprehension
+    if frame.f_code.co_flags & CO_OPTIMIZED:
+        return False
+    names = frame.f_locals  # Python 3.12 gives a copy inside a comprehension, and after a `:=` in one
+    return names is frame.f_globals or is_in_comprehension(frame) or "__name__" in names
 
 
 @lru_cache(_CODES)

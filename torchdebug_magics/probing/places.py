@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.probing.attributes import Names, attributes_of
+from torchdebug_magics.probing.inlined import is_of_module
 from torchdebug_magics.probing.states import is_generator
 from torchdebug_magics.probing.where import is_user_code, local_values
 from torchdebug_magics.probing.written import called_from, writes_of
@@ -112,7 +113,7 @@ def _methods(kind: type) -> list[FunctionType]:
 def _generators_of(caller: FrameType) -> Iterator[object]:
     """In variables, and in attributes of what is in variables."""
     names = caller.f_globals
-    local = {} if caller.f_locals is names else local_values(caller)
+    local = {} if is_of_module(caller) else local_values(caller)
     for value in (*local.values(), *(names[name] for name in writes_of(caller.f_code).loaded & names.keys())):
         held = {} if isinstance(value, (type, ModuleType, FunctionType)) else attributes_of(value) or {}
         yield from filter(is_generator, (value, *held.values()))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
 from typing import NamedTuple, TypeAlias
 
+from torchdebug_magics.probing.inlined import is_of_module
 from torchdebug_magics.probing.where import frames_above, is_user_code, owner, span
 
 __all__ = ["Place", "Position", "caller", "frame_chain", "places", "same_call", "same_place"]
@@ -40,7 +40,7 @@ def frame_chain(frame: FrameType | None) -> tuple[Position, ...]:
     chain = []
     for one in frames_above(frame):
         chain.append(Position(one, one.f_lasti))
-        if not one.f_code.co_flags & CO_OPTIMIZED and one.f_locals is one.f_globals:
+        if is_of_module(one):
             break  # a cell or a script: what called it is nothing that a step could start in
     return tuple(chain)
 
@@ -59,7 +59,7 @@ def places(frame: FrameType | None, last: CodeType | None = None) -> tuple[Place
     while frame is not None:
         code = frame.f_code
         found.append((code, frame.f_lasti))
-        if code is last or (last is None and not code.co_flags & CO_OPTIMIZED and frame.f_locals is frame.f_globals):
+        if code is last or (last is None and is_of_module(frame)):
             break
         frame = frame.f_back
     return tuple(found)

@@ -15,6 +15,7 @@ from torchdebug_magics.instruments.deterministic.origin.digests import is_users
 from torchdebug_magics.instruments.deterministic.origin.memory import is_random
 from torchdebug_magics.instruments.deterministic.origin.sources import global_generator
 from torchdebug_magics.probing.attributes import attributes_of
+from torchdebug_magics.probing.inlined import is_of_module
 from torchdebug_magics.probing.where import is_user_code, local_values
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Namespace:
     def __init__(self, activation: Activation, frame: FrameType, digests: Digests) -> None:
         self._activation = activation
         self._global = frame.f_globals
-        self._local = {} if frame.f_locals is frame.f_globals else local_values(frame)
+        self._local = {} if is_of_module(frame) else local_values(frame)
         self._digests = digests
 
     def find(self, path: str) -> tuple[str, Any, Place] | None:

@@ -23,6 +23,7 @@ from torchdebug_magics.instruments.deterministic.origin.sources import (
     asked_in_python,
     called_from,
 )
+from torchdebug_magics.probing.inlined import is_in_comprehension
 from torchdebug_magics.probing.where import frames_above, is_user_code, owner
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class Tracer:
     def _traced(self, frame: FrameType, event: str, arg: object) -> Any:
         if not self._is_on:
             return None
-        if event == "line":
+        if event == "line" and not is_in_comprehension(frame):
             self._safely(self._line, frame)
         elif event == "return":
             self._safely(self._leave, frame, arg)
@@ -208,7 +209,8 @@ class Tracer:
         if call is None:
             return
         activation = call.activation
-        self._finish(call, self._look(activation, frame))
+        if not is_in_comprehension(frame):
+            self._finish(call, self._look(activation, frame))
         call.left = len(activation.steps)
         call.returned = self._digests.of(returned)
         self._ended[id(frame)] = activation
