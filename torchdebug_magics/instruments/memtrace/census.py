@@ -14,7 +14,10 @@ from torchdebug_magics.probing.storages import storages
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.blocks import Ledger
 
-__all__ = ["ACTIVATION", "BUFFER", "GRADIENT", "OPTIMIZER_STATE", "OTHER", "PARAMETER", "TEMPORARY", "Census", "mark", "mark_gradients"]
+__all__ = [
+    "ACTIVATION", "BUFFER", "GRADIENT", "OPTIMIZER_STATE", "OTHER", "PARAMETER", "TEMPORARY",
+    "Census", "has_graph", "mark", "mark_gradients", "mark_state", "saved_tensors",
+]  # fmt: skip
 
 PARAMETER, GRADIENT, OPTIMIZER_STATE = "parameter", "gradient", "optimizer state"
 ACTIVATION, BUFFER, TEMPORARY, OTHER = "activation", "buffer", "temporary", "other"
@@ -36,7 +39,7 @@ class Census:
         for tensor in self.tensors:
             if tensor.is_leaf:
                 yield from ((storage, "") for storage in _of(tensor))
-        for tensor in saved_tensors(tensor.grad_fn for tensor in self.tensors if _has_graph(tensor)):
+        for tensor in saved_tensors(tensor.grad_fn for tensor in self.tensors if has_graph(tensor)):
             yield from ((storage, ACTIVATION) for storage in _of(tensor))
         for tensor in self.tensors:
             if not tensor.is_leaf:
@@ -116,7 +119,8 @@ def _raw(node: Any, name: str) -> Iterator[torch.Tensor]:
             yield value
 
 
-def _has_graph(tensor: torch.Tensor) -> bool:
+def has_graph(tensor: torch.Tensor) -> bool:
+    """Whether it has a history."""
     # Asked of a view whose base was written in place, torch makes the graph anew: not for us to cause.
     return tensor.requires_grad and not tensor.is_leaf
 

@@ -1091,6 +1091,20 @@ for i in range(20):
     ),
 }
 
+LEAKING |= {
+    "a compiled model whose outputs are kept": (
+        f"""@torch.compile(backend="aot_eager")
+def forward(a):
+    return net(a)
+outs = []
+for a, b in batches(14):
+    out = forward(a)  {HERE}
+    outs.append(out)
+""",
+        Leak("outs[0].grad_fn", KEPT, ALL, "no_grad"),
+    ),
+}
+
 GRAPHS: dict[str, tuple[str, Graph | None]] = {
     "total += loss": ("total = 0\nfor a, b in batches(40):\n    total += learn(a, b)", Graph("total", "item()")),
     "a list of losses": ("losses = []\nfor a, b in batches(40):\n    losses.append(learn(a, b))", Graph("losses", "item()")),
@@ -1153,6 +1167,15 @@ for a, b in batches():
     with torch.no_grad():
         w -= 0.1 * w.grad
         w.grad = None
+""",
+        None,
+    ),
+    "clean, a compiled function alone": (
+        """@torch.compile(backend="eager")
+def score(a):
+    return (a * 2).tanh().sum()
+for a, b in batches():
+    found = score(a)
 """,
         None,
     ),
