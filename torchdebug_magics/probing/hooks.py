@@ -139,6 +139,10 @@ class Hooks:
         """`around(original, iterator)` whenever a running `DataLoader` is asked for its next batch."""
         wrap(stack, self, _BaseDataLoaderIter, "__next__", around)
 
+    def unnoticed(self, stack: ExitStack) -> None:
+        """Ours are none of those hooks on all modules of which a compiled module would warn the user at each call."""
+        wrap(stack, self, torch_module, "_has_any_global_hook", _has_hook_of_others)
+
     def compiler_switches(self, stack: ExitStack, turned: Callable[[Any, FrameType], None]) -> None:
         """`turned(compiler, frame)` when torch's compiler is about to be turned on, by the call in that frame, or back to what it was."""
         wrap_switch(stack, self, turned)
@@ -175,6 +179,11 @@ class Hooks:
             for one in (table, *beside):
                 one.pop(key, None)
         return len(ours)
+
+
+def _has_hook_of_others(_original: Callable[[], bool]) -> bool:
+    tables = (getattr(torch_module, f"_global_{kind}_hooks") for kind in ("forward_pre", "forward", "backward_pre", "backward"))
+    return any(not hasattr(hook, MARK) for table in tables for hook in table.values())
 
 
 def _on(module: torch.nn.Module) -> tuple[tuple[dict[int, Any], ...], ...]:

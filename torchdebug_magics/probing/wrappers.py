@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
+from torch.nn.modules import module as torch_module
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchdebug_magics.probing.compiling import not_compiled
@@ -119,7 +120,8 @@ def unwrap_all(owner: object) -> int:
 
 
 def _places() -> Iterator[tuple[Any, str]]:
-    yield from ((torch.autograd, "backward"), (torch.autograd, "grad"), (_BaseDataLoaderIter, "__next__"), (torch, "compile"))
+    yield from ((torch.autograd, "backward"), (torch.autograd, "grad"), (_BaseDataLoaderIter, "__next__"))
+    yield from ((torch, "compile"), (torch_module, "_has_any_global_hook"))
     if (place := _switch()) is not None:
         yield place
 

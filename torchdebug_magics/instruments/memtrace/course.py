@@ -136,7 +136,7 @@ class Course:
         if was_followed and not self.is_followed and not self._ledger.counted_from:
             self._ledger.counted_from = self._ledger.clock
         if not joins:
-            self._guard.run("the look for growth", self._watch.begins)
+            self._guard.run("the look for growth", self._watch.begins, self.tracer.adopt_all)
 
 
 def _is_before(now: list[_Call], before: list[_Call]) -> bool:

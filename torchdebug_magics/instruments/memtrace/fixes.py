@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["collection", "fix", "graph_fix", "is_part", "root"]
+__all__ = ["collection", "fix", "graph_fix", "is_local", "is_part", "root"]
 
 _ROOT = re.compile(r"(?:.* local ')?([^\[.{ ']+)")
 _LOCAL = re.compile(r".*\(\) local '([^']*)'(?: in thread '[^']*')?")
@@ -36,8 +36,8 @@ def collection(path: str) -> str:
     return _PLACE.split(path, maxsplit=1)[0]
 
 
-def fix(path: str, *, keeps_graph: bool, swells: bool, trains: bool) -> str:
-    """What to change, where the variable at `path` keeps more with every iteration."""
+def fix(path: str, *, keeps_graph: bool, swells: bool, trains: bool, slices: bool = False) -> str:
+    """What to change, where the variable at `path` keeps more with every iteration; `slices`: whether parts of tensors are in it."""
     known = next((text for words, text in _KNOWN if any(word in path for word in words)), None)
     if known is not None or not path:
         return known or ""
@@ -46,6 +46,8 @@ def fix(path: str, *, keeps_graph: bool, swells: bool, trains: bool) -> str:
         return _swelling(kept, keeps_graph=keeps_graph)
     if keeps_graph:
         return _of_graph(path, kept, trains=trains)
+    if slices:
+        return f"put a copy into `{kept}`, by `.clone()`: a slice keeps the whole tensor that it was cut from"
     inside = _INSIDE.match(path)
     if inside is not None and inside[1] == "default":
         return f"a default value is made once and shared by all calls: write `{kept}=None`, and make it in the function"
@@ -83,6 +85,11 @@ def _of_graph(path: str, kept: str, *, trains: bool) -> str:
 def is_part(path: str) -> bool:
     """Whether it is the path of attributes alone, as ``model.blocks.1.weight``, and not of one thing of many."""
     return _PLACE.search(_LOCAL.sub(r"\1", path, count=1)) is None
+
+
+def is_local(path: str) -> bool:
+    """Whether it begins with the local of a call that ran, and may be over."""
+    return _LOCAL.match(path) is not None
 
 
 def _is_in_collection(path: str) -> bool:

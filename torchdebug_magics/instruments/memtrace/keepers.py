@@ -34,7 +34,9 @@ class Keepers:
         found = find_holders([key for key, _ in wanted], extra_roots=extra_roots) if wanted else None
         self.is_whole = found is None or found.is_whole
         paths: Mapping[int, str] = {} if found is None else found.paths
+        self._wanted = [block for _, block in wanted]
         self._paths = {id(block): paths[key] for key, block in wanted if key in paths}
+        self._slices = frozenset(id(block) for key, block in wanted if found is not None and key in found.slices)
         self._bounded = frozenset(id(block) for key, block in wanted if found is not None and key in found.bounded)
 
     def path(self, blocks: Iterable[Block]) -> str:
@@ -49,6 +51,10 @@ class Keepers:
         most = max(found.values(), key=lambda held: (len({block.iteration for block in held}) > 1, _size(held)), default=())
         return next((self._paths[id(block)] for block in most), "")
 
+    def beside(self, path: str) -> list[Block]:
+        """All that the variable at that path holds, and what is in the graphs that it keeps."""
+        return [block for block in self._wanted if collection(self.of(block)) == collection(path)]
+
     def holds_most(self, blocks: Iterable[Block], path: str) -> bool:
         """Whether the variable at that path holds the larger part of those that are still there."""
         alive = [block for block in blocks if not block.died]
@@ -58,6 +64,11 @@ class Keepers:
     def are_bounded(self, blocks: Iterable[Block]) -> bool:
         """Whether what holds them has a limit."""
         return any(id(block) in self._bounded for block in blocks)
+
+    def are_slices(self, blocks: Iterable[Block]) -> bool:
+        """Whether most of them are held only for a part of each."""
+        blocks = list(blocks)
+        return 2 * _size(block for block in blocks if id(block) in self._slices) > _size(blocks)
 
     def of(self, block: Block) -> str:
         """Empty where no name leads to it."""
@@ -76,15 +87,26 @@ def holders(keepers: Keepers, blocks: Iterable[Block]) -> tuple[Holder, ...]:
 
 
 def grown(
-    leak: Leak, holder: str, size_bytes: int, *, keeps_graph: bool, swells: bool, trains: bool, others: tuple[str, ...] = ()
+    leak: Leak,
+    holder: str,
+    size_bytes: int,
+    *,
+    keeps_graph: bool,
+    swells: bool,
+    trains: bool,
+    slices: bool = False,
+    others: tuple[str, ...] = (),
 ) -> Growth:
-    """What is said of a leak that adds `size_bytes` to that holder an iteration; `trains`: whether a backward pass runs in its loop."""
+    """What is said of a leak that adds `size_bytes` to that holder an iteration.
+
+    `trains`: whether a backward pass runs in its loop; `slices`: whether a part of each tensor is what it is kept for.
+    """
     return Growth(
         bytes_per_iteration=size_bytes,
         iterations_count=leak.iterations_count,
-        location=leak.place.location,
+        location=None if leak.place is None else leak.place.location,
         holder=holder,
-        fix=fix(holder, keeps_graph=keeps_graph, swells=swells, trains=trains),
+        fix=fix(holder, keeps_graph=keeps_graph, swells=swells, trains=trains, slices=slices),
         keeps_graph=keeps_graph,
         others=others,
     )

@@ -22,6 +22,7 @@ _NOISE_BYTES = 16 << 10
 """By which the heap of a process goes up and down from step to step, without any tensor."""
 _UNSEEN_BYTES = 128 << 10
 _UNKNOWN = -1
+_NEARLY = 0.9
 
 
 @dataclass
@@ -123,6 +124,11 @@ class Steps:
             loop.follow, loop.largest = max(loop.follow, 1), size
         return loop
 
+    def again(self, count: int) -> None:
+        """Follow so many more steps."""
+        if self._first is not None:
+            self._first.follow = max(self._first.follow, count)
+
     def trains(self) -> None:
         """A backward pass begins."""
         if not self._trained or self._trained[-1] != self.count:
@@ -162,6 +168,11 @@ class Steps:
         if not enough:
             return max(counts, key=lambda one: one[0])[1] if counts else None
         return min(enough, key=lambda one: (one[0], not one[1].between(first, first + 1)))[1]
+
+    def goes_round_with(self, loop: Loop, other: Loop) -> bool:
+        """Whether nearly all steps of a loop are those of another one, too."""
+        shared = len(set(loop.numbers).intersection(other.numbers))
+        return shared >= _NEARLY * loop.count
 
     def clock_of(self, first: int, last: int) -> int:
         """Events before the last step of all loops that went round between step `first` and step `last`: what is there then, was kept."""

@@ -27,8 +27,8 @@ __all__ = ["Tracer"]
 
 _MADE_ELSEWHERE = ("aten.lift_fresh", "aten.set_", "aten.detach_copy")
 """Ops whose result was made by torch just before, where no mode sees it: ``torch.tensor(...)``, ``torch.load``."""
-_JOINS = frozenset({torch.ops.aten.cat.default, torch.ops.aten.constant_pad_nd.default})
-"""By which a tensor is made that holds an older one, and more: ``vstack`` and the like come to it, too."""
+_JOINS = {torch.ops.aten.cat.default: 0, torch.ops.aten.constant_pad_nd.default: 0, torch.ops.aten.copy_.default: 1}
+"""By which a tensor comes to hold an older one, and more, and which argument that is: ``vstack`` and the like come to it, too."""
 
 
 class Tracer:
@@ -94,8 +94,8 @@ class Tracer:
                 self._places.made(self._places.here(sys._getframe()), self._module())
             if isinstance(result, torch.Tensor):
                 self._look(func, result, in_backward=in_backward)
-                if func in _JOINS and args:
-                    self._join(args[0], result)
+                if func in _JOINS and len(args) > _JOINS[func]:
+                    self._join(args[_JOINS[func]], result)
             elif isinstance(result, (tuple, list)):
                 for one in result:
                     if isinstance(one, torch.Tensor):
@@ -134,7 +134,7 @@ class Tracer:
             return
         for part in parts if isinstance(parts, (list, tuple)) else (parts,):
             before = next((self.ledger.known(storage) for storage in storages(part)), None)
-            if before is not None and before.place is joined.place and before is not joined:
+            if before is not None and before.place is joined.place and before.bytes < joined.bytes:
                 joined.chain = before.chain or Chain(before.bytes, [before.iteration])
                 joined.chain.grew(joined.iteration)
                 self.swells |= not self.ledger.span.is_between

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from torchdebug_magics.instruments.memtrace.fixes import collection, graph_fix, 
 from torchdebug_magics.instruments.memtrace.growth import LEAST_BYTES, leaking, repeated
 from torchdebug_magics.instruments.memtrace.keepers import Keepers, grown
 from torchdebug_magics.instruments.memtrace.report import GraphGrowth
+from torchdebug_magics.instruments.memtrace.tally import Tally, place_of
 from torchdebug_magics.probing.holders import Histories, count_graph_nodes, find_holders
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ __all__ = ["GrowthWatch"]
 _LOOKS_AT = frozenset({5, 8, 13, 21, 34, 55, 89, 233, 610, 1597})
 """Steps at whose beginning it is looked who holds what seems to grow: no multiples of each other, so that nothing that is emptied at times
 is always met full."""
+_MOST_AGAIN = 24
+"""Steps followed at once, to see what is kept only at times made."""
 _LATEST_LIGHT_LOOK = 40
 _LEAST_NODE_BYTES = 256
 """An autograd node takes some hundred bytes."""
@@ -61,11 +65,14 @@ class GrowthWatch:
         """Who held what seemed to grow, while the loop ran."""
         self._histories: list[tuple[int, Histories]] = []
         """(step, nodes of graphs by the variable that holds them)."""
+        self._tally = Tally()
+        self._weighed = (0, 0)
+        """(step, bytes of the heap) of the last look."""
         self._ended = 0
         """Events until the end of the cell."""
 
-    def begins(self) -> None:
-        """A step begins."""
+    def begins(self, adopt: Callable[[Census], None]) -> None:
+        """A step begins; `adopt` takes what was made unseen into the ledger."""
         if self._steps.count not in _LOOKS_AT:
             return
         if self._is_light:
@@ -73,10 +80,22 @@ class GrowthWatch:
         leaks = [leak for leak in leaking(self._ledger.live.values(), self._steps) if leak.place not in self._paths]
         if leaks:
             keepers = Keepers(block for leak in leaks for block in leak.blocks)
-            self._paths.update((leak.place, keepers.path(leak.blocks)) for leak in leaks if keepers.path(leak.blocks))
+            self._paths.update((leak.place, keepers.path(leak.blocks)) for leak in leaks if leak.place and keepers.path(leak.blocks))
         main = self._steps.main
         if main is not None and (self._histories or main.usual_bytes >= _LEAST_NODE_BYTES):
             self._histories.append((self._steps.count, count_graph_nodes(self._since)))
+        if not self._is_light and main is not None and self._has_grown(main):
+            adopt(Census())
+            made = [block for block in self._ledger.live.values() if not block.is_old]
+            self._tally.weigh(self._steps.count, made, Keepers(made))
+            each = self._tally.steps_each()
+            if each:
+                self._steps.again(min(_MOST_AGAIN, round(each) + 1))
+
+    def _has_grown(self, loop: Loop) -> bool:
+        """Whether the heap has, since the last look, by more than nothing to speak of."""
+        (step, heap_bytes), self._weighed = self._weighed, (self._steps.count, loop.heap[-1])
+        return loop.heap[-1] - heap_bytes >= _LARGE_BYTES * (self._steps.count - step)
 
     def ends(self) -> None:
         """The cell is over; what only the collector finds from here on, nobody kept."""
@@ -102,8 +121,9 @@ class GrowthWatch:
             leaks = [leak for leak in leaking(self._followed(made), self._steps, is_over=True) if not self._was_result(leak)]
             leaks = [leak for leak in leaks if leak.keeps_graph or not keepers.are_bounded(leak.blocks)]
             named = self._unintended([(leak, self._named(leak, keepers)) for leak in leaks])
+            named += self._at_times(made, keepers, {collection(path) for _, path in named})
         graph = self._graph_growth()
-        return self._growth(named, graph, peak_bytes), graph
+        return self._growth(named, graph, keepers, peak_bytes), graph
 
     def _found_lightly(self, made: Sequence[Block], keepers: Keepers) -> tuple[Growth | None, GraphGrowth | None]:
         loop = fastest(self._steps.loops.values())
@@ -116,19 +136,25 @@ class GrowthWatch:
         graph = self._graph_growth()
         return grown_by_counter(loop, kept, trains=self._steps.is_training(loop)), graph
 
-    def _growth(self, named: Sequence[tuple[Leak, str]], graph: GraphGrowth | None, peak_bytes: int) -> Growth | None:
+    def _growth(self, named: Sequence[tuple[Leak, str]], graph: GraphGrowth | None, keepers: Keepers, peak_bytes: int) -> Growth | None:
         named = [one for one in named if not any(word in one[1] for word in _BOUNDED)]
         if not named:
             return None
-        parameters = [one for one in named if one[0].role == PARAMETER]  # what optimizers keep for them follows from them
-        most = max(_by_holder(parameters or named), key=_kept_bytes)
-        first, path = max(most, key=lambda one: one[0].bytes_per_iteration)
+        if any(leak.role == PARAMETER for leak, _ in named):  # what optimizers keep for them follows from them
+            named = [one for one in named if one[0].role not in {OPTIMIZER_STATE, GRADIENT}]
+        most = max(_by_holder(named), key=_kept_bytes)
         together = [leak for leak, _ in most]
         through_graph = any("grad_fn" in other for _, other in most)
+        has_graph = graph is not None and any(other.startswith(graph.holder) for _, other in most)
+        is_nameless = not any(other for _, other in most)
+        keeps_graph = through_graph or has_graph or (is_nameless and any(leak.keeps_graph for leak in together))
+        # What is in a graph, or made with one, shows where the graph is kept; with it, inputs are kept that may be larger.
+        shown = [one for one in most if keeps_graph and one[0].keeps_graph] or most
+        first, path = max(shown, key=lambda one: one[0].bytes_per_iteration)
+        if keeps_graph and not first.keeps_graph:
+            first = replace(first, place=place_of(keepers.beside(path)) or first.place)
         size_bytes = round(_kept_bytes(most) / max(1, first.iterations_count))
         others = {collection(other) for leak, other in named if other and leak.bytes_per_iteration >= LEAST_BYTES} - {collection(path)}
-        has_graph = graph is not None and path.startswith(graph.holder)
-        keeps_graph = through_graph or has_graph or (not path and any(leak.keeps_graph for leak in together))
         is_little = size_bytes < _LARGE_BYTES and size_bytes * first.iterations_count < _LARGE_PART * peak_bytes
         if size_bytes < LEAST_BYTES or (is_little and not keeps_graph):
             return None
@@ -139,16 +165,28 @@ class GrowthWatch:
             keeps_graph=keeps_graph,
             swells=any(leak.swells for leak in together),
             trains=self._steps.is_training(first.loop),
+            slices=keepers.are_slices(first.blocks),
             others=tuple(sorted(others)),
         )
 
     def _named(self, leak: Leak, keepers: Keepers) -> str:
         """As the user knows it: after an error its traceback holds all, and the name of a running call is gone with the call."""
-        then, now = self._paths.get(leak.place, ""), keepers.path(leak.blocks)
+        then, now = "" if leak.place is None else self._paths.get(leak.place, ""), keepers.path(leak.blocks)
         if keepers.has_error or not now:
             return then or now
         # What was in a list of its own then may be in a list of such lists by now.
         return now if " local " in then or keepers.holds_most(leak.blocks, now) else then or now
+
+    def _at_times(self, made: Sequence[Block], keepers: Keepers, known: Collection[str]) -> list[tuple[Leak, str]]:
+        """What only some calls leave behind; without the collections that are known to grow."""
+        main = self._steps.main
+        if main is None:
+            return []
+        self._tally.weigh(self._steps.count + 1, made, keepers)
+        found = [(leak, path) for leak, path in self._tally.growing(main) if collection(path) not in known]
+        return [
+            (leak, path) for leak, path in found if not (leak.keeps_graph and self._steps.accumulates(main)) and not self._was_result(leak)
+        ]
 
     def _unintended(self, named: Sequence[tuple[Leak, str]]) -> list[tuple[Leak, str]]:
         """Without a model that gets another part at times, as in stages, and what its optimizer then needs for it."""

@@ -12,6 +12,7 @@ from typing import Any
 from torchdebug_magics.probing.holders.edges import edges, reach
 from torchdebug_magics.probing.holders.paths import Paths
 from torchdebug_magics.probing.holders.roots import Root, roots
+from torchdebug_magics.probing.holders.slices import is_sliced
 from torchdebug_magics.probing.holders.walk import Walk, undisturbed
 
 __all__ = ["Held", "find_holders", "roots_of"]
@@ -30,6 +31,8 @@ class Held:
     """The names of further roots that hold it, too: each would keep it alive for itself."""
     bounded: frozenset[int] = frozenset()
     """Those that are held by way of something with a limit, which lets go of the oldest when it is full: a deque, or a function's cache."""
+    slices: frozenset[int] = frozenset()
+    """Those that are held for the sake of less than half of them: by a slice, or by several."""
     is_whole: bool = True
     """Whether all that could be seen was seen; False where the budget was reached."""
 
@@ -48,7 +51,8 @@ def find_holders(wanted: Collection[int], *, extra_roots: Iterable[tuple[str, ob
             best = ways.root_of(numbers[0])
             others[storage] = tuple(dict.fromkeys(root.label for root in held_at[storage] if root is not best))
         bounded = frozenset(storage for storage, numbers in walk.holders.items() if _is_bounded(walk, numbers[0]))
-        return Held(paths=paths, others=others, bounded=bounded, is_whole=is_whole)
+        slices = frozenset(storage for storage, numbers in walk.holders.items() if is_sliced(walk, numbers))
+        return Held(paths=paths, others=others, bounded=bounded, slices=slices, is_whole=is_whole)
 
 
 def _is_bounded(walk: Walk, number: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -228,7 +229,8 @@ def test_a_compiled_model_trains_as_without_us() -> None:
         return model.state_dict()
 
     plain = run()
-    with torchdebug_magics.memtrace() as session:
+    with warnings.catch_warnings(), torchdebug_magics.memtrace() as session:
+        warnings.simplefilter("error")  # as of hooks on all modules
         watched = run()
     assert same(dict(plain), dict(watched))
     assert session.report.steps_count == 6
