@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.memtrace.fixes import collection, fix
+from torchdebug_magics.instruments.memtrace.fixes import Cause, collection, fix
 from torchdebug_magics.instruments.memtrace.report import Growth
 
 if TYPE_CHECKING:
@@ -77,6 +77,6 @@ def grown_by_counter(loop: Loop | None, kept: Kept | None, *, trains: bool) -> G
         iterations_count=loop.count,
         location=None,
         holder=kept[0],
-        fix=fix(kept[0], keeps_graph=keeps_graph, swells=False, trains=trains),
+        fix=fix(kept[0], Cause(keeps_graph=keeps_graph, trains=trains)),
         keeps_graph=keeps_graph,
     )

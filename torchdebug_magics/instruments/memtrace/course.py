@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch._C._autograd import _get_sequence_nr
 
-from torchdebug_magics.instruments.memtrace.census import BUFFER, PARAMETER, Census, mark
+from torchdebug_magics.instruments.memtrace.census import Census, mark_called
 from torchdebug_magics.probing.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ class Course:
         """The call of a model begins a step, or is a part of one."""
         self.step_of_call(id(module), sum(tensor.numel() for tensor in tensors_in((args, kwargs)) if not tensor.is_nested))
         if self.is_followed:
-            mark(self._ledger, module.parameters(), PARAMETER)
-            mark(self._ledger, module.buffers(), BUFFER)
+            mark_called(self._ledger, module)
 
     def step_of_call(self, of: int, size: int = 0) -> None:
         """The call of the model or function with that id begins one; that of one more is a part of it, as of layers called one by one.

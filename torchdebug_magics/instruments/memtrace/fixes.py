@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-__all__ = ["collection", "fix", "graph_fix", "is_local", "is_part", "root"]
+__all__ = ["Cause", "collection", "fix", "graph_fix", "is_local", "is_part", "root"]
 
 _ROOT = re.compile(r"(?:.* local ')?([^\[.{ ']+)")
 _LOCAL = re.compile(r".*\(\) local '([^']*)'(?: in thread '[^']*')?")
@@ -36,18 +37,36 @@ def collection(path: str) -> str:
     return _PLACE.split(path, maxsplit=1)[0]
 
 
-def fix(path: str, *, keeps_graph: bool, swells: bool, trains: bool, slices: bool = False) -> str:
-    """What to change, where the variable at `path` keeps more with every iteration; `slices`: whether parts of tensors are in it."""
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Why a variable keeps more and more."""
+
+    keeps_graph: bool
+    trains: bool
+    """Whether a backward pass runs in the loop."""
+    swells: bool = False
+    """Whether it is one tensor that gets larger."""
+    slices: bool = False
+    """Whether each tensor is kept for the sake of a part of it."""
+
+
+def fix(path: str, cause: Cause) -> str:
+    """What to change, where the variable at `path` keeps more with every iteration."""
     known = next((text for words, text in _KNOWN if any(word in path for word in words)), None)
     if known is not None or not path:
         return known or ""
     kept = collection(path)
-    if swells:
-        return _swelling(kept, keeps_graph=keeps_graph)
-    if keeps_graph:
-        return _of_graph(path, kept, trains=trains)
-    if slices:
-        return f"put a copy into `{kept}`, by `.clone()`: a slice keeps the whole tensor that it was cut from"
+    if cause.swells:
+        return _swelling(kept, keeps_graph=cause.keeps_graph)
+    if cause.keeps_graph:
+        return _of_graph(path, kept, trains=cause.trains)
+    if cause.slices:
+        copied = ".copy()" if path.endswith(".base") else ".clone()"
+        return f"put a copy into `{kept}`, by `{copied}`: a slice keeps the whole tensor that it was cut from"
+    return _of_data(path, kept)
+
+
+def _of_data(path: str, kept: str) -> str:
     inside = _INSIDE.match(path)
     if inside is not None and inside[1] == "default":
         return f"a default value is made once and shared by all calls: write `{kept}=None`, and make it in the function"

@@ -1,4 +1,4 @@
-"""Who keeps what: the variables that hold the blocks which outlived the cell, or which grow, and what to change."""
+"""Who keeps what: the variables that hold the blocks which outlived the cell, or which grow."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.census import ACTIVATION, OTHER, TEMPORARY
-from torchdebug_magics.instruments.memtrace.fixes import collection, fix, root
-from torchdebug_magics.instruments.memtrace.report import Growth, Holder
+from torchdebug_magics.instruments.memtrace.fixes import collection, root
+from torchdebug_magics.instruments.memtrace.report import Holder
 from torchdebug_magics.instruments.memtrace.sites import category
 from torchdebug_magics.probing.holders import find_holders
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.blocks import Block
-    from torchdebug_magics.instruments.memtrace.growth import Leak
 
-__all__ = ["Keepers", "grown", "holders"]
+__all__ = ["Keepers", "holders"]
 
 _ASKED = 2000
 """Storages asked for at most, the largest: a report shows a few."""
@@ -38,6 +37,7 @@ class Keepers:
         self._paths = {id(block): paths[key] for key, block in wanted if key in paths}
         self._slices = frozenset(id(block) for key, block in wanted if found is not None and key in found.slices)
         self._bounded = frozenset(id(block) for key, block in wanted if found is not None and key in found.bounded)
+        self._with_history = frozenset(id(block) for key, block in wanted if found is not None and key in found.with_history)
 
     def path(self, blocks: Iterable[Block]) -> str:
         """Of the variable that holds most of them: the path to the first one in it.
@@ -70,6 +70,10 @@ class Keepers:
         blocks = list(blocks)
         return 2 * _size(block for block in blocks if id(block) in self._slices) > _size(blocks)
 
+    def have_history(self, blocks: Iterable[Block]) -> bool:
+        """Whether some are held with the graph that made them."""
+        return any(id(block) in self._with_history for block in blocks)
+
     def of(self, block: Block) -> str:
         """Empty where no name leads to it."""
         return self._paths.get(id(block), "")
@@ -84,32 +88,6 @@ def holders(keepers: Keepers, blocks: Iterable[Block]) -> tuple[Holder, ...]:
             by_root[root(path)].append(block)
     rows = [_holder(keepers, found) for found in by_root.values()]
     return tuple(sorted(rows, key=lambda row: -row.live_bytes)[:_SHOWN])
-
-
-def grown(
-    leak: Leak,
-    holder: str,
-    size_bytes: int,
-    *,
-    keeps_graph: bool,
-    swells: bool,
-    trains: bool,
-    slices: bool = False,
-    others: tuple[str, ...] = (),
-) -> Growth:
-    """What is said of a leak that adds `size_bytes` to that holder an iteration.
-
-    `trains`: whether a backward pass runs in its loop; `slices`: whether a part of each tensor is what it is kept for.
-    """
-    return Growth(
-        bytes_per_iteration=size_bytes,
-        iterations_count=leak.iterations_count,
-        location=None if leak.place is None else leak.place.location,
-        holder=holder,
-        fix=fix(holder, keeps_graph=keeps_graph, swells=swells, trains=trains, slices=slices),
-        keeps_graph=keeps_graph,
-        others=others,
-    )
 
 
 def _size(blocks: Iterable[Block]) -> int:

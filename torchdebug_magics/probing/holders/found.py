@@ -9,10 +9,14 @@ from functools import lru_cache, reduce
 from operator import or_
 from typing import Any
 
+import torch
+
 from torchdebug_magics.probing.holders.edges import edges, reach
+from torchdebug_magics.probing.holders.outside import is_a
 from torchdebug_magics.probing.holders.paths import Paths
 from torchdebug_magics.probing.holders.roots import Root, roots
 from torchdebug_magics.probing.holders.slices import is_sliced
+from torchdebug_magics.probing.holders.tensors import history_of
 from torchdebug_magics.probing.holders.walk import Walk, undisturbed
 
 __all__ = ["Held", "find_holders", "roots_of"]
@@ -33,6 +37,8 @@ class Held:
     """Those that are held by way of something with a limit, which lets go of the oldest when it is full: a deque, or a function's cache."""
     slices: frozenset[int] = frozenset()
     """Those that are held for the sake of less than half of them: by a slice, or by several."""
+    with_history: frozenset[int] = frozenset()
+    """Those that are held as a tensor with a graph behind it."""
     is_whole: bool = True
     """Whether all that could be seen was seen; False where the budget was reached."""
 
@@ -51,8 +57,13 @@ def find_holders(wanted: Collection[int], *, extra_roots: Iterable[tuple[str, ob
             best = ways.root_of(numbers[0])
             others[storage] = tuple(dict.fromkeys(root.label for root in held_at[storage] if root is not best))
         bounded = frozenset(storage for storage, numbers in walk.holders.items() if _is_bounded(walk, numbers[0]))
+        with_history = frozenset(storage for storage, numbers in walk.holders.items() if _has_history(walk.objects[numbers[0]]))
         slices = frozenset(storage for storage, numbers in walk.holders.items() if is_sliced(walk, numbers))
-        return Held(paths=paths, others=others, bounded=bounded, slices=slices, is_whole=is_whole)
+        return Held(paths=paths, others=others, bounded=bounded, slices=slices, with_history=with_history, is_whole=is_whole)
+
+
+def _has_history(holder: Any) -> bool:
+    return is_a(type(holder), torch.Tensor) and history_of(holder) is not None
 
 
 def _is_bounded(walk: Walk, number: int) -> bool:
