@@ -44,7 +44,7 @@ def is_used_up(kept: Collection[Block]) -> bool:
 
 
 def is_over(loop: Loop, steps: Steps) -> bool:
-    """Whether another loop, whose steps its steps are, went on without it as long again: it has filled something, and is not needed now."""
+    """Whether another loop, that went round with it, went on without it as long again: it has filled something, and is not needed now."""
     last = loop.numbers[-1]
     longer = (other for other in steps.loops.values() if len(other.between(last + 1, other.numbers[-1] + 1)) >= loop.count)
     return any(steps.goes_round_with(loop, other) for other in longer)

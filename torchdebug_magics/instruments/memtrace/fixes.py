@@ -9,9 +9,10 @@ __all__ = ["Cause", "collection", "fix", "graph_fix", "is_local", "is_part", "ro
 
 _ROOT = re.compile(r"(?:.* local ')?([^\[.{ ']+)")
 _LOCAL = re.compile(r".*\(\) local '([^']*)'(?: in thread '[^']*')?")
-_INSIDE = re.compile(r".*\.<(closure|default) (\w+)>")
+_INSIDE = re.compile(r"[^\[{]*\.<(closure|default) (\w+)>")
 _PLACE = re.compile(r"\[-?\d+\]|\[\.\.\.\]|\{\.\.\.\}|\.grad_fn| -> |\.<")
 """Where in a path the collection ends, and one of the many things in it begins."""
+_GRADIENT = ".grad"
 _FUNCTION_CACHE = ".<cache>"
 _KNOWN = (
     (("_hooks",), "keep the handle that registering the hook returns, and call its `.remove()`; or let the hook store only what is needed"),
@@ -80,6 +81,8 @@ def _of_data(path: str, kept: str) -> str:
 def graph_fix(path: str, *, is_collection: bool, is_number: bool) -> str:
     """What to write where the graph itself grows; `is_collection`: whether `path` is a list or the like, of tensors with a graph."""
     kept = collection(path)
+    if kept.endswith(_GRADIENT):
+        return _of_gradients()
     if is_collection:
         return f"keep no graph in `{kept}`: put `.item()` (a number) or `.detach()` (a tensor) into it"
     if not is_number:
@@ -92,7 +95,16 @@ def _swelling(kept: str, *, keeps_graph: bool) -> str:
     return f"bound it, as `{kept} = {kept}[-1000:]` does; or append to a list and join it once, after the loop{detached}"
 
 
+def _of_gradients() -> str:
+    return (
+        "`backward(create_graph=True)` leaves a graph in every gradient: take the slopes by `torch.autograd.grad(..., create_graph=True)`, "
+        "or set the gradients to None after each step, `optimizer.zero_grad()`"
+    )
+
+
 def _of_graph(path: str, kept: str, *, trains: bool) -> str:
+    if kept.endswith(_GRADIENT):
+        return _of_gradients()
     if not trains:
         why = f"nothing calls `backward()` in it, and `{kept}` keeps the graph of every iteration"
         return f"run the loop under `with torch.no_grad():`, as {why}"

@@ -23,14 +23,17 @@ _SHOWN = 20
 
 
 class Keepers:
-    """Paths of blocks, found by one walk over the namespace, the running calls and the modules."""
+    """Paths of blocks, found by one walk over the namespace, the running calls and the modules.
 
-    def __init__(self, blocks: Iterable[Block], extra_roots: Iterable[tuple[str, object]] = ()) -> None:
+    A variable that is `carried` from one iteration into the next is what keeps a history, and not one that is only made of it.
+    """
+
+    def __init__(self, blocks: Iterable[Block], extra_roots: Iterable[tuple[str, object]] = (), *, carried: Collection[str] = ()) -> None:
         extra_roots = list(extra_roots)
         self.has_error = bool(extra_roots)
         """Whether an error may be what keeps them, as its traceback holds all that the calls held."""
         wanted = sorted(((block.ref.key, block) for block in blocks if block.ref is not None), key=lambda one: -one[1].bytes)[:_ASKED]
-        found = find_holders([key for key, _ in wanted], extra_roots=extra_roots) if wanted else None
+        found = find_holders([key for key, _ in wanted], extra_roots=extra_roots, first=carried) if wanted else None
         self.is_whole = found is None or found.is_whole
         paths: Mapping[int, str] = {} if found is None else found.paths
         self._wanted = [block for _, block in wanted]

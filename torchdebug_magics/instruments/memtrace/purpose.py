@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.census import GRADIENT, OPTIMIZER_STATE, PARAMETER
 from torchdebug_magics.instruments.memtrace.fixes import collection, is_part
 
 if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.blocks import Block
     from torchdebug_magics.instruments.memtrace.growth import Leak
     from torchdebug_magics.instruments.memtrace.keepers import Keepers
     from torchdebug_magics.instruments.memtrace.steps import Steps
 
-__all__ = ["unintended"]
+__all__ = ["is_collected", "unintended"]
 
 _STEPS_A_STAGE = 2
 """From so many on, a part that a model gets, or a model, belongs to a stage, and not to an iteration."""
@@ -47,6 +48,12 @@ def _is_result(leak: Leak, path: str, keepers: Keepers, steps: Steps) -> bool:
         return False
     if all(block.died for block in leak.blocks):
         return not leak.keeps_graph
-    if leak.swells or keepers.has_error or keepers.are_slices(leak.blocks) or keepers.have_history(leak.blocks):
+    return not leak.swells and is_collected(path, leak.blocks, keepers)
+
+
+def is_collected(path: str, blocks: Iterable[Block], keepers: Keepers) -> bool:
+    """Whether a variable simply holds whole tensors, without a graph: what it was made for, unless the cell has died of it."""
+    if keepers.has_error or "cache" in path.lower() or _IN_A_VARIABLE.match(path) is None:
         return False
-    return bool(_IN_A_VARIABLE.match(path)) and "cache" not in path.lower()
+    blocks = list(blocks)
+    return not (keepers.are_slices(blocks) or keepers.have_history(blocks))

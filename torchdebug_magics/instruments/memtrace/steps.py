@@ -170,9 +170,9 @@ class Steps:
         return min(enough, key=lambda one: (one[0], not one[1].between(first, first + 1)))[1]
 
     def goes_round_with(self, loop: Loop, other: Loop) -> bool:
-        """Whether nearly all steps of a loop are those of another one, too."""
-        shared = len(set(loop.numbers).intersection(other.numbers))
-        return shared >= _NEARLY * loop.count
+        """Whether there is a step of the other one in nearly every round of a loop."""
+        rounds = list(pairwise(loop.numbers))
+        return sum(1 for begin, end in rounds if len(other.between(begin, end))) >= _NEARLY * len(rounds)
 
     def clock_of(self, first: int, last: int) -> int:
         """Events before the last step of all loops that went round between step `first` and step `last`: what is there then, was kept."""

@@ -31,6 +31,7 @@ class Tally:
     def __init__(self) -> None:
         self._looks: list[tuple[int, Mapping[str, list[Block]]]] = []
         self._paths: dict[str, str] = {}
+        """To the first thing in each."""
 
     def weigh(self, step: int, blocks: Iterable[Block], keepers: Keepers) -> None:
         """At the beginning of that step, or after the last one."""
@@ -40,7 +41,7 @@ class Tally:
             name = collection(path)
             if name != path and not block.role and not keepers.are_bounded([block]):
                 held[name].append(block)
-                self._paths.setdefault(name, path)
+                self._paths[name] = min(path, self._paths.get(name, path), key=lambda one: _order(one, name))
         self._looks.append((step, held))
 
     def steps_each(self) -> float:
@@ -72,6 +73,12 @@ class Tally:
                     ),
                     self._paths[name],
                 )
+
+
+def _order(path: str, name: str) -> tuple[int, str, bool]:
+    """The first place in a collection first, and there the way through a graph."""
+    place, _, _ = path.partition(name)[2].partition("]")
+    return len(place), place, "grad_fn" not in path
 
 
 def place_of(blocks: Iterable[Block]) -> Place | None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.memtrace.census import Census
+from torchdebug_magics.instruments.memtrace.census import Census, has_graph
 from torchdebug_magics.instruments.memtrace.counted import fastest, grown_by_counter, kept_most, rate_bytes
-from torchdebug_magics.instruments.memtrace.fixes import collection
+from torchdebug_magics.instruments.memtrace.ended import is_over
+from torchdebug_magics.instruments.memtrace.fixes import Cause, collection
 from torchdebug_magics.instruments.memtrace.graphs import GraphWatch
 from torchdebug_magics.instruments.memtrace.growth import leaking, repeated
 from torchdebug_magics.instruments.memtrace.keepers import Keepers
-from torchdebug_magics.instruments.memtrace.purpose import unintended
+from torchdebug_magics.instruments.memtrace.purpose import is_collected, unintended
 from torchdebug_magics.instruments.memtrace.tally import Tally
 from torchdebug_magics.instruments.memtrace.worst import LARGE_BYTES, worst
-from torchdebug_magics.probing.holders import find_holders
+from torchdebug_magics.probing.holders import addresses_of, find_holders
 
 if TYPE_CHECKING:
+    import torch
+
     from torchdebug_magics.instruments.memtrace.blocks import Block, Ledger
     from torchdebug_magics.instruments.memtrace.counted import Kept
     from torchdebug_magics.instruments.memtrace.growth import Leak
@@ -51,6 +54,8 @@ class GrowthWatch:
         self._tally = Tally()
         self._weighed = (0, 0)
         """(step, bytes of the heap) of the last look."""
+        self.carried: set[str] = set()
+        """Variables with a history that are given to the model again."""
         self._ended = 0
         """Events until the end of the cell."""
 
@@ -62,7 +67,7 @@ class GrowthWatch:
             self._look_lightly()
         leaks = [leak for leak in leaking(self._ledger.live.values(), self._steps) if leak.place not in self._paths]
         if leaks:
-            keepers = Keepers(block for leak in leaks for block in leak.blocks)
+            keepers = Keepers((block for leak in leaks for block in leak.blocks), carried=self.carried)
             self._paths.update((leak.place, keepers.path(leak.blocks)) for leak in leaks if leak.place and keepers.path(leak.blocks))
         self._graphs.look(self._steps)
         main = self._steps.main
@@ -73,6 +78,12 @@ class GrowthWatch:
             each = self._tally.steps_each()
             if each:
                 self._steps.again(min(_MOST_AGAIN, round(each) + 1))
+
+    def is_given(self, tensors: Iterable[torch.Tensor]) -> None:
+        """To the model whose call has begun the step: what has a history is from the steps before."""
+        if self._steps.count in _LOOKS_AT:
+            addresses = [address for tensor in tensors if has_graph(tensor) for address in addresses_of(tensor)]
+            self.carried.update(find_holders(addresses).roots.values() if addresses else ())
 
     def _has_grown(self, loop: Loop) -> bool:
         """Whether the heap has, since the last look, by more than nothing to speak of."""
@@ -111,15 +122,25 @@ class GrowthWatch:
         return unintended(named, keepers, self._steps, graph="" if graph is None else graph.holder)
 
     def _found_lightly(self, made: Sequence[Block], keepers: Keepers) -> tuple[Growth | None, GraphGrowth | None]:
-        loop = fastest(self._steps.loops.values())
-        kept = None
-        if loop is not None:
-            pieces = [(block.bytes, keepers.of(block)) for block in made if not keepers.are_bounded([block])]
-            then = self._kept if self._kept is not None and self._counts_after_return(self._kept[0], loop) else None
-            kept = kept_most(pieces, rate_bytes(loop) * loop.count) or then
-            kept = None if kept is not None and "grad_fn" in kept[0] and self._steps.accumulates(loop) else kept
         graph = self._graphs.growth(self._steps)
-        return grown_by_counter(loop, kept, trains=self._steps.is_training(loop)), graph
+        loop = fastest(self._steps.loops.values())
+        path = "" if loop is None or is_over(loop, self._steps) else self._path_in(loop, made, keepers)
+        if loop is None or not path:
+            return None, graph  # it is not known who keeps it: a heap holds more than tensors
+        held, trains = keepers.beside(path), self._steps.is_training(loop)
+        keeps_graph = "grad_fn" in path or (keepers.have_history(held) and not trains)
+        cause = Cause(keeps_graph=keeps_graph, trains=trains, slices=keepers.are_slices(held))
+        return grown_by_counter(loop, path, cause), graph
+
+    def _path_in(self, loop: Loop, made: Sequence[Block], keepers: Keepers) -> str:
+        """To what that loop goes on to keep, against all purpose."""
+        pieces = [(block.bytes, keepers.of(block)) for block in made if not keepers.are_bounded([block])]
+        then = self._kept if self._kept is not None and self._counts_after_return(self._kept[0], loop) else None
+        kept = kept_most(pieces, rate_bytes(loop) * loop.count) or then
+        if kept is None or ("grad_fn" in kept[0] and self._steps.accumulates(loop)):
+            return ""
+        is_result = not self._steps.is_training(loop) and is_collected(kept[0], keepers.beside(kept[0]), keepers)
+        return "" if is_result else kept[0]
 
     def _named(self, leak: Leak, keepers: Keepers) -> str:
         """As the user knows it: after an error its traceback holds all, and the name of a running call is gone with the call."""

@@ -31,6 +31,8 @@ class Held:
 
     paths: dict[int, str] = field(default_factory=dict)
     """The best path to each; none for one that nothing with a name holds."""
+    roots: dict[int, str] = field(default_factory=dict)
+    """The name of the root that the path begins at."""
     others: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """The names of further roots that hold it, too: each would keep it alive for itself."""
     bounded: frozenset[int] = frozenset()
@@ -43,23 +45,39 @@ class Held:
     """Whether all that could be seen was seen; False where the budget was reached."""
 
 
-def find_holders(wanted: Collection[int], *, extra_roots: Iterable[tuple[str, object]] = (), most_visits: int = 300_000) -> Held:
+def find_holders(
+    wanted: Collection[int],
+    *,
+    extra_roots: Iterable[tuple[str, object]] = (),
+    first: Collection[str] = (),
+    most_visits: int = 300_000,
+) -> Held:
     """Who holds the storages with these `_cdata`.
 
-    No code of the user's runs, and nothing is changed. `extra_roots` are further (name, object), as near as an exception.
+    No code of the user's runs, and nothing is changed. `extra_roots` are further (name, object), as near as an exception; a root whose
+    label is among `first` is the better answer, though another is somewhat nearer.
     """
     with undisturbed():
-        walk = Walk(roots(extra_roots), wanted, most_visits)
+        walk = Walk(roots(extra_roots), wanted, most_visits, first=first)
         held_at, is_whole = roots_of(walk)
-        ways, paths, others = Paths(walk), {}, {}
+        ways, paths, best_roots, others = Paths(walk), {}, {}, {}
         for storage, numbers in walk.holders.items():
             paths[storage] = ways.to(numbers[0])
             best = ways.root_of(numbers[0])
+            best_roots[storage] = best.label
             others[storage] = tuple(dict.fromkeys(root.label for root in held_at[storage] if root is not best))
         bounded = frozenset(storage for storage, numbers in walk.holders.items() if _is_bounded(walk, numbers[0]))
         with_history = frozenset(storage for storage, numbers in walk.holders.items() if _has_history(walk.objects[numbers[0]]))
         slices = frozenset(storage for storage, numbers in walk.holders.items() if is_sliced(walk, numbers))
-        return Held(paths=paths, others=others, bounded=bounded, slices=slices, with_history=with_history, is_whole=is_whole)
+        return Held(
+            paths=paths,
+            roots=best_roots,
+            others=others,
+            bounded=bounded,
+            slices=slices,
+            with_history=with_history,
+            is_whole=is_whole,
+        )
 
 
 def _has_history(holder: Any) -> bool:
