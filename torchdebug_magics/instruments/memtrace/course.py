@@ -140,6 +140,7 @@ class Course:
             self._ledger.counted_from = self._ledger.clock
         if not joins:
             self._guard.run("the look for growth", self._watch.begins, self.tracer.adopt_all)
+            self._steps.looked()
 
 
 def _is_before(now: list[_Call], before: list[_Call]) -> bool:

@@ -13,6 +13,7 @@ from torchdebug_magics.instruments.memtrace.graphs import GraphWatch
 from torchdebug_magics.instruments.memtrace.growth import leaking, repeated
 from torchdebug_magics.instruments.memtrace.keepers import Keepers
 from torchdebug_magics.instruments.memtrace.purpose import is_collected, unintended
+from torchdebug_magics.instruments.memtrace.steps import NOISE_BYTES
 from torchdebug_magics.instruments.memtrace.tally import Tally
 from torchdebug_magics.instruments.memtrace.worst import LARGE_BYTES, worst
 from torchdebug_magics.probing.holders import addresses_of, find_holders
@@ -52,8 +53,6 @@ class GrowthWatch:
         """Who held what seemed to grow, while the loop ran."""
         self._graphs = GraphWatch()
         self._tally = Tally()
-        self._weighed = (0, 0)
-        """(step, bytes of the heap) of the last look."""
         self.carried: set[str] = set()
         """Variables with a history that are given to the model again."""
         self._ended = 0
@@ -86,9 +85,11 @@ class GrowthWatch:
             self.carried.update(find_holders(addresses).roots.values() if addresses else ())
 
     def _has_grown(self, loop: Loop) -> bool:
-        """Whether the heap has, since the last look, by more than nothing to speak of."""
-        (step, heap_bytes), self._weighed = self._weighed, (self._steps.count, loop.heap[-1])
-        return loop.heap[-1] - heap_bytes >= LARGE_BYTES * (self._steps.count - step)
+        """Whether the heap has, by more than noise, in steps that were only counted since it was weighed what variables hold."""
+        if loop.unweighed_bytes < max(LARGE_BYTES * loop.unweighed_count, NOISE_BYTES):
+            return False
+        loop.unweighed_bytes = loop.unweighed_count = 0
+        return True
 
     def ends(self) -> None:
         """The cell is over; what only the collector finds from here on, nobody kept."""

@@ -1172,7 +1172,7 @@ def train():
             kept.append(out)
 train()
 """,
-        Leak("kept[", KEPT // 9, ALL // 6, "no_grad"),
+        Leak("kept[", 1000, ALL // 6, "no_grad"),
     ),
     "slices of a large tensor": (
         f"""last = []
