@@ -18,8 +18,6 @@ __all__ = ["GraphWatch"]
 
 _LEAST_NODE_BYTES = 256
 """An autograd node takes some hundred bytes."""
-_FIRST_LOOK = 8
-"""Steps: in a shorter loop no graph grows so long that it counts."""
 _FEWEST = 3
 """Iterations from which one may speak of growth."""
 
@@ -36,7 +34,7 @@ class GraphWatch:
     def look(self, steps: Steps) -> None:
         """A step begins."""
         main = steps.main
-        if main is not None and main.count >= _FIRST_LOOK and (self._histories or main.counted_bytes() >= _LEAST_NODE_BYTES):
+        if main is not None and (self._histories or main.counted_bytes() >= _LEAST_NODE_BYTES):
             self._histories.append((steps.count, count_graph_nodes(self._since)))
 
     def growth(self, steps: Steps) -> GraphGrowth | None:
@@ -70,7 +68,7 @@ class GraphWatch:
         if not looks or looks[-1][1] <= 2 * main.nodes_per_step:
             return 0
         if len(looks) == 1:
-            return looks[0][1] / (looks[0][0] - 1) if main.counted_bytes() >= _LEAST_NODE_BYTES else 0
+            return 0  # it may be one round's own, as where losses are summed up for an update
         rates = [(many - few) / (later - earlier) for (earlier, few), (later, many) in pairwise(looks)]
         mean = (looks[-1][1] - looks[0][1]) / (looks[-1][0] - looks[0][0])
         return mean if min(rates) > mean / 2 else 0

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -69,8 +69,9 @@ class Loop:
         return [later - earlier for earlier, later in pairwise(self.heap) if _UNKNOWN not in {earlier, later}]
 
     def counted_bytes(self) -> float:
-        """By how much the heap usually grows in a step that is only counted: in one that is followed, the watch itself takes some."""
-        return median(self.heap_growth()[FIRST_STEPS:] or [self.usual_bytes])
+        """By how much the heap grows in a step that is only counted, usually and on the whole; in others the watch itself takes some."""
+        grown = self.heap_growth()[FIRST_STEPS:] or [self.usual_bytes]
+        return min(median(grown), fmean(grown))
 
     def begins(self, number: int, heap_bytes: int | None, nodes: int) -> None:
         """One more step."""

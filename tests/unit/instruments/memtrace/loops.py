@@ -390,6 +390,15 @@ predict()
 }
 
 CLEAN |= {
+    "weights that are adapted to each task": """for task in range(6):
+    fast = dict(net.named_parameters())
+    for _ in range(3):
+        loss = F.cross_entropy(torch.func.functional_call(net, fast, (x,)), y)
+        slopes = torch.autograd.grad(loss, list(fast.values()), create_graph=True)
+        fast = {name: one - 0.1 * slope for (name, one), slope in zip(fast.items(), slopes)}
+    outer = F.cross_entropy(torch.func.functional_call(net, fast, (x,)), y)
+    opt.zero_grad(); outer.backward(); opt.step()
+""",
     "a model of each run": """models = []
 for fold in range(6):
     model = nn.Linear(64, 10)
