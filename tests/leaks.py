@@ -71,6 +71,7 @@ def _torch(*, rng: bool) -> dict[str, Any]:
         "torch.nn.Module._call_impl": torch.nn.Module._call_impl,
         "torch.autograd.backward": torch.autograd.backward,
         "torch.autograd.grad": torch.autograd.grad,
+        "torch.compile": torch.compile,
         "the next batch of a DataLoader": torch.utils.data.dataloader._BaseDataLoaderIter.__next__,
         "torch.Tensor.backward": torch.Tensor.backward,
         "the dispatch modes": list(_python_dispatch._get_current_dispatch_mode_stack()),
@@ -89,6 +90,8 @@ def _torch(*, rng: bool) -> dict[str, Any]:
         "torch.get_num_threads()": torch.get_num_threads(),
         "torch.cuda.is_initialized()": torch.cuda.is_initialized(),
     }
+    if "torch._dynamo.eval_frame" in sys.modules:
+        state["what turns torch's compiler on"] = sys.modules["torch._dynamo.eval_frame"]._maybe_set_eval_frame
     if rng:
         state["torch's RNG state"] = torch.get_rng_state().tolist()
         if "numpy" in sys.modules:

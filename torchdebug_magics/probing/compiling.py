@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch._guards import TracingContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType
 
-__all__ = ["is_rewritten", "not_compiled"]
+__all__ = ["is_being_compiled", "is_rewritten", "not_compiled"]
 
 _CALLED = "__compiled_fn_"
 """How the compiler names what such code calls."""
@@ -32,3 +33,8 @@ def not_compiled(*, nor_what_it_calls: bool) -> Callable[[C], C]:
 def is_rewritten(code: CodeType) -> bool:
     """Whether torch's compiler put it in the place of a function of the user's: its lines are all the first one."""
     return any(name.startswith(_CALLED) for name in code.co_names)
+
+
+def is_being_compiled() -> bool:
+    """Whether torch's compiler works here now: what runs then is no step of the user's, but a trial by the compiler."""
+    return TracingContext.try_get() is not None

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import gc
-import pkgutil
 import sys
-from types import MethodType
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.compiler import is_compiling
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
@@ -18,24 +16,29 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchdebug_magics.probing.compiling import not_compiled
 from torchdebug_magics.probing.mode_stack import modes, take_off
+from torchdebug_magics.probing.wrappers import MARK, unwrap_all, wrap, wrap_switch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import ExitStack
+    from types import FrameType
 
 __all__ = ["Hook", "Hooks"]
-
-MARK = "_torchdebug_owner"
-"""Found by name, as `%autoreload` replaces classes and would defeat `isinstance`."""
 
 _TABLES: tuple[tuple[object, str], ...] = (
     *((torch_module, name) for name in vars(torch_module) if name.startswith("_global_") and name.endswith("_hooks")),
     (torch_optimizer, "_global_optimizer_pre_hooks"),
     (torch_optimizer, "_global_optimizer_post_hooks"),
 )
-
-
-_WRAPPED: tuple[tuple[Any, str], ...] = ((torch.autograd, "backward"), (torch.autograd, "grad"), (_BaseDataLoaderIter, "__next__"))
+_ON_ALL: tuple[tuple[dict[int, Any], ...], ...] = (
+    (torch_module._global_forward_pre_hooks,),
+    (
+        torch_module._global_forward_hooks,
+        torch_module._global_forward_hooks_with_kwargs,
+        torch_module._global_forward_hooks_always_called,
+    ),
+)
+"""The hooks on the calls of all modules, and the flags of each."""
 
 
 class Hook:
@@ -64,59 +67,14 @@ class Hook:
         return functools.partial, (sys.audit, "torchdebug.hook")
 
 
-class _Wrapper(Hook):
-    """Stands in the place of a function, or a method, of torch's; once closed, it is only a longer way to it."""
-
-    def __init__(self, owner: object, around: Callable[..., Any], holder: Any, name: str) -> None:
-        super().__init__(owner, around)
-        self.place = f"{holder.__module__}:{holder.__qualname__}.{name}" if isinstance(holder, type) else f"{holder.__name__}:{name}"
-        self.original: Callable[..., Any] = getattr(holder, name)
-        self.is_open = True
-
-    @not_compiled(nor_what_it_calls=False)
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What stands where the original stood."""
-        __tracebackhide__ = True
-        if not self.is_open:
-            return self.original(*args, **kwargs)
-        compiler = set_eval_frame(None)
-        try:
-            return self.call(functools.partial(_under, compiler, self.original), *args, **kwargs)
-        finally:
-            set_eval_frame(compiler)
-
-    def __get__(self, instance: object, _owner: type | None = None) -> Any:
-        return self if instance is None else MethodType(self, instance)
-
-    def __deepcopy__(self, _memo: object) -> _Wrapper:
-        return self  # as a function is
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return pkgutil.resolve_name, (self.place,)
-
-
-def _under(compiler: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What is the user's in a backward pass (hooks, what a checkpoint runs again) is compiled as it is without us."""
-    __tracebackhide__ = True
-    set_eval_frame(compiler)
-    try:
-        return original(*args, **kwargs)
-    finally:
-        set_eval_frame(None)
-
-
-def _only(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a wrapper that was closed in the middle of a call still does."""
-    __tracebackhide__ = True
-    return original(*args, **kwargs)
-
-
 class Hooks:
     """The hooks of one probe, each put on the session's stack."""
 
     def __init__(self) -> None:
         self.were_copied = False
         """Whether a module was copied with a hook on it: then every module alive must be swept."""
+        self._aside: list[tuple[dict[int, Any], int, Any, bool]] = []
+        """(table, key, hook or flag, whether it was the first) of those that are set aside."""
 
     def __deepcopy__(self, _memo: object) -> Hooks:
         return self
@@ -175,16 +133,34 @@ class Hooks:
 
     def autograd_calls(self, stack: ExitStack, name: str, around: Callable[..., Any]) -> None:
         """`around(original, *args, **kwargs)` in place of ``torch.autograd.<name>``, which `Tensor.backward` looks up at each call."""
-        self._wrap(stack, torch.autograd, name, around)
+        wrap(stack, self, torch.autograd, name, around)
 
     def loader_batches(self, stack: ExitStack, around: Callable[..., Any]) -> None:
         """`around(original, iterator)` whenever a running `DataLoader` is asked for its next batch."""
-        self._wrap(stack, _BaseDataLoaderIter, "__next__", around)
+        wrap(stack, self, _BaseDataLoaderIter, "__next__", around)
 
-    def _wrap(self, stack: ExitStack, holder: Any, name: str, around: Callable[..., Any]) -> None:
-        wrapper = _Wrapper(self, around, holder, name)
-        stack.callback(_unwrap, holder, name, wrapper)
-        setattr(holder, name, wrapper)
+    def unnoticed(self, stack: ExitStack) -> None:
+        """Ours are none of those hooks on all modules of which a compiled module would warn the user at each call."""
+        wrap(stack, self, torch_module, "_has_any_global_hook", _has_hook_of_others)
+
+    def compiler_switches(self, stack: ExitStack, turned: Callable[[Any, FrameType], None]) -> None:
+        """`turned(compiler, frame)` when torch's compiler is about to be turned on, by the call in that frame, or back to what it was."""
+        wrap_switch(stack, self, turned)
+
+    def set_aside(self, modules: Iterable[torch.nn.Module]) -> None:
+        """Take the hooks on calls off, on all modules and on these, until they are put back."""
+        for calls, *flags in (*_ON_ALL, *(tables for module in modules for tables in _on(module))):
+            for key in [key for key, hook in calls.items() if getattr(hook, MARK, None) is self]:
+                is_first = next(iter(calls)) == key
+                self._aside += [(table, key, table.pop(key), is_first) for table in (*flags, calls) if key in table]
+
+    def put_back(self) -> None:
+        """Those that were set aside: the first hook as the first, any other as the last."""
+        while self._aside:
+            table, key, held, is_first = self._aside.pop()
+            table[key] = held
+            if is_first and isinstance(table, OrderedDict):
+                table.move_to_end(key, last=False)
 
     def sweep(self, modules: Iterable[torch.nn.Module] = ()) -> int:
         """Remove every hook and mode of this probe; how many there were."""
@@ -192,10 +168,9 @@ class Hooks:
         for owner, name in _TABLES:
             removed += self._drop(getattr(owner, name, {}))
         for module in (*modules, *_live_modules()) if self.were_copied else modules:
-            removed += self._drop(module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
-            removed += self._drop(module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called)
-        for holder, name in _WRAPPED:
-            removed += sum(_unwrap(holder, name, wrapper) for wrapper in _wrappers(holder, name) if wrapper._torchdebug_owner is self)
+            removed += sum(self._drop(*tables) for tables in _on(module))
+        self._aside.clear()
+        removed += unwrap_all(self)
         return removed + sum(take_off(mode) for mode in modes() if getattr(mode, MARK, None) is self)
 
     def _drop(self, table: dict[int, Any], *beside: dict[int, bool]) -> int:
@@ -206,33 +181,22 @@ class Hooks:
         return len(ours)
 
 
+def _has_hook_of_others(_original: Callable[[], bool]) -> bool:
+    tables = (getattr(torch_module, f"_global_{kind}_hooks") for kind in ("forward_pre", "forward", "backward_pre", "backward"))
+    return any(not hasattr(hook, MARK) for table in tables for hook in table.values())
+
+
+def _on(module: torch.nn.Module) -> tuple[tuple[dict[int, Any], ...], ...]:
+    """The hooks on the calls of one module, and their flags."""
+    return (
+        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+        (module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called),
+    )
+
+
 def _live_modules() -> list[torch.nn.Module]:
     return [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module) and "_forward_hooks" in one.__dict__]
 
 
 def _nothing(*_: object, **__: object) -> None:
     """What a copied hook does."""
-
-
-def _wrappers(holder: Any, name: str) -> list[_Wrapper]:
-    """Ours around a function of torch's, the outermost first."""
-    found, current = [], getattr(holder, name)
-    while hasattr(current, MARK):
-        found.append(current)
-        current = current.original
-    return found
-
-
-def _unwrap(holder: Any, name: str, wrapper: _Wrapper) -> bool:
-    """Take one wrapper out of the chain, also when a later session's stands before it; whether it stood there."""
-    chain = _wrappers(holder, name)
-    # Whoever kept a reference to it, as torch's compiler does for good, now calls the original, and holds no probe.
-    wrapper.is_open, wrapper.call = False, _only
-    if wrapper not in chain:
-        return False
-    place = chain.index(wrapper)
-    if place:
-        chain[place - 1].original = wrapper.original
-    else:
-        setattr(holder, name, wrapper.original)
-    return True

@@ -53,6 +53,7 @@ class OutermostCalls:
             if id(module) not in inside:
                 self._watch(module)
         self._hooks.module_birth(self._stack, self._born, self._adopted)
+        self._hooks.unnoticed(self._stack)
 
     def modules(self) -> list[torch.nn.Module]:
         """Every module that carries a hook of ours."""

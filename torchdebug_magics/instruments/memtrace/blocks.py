@@ -45,7 +45,7 @@ class Block:
     """One storage, from its birth to its death."""
 
     __slots__ = (
-        "born", "bytes", "chain", "device", "died", "is_old", "iteration", "module", "nth",
+        "born", "bytes", "chain", "device", "died", "is_called", "is_old", "iteration", "module", "nth",
         "outlived", "place", "ref", "role", "span", "used_up",
     )  # fmt: skip
 
@@ -59,6 +59,8 @@ class Block:
         """What it was found to be: a parameter, a gradient, ...; empty where only its phase tells."""
         self.is_old = False
         """Whether it was there before the watch."""
+        self.is_called = False
+        """Whether it is a parameter of a model that was called."""
         self.iteration = 0
         self.nth = 0
         """Of those that its line made."""

@@ -12,9 +12,12 @@ from torchdebug_magics.probing.modules import live_kinds
 from torchdebug_magics.probing.storages import storages
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.blocks import Ledger
+    from torchdebug_magics.instruments.memtrace.blocks import Block, Ledger
 
-__all__ = ["ACTIVATION", "BUFFER", "GRADIENT", "OPTIMIZER_STATE", "OTHER", "PARAMETER", "TEMPORARY", "Census", "mark", "mark_gradients"]
+__all__ = [
+    "ACTIVATION", "BUFFER", "GRADIENT", "OPTIMIZER_STATE", "OTHER", "PARAMETER", "TEMPORARY",
+    "Census", "has_graph", "mark", "mark_called", "mark_gradients", "mark_state", "saved_tensors",
+]  # fmt: skip
 
 PARAMETER, GRADIENT, OPTIMIZER_STATE = "parameter", "gradient", "optimizer state"
 ACTIVATION, BUFFER, TEMPORARY, OTHER = "activation", "buffer", "temporary", "other"
@@ -36,7 +39,7 @@ class Census:
         for tensor in self.tensors:
             if tensor.is_leaf:
                 yield from ((storage, "") for storage in _of(tensor))
-        for tensor in saved_tensors(tensor.grad_fn for tensor in self.tensors if _has_graph(tensor)):
+        for tensor in saved_tensors(tensor.grad_fn for tensor in self.tensors if has_graph(tensor)):
             yield from ((storage, ACTIVATION) for storage in _of(tensor))
         for tensor in self.tensors:
             if not tensor.is_leaf:
@@ -73,13 +76,25 @@ def saved_tensors(roots: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 def mark(ledger: Ledger, tensors: Iterable[torch.Tensor | None], role: str) -> None:
     """Say what the blocks of these tensors are."""
+    for block in _blocks_of(ledger, tensors):
+        block.role = role
+
+
+def mark_called(ledger: Ledger, model: torch.nn.Module) -> None:
+    """Say of its parameters and buffers that a model was called with them."""
+    mark(ledger, model.buffers(), BUFFER)
+    for block in _blocks_of(ledger, model.parameters()):
+        block.role, block.is_called = PARAMETER, True
+
+
+def _blocks_of(ledger: Ledger, tensors: Iterable[torch.Tensor | None]) -> Iterator[Block]:
     ledger.settle()
     for tensor in tensors:
         if tensor is not None:
             for storage in _of(tensor):
                 block = ledger.live.get(storage._cdata)
                 if block is not None:
-                    block.role = role
+                    yield block
 
 
 def mark_gradients(ledger: Ledger, parameters: Iterable[torch.Tensor]) -> None:
@@ -116,7 +131,8 @@ def _raw(node: Any, name: str) -> Iterator[torch.Tensor]:
             yield value
 
 
-def _has_graph(tensor: torch.Tensor) -> bool:
+def has_graph(tensor: torch.Tensor) -> bool:
+    """Whether it has a history."""
     # Asked of a view whose base was written in place, torch makes the graph anew: not for us to cause.
     return tensor.requires_grad and not tensor.is_leaf
 

@@ -63,7 +63,7 @@ def concluded(seen: Seen, error: BaseException | None) -> MemtraceReport:
     tracer.adopt_all(Census())
     alive = list(ledger.live.values())
     made = [block for block in alive if not block.is_old]
-    keepers = Keepers(made, [] if error is None else [("the error", error)])
+    keepers = Keepers(made, [] if error is None else [("the error", error)], carried=seen.watch.carried)
     found = guard.run("the look for growth", seen.watch.found, made, keepers, ledger.total.peak_bytes)
     growth, graph_growth = found or (None, None)
     oom = guard.run("explaining the refusal", _out_of_memory, seen, error, alive, growth)

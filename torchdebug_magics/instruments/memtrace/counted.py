@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.memtrace.fixes import collection, fix
+from torchdebug_magics.instruments.memtrace.fixes import Cause, collection, fix
 from torchdebug_magics.instruments.memtrace.report import Growth
 
 if TYPE_CHECKING:
@@ -23,13 +23,14 @@ _FEWEST = 3
 _LEAST_BYTES = 1 << 10
 _MOST_PART = 0.6
 _HALF = 0.5
+_THIRDS, _SEVERAL = 3, 3
 _ABOUT = 2.5
 _MADE_ONCE = re.compile(r"\.state\[\.\.\.\]\['(exp_avg|exp_avg_sq|step|momentum_buffer|square_avg)'\]$|\.grad$")
 """What the first step makes."""
 
 
 def rate_bytes(loop: Loop | None) -> int:
-    """By how much the heap grows in each step; 0 where it does not, only at times, or only until a cache is filled.
+    """By how much the heap grows in each step; 0 where it does not, only at times, until a cache is filled, or a list is emptied.
 
     The first step makes gradients and states.
     """
@@ -40,7 +41,8 @@ def rate_bytes(loop: Loop | None) -> int:
     steady = sum(1 for one in grown if one >= usual / 2) >= _MOST_PART * len(grown)
     early_bytes, late_bytes = sum(grown[: len(grown) // 2]), sum(grown[len(grown) // 2 :])
     goes_on = late_bytes >= _HALF * early_bytes and early_bytes + late_bytes >= _HALF * usual * len(grown)
-    return round(usual) if usual >= _LEAST_BYTES and steady and goes_on else 0
+    is_emptied = -min(grown[len(grown) // _THIRDS :]) >= _SEVERAL * usual
+    return round(usual) if usual >= _LEAST_BYTES and steady and goes_on and not is_emptied else 0
 
 
 def fastest(loops: Iterable[Loop]) -> Loop | None:
@@ -66,17 +68,13 @@ def kept_most(found: Iterable[tuple[int, str]], wanted_bytes: int) -> Kept | Non
     return (max(fitting)[1], max(fitting)[0]) if fitting else None
 
 
-def grown_by_counter(loop: Loop | None, kept: Kept | None, *, trains: bool) -> Growth | None:
-    """What is said of it; nothing where it is not known who keeps it: a heap holds more than tensors."""
-    each_bytes = rate_bytes(loop)
-    if loop is None or kept is None or not each_bytes:
-        return None
-    keeps_graph = "grad_fn" in kept[0]
+def grown_by_counter(loop: Loop, path: str, cause: Cause) -> Growth:
+    """What is said of that loop."""
     return Growth(
-        bytes_per_iteration=each_bytes,
+        bytes_per_iteration=rate_bytes(loop),
         iterations_count=loop.count,
         location=None,
-        holder=kept[0],
-        fix=fix(kept[0], keeps_graph=keeps_graph, swells=False, trains=trains),
-        keeps_graph=keeps_graph,
+        holder=path,
+        fix=fix(path, cause),
+        keeps_graph=cause.keeps_graph,
     )

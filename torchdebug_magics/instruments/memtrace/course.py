@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch._C._autograd import _get_sequence_nr
 
-from torchdebug_magics.instruments.memtrace.census import BUFFER, PARAMETER, Census, mark
+from torchdebug_magics.instruments.memtrace.census import Census, mark_called
 from torchdebug_magics.probing.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -82,18 +82,24 @@ class Course:
             self.tracer.on()
 
     def step_of(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The call of a model begins a step; that of one more is a part of it, as of layers that the user calls one by one.
-
-        Unless that code stands before the last call's: then a loop has gone round.
-        """
-        size = sum(tensor.numel() for tensor in tensors_in((args, kwargs)) if not tensor.is_nested)
-        before, self._at = self._at, self._position()
-        joins = bool(self._called) and id(module) not in self._called and not _is_before(self._at, before)
-        self._called = {id(module), *(self._called if joins else ())}
-        self._step(id(module), self._places.user_frame(sys._getframe()), size, joins=joins)
+        """The call of a model begins a step, or is a part of one."""
+        given = list(tensors_in((args, kwargs)))
+        if self.step_of_call(id(module), sum(tensor.numel() for tensor in given if not tensor.is_nested)):
+            self._guard.run("the look at what is carried on", self._watch.is_given, given)
         if self.is_followed:
-            mark(self._ledger, module.parameters(), PARAMETER)
-            mark(self._ledger, module.buffers(), BUFFER)
+            mark_called(self._ledger, module)
+
+    def step_of_call(self, of: int, size: int = 0) -> bool:
+        """The call of the model or function with that id begins one; that of one more is a part of it, as of layers called one by one.
+
+        Unless that code stands before the last call's: then a loop has gone round. `size` is that of the input, in elements. Whether a
+        step began.
+        """
+        before, self._at = self._at, self._position()
+        joins = bool(self._called) and of not in self._called and not _is_before(self._at, before)
+        self._called = {of, *(self._called if joins else ())}
+        self._step(of, self._places.user_frame(sys._getframe()), size, joins=joins)
+        return not joins
 
     def step_without_model(self) -> None:
         """A backward pass or an update begins one, if no model was called since it ran last from the same line.
@@ -133,7 +139,8 @@ class Course:
         if was_followed and not self.is_followed and not self._ledger.counted_from:
             self._ledger.counted_from = self._ledger.clock
         if not joins:
-            self._guard.run("the look for growth", self._watch.begins)
+            self._guard.run("the look for growth", self._watch.begins, self.tracer.adopt_all)
+            self._steps.looked()
 
 
 def _is_before(now: list[_Call], before: list[_Call]) -> bool:

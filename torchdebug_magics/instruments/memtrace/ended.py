@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.blocks import Block
     from torchdebug_magics.instruments.memtrace.growth import Leak
-    from torchdebug_magics.instruments.memtrace.steps import Steps
+    from torchdebug_magics.instruments.memtrace.steps import Loop, Steps
 
-__all__ = ["goes_on", "is_complete", "is_used_up", "is_window", "was_let_go"]
+__all__ = ["goes_on", "is_complete", "is_over", "is_used_up", "is_window", "was_let_go"]
 
 
 def goes_on(kept: Collection[int], seen: Sequence[int]) -> bool:
@@ -34,8 +34,20 @@ def is_complete(leak: Leak, unseen_bytes: int) -> bool:
 
 
 def is_used_up(kept: Collection[Block]) -> bool:
-    """Whether one backward pass after the loop was what it was kept for: the losses of an episode, or of a sequence."""
-    return 2 * sum(block.bytes for block in kept if block.used_up) > sum(block.bytes for block in kept)
+    """Whether one backward pass after the loop was what it was kept for: the losses of an episode, or of a sequence.
+
+    What the last iteration made is not asked, as its own backward pass may come only now.
+    """
+    last = max(block.iteration for block in kept)
+    earlier = [block for block in kept if block.iteration < last]
+    return 2 * sum(block.bytes for block in earlier if block.used_up) > sum(block.bytes for block in earlier)
+
+
+def is_over(loop: Loop, steps: Steps) -> bool:
+    """Whether another loop, that went round with it, went on without it as long again: it has filled something, and is not needed now."""
+    last = loop.numbers[-1]
+    longer = (other for other in steps.loops.values() if len(other.between(last + 1, other.numbers[-1] + 1)) >= loop.count)
+    return any(steps.goes_round_with(loop, other) for other in longer)
 
 
 def is_window(kept: list[int], made: list[Block], steps: Steps, end: int) -> bool:

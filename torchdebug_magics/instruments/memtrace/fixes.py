@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-__all__ = ["collection", "fix", "graph_fix", "is_part", "root"]
+__all__ = ["Cause", "collection", "fix", "graph_fix", "is_local", "is_part", "root"]
 
 _ROOT = re.compile(r"(?:.* local ')?([^\[.{ ']+)")
 _LOCAL = re.compile(r".*\(\) local '([^']*)'(?: in thread '[^']*')?")
-_INSIDE = re.compile(r".*\.<(closure|default) (\w+)>")
+_INSIDE = re.compile(r"[^\[{]*\.<(closure|default) (\w+)>")
 _PLACE = re.compile(r"\[-?\d+\]|\[\.\.\.\]|\{\.\.\.\}|\.grad_fn| -> |\.<")
 """Where in a path the collection ends, and one of the many things in it begins."""
+_GRADIENT = ".grad"
 _FUNCTION_CACHE = ".<cache>"
 _KNOWN = (
     (("_hooks",), "keep the handle that registering the hook returns, and call its `.remove()`; or let the hook store only what is needed"),
@@ -36,16 +38,36 @@ def collection(path: str) -> str:
     return _PLACE.split(path, maxsplit=1)[0]
 
 
-def fix(path: str, *, keeps_graph: bool, swells: bool, trains: bool) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Why a variable keeps more and more."""
+
+    keeps_graph: bool
+    trains: bool
+    """Whether a backward pass runs in the loop."""
+    swells: bool = False
+    """Whether it is one tensor that gets larger."""
+    slices: bool = False
+    """Whether each tensor is kept for the sake of a part of it."""
+
+
+def fix(path: str, cause: Cause) -> str:
     """What to change, where the variable at `path` keeps more with every iteration."""
     known = next((text for words, text in _KNOWN if any(word in path for word in words)), None)
     if known is not None or not path:
         return known or ""
     kept = collection(path)
-    if swells:
-        return _swelling(kept, keeps_graph=keeps_graph)
-    if keeps_graph:
-        return _of_graph(path, kept, trains=trains)
+    if cause.swells:
+        return _swelling(kept, keeps_graph=cause.keeps_graph)
+    if cause.keeps_graph:
+        return _of_graph(path, kept, trains=cause.trains)
+    if cause.slices:
+        copied = ".copy()" if path.endswith(".base") else ".clone()"
+        return f"put a copy into `{kept}`, by `{copied}`: a slice keeps the whole tensor that it was cut from"
+    return _of_data(path, kept)
+
+
+def _of_data(path: str, kept: str) -> str:
     inside = _INSIDE.match(path)
     if inside is not None and inside[1] == "default":
         return f"a default value is made once and shared by all calls: write `{kept}=None`, and make it in the function"
@@ -59,6 +81,8 @@ def fix(path: str, *, keeps_graph: bool, swells: bool, trains: bool) -> str:
 def graph_fix(path: str, *, is_collection: bool, is_number: bool) -> str:
     """What to write where the graph itself grows; `is_collection`: whether `path` is a list or the like, of tensors with a graph."""
     kept = collection(path)
+    if kept.endswith(_GRADIENT):
+        return _of_gradients()
     if is_collection:
         return f"keep no graph in `{kept}`: put `.item()` (a number) or `.detach()` (a tensor) into it"
     if not is_number:
@@ -71,7 +95,16 @@ def _swelling(kept: str, *, keeps_graph: bool) -> str:
     return f"bound it, as `{kept} = {kept}[-1000:]` does; or append to a list and join it once, after the loop{detached}"
 
 
+def _of_gradients() -> str:
+    return (
+        "`backward(create_graph=True)` leaves a graph in every gradient: take the slopes by `torch.autograd.grad(..., create_graph=True)`, "
+        "or set the gradients to None after each step, `optimizer.zero_grad()`"
+    )
+
+
 def _of_graph(path: str, kept: str, *, trains: bool) -> str:
+    if kept.endswith(_GRADIENT):
+        return _of_gradients()
     if not trains:
         why = f"nothing calls `backward()` in it, and `{kept}` keeps the graph of every iteration"
         return f"run the loop under `with torch.no_grad():`, as {why}"
@@ -83,6 +116,11 @@ def _of_graph(path: str, kept: str, *, trains: bool) -> str:
 def is_part(path: str) -> bool:
     """Whether it is the path of attributes alone, as ``model.blocks.1.weight``, and not of one thing of many."""
     return _PLACE.search(_LOCAL.sub(r"\1", path, count=1)) is None
+
+
+def is_local(path: str) -> bool:
+    """Whether it begins with the local of a call that ran, and may be over."""
+    return _LOCAL.match(path) is not None
 
 
 def _is_in_collection(path: str) -> bool:

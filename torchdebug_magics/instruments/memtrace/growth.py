@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.census import ACTIVATION
-from torchdebug_magics.instruments.memtrace.ended import goes_on, is_complete, is_used_up, is_window, was_let_go
+from torchdebug_magics.instruments.memtrace.ended import goes_on, is_complete, is_over, is_used_up, is_window, was_let_go
 from torchdebug_magics.instruments.memtrace.sites import category
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ class Leak:
 
     bytes_per_iteration: int
     iterations_count: int
-    place: Place
+    place: Place | None
+    """None where nobody saw it made."""
     keeps_graph: bool
     swells: bool = False
     """Whether it is one tensor that gets larger, and not more and more of them."""
@@ -91,6 +92,8 @@ def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Le
     first, last = inner[0], inner[-1]
     whole = any(not block.span.is_between for block in alive)
     loop = steps.of(inner) if whole else steps.around(first, last, len(inner) - 1)
+    if loop is not None and is_over(loop, steps):
+        return None
     if loop is not None and not goes_on(kept, _looked_at(loop, min(kept), steps, whole=whole)):
         return None
     keeps_graph = any(category(block) == ACTIVATION for block in alive)

@@ -1,4 +1,4 @@
-"""Who keeps what: the variables that hold the blocks which outlived the cell, or which grow, and what to change."""
+"""Who keeps what: the variables that hold the blocks which outlived the cell, or which grow."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.census import ACTIVATION, OTHER, TEMPORARY
-from torchdebug_magics.instruments.memtrace.fixes import collection, fix, root
-from torchdebug_magics.instruments.memtrace.report import Growth, Holder
+from torchdebug_magics.instruments.memtrace.fixes import collection, root
+from torchdebug_magics.instruments.memtrace.report import Holder
 from torchdebug_magics.instruments.memtrace.sites import category
 from torchdebug_magics.probing.holders import find_holders
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.blocks import Block
-    from torchdebug_magics.instruments.memtrace.growth import Leak
 
-__all__ = ["Keepers", "grown", "holders"]
+__all__ = ["Keepers", "holders"]
 
 _ASKED = 2000
 """Storages asked for at most, the largest: a report shows a few."""
@@ -24,18 +23,24 @@ _SHOWN = 20
 
 
 class Keepers:
-    """Paths of blocks, found by one walk over the namespace, the running calls and the modules."""
+    """Paths of blocks, found by one walk over the namespace, the running calls and the modules.
 
-    def __init__(self, blocks: Iterable[Block], extra_roots: Iterable[tuple[str, object]] = ()) -> None:
+    A variable that is `carried` from one iteration into the next is what keeps a history, and not one that is only made of it.
+    """
+
+    def __init__(self, blocks: Iterable[Block], extra_roots: Iterable[tuple[str, object]] = (), *, carried: Collection[str] = ()) -> None:
         extra_roots = list(extra_roots)
         self.has_error = bool(extra_roots)
         """Whether an error may be what keeps them, as its traceback holds all that the calls held."""
         wanted = sorted(((block.ref.key, block) for block in blocks if block.ref is not None), key=lambda one: -one[1].bytes)[:_ASKED]
-        found = find_holders([key for key, _ in wanted], extra_roots=extra_roots) if wanted else None
+        found = find_holders([key for key, _ in wanted], extra_roots=extra_roots, first=carried) if wanted else None
         self.is_whole = found is None or found.is_whole
         paths: Mapping[int, str] = {} if found is None else found.paths
+        self._wanted = [block for _, block in wanted]
         self._paths = {id(block): paths[key] for key, block in wanted if key in paths}
+        self._slices = frozenset(id(block) for key, block in wanted if found is not None and key in found.slices)
         self._bounded = frozenset(id(block) for key, block in wanted if found is not None and key in found.bounded)
+        self._with_history = frozenset(id(block) for key, block in wanted if found is not None and key in found.with_history)
 
     def path(self, blocks: Iterable[Block]) -> str:
         """Of the variable that holds most of them: the path to the first one in it.
@@ -49,6 +54,10 @@ class Keepers:
         most = max(found.values(), key=lambda held: (len({block.iteration for block in held}) > 1, _size(held)), default=())
         return next((self._paths[id(block)] for block in most), "")
 
+    def beside(self, path: str) -> list[Block]:
+        """All that the variable at that path holds, and what is in the graphs that it keeps."""
+        return [block for block in self._wanted if collection(self.of(block)) == collection(path)]
+
     def holds_most(self, blocks: Iterable[Block], path: str) -> bool:
         """Whether the variable at that path holds the larger part of those that are still there."""
         alive = [block for block in blocks if not block.died]
@@ -58,6 +67,15 @@ class Keepers:
     def are_bounded(self, blocks: Iterable[Block]) -> bool:
         """Whether what holds them has a limit."""
         return any(id(block) in self._bounded for block in blocks)
+
+    def are_slices(self, blocks: Iterable[Block]) -> bool:
+        """Whether most of them are held only for a part of each."""
+        blocks = list(blocks)
+        return 2 * _size(block for block in blocks if id(block) in self._slices) > _size(blocks)
+
+    def have_history(self, blocks: Iterable[Block]) -> bool:
+        """Whether some are held with the graph that made them."""
+        return any(id(block) in self._with_history for block in blocks)
 
     def of(self, block: Block) -> str:
         """Empty where no name leads to it."""
@@ -73,21 +91,6 @@ def holders(keepers: Keepers, blocks: Iterable[Block]) -> tuple[Holder, ...]:
             by_root[root(path)].append(block)
     rows = [_holder(keepers, found) for found in by_root.values()]
     return tuple(sorted(rows, key=lambda row: -row.live_bytes)[:_SHOWN])
-
-
-def grown(
-    leak: Leak, holder: str, size_bytes: int, *, keeps_graph: bool, swells: bool, trains: bool, others: tuple[str, ...] = ()
-) -> Growth:
-    """What is said of a leak that adds `size_bytes` to that holder an iteration; `trains`: whether a backward pass runs in its loop."""
-    return Growth(
-        bytes_per_iteration=size_bytes,
-        iterations_count=leak.iterations_count,
-        location=leak.place.location,
-        holder=holder,
-        fix=fix(holder, keeps_graph=keeps_graph, swells=swells, trains=trains),
-        keeps_graph=keeps_graph,
-        others=others,
-    )
 
 
 def _size(blocks: Iterable[Block]) -> int:

@@ -26,6 +26,8 @@ from torchdebug_magics.instruments.memtrace.tracer import Tracer
 from torchdebug_magics.instruments.memtrace.watch import GrowthWatch
 from torchdebug_magics.machine.limits import Limits
 from torchdebug_magics.machine.memory_guard import MemoryGuard, guard_ratio
+from torchdebug_magics.probing.compiled_calls import CompiledCalls
+from torchdebug_magics.probing.compiling import is_being_compiled
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.heap import given_out_bytes
 from torchdebug_magics.probing.hooks import Hooks
@@ -77,6 +79,9 @@ class MemtraceProbe:
         self._devices = Devices(self._process)
         self._marks = MarkListener(self._ledger)
         self._outermost = OutermostCalls(self._hooks, self._guard, self._entered, self._left)
+        self._compiled = CompiledCalls(
+            self._hooks, self._guard, self._outermost.modules, self._outermost.is_ours, self._compiled_begins, self._compiled_ended
+        )
         self._steps = Steps(given_out_bytes, every=every_step)
         self._watch = GrowthWatch(self._ledger, self._steps, is_light=light)
         tracer = self._tracer_of(())
@@ -101,6 +106,7 @@ class MemtraceProbe:
         self._devices.start()
         self._marks.attach(stack)
         self._outermost.attach(stack, census.modules)
+        self._compiled.attach(stack)
         self._hooks.autograd_calls(stack, "backward", self._around_backward)
         self._hooks.autograd_calls(stack, "grad", self._around_backward)
         self._hooks.optimizer_steps(stack, self._before_update, self._after_update)
@@ -154,14 +160,32 @@ class MemtraceProbe:
             return  # a checkpoint, in the middle of a backward pass
         if self._course.is_between:
             self._course.step_of(module, args, kwargs)
-            if self._steps.count == _SETTLED:
-                self._outermost.settle()
+            self._settle()
         self._course.start("forward")
         self._ledger.span.model = id(module)
 
+    def _compiled_begins(self, function: int) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            return
+        if self._course.is_between:
+            self._course.step_of_call(function)
+            self._settle()
+        self._course.start("forward")
+
+    def _compiled_ended(self, result: object) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            return
+        if self._course.is_followed:
+            self._guard.run("the look at what compiled code has made", self._course.tracer.took, result)
+        self._course.stop()
+
+    def _settle(self) -> None:
+        if self._steps.count == _SETTLED:
+            self._outermost.settle()
+
     def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if torch._C._current_graph_task_id() != -1 or not self._outermost.is_ours():
+        if torch._C._current_graph_task_id() != -1 or is_being_compiled() or not self._outermost.is_ours():
             return original(*args, **kwargs)
         self._guard.run("the look before a backward pass", self._before_backward)
         try:

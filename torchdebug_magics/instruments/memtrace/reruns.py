@@ -10,7 +10,7 @@ from itertools import takewhile
 from statistics import median_low
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from torchdebug_magics.instruments.memtrace.fixes import fix
+from torchdebug_magics.instruments.memtrace.fixes import Cause, fix
 from torchdebug_magics.instruments.memtrace.keepers import Keepers
 from torchdebug_magics.instruments.memtrace.report import Growth
 
@@ -62,7 +62,7 @@ def rerun_growth(runs: deque[Run], ledger: Ledger, made: Iterable[Block], *, tra
         iterations_count=len(runs),
         location=location,
         holder=_common([keepers.of(block) for block in firsts]) or path,
-        fix=fix(path, keeps_graph="grad_fn" in path, swells=False, trains=trains),
+        fix=fix(path, Cause(keeps_graph="grad_fn" in path, trains=trains)),
         keeps_graph="grad_fn" in path,
     )
 

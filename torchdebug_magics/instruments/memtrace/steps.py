@@ -7,21 +7,23 @@ from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.places import Place
 
-__all__ = ["FIRST_STEPS", "Loop", "Steps"]
+__all__ = ["FIRST_STEPS", "NOISE_BYTES", "Loop", "Steps"]
 
 FIRST_STEPS = 4
 """Followed of each loop; of these the first makes gradients and optimizer states, and the others tell whether anything grows."""
 _AGAIN = 4
 """Steps followed after the counter has told something new: as many as tell whether it goes on."""
-_NOISE_BYTES = 16 << 10
+NOISE_BYTES = 16 << 10
 """By which the heap of a process goes up and down from step to step, without any tensor."""
 _UNSEEN_BYTES = 128 << 10
 _UNKNOWN = -1
+_NEARLY = 0.9
 
 
 @dataclass
@@ -41,9 +43,13 @@ class Loop:
     """How many more steps are followed."""
     usual_bytes: int = 0
     """By how much the heap grows in each step, as the followed ones told."""
-    noise_bytes: int = _NOISE_BYTES
+    noise_bytes: int = NOISE_BYTES
     unseen_bytes: int = 0
     """By how much the heap grew in steps that were not followed, since some were."""
+    unweighed_bytes: int = 0
+    """The same, since it was weighed what variables hold."""
+    unweighed_count: int = 0
+    """How many steps those were."""
     most_unseen_bytes: int = _UNSEEN_BYTES
     """Beyond it, steps are followed again; then it is doubled, so that the same is looked at ever more rarely."""
     _nodes: int = 0
@@ -61,6 +67,11 @@ class Loop:
     def heap_growth(self) -> list[int]:
         """By how much the heap grew from each step to the next, as far as it is known."""
         return [later - earlier for earlier, later in pairwise(self.heap) if _UNKNOWN not in {earlier, later}]
+
+    def counted_bytes(self) -> float:
+        """By how much the heap grows in a step that is only counted, usually and on the whole; in others the watch itself takes some."""
+        grown = self.heap_growth()[FIRST_STEPS:] or [self.usual_bytes]
+        return min(median(grown), fmean(grown))
 
     def begins(self, number: int, heap_bytes: int | None, nodes: int) -> None:
         """One more step."""
@@ -123,6 +134,17 @@ class Steps:
             loop.follow, loop.largest = max(loop.follow, 1), size
         return loop
 
+    def looked(self) -> None:
+        """What the watch itself has left on the heap is none of the step's that begins."""
+        heap_bytes = self._heap()
+        if self._first is not None and heap_bytes is not None:
+            self._first.heap[-1] = heap_bytes
+
+    def again(self, count: int) -> None:
+        """Follow so many more steps."""
+        if self._first is not None:
+            self._first.follow = max(self._first.follow, count)
+
     def trains(self) -> None:
         """A backward pass begins."""
         if not self._trained or self._trained[-1] != self.count:
@@ -163,6 +185,11 @@ class Steps:
             return max(counts, key=lambda one: one[0])[1] if counts else None
         return min(enough, key=lambda one: (one[0], not one[1].between(first, first + 1)))[1]
 
+    def goes_round_with(self, loop: Loop, other: Loop) -> bool:
+        """Whether there is a step of the other one in nearly every round of a loop."""
+        rounds = list(pairwise(loop.numbers))
+        return sum(1 for begin, end in rounds if len(other.between(begin, end))) >= _NEARLY * len(rounds)
+
     def clock_of(self, first: int, last: int) -> int:
         """Events before the last step of all loops that went round between step `first` and step `last`: what is there then, was kept."""
         inside = (loop.numbers[-1] for loop in self.loops.values() if len(loop.between(first, last + 1)))
@@ -189,6 +216,8 @@ class Steps:
             else:
                 loop.follow = max(loop.follow, _AGAIN)
         if not self._whole and loop.count >= FIRST_STEPS:
+            loop.unweighed_bytes += grown
+            loop.unweighed_count += 1
             loop.unseen_bytes += grown
             if loop.unseen_bytes > loop.most_unseen_bytes:
                 loop.follow = max(loop.follow, _AGAIN)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.memtrace.blocks import Block, Chain, Ledger
-from torchdebug_magics.instruments.memtrace.census import ACTIVATION, Census
+from torchdebug_magics.instruments.memtrace.census import ACTIVATION, Census, has_graph, saved_tensors
 from torchdebug_magics.instruments.memtrace.refused import OutOfMemory, refused_bytes
 from torchdebug_magics.probing.dispatch import ResultListener
 from torchdebug_magics.probing.mode_stack import modes, put_unnoticed
 from torchdebug_magics.probing.storages import owner_of, storages
+from torchdebug_magics.probing.tensors import tensors_in
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.places import Place, Places
@@ -26,8 +27,8 @@ __all__ = ["Tracer"]
 
 _MADE_ELSEWHERE = ("aten.lift_fresh", "aten.set_", "aten.detach_copy")
 """Ops whose result was made by torch just before, where no mode sees it: ``torch.tensor(...)``, ``torch.load``."""
-_JOINS = frozenset({torch.ops.aten.cat.default, torch.ops.aten.constant_pad_nd.default})
-"""By which a tensor is made that holds an older one, and more: ``vstack`` and the like come to it, too."""
+_JOINS = {torch.ops.aten.cat.default: 0, torch.ops.aten.constant_pad_nd.default: 0, torch.ops.aten.copy_.default: 1}
+"""By which a tensor comes to hold an older one, and more, and which argument that is: ``vstack`` and the like come to it, too."""
 
 
 class Tracer:
@@ -74,6 +75,17 @@ class Tracer:
                 block.role = role
         census.mark(self.ledger)
 
+    def took(self, result: object) -> None:
+        """Compiled code has returned that: it, and what its graph has saved, is booked on the line of the call."""
+        given = list(tensors_in(result))
+        place, module = self._places.here(sys._getframe()), self._module()
+        if self._places.has_new_node():
+            self._places.made(place, module)
+        for tensor in (*given, *saved_tensors(one.grad_fn for one in given if has_graph(one))):
+            for storage in storages(tensor):
+                if self.ledger.known(storage) is None and not self._is_lent(storage):
+                    self._book(storage, place, module, "")
+
     def _seen(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         try:
             self.ops_count += 1
@@ -82,8 +94,8 @@ class Tracer:
                 self._places.made(self._places.here(sys._getframe()), self._module())
             if isinstance(result, torch.Tensor):
                 self._look(func, result, in_backward=in_backward)
-                if func in _JOINS and args:
-                    self._join(args[0], result)
+                if func in _JOINS and len(args) > _JOINS[func]:
+                    self._join(args[_JOINS[func]], result)
             elif isinstance(result, (tuple, list)):
                 for one in result:
                     if isinstance(one, torch.Tensor):
@@ -100,9 +112,12 @@ class Tracer:
                     self._adopt(storage)
 
     def _add(self, func: Any, storage: torch.UntypedStorage, *, in_backward: bool) -> None:
-        if storage._cdata in self._lent or self._is_lent(storage):
+        if self._is_lent(storage):
             return
-        place, module, role = self._asked(in_backward=in_backward)
+        self.ledger.op = str(func)
+        self._book(storage, *self._asked(in_backward=in_backward))
+
+    def _book(self, storage: torch.UntypedStorage, place: Place | None, module: str, role: str) -> None:
         block = Block(storage.nbytes(), str(storage.device), self.ledger.span, place, module)
         block.role, block.iteration = role, self.iteration
         if place is not None:
@@ -110,7 +125,6 @@ class Tracer:
                 place.steps[block.source].add(self.iteration)
             place.count += 1
             block.nth = place.count
-        self.ledger.op = str(func)
         self.ledger.add(storage, block)
 
     def _join(self, parts: Any, whole: torch.Tensor) -> None:
@@ -120,7 +134,7 @@ class Tracer:
             return
         for part in parts if isinstance(parts, (list, tuple)) else (parts,):
             before = next((self.ledger.known(storage) for storage in storages(part)), None)
-            if before is not None and before.place is joined.place and before is not joined:
+            if before is not None and before.place is joined.place and before.bytes < joined.bytes:
                 joined.chain = before.chain or Chain(before.bytes, [before.iteration])
                 joined.chain.grew(joined.iteration)
                 self.swells |= not self.ledger.span.is_between
@@ -139,7 +153,7 @@ class Tracer:
 
     def _adopt(self, storage: torch.UntypedStorage) -> Block | None:
         """One that no op was seen to make."""
-        if storage._cdata in self._lent or self._is_lent(storage):
+        if self._is_lent(storage):
             return None
         block = Block(storage.nbytes(), str(storage.device), self.ledger.span, None, "")
         block.iteration = self.iteration
@@ -147,6 +161,8 @@ class Tracer:
         return self.ledger.add(storage, block)
 
     def _is_lent(self, storage: torch.UntypedStorage) -> bool:
+        if storage._cdata in self._lent:
+            return True
         owner = owner_of(storage)
         if owner == "torch":
             return False

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from torch._C._autograd import _get_sequence_nr
-
-from torchdebug_magics.instruments.memtrace.census import GRADIENT, OPTIMIZER_STATE, PARAMETER, Census
+from torchdebug_magics.instruments.memtrace.census import Census, has_graph
 from torchdebug_magics.instruments.memtrace.counted import fastest, grown_by_counter, kept_most, rate_bytes
-from torchdebug_magics.instruments.memtrace.fixes import collection, graph_fix, is_part
-from torchdebug_magics.instruments.memtrace.growth import LEAST_BYTES, leaking, repeated
-from torchdebug_magics.instruments.memtrace.keepers import Keepers, grown
-from torchdebug_magics.instruments.memtrace.report import GraphGrowth
-from torchdebug_magics.probing.holders import Histories, count_graph_nodes, find_holders
+from torchdebug_magics.instruments.memtrace.ended import is_over
+from torchdebug_magics.instruments.memtrace.fixes import Cause, collection
+from torchdebug_magics.instruments.memtrace.graphs import GraphWatch
+from torchdebug_magics.instruments.memtrace.growth import leaking, repeated
+from torchdebug_magics.instruments.memtrace.keepers import Keepers
+from torchdebug_magics.instruments.memtrace.purpose import is_collected, unintended
+from torchdebug_magics.instruments.memtrace.steps import NOISE_BYTES
+from torchdebug_magics.instruments.memtrace.tally import Tally
+from torchdebug_magics.instruments.memtrace.worst import LARGE_BYTES, worst
+from torchdebug_magics.probing.holders import addresses_of, find_holders
 
 if TYPE_CHECKING:
+    import torch
+
     from torchdebug_magics.instruments.memtrace.blocks import Block, Ledger
     from torchdebug_magics.instruments.memtrace.counted import Kept
     from torchdebug_magics.instruments.memtrace.growth import Leak
     from torchdebug_magics.instruments.memtrace.places import Place
-    from torchdebug_magics.instruments.memtrace.report import Growth
+    from torchdebug_magics.instruments.memtrace.report import GraphGrowth, Growth
     from torchdebug_magics.instruments.memtrace.steps import Loop, Steps
 
 __all__ = ["GrowthWatch"]
@@ -30,20 +33,11 @@ __all__ = ["GrowthWatch"]
 _LOOKS_AT = frozenset({5, 8, 13, 21, 34, 55, 89, 233, 610, 1597})
 """Steps at whose beginning it is looked who holds what seems to grow: no multiples of each other, so that nothing that is emptied at times
 is always met full."""
+_MOST_AGAIN = 24
+"""Steps followed at once, to see what is kept only at times made."""
 _LATEST_LIGHT_LOOK = 40
-_LEAST_NODE_BYTES = 256
-"""An autograd node takes some hundred bytes."""
-_FEWEST = 3
-"""Iterations from which one may speak of growth."""
-_LARGE_BYTES = 1 << 10
-_LARGE_PART = 0.25
-"""What is less than both, an iteration and in all, is data that one wants to keep."""
 _IS_KEPT_BY_DESIGN = ("grad_fn", "hook", "<closure", "cache")
 """Where no model is called, a list of tensors is what was wanted; a graph, a hook and a cache are kept unseen."""
-_STEPS_A_STAGE = 2
-"""From so many on, a part that a model gets belongs to a stage, and not to an iteration."""
-_BOUNDED = ("['old_dirs']", "['old_stps']", "['ro']")
-"""The history of L-BFGS, which has a limit."""
 
 
 class GrowthWatch:
@@ -53,30 +47,49 @@ class GrowthWatch:
         self._ledger = ledger
         self._steps = steps
         self._is_light = is_light
-        self._since = _get_sequence_nr()
-        """Autograd nodes with a lower number were there before."""
         self._kept: Kept | None = None
         """Where no op is followed: what seemed to grow, while the loop ran."""
         self._paths: dict[Place, str] = {}
         """Who held what seemed to grow, while the loop ran."""
-        self._histories: list[tuple[int, Histories]] = []
-        """(step, nodes of graphs by the variable that holds them)."""
+        self._graphs = GraphWatch()
+        self._tally = Tally()
+        self.carried: set[str] = set()
+        """Variables with a history that are given to the model again."""
         self._ended = 0
         """Events until the end of the cell."""
 
-    def begins(self) -> None:
-        """A step begins."""
+    def begins(self, adopt: Callable[[Census], None]) -> None:
+        """A step begins; `adopt` takes what was made unseen into the ledger."""
         if self._steps.count not in _LOOKS_AT:
             return
         if self._is_light:
             self._look_lightly()
         leaks = [leak for leak in leaking(self._ledger.live.values(), self._steps) if leak.place not in self._paths]
         if leaks:
-            keepers = Keepers(block for leak in leaks for block in leak.blocks)
-            self._paths.update((leak.place, keepers.path(leak.blocks)) for leak in leaks if keepers.path(leak.blocks))
+            keepers = Keepers((block for leak in leaks for block in leak.blocks), carried=self.carried)
+            self._paths.update((leak.place, keepers.path(leak.blocks)) for leak in leaks if leak.place and keepers.path(leak.blocks))
+        self._graphs.look(self._steps)
         main = self._steps.main
-        if main is not None and (self._histories or main.usual_bytes >= _LEAST_NODE_BYTES):
-            self._histories.append((self._steps.count, count_graph_nodes(self._since)))
+        if not self._is_light and main is not None and self._has_grown(main):
+            adopt(Census())
+            made = [block for block in self._ledger.live.values() if not block.is_old]
+            self._tally.weigh(self._steps.count, made, Keepers(made))
+            each = self._tally.steps_each()
+            if each:
+                self._steps.again(min(_MOST_AGAIN, round(each) + 1))
+
+    def is_given(self, tensors: Iterable[torch.Tensor]) -> None:
+        """To the model whose call has begun the step: what has a history is from the steps before."""
+        if self._steps.count in _LOOKS_AT:
+            addresses = [address for tensor in tensors if has_graph(tensor) for address in addresses_of(tensor)]
+            self.carried.update(find_holders(addresses).roots.values() if addresses else ())
+
+    def _has_grown(self, loop: Loop) -> bool:
+        """Whether the heap has, by more than noise, in steps that were only counted since it was weighed what variables hold."""
+        if loop.unweighed_bytes < max(LARGE_BYTES * loop.unweighed_count, NOISE_BYTES):
+            return False
+        loop.unweighed_bytes = loop.unweighed_count = 0
+        return True
 
     def ends(self) -> None:
         """The cell is over; what only the collector finds from here on, nobody kept."""
@@ -95,128 +108,63 @@ class GrowthWatch:
         """What grew until the last step; `made` is what is still there, `peak_bytes` what it is measured by."""
         if self._is_light and self._steps.count:
             return self._found_lightly(made, keepers)
-        if not self._steps.count:
+        graph = self._graphs.growth(self._steps)
+        if self._steps.count:
+            named = self._unintended(made, keepers, graph)
+        else:
             named = [(leak, keepers.path(leak.blocks)) for leak in repeated(made)]
             named = [one for one in named if any(word in one[1].lower() for word in _IS_KEPT_BY_DESIGN)]
-        else:
-            leaks = [leak for leak in leaking(self._followed(made), self._steps, is_over=True) if not self._was_result(leak)]
-            leaks = [leak for leak in leaks if leak.keeps_graph or not keepers.are_bounded(leak.blocks)]
-            named = self._unintended([(leak, self._named(leak, keepers)) for leak in leaks])
-        graph = self._graph_growth()
-        return self._growth(named, graph, peak_bytes), graph
+        return worst(named, graph, keepers, self._steps, peak_bytes), graph
+
+    def _unintended(self, made: Sequence[Block], keepers: Keepers, graph: GraphGrowth | None) -> list[tuple[Leak, str]]:
+        leaks = leaking(self._followed(made), self._steps, is_over=True)
+        named = [(leak, self._named(leak, keepers)) for leak in leaks if leak.keeps_graph or not keepers.are_bounded(leak.blocks)]
+        named += self._at_times(made, keepers, {collection(path) for _, path in named})
+        return unintended(named, keepers, self._steps, graph="" if graph is None else graph.holder)
 
     def _found_lightly(self, made: Sequence[Block], keepers: Keepers) -> tuple[Growth | None, GraphGrowth | None]:
+        graph = self._graphs.growth(self._steps)
         loop = fastest(self._steps.loops.values())
-        kept = None
-        if loop is not None:
-            pieces = [(block.bytes, keepers.of(block)) for block in made if not keepers.are_bounded([block])]
-            then = self._kept if self._kept is not None and self._counts_after_return(self._kept[0], loop) else None
-            kept = kept_most(pieces, rate_bytes(loop) * loop.count) or then
-            kept = None if kept is not None and "grad_fn" in kept[0] and self._steps.accumulates(loop) else kept
-        graph = self._graph_growth()
-        return grown_by_counter(loop, kept, trains=self._steps.is_training(loop)), graph
+        path = "" if loop is None or is_over(loop, self._steps) else self._path_in(loop, made, keepers)
+        if loop is None or not path:
+            return None, graph  # it is not known who keeps it: a heap holds more than tensors
+        held, trains = keepers.beside(path), self._steps.is_training(loop)
+        keeps_graph = "grad_fn" in path or (keepers.have_history(held) and not trains)
+        cause = Cause(keeps_graph=keeps_graph, trains=trains, slices=keepers.are_slices(held))
+        return grown_by_counter(loop, path, cause), graph
 
-    def _growth(self, named: Sequence[tuple[Leak, str]], graph: GraphGrowth | None, peak_bytes: int) -> Growth | None:
-        named = [one for one in named if not any(word in one[1] for word in _BOUNDED)]
-        if not named:
-            return None
-        parameters = [one for one in named if one[0].role == PARAMETER]  # what optimizers keep for them follows from them
-        most = max(_by_holder(parameters or named), key=_kept_bytes)
-        first, path = max(most, key=lambda one: one[0].bytes_per_iteration)
-        together = [leak for leak, _ in most]
-        through_graph = any("grad_fn" in other for _, other in most)
-        size_bytes = round(_kept_bytes(most) / max(1, first.iterations_count))
-        others = {collection(other) for leak, other in named if other and leak.bytes_per_iteration >= LEAST_BYTES} - {collection(path)}
-        has_graph = graph is not None and path.startswith(graph.holder)
-        keeps_graph = through_graph or has_graph or (not path and any(leak.keeps_graph for leak in together))
-        is_little = size_bytes < _LARGE_BYTES and size_bytes * first.iterations_count < _LARGE_PART * peak_bytes
-        if size_bytes < LEAST_BYTES or (is_little and not keeps_graph):
-            return None
-        return grown(
-            first,
-            path,
-            size_bytes,
-            keeps_graph=keeps_graph,
-            swells=any(leak.swells for leak in together),
-            trains=self._steps.is_training(first.loop),
-            others=tuple(sorted(others)),
-        )
+    def _path_in(self, loop: Loop, made: Sequence[Block], keepers: Keepers) -> str:
+        """To what that loop goes on to keep, against all purpose."""
+        pieces = [(block.bytes, keepers.of(block)) for block in made if not keepers.are_bounded([block])]
+        then = self._kept if self._kept is not None and self._counts_after_return(self._kept[0], loop) else None
+        kept = kept_most(pieces, rate_bytes(loop) * loop.count) or then
+        if kept is None or ("grad_fn" in kept[0] and self._steps.accumulates(loop)):
+            return ""
+        is_result = not self._steps.is_training(loop) and is_collected(kept[0], keepers.beside(kept[0]), keepers)
+        return "" if is_result else kept[0]
 
     def _named(self, leak: Leak, keepers: Keepers) -> str:
         """As the user knows it: after an error its traceback holds all, and the name of a running call is gone with the call."""
-        then, now = self._paths.get(leak.place, ""), keepers.path(leak.blocks)
+        then, now = "" if leak.place is None else self._paths.get(leak.place, ""), keepers.path(leak.blocks)
         if keepers.has_error or not now:
             return then or now
         # What was in a list of its own then may be in a list of such lists by now.
         return now if " local " in then or keepers.holds_most(leak.blocks, now) else then or now
 
-    def _unintended(self, named: Sequence[tuple[Leak, str]]) -> list[tuple[Leak, str]]:
-        """Without a model that gets another part at times, as in stages, and what its optimizer then needs for it."""
-        meant = [leak for leak, path in named if leak.role == PARAMETER and is_part(path) and self._is_in_stages(leak)]
-        also = {OPTIMIZER_STATE, GRADIENT} if meant else set()
-        return [(leak, path) for leak, path in named if leak not in meant and leak.role not in also]
-
-    def _is_in_stages(self, leak: Leak) -> bool:
-        main, made = self._steps.main, {block.iteration for block in leak.blocks}
-        return main is not None and len(main.between(min(made), max(made))) >= _STEPS_A_STAGE * (len(made) - 1)
+    def _at_times(self, made: Sequence[Block], keepers: Keepers, known: Collection[str]) -> list[tuple[Leak, str]]:
+        """What only some calls leave behind; without the collections that are known to grow."""
+        main = self._steps.main
+        if main is None:
+            return []
+        self._tally.weigh(self._steps.count + 1, made, keepers)
+        found = [(leak, path) for leak, path in self._tally.growing(main) if collection(path) not in known]
+        return [(leak, path) for leak, path in found if not (leak.keeps_graph and self._steps.accumulates(main))]
 
     def _counts_after_return(self, path: str, loop: Loop | None) -> bool:
         """Whether what a call kept counts when it is gone: without a graph and without training it is a prediction, or a text."""
         return "grad_fn" in path or self._steps.is_training(loop)
 
-    def _was_result(self, leak: Leak) -> bool:
-        return all(block.died for block in leak.blocks) and not (leak.keeps_graph or self._steps.is_training(leak.loop))
-
     def _followed(self, made: Sequence[Block]) -> Iterable[Block]:
         """With those that are gone by now: a function that held them may have returned, and how long they lived tells of windows."""
         known = {id(block): block for block in (*made, *self._ledger.events) if not block.is_old}
         return (block for block in known.values() if block.died <= self._ended)
-
-    def _graph_growth(self) -> GraphGrowth | None:
-        main = self._steps.main
-        if main is None or main.count < _FEWEST or self._steps.accumulates(main):
-            return None
-        self._histories.append((self._steps.count + 1, count_graph_nodes(self._since)))
-        known = {path for _, histories in self._histories for path in histories.nodes}
-        per_step, path = max(((self._nodes_per_step(path), path) for path in known), default=(0.0, ""))
-        if not per_step:
-            return None
-        return GraphGrowth(
-            nodes_per_iteration=round(per_step * self._steps.count / main.count),
-            iterations_count=main.count,
-            holder=path,
-            fix=graph_fix(
-                path,
-                is_collection=any(path in histories.collections for _, histories in self._histories),
-                is_number=any(path in histories.numbers for _, histories in self._histories),
-            ),
-        )
-
-    def _nodes_per_step(self, path: str) -> float:
-        """0 where a graph does not grow from look to look: one step's own is always there, and some are cut off at times."""
-        main = self._steps.main
-        looks = [(at, histories.nodes.get(path, 0)) for at, histories in self._histories]
-        if not looks[-1][1] and "() local " in path:
-            looks.pop()  # the function has returned
-        while looks and not looks[0][1]:
-            looks.pop(0)
-        if main is None or not looks or looks[-1][1] <= 2 * main.nodes_per_step:
-            return 0
-        if len(looks) == 1:
-            return looks[0][1] / (looks[0][0] - 1) if main.usual_bytes >= _LEAST_NODE_BYTES else 0
-        rates = [(many - few) / (later - earlier) for (earlier, few), (later, many) in pairwise(looks)]
-        mean = (looks[-1][1] - looks[0][1]) / (looks[-1][0] - looks[0][0])
-        return mean if min(rates) > mean / 2 else 0
-
-
-def _by_holder(named: Sequence[tuple[Leak, str]]) -> list[list[tuple[Leak, str]]]:
-    """What several lines make for the same variable, together."""
-    found: dict[str, list[tuple[Leak, str]]] = defaultdict(list)
-    for one in named:
-        found[collection(one[1])].append(one)
-    return list(found.values())
-
-
-def _kept_bytes(named: Iterable[tuple[Leak, str]]) -> int:
-    """In all iterations: what is kept once an epoch is less than what is kept at each step of it, if it is not larger by as much."""
-    return sum(leak.bytes_per_iteration * leak.iterations_count for leak, _ in named)

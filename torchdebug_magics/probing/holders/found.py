@@ -9,9 +9,14 @@ from functools import lru_cache, reduce
 from operator import or_
 from typing import Any
 
+import torch
+
 from torchdebug_magics.probing.holders.edges import edges, reach
+from torchdebug_magics.probing.holders.outside import is_a
 from torchdebug_magics.probing.holders.paths import Paths
 from torchdebug_magics.probing.holders.roots import Root, roots
+from torchdebug_magics.probing.holders.slices import is_sliced
+from torchdebug_magics.probing.holders.tensors import history_of
 from torchdebug_magics.probing.holders.walk import Walk, undisturbed
 
 __all__ = ["Held", "find_holders", "roots_of"]
@@ -26,29 +31,57 @@ class Held:
 
     paths: dict[int, str] = field(default_factory=dict)
     """The best path to each; none for one that nothing with a name holds."""
+    roots: dict[int, str] = field(default_factory=dict)
+    """The name of the root that the path begins at."""
     others: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """The names of further roots that hold it, too: each would keep it alive for itself."""
     bounded: frozenset[int] = frozenset()
     """Those that are held by way of something with a limit, which lets go of the oldest when it is full: a deque, or a function's cache."""
+    slices: frozenset[int] = frozenset()
+    """Those that are held for the sake of less than half of them: by a slice, or by several."""
+    with_history: frozenset[int] = frozenset()
+    """Those that are held as a tensor with a graph behind it."""
     is_whole: bool = True
     """Whether all that could be seen was seen; False where the budget was reached."""
 
 
-def find_holders(wanted: Collection[int], *, extra_roots: Iterable[tuple[str, object]] = (), most_visits: int = 300_000) -> Held:
+def find_holders(
+    wanted: Collection[int],
+    *,
+    extra_roots: Iterable[tuple[str, object]] = (),
+    first: Collection[str] = (),
+    most_visits: int = 300_000,
+) -> Held:
     """Who holds the storages with these `_cdata`.
 
-    No code of the user's runs, and nothing is changed. `extra_roots` are further (name, object), as near as an exception.
+    No code of the user's runs, and nothing is changed. `extra_roots` are further (name, object), as near as an exception; a root whose
+    label is among `first` is the better answer, though another is somewhat nearer.
     """
     with undisturbed():
-        walk = Walk(roots(extra_roots), wanted, most_visits)
+        walk = Walk(roots(extra_roots), wanted, most_visits, first=first)
         held_at, is_whole = roots_of(walk)
-        ways, paths, others = Paths(walk), {}, {}
+        ways, paths, best_roots, others = Paths(walk), {}, {}, {}
         for storage, numbers in walk.holders.items():
             paths[storage] = ways.to(numbers[0])
             best = ways.root_of(numbers[0])
+            best_roots[storage] = best.label
             others[storage] = tuple(dict.fromkeys(root.label for root in held_at[storage] if root is not best))
         bounded = frozenset(storage for storage, numbers in walk.holders.items() if _is_bounded(walk, numbers[0]))
-        return Held(paths=paths, others=others, bounded=bounded, is_whole=is_whole)
+        with_history = frozenset(storage for storage, numbers in walk.holders.items() if _has_history(walk.objects[numbers[0]]))
+        slices = frozenset(storage for storage, numbers in walk.holders.items() if is_sliced(walk, numbers))
+        return Held(
+            paths=paths,
+            roots=best_roots,
+            others=others,
+            bounded=bounded,
+            slices=slices,
+            with_history=with_history,
+            is_whole=is_whole,
+        )
+
+
+def _has_history(holder: Any) -> bool:
+    return is_a(type(holder), torch.Tensor) and history_of(holder) is not None
 
 
 def _is_bounded(walk: Walk, number: int) -> bool:

@@ -30,7 +30,7 @@ from torchdebug_magics.probing.holders.outside import bases, is_a, is_outside, m
 from torchdebug_magics.probing.holders.tensors import in_node, in_tensor, is_node, names_in_node, names_in_tensor
 from torchdebug_magics.probing.where import local_values
 
-__all__ = ["held_by", "is_entered", "names_in"]
+__all__ = ["held_by", "is_array", "is_entered", "names_in"]
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 
@@ -48,7 +48,7 @@ def held_by(kind: type) -> Callable[[Any], Iterable[object]]:
     by_base = next((held for base, held in _HELD_BY_BASE.items() if is_a(kind, base)), None)
     if by_base is not None:
         return by_base
-    return in_node if is_node(kind) else _array if _is_array(kind) else gc.get_referents
+    return in_node if is_node(kind) else _array if is_array(kind) else gc.get_referents
 
 
 def names_in(value: object) -> Named:
@@ -71,7 +71,7 @@ def _attributes(value: object) -> Named:
     for member in members_of(type(value)):
         with suppress(AttributeError):  # nothing is in the slot
             yield f".{member.__name__}", member.__get__(value)
-    if _is_array(type(value)):
+    if is_array(type(value)):
         yield ".base", next(iter(_array(value)), None)
 
 
@@ -175,7 +175,8 @@ def _in_type(kind: type) -> list[object]:
     return [*names_of_type(kind).values(), *bases(kind)[1:]] if whose_module(module_of(kind)) == "user" else []
 
 
-def _is_array(kind: type) -> bool:
+def is_array(kind: type) -> bool:
+    """Whether it is a type of numpy's arrays."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and is_a(kind, numpy.ndarray)
 

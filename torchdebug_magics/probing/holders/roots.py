@@ -147,7 +147,11 @@ def _debugger(label: str, debugger: Any) -> Iterator[Root]:
 
 
 def _globals(known: list[dict[str, Any]]) -> Iterator[Root]:
+    tops: dict[str, bool] = {}  # an installed package has many modules, and all are its own
     for name, module in list(sys.modules.items()):
+        top = name.partition(".")[0]
+        if not (tops[top] if top in tops else tops.setdefault(top, whose_module(top) == "user")):
+            continue
         space = space_of(module)
         if whose_module(name) != "user" or any(space is one for one in known):
             continue

@@ -12,7 +12,18 @@ import torch
 from torchdebug_magics.probing.holders.containers import Named, place
 from torchdebug_magics.probing.holders.outside import is_a, names_of_type
 
-__all__ = ["addresses_of", "history_of", "in_node", "in_tensor", "is_node", "names_in_node", "names_in_tensor", "next_nodes", "storages_of"]
+__all__ = [
+    "addresses_of",
+    "history_of",
+    "in_node",
+    "in_tensor",
+    "is_node",
+    "names_in_node",
+    "names_in_tensor",
+    "next_nodes",
+    "shown_bytes",
+    "storages_of",
+]
 
 _BASE: Any = torch._C.TensorBase
 _FUNCTION: Any = torch._C._FunctionBase
@@ -51,6 +62,13 @@ def _of_each_part(tensor: Any, ask: Callable[[Any], T]) -> tuple[T, ...]:
             return tuple(ask(getattr(_BASE, part)(tensor)) for part in parts)
     except (RuntimeError, NotImplementedError):  # it has no storage: of a function transform, or opaque
         return ()
+
+
+def shown_bytes(tensor: Any) -> int | None:
+    """Of the memory that it stands for: less than all of it for a part; None for one that is no strided tensor."""
+    if not is_a(type(tensor), _BASE) or _BASE.layout.__get__(tensor) is not torch.strided:
+        return None
+    return int(_BASE.numel(tensor) * _BASE.element_size(tensor))
 
 
 def history_of(tensor: torch.Tensor) -> Any | None:

@@ -20,6 +20,8 @@ __all__ = ["Walk", "undisturbed"]
 
 _STEP = len(Rank)
 """Roots of a lower rank go first among those that are equally near."""
+_FARTHER = 4
+"""Steps."""
 _EDGES_EACH = 16
 """How many things an object is allowed to hold on average: the numbers in a list cost time, too."""
 
@@ -37,6 +39,7 @@ class Walk:
         *,
         enters: Callable[[type], bool] = lambda _kind: True,
         most_steps: int | None = None,
+        first: Collection[str] = (),
     ) -> None:
         self.objects: list[Any] = []
         self.first = array("q")
@@ -51,6 +54,8 @@ class Walk:
         self._most = most_visits
         self._enters = enters
         self._deepest = None if most_steps is None else _STEP * (most_steps + 1)
+        self._first = first
+        """Roots that count as nearer than all others."""
         self._number: dict[int, int] = {}
         self._costs = array("q")
         self._queue: list[list[int]] = []
@@ -64,7 +69,8 @@ class Walk:
 
     def _begin(self, root: Root) -> None:
         if self._way(type(root.value)) is not None and id(root.value) not in self._closed:
-            self._meet(root.value, -1, int(root.rank))
+            farther = _FARTHER * _STEP if self._first and root.label not in self._first else 0
+            self._meet(root.value, -1, int(root.rank) + farther)
             self.roots.setdefault(self._number[id(root.value)], []).append(root)
 
     def _run(self) -> None:

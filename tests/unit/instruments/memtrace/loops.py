@@ -390,6 +390,60 @@ predict()
 }
 
 CLEAN |= {
+    "weights that are adapted to each task": """for task in range(6):
+    fast = dict(net.named_parameters())
+    for _ in range(3):
+        loss = F.cross_entropy(torch.func.functional_call(net, fast, (x,)), y)
+        slopes = torch.autograd.grad(loss, list(fast.values()), create_graph=True)
+        fast = {name: one - 0.1 * slope for (name, one), slope in zip(fast.items(), slopes)}
+    outer = F.cross_entropy(torch.func.functional_call(net, fast, (x,)), y)
+    opt.zero_grad(); outer.backward(); opt.step()
+""",
+    "a model of each run": """models = []
+for fold in range(6):
+    model = nn.Linear(64, 10)
+    update = torch.optim.Adam(model.parameters())
+    for a, b in batches(4):
+        update.zero_grad(); F.cross_entropy(model(a), b).backward(); update.step()
+    models.append(model)
+""",
+    "scores of an evaluation": """scores = []
+with torch.no_grad():
+    for a, b in batches(20):
+        scores.append(net(a).repeat(1, 20))
+scores = torch.cat(scores)
+""",
+    "features that are made before a training": """found = []
+with torch.no_grad():
+    for a, b in batches():
+        found.append((net[0](a), b))
+head = nn.Linear(128, 10)
+for hidden, b in found:
+    F.cross_entropy(head(hidden), b).backward()
+""",
+    "what a teacher says, asked once of each batch": """teacher, said, batch = nn.Linear(64, 10), {}, list(batches(8))
+for epoch in range(5):
+    for i, (a, b) in enumerate(batch):
+        if i not in said:
+            with torch.no_grad():
+                said[i] = teacher(a).repeat(1, 8)
+        opt.zero_grad(); F.mse_loss(net(a).repeat(1, 8), said[i]).backward(); opt.step()
+""",
+    "states at random from all that were": """kept, places = [], [0, 3, 5, 1, 9, 12, 2, 20, 4, 30, 0, 17, 25, 3, 33, 11]
+for i, (a, b) in enumerate(batches(40)):
+    learn(a, b)
+    if len(kept) < 6:
+        kept.append(net[0](a).detach())
+    elif places[i % 16] < 6:
+        kept[places[i % 16]] = net[0](a).detach()
+""",
+    "every fifth output, the last three": """kept = []
+for i, (a, b) in enumerate(batches(60)):
+    out = net(a.repeat(4, 1))
+    opt.zero_grad(); out.sum().backward(); opt.step()
+    if i % 5 == 0:
+        kept = [*kept, out.detach()][-3:]
+""",
     "the log-probabilities of an episode, for one update": """policy = nn.Linear(8, 2)
 update, chosen = torch.optim.Adam(policy.parameters()), []
 for t in range(30):
@@ -473,16 +527,6 @@ for i, (a, b) in enumerate(batches(32)):
         kept.append(torch.ones(64, 64))  {HERE}
 """,
         Leak("kept[0]", 64 * 64, 64 * 64 * 2, "kept"),
-    ),
-    "a model of each run": (
-        f"""models = []
-for fold in range(6):
-    model = nn.Linear(64, 10)  {HERE}
-    for a, b in batches(4):
-        F.cross_entropy(model(a), b).backward()
-    models.append(model)
-""",
-        Leak("models[0]", 64 * 10, 64 * 10 * 4 + 40, "models"),
     ),
     "the larger of two at one line": (
         f"few, many = [], []\nfor a, b in batches():\n    learn(a, b)\n    few.append(a[0] * 2); many.append(a * 2)  {HERE}",
@@ -1091,6 +1135,128 @@ for i in range(20):
     ),
 }
 
+LEAKING |= {
+    "a hidden state in a tuple": (
+        f"""lstm, head = nn.LSTM(64, 32), nn.Linear(32, 10)
+state = None
+for _ in range(14):
+    out, state = lstm(torch.randn(5, 8, 64), state)  {HERE}
+    loss = head(out[-1]).sum()
+""",
+        Leak("state[", KEPT, 1 << 20, "`state` keeps the graph"),
+    ),
+    "a graph in each gradient": (
+        f"""for a, b in batches():
+    loss = F.cross_entropy(net(a), b)  {HERE}
+    loss.backward(create_graph=True)
+""",
+        Leak("net.", KEPT, 2 * ALL, "zero_grad"),
+    ),
+    "functions that hold outputs": (
+        f"""jobs = []
+for a, b in batches():
+    out = net(a)  {HERE}
+    jobs.append(lambda out=out: out.sum())
+""",
+        Leak("jobs[0].<default out>", KEPT, ALL, "`jobs`"),
+    ),
+    "every fifth output of the forward of each step": (
+        f"""kept = []
+for i, (a, b) in enumerate(batches(60)):
+    opt.zero_grad()
+    out = net[0](a)  {HERE}
+    net[2](net[1](out)).sum().backward()
+    opt.step()
+    if i % 5 == 4:
+        kept.append(out.detach())
+""",
+        Leak("kept[", KEPT // 7, KEPT // 4, "kept"),
+    ),
+    "every seventh output with its graph": (
+        f"""kept = []
+def train():
+    for i, (a, b) in enumerate(batches(60)):
+        out = net(a)  {HERE}
+        if i % 7 == 6:
+            kept.append(out)
+train()
+""",
+        Leak("kept[", 1000, ALL // 6, "no_grad"),
+    ),
+    "slices of a large tensor": (
+        f"""last = []
+for a, b in batches():
+    learn(a, b)
+    hidden = net[0](a)  {HERE}
+    last.append(hidden[-1].detach())
+""",
+        Leak("last[0]", KEPT, KEPT, "`.clone()`"),
+    ),
+    "slices of an array on a tensor": (
+        f"""rows = []
+for a, b in batches():
+    with torch.no_grad():
+        hidden = net[0](a)  {HERE}
+    rows.append(hidden.numpy()[0])
+""",
+        Leak("rows[0]", KEPT, KEPT, "`.copy()`"),
+    ),
+    "a buffer that is made anew, larger, and filled": (
+        f"""seen = torch.zeros(0, 64)
+for a, b in batches():
+    learn(a, b)
+    larger = torch.zeros(len(seen) + len(a), 64)  {HERE}
+    larger[:len(seen)] = seen
+    larger[len(seen):] = a
+    seen = larger
+""",
+        Leak("seen", 32 * 64 * 4, 32 * 64 * 4, "append to a list"),
+    ),
+    "an attention's weights": (
+        f"""attend = nn.MultiheadAttention(64, 4, batch_first=True)
+maps = []
+for _ in range(12):
+    words = torch.randn(8, 16, 64)
+    out, weights = attend(words, words, words)  {HERE}
+    maps.append(weights.detach())
+    out.sum().backward()
+""",
+        Leak("maps[0]", 8 * 16 * 16 * 4, 8 * 16 * 16 * 4, "maps"),
+    ),
+    "a penalty with the graph of its gradient": (
+        f"""penalties = []
+for a, b in batches():
+    a = a.requires_grad_()
+    out = net(a).sum()  {HERE}
+    slope, = torch.autograd.grad(out, a, create_graph=True)
+    opt.zero_grad(); slope.square().sum().backward(retain_graph=True); opt.step()
+    penalties.append(slope.square().sum())
+""",
+        Leak("penalties[0].grad_fn", KEPT, 2 * ALL, ".item()"),
+    ),
+    "inputs with what the model made of them": (
+        f"""memory = []
+for _ in range(14):
+    seen = torch.randn(32, 64)
+    out = net(seen)  {HERE}
+    memory.append((seen, out))
+    opt.zero_grad(); out.square().sum().backward(retain_graph=True); opt.step()
+""",
+        Leak("memory[0][1]", KEPT, ALL, "detach"),
+    ),
+    "a compiled model whose outputs are kept": (
+        f"""@torch.compile(backend="aot_eager")
+def forward(a):
+    return net(a)
+outs = []
+for a, b in batches(14):
+    out = forward(a)  {HERE}
+    outs.append(out)
+""",
+        Leak("outs[0].grad_fn", KEPT, ALL, "no_grad"),
+    ),
+}
+
 GRAPHS: dict[str, tuple[str, Graph | None]] = {
     "total += loss": ("total = 0\nfor a, b in batches(40):\n    total += learn(a, b)", Graph("total", "item()")),
     "a list of losses": ("losses = []\nfor a, b in batches(40):\n    losses.append(learn(a, b))", Graph("losses", "item()")),
@@ -1153,6 +1319,15 @@ for a, b in batches():
     with torch.no_grad():
         w -= 0.1 * w.grad
         w.grad = None
+""",
+        None,
+    ),
+    "clean, a compiled function alone": (
+        """@torch.compile(backend="eager")
+def score(a):
+    return (a * 2).tanh().sum()
+for a, b in batches():
+    found = score(a)
 """,
         None,
     ),

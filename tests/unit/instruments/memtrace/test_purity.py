@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -228,10 +229,39 @@ def test_a_compiled_model_trains_as_without_us() -> None:
         return model.state_dict()
 
     plain = run()
-    with torchdebug_magics.memtrace() as session:
+    with warnings.catch_warnings(), torchdebug_magics.memtrace() as session:
+        warnings.simplefilter("error")  # as of hooks on all modules
         watched = run()
     assert same(dict(plain), dict(watched))
     assert session.report.steps_count == 6
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_function_that_calls_a_model_is_compiled_once(backend: str) -> None:
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    @torch.compile(backend=backend)
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
+        return model(x).square().sum()
+
+    def run() -> None:
+        for _ in range(8):  # in the later ones a step is only counted
+            optimizer.zero_grad()
+            loss_of(torch.ones(2, 4)).backward()
+            optimizer.step()
+
+    with torchdebug_magics.memtrace() as session:
+        run()
+    run()
+    assert counters["stats"]["unique_graphs"] == 1
+    assert session.report.steps_count == 8
+    assert session.report.problems == ()
     torch._dynamo.reset()
 
 

@@ -747,3 +747,29 @@ def test_millions_of_numbers_are_no_objects_but_have_a_price(mymod: types.Module
     mymod.z = [torch.ones(2)]
     held = find_holders([address(mymod.z[0])], most_visits=100_000)
     assert not held.is_whole
+
+
+def test_slices_that_keep_a_whole_tensor() -> None:
+    wanted = {name: torch.ones(64, 64) for name in ("few", "half", "array", "whole")}
+    kept = {"few": wanted["few"][0], "half": wanted["half"][:40], "array": wanted["array"].numpy()[:3], "whole": wanted["whole"].t()}
+    addresses = {name: tensor.untyped_storage()._cdata for name, tensor in wanted.items()}
+    wanted.clear()
+    found = find_holders(addresses.values(), extra_roots=[("kept", kept)])
+    assert {name for name, address in addresses.items() if address in found.slices} == {"few", "array"}
+
+
+def test_tensors_with_a_history() -> None:
+    leaf = torch.ones(4, requires_grad=True)
+    kept = [leaf * 2, (leaf * 3).detach()]
+    addresses = [one.untyped_storage()._cdata for one in kept]
+    assert find_holders(addresses, extra_roots=[("kept", kept)]).with_history == {addresses[0]}
+
+
+def test_a_root_that_is_to_be_preferred() -> None:
+    near = [torch.ones(4)]
+    far = {"a": {"b": near[0]}}
+    address = near[0].untyped_storage()._cdata
+    near_label, far_label = (f"test_a_root_that_is_to_be_preferred() local '{name}'" for name in ("near", "far"))
+    assert find_holders([address]).roots[address] == near_label
+    assert find_holders([address], first={far_label}).roots[address] == far_label
+    assert far

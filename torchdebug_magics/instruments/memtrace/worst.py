@@ -1,0 +1,81 @@
+"""Of all that grows, what is told: the variable that keeps most, the line, and what to change."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.instruments.memtrace.census import GRADIENT, OPTIMIZER_STATE, PARAMETER
+from torchdebug_magics.instruments.memtrace.fixes import Cause, collection, fix
+from torchdebug_magics.instruments.memtrace.growth import LEAST_BYTES
+from torchdebug_magics.instruments.memtrace.report import Growth
+from torchdebug_magics.instruments.memtrace.tally import place_of
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.growth import Leak
+    from torchdebug_magics.instruments.memtrace.keepers import Keepers
+    from torchdebug_magics.instruments.memtrace.report import GraphGrowth
+    from torchdebug_magics.instruments.memtrace.steps import Steps
+
+__all__ = ["LARGE_BYTES", "worst"]
+
+LARGE_BYTES = 1 << 10
+_LARGE_PART = 0.25
+"""What is less than both, an iteration and in all, is data that one wants to keep."""
+
+
+def worst(named: Sequence[tuple[Leak, str]], graph: GraphGrowth | None, keepers: Keepers, steps: Steps, peak_bytes: int) -> Growth | None:
+    """Of leaks with their paths; `peak_bytes` is what they are measured by. None where all of them are little."""
+    if any(leak.role == PARAMETER for leak, _ in named):  # what optimizers keep for them follows from them
+        named = [one for one in named if one[0].role not in {OPTIMIZER_STATE, GRADIENT}]
+    most = max(_by_holder(named), key=_kept_bytes, default=[])
+    if not most:
+        return None
+    keeps_graph = _keeps_graph(most, graph) or any(
+        keepers.have_history(leak.blocks) and not steps.is_training(leak.loop) for leak, _ in most
+    )
+    # What is in a graph, or made with one, shows where the graph is kept; with it, inputs are kept that may be larger.
+    shown = [one for one in most if keeps_graph and one[0].keeps_graph] or most
+    first, path = max(shown, key=lambda one: one[0].bytes_per_iteration)
+    place = place_of(keepers.beside(path)) or first.place if keeps_graph and not first.keeps_graph else first.place
+    size_bytes = round(_kept_bytes(most) / max(1, first.iterations_count))
+    is_little = size_bytes < LARGE_BYTES and size_bytes * first.iterations_count < _LARGE_PART * peak_bytes
+    if size_bytes < LEAST_BYTES or (is_little and not keeps_graph):
+        return None
+    cause = Cause(
+        keeps_graph=keeps_graph,
+        trains=steps.is_training(first.loop),
+        swells=any(leak.swells for leak, _ in most),
+        slices=keepers.are_slices(first.blocks),
+    )
+    others = {collection(other) for leak, other in named if other and leak.bytes_per_iteration >= LEAST_BYTES} - {collection(path)}
+    return Growth(
+        bytes_per_iteration=size_bytes,
+        iterations_count=first.iterations_count,
+        location=None if place is None else place.location,
+        holder=path,
+        fix=fix(path, cause),
+        keeps_graph=keeps_graph,
+        others=tuple(sorted(others)),
+    )
+
+
+def _keeps_graph(named: Sequence[tuple[Leak, str]], graph: GraphGrowth | None) -> bool:
+    """By the path through it, or because that variable's graph grows; without a name, by what it was made for."""
+    if not any(path for _, path in named):
+        return any(leak.keeps_graph for leak, _ in named)
+    return any("grad_fn" in path or (graph is not None and path.startswith(graph.holder)) for _, path in named)
+
+
+def _by_holder(named: Sequence[tuple[Leak, str]]) -> list[list[tuple[Leak, str]]]:
+    """What several lines make for the same variable, together."""
+    found: dict[str, list[tuple[Leak, str]]] = defaultdict(list)
+    for one in named:
+        found[collection(one[1])].append(one)
+    return list(found.values())
+
+
+def _kept_bytes(named: Iterable[tuple[Leak, str]]) -> int:
+    """In all iterations: what is kept once an epoch is less than what is kept at each step of it, if it is not larger by as much."""
+    return sum(leak.bytes_per_iteration * leak.iterations_count for leak, _ in named)
