@@ -80,6 +80,7 @@ def concluded(seen: Seen, error: BaseException | None) -> MemtraceReport:
         sites=sites.rows(),
         growth=growth,
         graph_growth=graph_growth,
+        collects=seen.watch.collects,
         rerun_growth=guard.run("the look at earlier runs", rerun_growth, seen.runs, ledger, made, trains=seen.phases.trains),
         holders=holders(keepers, made),
         cycles=cycles,

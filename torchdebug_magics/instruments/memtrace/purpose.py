@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.keepers import Keepers
     from torchdebug_magics.instruments.memtrace.steps import Steps
 
-__all__ = ["is_collected", "unintended"]
+__all__ = ["collected_in", "is_collected", "unintended"]
 
 _STEPS_A_STAGE = 2
 """From so many on, a part that a model gets, or a model, belongs to a stage, and not to an iteration."""
@@ -49,6 +49,12 @@ def _is_result(leak: Leak, path: str, keepers: Keepers, steps: Steps) -> bool:
     if all(block.died for block in leak.blocks):
         return not leak.keeps_graph
     return not leak.swells and is_collected(path, leak.blocks, keepers)
+
+
+def collected_in(named: Iterable[tuple[Leak, str]], told: Iterable[tuple[Leak, str]]) -> str:
+    """The variable that holds the results of a loop: of what grows, and is not told as a leak."""
+    leaks = [path for _, path in told]
+    return next((collection(path) for _, path in named if path not in leaks and _IN_A_VARIABLE.match(path) is not None), "")
 
 
 def is_collected(path: str, blocks: Iterable[Block], keepers: Keepers) -> bool:

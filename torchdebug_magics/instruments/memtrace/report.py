@@ -218,6 +218,8 @@ class MemtraceReport(Report):
     """The most live bytes first, then the most allocated."""
     growth: Growth | None = None
     graph_growth: GraphGrowth | None = None
+    collects: str = ""
+    """The variable in which a loop that trains nothing collects its results: it grows, and that is no leak."""
     rerun_growth: Growth | None = None
     """What each run of this same cell adds; `iterations_count` are its runs."""
     holders: tuple[Holder, ...] = ()

@@ -102,7 +102,8 @@ def _left(report: MemtraceReport) -> str:
         return "nothing is left of it: no growth"
     change = f"{byte_size(abs(report.net_bytes))} {'more' if report.net_bytes > 0 else 'less'} than before the cell"
     held = report.holders[0].variable if report.holders and report.net_bytes > 0 else ""
-    steps = f"; no growth over {count(report.steps_count)} steps" if report.steps_count > 1 else ""
+    growth = f"nothing but `{report.collects}` grows" if report.collects else "no growth"
+    steps = f"; {growth} over {count(report.steps_count)} steps" if report.steps_count > 1 else ""
     return f"{change}{f', most of it in `{held}`' if held else ''}{steps}"
 
 

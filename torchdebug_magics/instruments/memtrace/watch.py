@@ -12,7 +12,7 @@ from torchdebug_magics.instruments.memtrace.fixes import Cause, collection
 from torchdebug_magics.instruments.memtrace.graphs import GraphWatch
 from torchdebug_magics.instruments.memtrace.growth import leaking, repeated
 from torchdebug_magics.instruments.memtrace.keepers import Keepers
-from torchdebug_magics.instruments.memtrace.purpose import is_collected, unintended
+from torchdebug_magics.instruments.memtrace.purpose import collected_in, is_collected, unintended
 from torchdebug_magics.instruments.memtrace.steps import NOISE_BYTES
 from torchdebug_magics.instruments.memtrace.tally import Tally
 from torchdebug_magics.instruments.memtrace.worst import LARGE_BYTES, worst
@@ -55,6 +55,8 @@ class GrowthWatch:
         self._tally = Tally()
         self.carried: set[str] = set()
         """Variables with a history that are given to the model again."""
+        self.collects = ""
+        """The variable that holds the results of the loop: it grows, and that is no leak."""
         self._ended = 0
         """Events until the end of the cell."""
 
@@ -120,7 +122,9 @@ class GrowthWatch:
         leaks = leaking(self._followed(made), self._steps, is_over=True)
         named = [(leak, self._named(leak, keepers)) for leak in leaks if leak.keeps_graph or not keepers.are_bounded(leak.blocks)]
         named += self._at_times(made, keepers, {collection(path) for _, path in named})
-        return unintended(named, keepers, self._steps, graph="" if graph is None else graph.holder)
+        told = unintended(named, keepers, self._steps, graph="" if graph is None else graph.holder)
+        self.collects = collected_in(named, told)
+        return told
 
     def _found_lightly(self, made: Sequence[Block], keepers: Keepers) -> tuple[Growth | None, GraphGrowth | None]:
         graph = self._graphs.growth(self._steps)
@@ -141,6 +145,7 @@ class GrowthWatch:
         if kept is None or ("grad_fn" in kept[0] and self._steps.accumulates(loop)):
             return ""
         is_result = not self._steps.is_training(loop) and is_collected(kept[0], keepers.beside(kept[0]), keepers)
+        self.collects = collection(kept[0]) if is_result else ""
         return "" if is_result else kept[0]
 
     def _named(self, leak: Leak, keepers: Keepers) -> str:

@@ -80,7 +80,7 @@ def _of_expression(frame: FrameType, instruction: int, error: BaseException, rep
         if isinstance(node, ast.AugAssign):
             return _of_update(node, stand, error)
         if isinstance(node, ast.Subscript):
-            return _of_subscript(node, stand, error, stores=dis.opname[frame.f_code.co_code[instruction]] == "STORE_SUBSCR")
+            return _of_subscript(node, stand, error, stores=dis.opname[frame.f_code.co_code[instruction]].startswith("STORE_"))
         if isinstance(node, ast.Call):
             return _of_call(node, stand, error)
     except (UnreadableError, SyntaxError):

@@ -102,6 +102,19 @@ def test_two_that_grow_are_both_named(shell: InteractiveShell) -> None:
     assert (growth.holder, growth.others) == ("features[0]", ("outs",))
 
 
+@pytest.mark.parametrize("kept", ["net(a)", "net(a).detach()"])
+def test_what_a_loop_was_for_is_told_as_such(shell: InteractiveShell, kept: str) -> None:
+    report = trace(shell, f"preds = []\nwith torch.no_grad():\n    for a, b in batches(20):\n        preds.append({kept})\n")
+    assert (report.growth, report.collects) == (None, "preds")
+    assert report.verdict.endswith("more than before the cell, most of it in `preds`; nothing but `preds` grows over 20 steps")
+
+
+def test_where_nothing_grows_nothing_is_collected(shell: InteractiveShell) -> None:
+    report = trace(shell, "for a, b in batches(20):\n    preds = net(a).detach()\n")
+    assert report.collects == ""
+    assert report.verdict.endswith("no growth over 20 steps")
+
+
 def test_two_models_with_parts_of_one_name_at_one_line() -> None:
     judge, artist = nn.Linear(64, 1), nn.Linear(8, 64)
     log: list[torch.Tensor] = []
