@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,8 +47,7 @@ class Survey:
 
 def survey() -> Survey:
     """Look; nothing is changed."""
-    with undisturbed():
-        walk = Walk(roots(), None, _MOST_VISITS)
+    with undisturbed(), closing(Walk(roots(), None, _MOST_VISITS)) as walk:
         held_at, is_whole = roots_of(walk)
         names = _output_names(walk)
         found = Survey(is_whole=is_whole)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from types import CellType, FrameType, FunctionType
 from typing import Any
@@ -65,18 +66,18 @@ def _garbage() -> list[Any]:
 
 
 def _named(garbage: list[Any], wanted: Collection[int]) -> dict[int, str]:
-    walk = Walk([Root("", one, Rank.VARIABLE) for one in garbage], wanted, _MOST_VISITS)
-    inside, back = edges(walk.sources, walk.targets), edges(walk.targets, walk.sources)
-    on_a_way_round = _trimmed(inside, back)
-    known: dict[int, str] = {}
-    for holders in walk.holders.values():
-        cycle = [] if any(number in known for number in holders) else _nearest_cycle(holders, inside, back, on_a_way_round)
-        if cycle:
-            # Whatever a cycle leads to is held by it; that it is held by another one, too, would be no other advice.
-            text = _written([walk.objects[number] for number in cycle])
-            known |= dict.fromkeys(reach(cycle, inside) - known.keys(), text)
-    first = {storage: next((known[number] for number in holders if number in known), "") for storage, holders in walk.holders.items()}
-    return {storage: text for storage, text in first.items() if text}
+    with closing(Walk([Root("", one, Rank.VARIABLE) for one in garbage], wanted, _MOST_VISITS)) as walk:
+        inside, back = edges(walk.sources, walk.targets), edges(walk.targets, walk.sources)
+        on_a_way_round = _trimmed(inside, back)
+        known: dict[int, str] = {}
+        for holders in walk.holders.values():
+            cycle = [] if any(number in known for number in holders) else _nearest_cycle(holders, inside, back, on_a_way_round)
+            if cycle:
+                # Whatever a cycle leads to is held by it; that it is held by another one, too, would be no other advice.
+                text = _written([walk.objects[number] for number in cycle])
+                known |= dict.fromkeys(reach(cycle, inside) - known.keys(), text)
+        first = {storage: next((known[number] for number in holders if number in known), "") for storage, holders in walk.holders.items()}
+        return {storage: text for storage, text in first.items() if text}
 
 
 def _trimmed(inside: dict[int, list[int]], back: dict[int, list[int]]) -> set[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache, reduce
 from operator import or_
@@ -57,8 +58,7 @@ def find_holders(
     No code of the user's runs, and nothing is changed. `extra_roots` are further (name, object), as near as an exception; a root whose
     label is among `first` is the better answer, though another is somewhat nearer.
     """
-    with undisturbed():
-        walk = Walk(roots(extra_roots), wanted, most_visits, first=first)
+    with undisturbed(), closing(Walk(roots(extra_roots), wanted, most_visits, first=first)) as walk:
         held_at, is_whole = roots_of(walk)
         ways, paths, best_roots, others = Paths(walk), {}, {}, {}
         for storage, numbers in walk.holders.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from inspect import CO_OPTIMIZED
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
@@ -34,14 +34,23 @@ def running_frames() -> Iterator[tuple[str, FrameType]]:
     """
     here = threading.get_ident()
     names = dict(thread_names())
-    for identity, innermost in sys._current_frames().items():
-        frames = [frame for frame, _ in zip(frames_above(innermost), range(_MOST_FRAMES), strict=False)]
-        whose = [owner(frame.f_code.co_filename) for frame in frames]
-        starts = {"user"} if identity == here else {"user", "torch"}
-        last = max((at for at, one in enumerate(whose) if one in starts), default=-1)
+    # Our own frames, this one too, are met only inside a call that ends at once: held by one of them, they would hold all for good.
+    calls = {
+        identity: _calls_up_to(innermost, {"user"} if identity == here else {"user", "torch"})
+        for identity, innermost in sys._current_frames().items()
+    }
+    for identity, frames in calls.items():
         thread = "" if identity == here else names.get(identity, str(identity))
-        calls = list(zip(frames, whose, strict=True))[: last + 1]
-        yield from ((thread, frame) for frame, one in reversed(calls) if one != "own" and not _is_cut(frame))
+        yield from ((thread, frame) for frame in frames)
+
+
+def _calls_up_to(innermost: FrameType, starts: Collection[str]) -> list[FrameType]:
+    """From the outermost call to the last one of these owners, without those that are ours."""
+    frames = [frame for frame, _ in zip(frames_above(innermost), range(_MOST_FRAMES), strict=False)]
+    whose = [owner(frame.f_code.co_filename) for frame in frames]
+    last = max((at for at, one in enumerate(whose) if one in starts), default=-1)
+    calls = list(zip(frames, whose, strict=True))[: last + 1]
+    return [frame for frame, one in reversed(calls) if one != "own" and not _is_cut(frame)]
 
 
 def thread_names() -> Iterator[tuple[int | None, str]]:

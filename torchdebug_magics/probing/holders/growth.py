@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,9 +41,9 @@ def count_graph_nodes(since: int = 0) -> Histories:
     Only nodes with a sequence number from `since` on are counted: what was made earlier leads to nothing later. A node that lies
     behind two of the paths counts for both; what is not reached within the budget is left out.
     """
-    with undisturbed():
+    with undisturbed(), ExitStack() as stack:
         starts = [root for root in roots() if root.rank not in {Rank.ERROR, Rank.DEBUGGER, Rank.IN_FLIGHT}]
-        walk = Walk(starts, (), _MOST_OBJECTS, enters=lambda kind: not is_node(kind), most_steps=_STEPS)
+        walk = stack.enter_context(closing(Walk(starts, (), _MOST_OBJECTS, enters=lambda kind: not is_node(kind), most_steps=_STEPS)))
         groups: dict[int, list[Any]] = {}
         for number, held in enumerate(walk.objects):
             if is_a(type(held), torch.Tensor) and (node := history_of(held)) is not None:

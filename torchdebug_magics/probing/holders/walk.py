@@ -29,7 +29,7 @@ _Way = Callable[[Any], Iterable[object]]
 
 
 class Walk:
-    """Objects are numbered as they are met; all are held until the walk is dropped, as the id of one that is gone may be another's."""
+    """Objects are numbered as they are met; all are held until the walk is closed, as the id of one that is gone may be another's."""
 
     def __init__(
         self,
@@ -66,6 +66,11 @@ class Walk:
         for root in starts:
             self._begin(root)
         self._run()
+
+    def close(self) -> None:
+        """Let go of all: frames that run, ours with the walk in it among them, are what was met, and hold the walk in turn."""
+        for held in (self.objects, self.roots, self._types, self._spaces):
+            held.clear()
 
     def _begin(self, root: Root) -> None:
         if self._way(type(root.value)) is not None and id(root.value) not in self._closed:

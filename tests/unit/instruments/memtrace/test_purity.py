@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +21,8 @@ import torchdebug_magics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from IPython.core.interactiveshell import InteractiveShell
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -272,3 +276,17 @@ def test_a_copy_of_a_watched_model_works() -> None:
         other = copy.deepcopy(model)
     assert not other._forward_pre_hooks
     other(torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("options", ["", "--light"])
+def test_what_is_deleted_after_the_cell_is_gone_at_once(shell: InteractiveShell, options: str) -> None:
+    shell.run_cell("import torch, weakref\nnet = torch.nn.Linear(8, 8)")
+    gc.collect()
+    gc.disable()  # a cycle of ours would hold it until a collection
+    try:
+        shell.run_cell(f"%%memtrace -q {options}\nkept = []\nfor _ in range(9):\n    kept.append(net(torch.ones(4, 8)))")
+        gone = [weakref.ref(one) for one in shell.user_ns["kept"]]
+        shell.run_cell("del kept")
+        assert [one() for one in gone] == [None] * 9
+    finally:
+        gc.enable()
