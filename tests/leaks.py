@@ -71,7 +71,7 @@ def _torch(*, rng: bool) -> dict[str, Any]:
         "torch.nn.Module._call_impl": torch.nn.Module._call_impl,
         "torch.autograd.backward": torch.autograd.backward,
         "torch.autograd.grad": torch.autograd.grad,
-        "torch.compile": torch.compile,
+        "whose torch.compile is": getattr(torch.compile, "_torchdebug_owner", None),  # Lightning puts its own there when it is imported
         "the next batch of a DataLoader": torch.utils.data.dataloader._BaseDataLoaderIter.__next__,
         "torch.Tensor.backward": torch.Tensor.backward,
         "the dispatch modes": list(_python_dispatch._get_current_dispatch_mode_stack()),

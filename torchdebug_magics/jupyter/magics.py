@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -79,7 +80,7 @@ class InstrumentMagic:
 
     def _line(self, text: str, local_ns: dict[str, object]) -> None:
         __tracebackhide__ = True
-        names = {**self._screen.shell.user_ns, **local_ns}
+        names = ChainMap(local_ns, self._screen.shell.user_ns)  # a copy would hold all of it
         asked = self.parser.parse(text, subjects=True, names=names)
         if asked.help:
             self._open(text, names, subjects=True)

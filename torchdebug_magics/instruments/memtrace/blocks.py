@@ -45,7 +45,7 @@ class Block:
     """One storage, from its birth to its death."""
 
     __slots__ = (
-        "born", "bytes", "chain", "device", "died", "is_called", "is_old", "iteration", "module", "nth",
+        "born", "bytes", "chain", "device", "died", "is_called", "is_old", "is_returned", "iteration", "module", "nth",
         "outlived", "place", "ref", "role", "span", "used_up",
     )  # fmt: skip
 
@@ -61,6 +61,8 @@ class Block:
         """Whether it was there before the watch."""
         self.is_called = False
         """Whether it is a parameter of a model that was called."""
+        self.is_returned = False
+        """Whether the call of a model gave it back, so that whoever called it may keep it."""
         self.iteration = 0
         self.nth = 0
         """Of those that its line made."""

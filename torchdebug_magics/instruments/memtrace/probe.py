@@ -151,9 +151,14 @@ class MemtraceProbe:
     def _entered(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._guard.run("the look at a model call", self._call_begins, module, args, kwargs)
 
-    def _left(self, _module: torch.nn.Module, _output: Any) -> None:
+    def _left(self, _module: torch.nn.Module, output: Any) -> None:
         if torch._C._current_graph_task_id() == -1:
-            self._guard.run("the look at a model's return", self._course.stop)
+            self._guard.run("the look at a model's return", self._call_ends, output)
+
+    def _call_ends(self, output: object) -> None:
+        if self._course.is_followed:
+            self._course.tracer.returned(output)
+        self._course.stop()
 
     def _call_begins(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch._C._current_graph_task_id() != -1:

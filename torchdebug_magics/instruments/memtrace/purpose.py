@@ -62,4 +62,7 @@ def is_collected(path: str, blocks: Iterable[Block], keepers: Keepers) -> bool:
     if keepers.has_error or "cache" in path.lower() or _IN_A_VARIABLE.match(path) is None:
         return False
     blocks = list(blocks)
-    return not (keepers.are_slices(blocks) or keepers.have_history(blocks))
+    of_loop = all(
+        block.is_returned or block.place is None or block.span.phase != "forward" for block in blocks
+    )  # else a hook puts it there
+    return of_loop and not (keepers.are_slices(blocks) or keepers.have_history(blocks))

@@ -86,6 +86,12 @@ class Tracer:
                 if self.ledger.known(storage) is None and not self._is_lent(storage):
                     self._book(storage, place, module, "")
 
+    def returned(self, output: object) -> None:
+        """The call of a model has given that back."""
+        for storage in (one for tensor in tensors_in(output) for one in storages(tensor)):
+            if (block := self.ledger.known(storage)) is not None:
+                block.is_returned = True
+
     def _seen(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         try:
             self.ops_count += 1
