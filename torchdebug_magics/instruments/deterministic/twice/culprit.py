@@ -30,6 +30,7 @@ _FIRST_ALONE = (
     "a cache"
 )
 _IN_THE_CELL = "make in the cell itself what the cell uses up"
+_TORCHS_OWN = "aten."
 
 
 def culprit(comparison: Comparison, error: Exception | None, runs: Runs, used_up: Sequence[str]) -> Divergence:
@@ -91,7 +92,15 @@ class _Culprit:
         agree = self._inputs_agree(difference.place)
         if op.empty is not None and (agree or self._origin(difference.place) is None):
             return of_empty(op, op.empty, difference)
-        return of_kernel(op) if agree else self._of_outside(op, difference)
+        told = of_kernel(op)
+        if agree and (told.fix or not op.plan.name.startswith(_TORCHS_OWN) or self._cause_before(difference.place) == "unknown"):
+            return told
+        return self._of_outside(op, difference)
+
+    def _cause_before(self, place: int) -> str:
+        """Of what reached an op of torch's that is not known to differ by itself: two further runs may have agreed by chance."""
+        origin = self._origin(place)
+        return "unknown" if origin is None else origin.cause
 
     def _of_generator(self, op: Op, difference: Difference) -> Told:
         """What the op draws from has another seed; and where it got that."""

@@ -9,6 +9,7 @@ import torch
 
 from tests.unit.instruments.deterministic.planted import HEALTHY, IMPORTS, PLANTED, Planted
 from tests.unit.instruments.deterministic.planted_lines import PLANTED as LINES
+from torchdebug_magics.instruments.deterministic.twice import culprit
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -48,6 +49,12 @@ def test_the_line_of_the_op_and_the_one_to_change_are_named(shell: InteractiveSh
     assert told.cause == case.cause, told
     assert told.location.source.endswith("# <- op"), told
     assert told.other.source == next(line.strip() for line in lines if line.endswith("# <- source")), told
+
+
+def test_further_runs_that_agree_by_chance_make_no_op_the_cause(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(culprit._Culprit, "_inputs_agree", lambda *_: True)
+    body = "total = torch.zeros(())\nfor one in {torch.full((2,), float(i)) for i in range(60)}:\n    total = total + one.sum()"
+    assert verified(shell, "", body).divergence.cause == "hash_order"
 
 
 def test_a_generator_that_the_clock_seeds_is_told_of_its_seed(shell: InteractiveShell) -> None:
