@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from torchdebug_magics.instruments.deterministic.origin.history import History
-from torchdebug_magics.instruments.deterministic.origin.steps import adds_to, binds, callers, differing, writes
+from torchdebug_magics.instruments.deterministic.origin.steps import adds_to, binds, callers, differing, writes, wrote
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.origin.files import Files
@@ -195,26 +195,8 @@ class Slicer:
     def _within(self, step: Step, partner: Step, path: str) -> list[_Question]:
         """The line itself, or one in a function that it called which wrote this very value."""
         after, other = step.after.get(path), partner.after.get(path)
-        inner = self._wrote(step, after.digest, other.digest) if after is not None and other is not None else None
+        inner = wrote(step, (after.digest, other.digest), self._pairing.partner) if after is not None and other is not None else None
         return [(inner or step, None, (path,))]
-
-    def _wrote(self, caller: Step, mine: int, theirs: int) -> Step | None:
-        """The last line that a line's calls ran, in which these very values were written."""
-        for step in self._below(caller.calls):
-            partner = self._pairing.partner.get(step)
-            if partner is None:
-                continue
-            for name, held in step.after.items():
-                if held.digest == mine and name in partner.after and partner.after[name].digest == theirs and writes(step, name):
-                    return step
-        return None
-
-    def _below(self, calls: list[Call]) -> Iterator[Step]:
-        todo = list(calls)
-        while todo:
-            for step in reversed(todo.pop().steps()):
-                yield step
-                todo += step.calls
 
     def _from_caller(self, at: Step, place: Place, names: tuple[str, ...], found: list[Beginning]) -> list[_Question]:
         """What a function was called with; else it is from before the run, or came about out of sight."""
@@ -226,7 +208,7 @@ class Slicer:
         if place[0] == "attribute" and names and (maker := self.history.binder(at, names[0].partition(".")[0])) is not None:
             # No line of the user's wrote it: what bound the object made it, or it is another object than in the other run.
             held, theirs = at.before.get(names[0]), self._pairing.partner[at].before.get(names[0])
-            inner = self._wrote(maker, held.digest, theirs.digest) if held is not None and theirs is not None else None
+            inner = wrote(maker, (held.digest, theirs.digest), self._pairing.partner) if held is not None and theirs is not None else None
             return [(inner or maker, None, names)]
         if place[0] == "attribute" and names and (handed := self.history.handed(at, names[0].partition(".")[0])) is not None:
             return [(handed, None, names)]

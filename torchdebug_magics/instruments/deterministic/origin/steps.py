@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.origin.recording import Step
+    from torchdebug_magics.instruments.deterministic.origin.recording import Call, Step
 
-__all__ = ["adds_to", "binds", "callers", "differing", "has_address", "writes"]
+__all__ = ["adds_to", "binds", "callers", "differing", "has_address", "writes", "wrote"]
 
 
 def callers(step: Step) -> Iterator[Step]:
@@ -48,3 +48,22 @@ def has_address(step: Step) -> bool:
     """Whether the line makes a text of an object, in which its address in memory may stand."""
     statement = step.statement
     return statement is not None and ("repr" in statement.paths or any(statement.facts.get(path) == "address" for path in statement.bound))
+
+
+def wrote(caller: Step, digests: tuple[int, int], partner: Mapping[Step, Step]) -> Step | None:
+    """The last line that a line's calls ran, in which a name got the first digest, and in the other run the second."""
+    for step in _below(caller.calls):
+        theirs = partner[step].after if step in partner else {}
+        for name, held in step.after.items():
+            if name in theirs and (held.digest, theirs[name].digest) == digests and writes(step, name):
+                return step
+    return None
+
+
+def _below(calls: Iterable[Call]) -> Iterator[Step]:
+    """From the last line to the first."""
+    todo = list(calls)
+    while todo:
+        for step in reversed(todo.pop().steps()):
+            yield step
+            todo += step.calls

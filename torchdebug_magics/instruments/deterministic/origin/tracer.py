@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.deterministic.origin.digests import Digests
@@ -23,12 +23,13 @@ from torchdebug_magics.instruments.deterministic.origin.sources import (
     asked_in_python,
     called_from,
 )
+from torchdebug_magics.instruments.deterministic.origin.stopped import stopped_at
 from torchdebug_magics.probing.inlined import is_in_comprehension
 from torchdebug_magics.probing.where import frames_above, is_user_code, owner
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.origin.files import Files
-    from torchdebug_magics.instruments.deterministic.origin.statements import Statement, Statements
+    from torchdebug_magics.instruments.deterministic.origin.statements import Statements
     from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["Tracer"]
@@ -77,7 +78,7 @@ class Tracer:
             raise
         except BaseException as error:  # noqa: BLE001 - the run ends itself by raising; what the user's code raises is told by the runs before
             self._is_on = False
-            self._run.stopped = next(filter(None, map(self._stopped_at, _tracebacks(error))), None)
+            self._run.stopped = stopped_at(error, self._ended)
         finally:
             self._is_on = False
             sys.settrace(None)
@@ -86,17 +87,6 @@ class Tracer:
                 sys.setprofile(None)
                 threading.setprofile(None)
         return self._run
-
-    def _stopped_at(self, traceback: TracebackType | None) -> Step | None:
-        found = None
-        while traceback is not None:
-            activation = self._ended.get(id(traceback.tb_frame))
-            if activation is not None and activation.code is traceback.tb_frame.f_code:
-                line = traceback.tb_lineno
-                at = [step for step in activation.steps if step.line == line or (step.statement and _holds(step.statement, line))]
-                found = at[-1] if at else found
-            traceback = traceback.tb_next
-        return found
 
     # --- called by Python ------------------------------------------------------------------------------------------------------
 
@@ -241,16 +231,3 @@ class Tracer:
         source = Source(told, cause, user.f_lineno or step.line, distance)
         if source not in step.sources:
             step.sources.append(source)
-
-
-def _tracebacks(error: BaseException) -> list[TracebackType | None]:
-    """Of what was raised by the op in question first; of what other ops raised while that passed, after it."""
-    found = [error.__traceback__]
-    while error.__context__ is not None and type(error.__context__) is type(error):
-        error = error.__context__
-        found.insert(0, error.__traceback__)
-    return found
-
-
-def _holds(statement: Statement, line: int) -> bool:
-    return statement.first <= line <= statement.last
