@@ -58,6 +58,7 @@ bench: $(READY)
 	$(PY) tests/bench/shapes.py
 	$(PY) tests/bench/memory.py
 	$(PY) tests/bench/deterministic.py
+	$(PY) tests/bench/hangwatch.py
 
 ## make docs      write docs/magics anew, from the help of each magic
 docs: $(READY)

@@ -6,11 +6,16 @@ Torch is looked at only where it has been imported, so that a test without it st
 from __future__ import annotations
 
 import random
+import signal
 import sys
 import threading
 import time
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.process import BaseProcess
 
 # Threads that a library starts once and keeps for the life of the process.
 LASTING_THREADS = ("tqdm", "pytest_timeout", "IPythonHistorySavingThread", "asyncio_", "ThreadPoolExecutor", "InductorSubproc")
@@ -31,6 +36,7 @@ MODULE_TABLES = (
 )
 MODE_NOTES = ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode", "_is_in_any_mode_without_ignore_compile_internals")
 """With one of these left, nothing is compiled any more."""
+SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGCHLD")
 OPTIMIZER_TABLES = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 
@@ -45,6 +51,12 @@ def snapshot(*, rng: bool = False) -> dict[str, Any]:
         "warnings.formatwarning": warnings.formatwarning,
         "threads": {thread for thread in threading.enumerate() if not thread.name.startswith(LASTING_THREADS)},
     }
+    state.update({f"what {name} does": signal.getsignal(getattr(signal, name)) for name in SIGNALS if hasattr(signal, name)})
+    state.update({f"the `write` of {name}": vars(stream).get("write") for name, stream in _streams() if hasattr(stream, "__dict__")})
+    if threading.current_thread() is threading.main_thread():
+        state["signal.set_wakeup_fd()"] = _wakeup_fd()
+    if "multiprocessing.process" in sys.modules:
+        state.update(_processes())
     if rng:
         state["random's state"] = random.getstate()
     if "torch" in sys.modules:
@@ -55,6 +67,33 @@ def snapshot(*, rng: bool = False) -> dict[str, Any]:
 def warning_filters() -> dict[str, Any]:
     """Only good within one phase of a test. A library may add filters of its own while it is imported: nothing that we could undo."""
     return {f"warnings.filters, with {len(sys.modules)} modules imported": list(warnings.filters)}
+
+
+def _streams() -> Iterator[tuple[str, Any]]:
+    for name in ("sys.stdout", "sys.stderr"):
+        stream = getattr(sys, name.partition(".")[2])
+        yield f"{name} ({id(stream):x})", stream  # another one, as when output is captured, is not compared
+
+
+def _wakeup_fd() -> int:
+    """Read by taking it away for a moment: there is no other way."""
+    number = signal.set_wakeup_fd(-1)
+    if number >= 0:
+        signal.set_wakeup_fd(number, warn_on_full_buffer=False)
+    return number
+
+
+def _processes() -> dict[str, Any]:
+    import multiprocessing
+    from multiprocessing import util
+    from multiprocessing.process import BaseProcess
+
+    begins = [type(one) for one in vars(util)["_afterfork_registry"].values()]
+    return {
+        "BaseProcess.start": BaseProcess.start,
+        "agents that a fork would wake": [kind for kind in begins if kind.__module__.endswith(".children.agent")],
+        "processes": set(multiprocessing.active_children()),
+    }
 
 
 def _torch(*, rng: bool) -> dict[str, Any]:
@@ -106,17 +145,19 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     changed = [
         f"{name}: {_short(value)} became {_short(after[name])}"
         for name, value in before.items()
-        if name in after and name != "threads" and not _same(value, after[name])
+        if name in after and name not in {"threads", "processes"} and not _same(value, after[name])
     ]
     left = {thread for thread in after.get("threads", set()) - before.get("threads", set()) if _still_runs(thread)}
-    return changed + [f"a thread still runs: {thread.name}" for thread in sorted(left, key=lambda thread: thread.name)]
+    changed += [f"a thread still runs: {thread.name}" for thread in sorted(left, key=lambda thread: thread.name)]
+    started = {process for process in after.get("processes", set()) - before.get("processes", set()) if _still_runs(process)}
+    return changed + [f"a process still runs: {name}" for name in sorted(process.name for process in started)]
 
 
 def _same(before: Any, after: Any) -> bool:
     return before is after or bool(before == after) or (getattr(after, "__module__", None) or "").startswith(OWN_WAYS)
 
 
-def _still_runs(thread: threading.Thread, *, grace_s: float = 2.0) -> bool:
+def _still_runs(thread: threading.Thread | BaseProcess, *, grace_s: float = 2.0) -> bool:
     """Whether it goes on; one that is about to end is given the time to do so."""
     end = time.monotonic() + grace_s
     while thread.is_alive() and time.monotonic() < end:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.session import Session
 
     deterministic: Instrument
+    hangwatch: Instrument
     memclean: Instrument
     memgauge: Instrument
     memmark: Instrument
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "deterministic", "last_session", "memclean",
-    "memgauge", "memmark", "memtrace", "nanhunt", "shapes", "show", "verify",
+    "DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "deterministic", "hangwatch",
+    "last_session", "memclean", "memgauge", "memmark", "memtrace", "nanhunt", "shapes", "show", "verify",
 ]  # fmt: skip
 
 

@@ -19,6 +19,7 @@ INSTRUMENTS = {
     "memmark": "torchdebug_magics.instruments.memmark",
     "memclean": "torchdebug_magics.instruments.memclean",
     "deterministic": "torchdebug_magics.instruments.deterministic",
+    "hangwatch": "torchdebug_magics.instruments.hangwatch",
 }
 
 

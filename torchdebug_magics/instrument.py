@@ -103,6 +103,16 @@ class Instrument:
     The probe of a row that has one is then told of it, as ``last_error="ValueError: ..."``.
     """
 
+    functions: Mapping[str, str] = field(default_factory=dict)
+    """Further functions by name, each a ``module:callable``: ``torchdebug_magics.hangwatch.look()``."""
+
+    def __getattr__(self, name: str) -> Any:
+        functions = vars(self).get("functions", {})
+        if name in functions:
+            return _load(functions[name])
+        msg = f"{type(self).__name__!r} object has no attribute {name!r}"
+        raise AttributeError(msg)
+
     @property
     def magic(self) -> str:
         """As it is written: ``%%nanhunt`` above a cell, ``%memclean`` on a line."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["Interrupting", "Probe", "Session"]
+__all__ = ["Interrupting", "Probe", "Session", "Standing"]
 
 ReportT = TypeVar("ReportT", bound=Report)
 ReportT_co = TypeVar("ReportT_co", bound=Report, covariant=True)
@@ -45,6 +45,14 @@ class Interrupting(Protocol):
 
     def traceback_of(self, error: BaseException) -> list[str]:
         """The lines that are shown in place of an error's traceback; none where it is not the probe that interrupted."""
+
+
+@runtime_checkable
+class Standing(Protocol):
+    """A probe that can say why the cell does not go on."""
+
+    def standing(self) -> str:
+        """One line, which is written down for the kernel after this one; empty while all is well."""
 
 
 class Session(Generic[ReportT]):
@@ -97,6 +105,10 @@ class Session(Generic[ReportT]):
     def traceback_of(self, error: BaseException) -> list[str]:
         """The lines that are shown in place of an error's traceback, where the session itself has interrupted; else none."""
         return self._probe.traceback_of(error) if isinstance(self._probe, Interrupting) else []
+
+    def standing(self) -> str:
+        """Why the cell does not go on, where the probe can say it; else nothing."""
+        return self._probe.standing() if isinstance(self._probe, Standing) else ""
 
     @property
     def kept(self) -> dict[str, object]:

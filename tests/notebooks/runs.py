@@ -12,6 +12,7 @@ from nbclient import NotebookClient
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from jupyter_client.asynchronous.client import AsyncKernelClient
     from nbformat import NotebookNode
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
@@ -21,6 +22,15 @@ CHECK = re.compile(r"^check\(\d*\)$", re.MULTILINE)
 NOTEBOOKS = sorted(path for path in FOLDER.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
 
 
+class Client(NotebookClient):
+    """Lets cells ask, as every front end does, so that a debugger's prompt waits for an answer; nobody gives one here."""
+
+    async def async_start_new_kernel_client(self) -> AsyncKernelClient:
+        client = await super().async_start_new_kernel_client()
+        client.allow_stdin = True
+        return client
+
+
 def executed(path: Path, kernel: str) -> NotebookNode:
     """The notebook after a run; a cell that fails and is not tagged ``raises-exception`` is an error."""
     return run(nbformat.read(path, as_version=4), path.parent, kernel)
@@ -28,7 +38,7 @@ def executed(path: Path, kernel: str) -> NotebookNode:
 
 def run(document: NotebookNode, folder: Path, kernel: str) -> NotebookNode:
     where = {"metadata": {"path": str(folder)}}
-    NotebookClient(document, timeout=300, kernel_name=kernel, store_widget_state=False, resources=where).execute()
+    Client(document, timeout=300, kernel_name=kernel, store_widget_state=False, resources=where).execute()
     return document
 
 

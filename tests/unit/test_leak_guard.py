@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
+import signal
+import socket
 import sys
 import threading
+import time
 import warnings
 from contextlib import ExitStack
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -39,6 +44,40 @@ class Plants:
         stack.callback(thread.join)
         stack.callback(end.set)
         thread.start()
+
+    @staticmethod
+    def process(stack: ExitStack) -> None:
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), name="left behind")
+        child.start()
+        stack.callback(child.join)
+        stack.callback(child.kill)
+
+    @staticmethod
+    def process_start(stack: ExitStack) -> None:
+        stack.callback(setattr, BaseProcess, "start", BaseProcess.start)
+        BaseProcess.start = lambda *_: None
+
+    @staticmethod
+    def agent(stack: ExitStack) -> None:
+        from torchdebug_magics.probing.children.agent import Agent
+
+        stack.callback([Agent("nowhere")].clear)
+
+    @staticmethod
+    def signal_handler(stack: ExitStack) -> None:
+        stack.callback(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, signal.SIG_IGN))
+
+    @staticmethod
+    def wakeup(stack: ExitStack) -> None:
+        ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
+        theirs.setblocking(False)
+        stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(theirs.fileno()))
+        assert ours
+
+    @staticmethod
+    def output(stack: ExitStack) -> None:
+        stack.callback(vars(sys.stdout).pop, "write")
+        vars(sys.stdout)["write"] = sys.stdout.write
 
     @staticmethod
     def rng(stack: ExitStack) -> None:
@@ -134,6 +173,12 @@ NAMED = {
     "profile": "sys.getprofile()",
     "formatwarning": "warnings.formatwarning",
     "thread": "a thread still runs",
+    "process": "a process still runs: left behind",
+    "process_start": "BaseProcess.start",
+    "agent": "agents that a fork would wake",
+    "signal_handler": "what SIGUSR1 does",
+    "wakeup": "signal.set_wakeup_fd()",
+    "output": "the `write` of sys.stdout",
     "rng": "random's state",
     "module_hook": "_global_forward_hooks",
     "optimizer_hook": "_global_optimizer_pre_hooks",

@@ -1,4 +1,4 @@
-"""Writes down where the kernel stands while memory is watched, so that the next kernel can tell how this one was killed."""
+"""Writes down where the kernel stands while it is watched, so that the next kernel can tell how this one ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torchdebug_magics.machine.blackbox import BlackBox, Entry, last_words
 from torchdebug_magics.machine.limits import Limits
@@ -27,6 +27,13 @@ _KILLS_EVERY_S = 1.0
 _GROWTH_OVER_S = 2.0
 
 
+class Recorded(Protocol):
+    """A session that wants to be told of afterwards."""
+
+    def standing(self) -> str:
+        """Why its cell does not go on; empty while all is well."""
+
+
 class Recorder:
     """One black box a kernel, open while at least one session wants it. A kernel that is restarted has the same connection file."""
 
@@ -39,7 +46,7 @@ class Recorder:
         self._kills_at_s = -_KILLS_EVERY_S
         self._main = threading.main_thread().ident
         self._open = ExitStack()
-        self._wanted: set[object] = set()
+        self._wanted: dict[Recorded, None] = {}
         self._latest: deque[tuple[float, int]] = deque()
         """(time, used bytes) of the last two seconds."""
 
@@ -47,10 +54,10 @@ class Recorder:
         """How the kernel before this one died, in one sentence, or nothing."""
         return "" if self._path is None else last_words(self._path)
 
-    def start(self, session: object) -> None:
+    def start(self, session: Recorded) -> None:
         """`session` wants it; without a kernel there is nobody to tell later."""
         is_open = bool(self._wanted)
-        self._wanted.add(session)
+        self._wanted[session] = None
         if is_open or self._path is None:
             return
         try:
@@ -62,9 +69,9 @@ class Recorder:
         atexit.register(self._close)
         self._open.enter_context(Sampler(lambda: self._write(box), name="recorder", every_s=_EVERY_S))
 
-    def stop(self, session: object) -> None:
+    def stop(self, session: Recorded) -> None:
         """`session` has ended. Harmless the second time."""
-        self._wanted.discard(session)
+        self._wanted.pop(session, None)
         if not self._wanted:
             self._close()
 
@@ -78,7 +85,8 @@ class Recorder:
         used_bytes = limit.limit_bytes - limit.left_bytes
         growth = self._growth(used_bytes)
         size, kills = limit.limit_bytes, self._kills_of(limit.whose)
-        box.write(Entry(self._place(), rss_bytes(), used_bytes, size, limit.whose, growth, kills))
+        standing = next(filter(None, (session.standing() for session in tuple(self._wanted))), "")
+        box.write(Entry(self._place(), rss_bytes(), used_bytes, size, limit.whose, growth, kills, standing))
 
     def _kills_of(self, whose: str) -> int | None:
         now_s = time.monotonic()

@@ -84,6 +84,10 @@ class ShownSession:
         """The probe's snapshot."""
         return self._session.live()
 
+    def standing(self) -> str:
+        """See `Session`."""
+        return self._session.standing()
+
     def traceback_of(self, error: BaseException) -> list[str]:
         """See `Session`."""
         return self._session.traceback_of(error)

@@ -41,6 +41,8 @@ class Entry:
     whose: str
     growth_bytes_per_s: int
     oom_kills_count: int | None
+    standing: str = ""
+    """Why the cell did not go on; empty where it did."""
 
     @property
     def was_nearly_full(self) -> bool:
@@ -90,8 +92,10 @@ def last_words(path: Path, root: Path = Path("/")) -> str:
         return ""
     kills = [limit.oom_kills_count for limit in Limits(root).all() if limit.whose == entry.whose]
     for_memory = any(map(entry.was_killed_for_memory, kills))
-    if not (entry.place or for_memory or entry.was_nearly_full):
+    if not (entry.place or entry.standing or for_memory or entry.was_nearly_full):
         return ""  # stopped while it was idle
+    if entry.standing and not for_memory:
+        return f"The kernel before this one was ended while it hung{f' in {entry.place}' if entry.place else ''}. {entry.standing}"
     used = f"{byte_size(entry.used_bytes)} of {byte_size(entry.limit_bytes)} ({entry.whose})"
     where = f" in {entry.place}" if entry.place else ""
     if not (for_memory or entry.was_nearly_full):

@@ -1,12 +1,15 @@
-"""That the memory guard stepped in, as it is said in a report."""
+"""Interrupting the cell that runs, and how a report says that the memory guard has done so."""
 
 from __future__ import annotations
 
+import _thread
+import signal
+import threading
 from dataclasses import dataclass
 
 from torchdebug_magics.format import byte_size, share
 
-__all__ = ["Interrupt"]
+__all__ = ["Interrupt", "interrupt_main"]
 
 
 @dataclass(frozen=True)
@@ -20,4 +23,16 @@ class Interrupt:
 
     def __str__(self) -> str:
         used = f"{byte_size(self.used_bytes)} of {byte_size(self.limit_bytes)} ({self.whose})"
-        return f"Interrupted at {used}, as the guard is set to {share(self.guard_ratio)}: the kernel lives, and the variables are there"
+        return f"Interrupted at {used}, as the guard is set to {share(self.guard_ratio)}: the kernel is alive and your variables are intact"
+
+
+def interrupt_main() -> bool:
+    """As the Stop button does; False where no cell runs, in which the signal is ignored."""
+    if signal.getsignal(signal.SIGINT) in {signal.SIG_IGN, signal.SIG_DFL, None}:
+        return False
+    main = threading.main_thread().ident
+    if hasattr(signal, "pthread_kill") and main is not None:
+        signal.pthread_kill(main, signal.SIGINT)  # also ends a sleep or a wait
+    else:
+        _thread.interrupt_main()
+    return True

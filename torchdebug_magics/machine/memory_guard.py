@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import signal
 import sys
 import threading
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import byte_size
-from torchdebug_magics.machine.interrupts import Interrupt
+from torchdebug_magics.machine.interrupts import Interrupt, interrupt_main
 from torchdebug_magics.machine.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -36,6 +35,11 @@ class MemoryGuard:
         self._raised: dict[str, float] = {}
         self._interrupted_at: tuple[int, int] | None = None
 
+    @property
+    def reason(self) -> str:
+        """Why it has interrupted last; empty where it has not."""
+        return str(self.interrupts[-1]) if self.interrupts else ""
+
     def refuse_if_passed(self) -> None:
         """A guard that would step in at once is a mistake."""
         for limit in self._passed():
@@ -52,7 +56,7 @@ class MemoryGuard:
         if self._interrupted_at is not None:
             self._once_more()
         for limit in self._passed():
-            if _interrupt():
+            if interrupt_main():
                 used_bytes = _used(limit)
                 self.interrupts += (Interrupt(used_bytes, limit.limit_bytes, limit.whose, self.ratio),)
                 self._raised[limit.whose] = (1 + used_bytes / limit.limit_bytes) / 2
@@ -62,7 +66,7 @@ class MemoryGuard:
     def _once_more(self) -> None:
         """A signal that falls just before a sleep begins does not wake it: Python sees it at the sleep's end. A second one does."""
         if self._interrupted_at == _place() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            _interrupt()
+            interrupt_main()
         self._interrupted_at = None
 
     def _passed(self) -> Iterable[Limit]:
@@ -94,15 +98,3 @@ def _place() -> tuple[int, int] | None:
     """Where the main thread is, as a number: to hold its frame would hold its variables."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - documented, whatever its name says
     return None if frame is None else (id(frame), frame.f_lasti)
-
-
-def _interrupt() -> bool:
-    """As the Stop button does; False where no cell runs, in which the signal is ignored."""
-    if signal.getsignal(signal.SIGINT) in {signal.SIG_IGN, signal.SIG_DFL, None}:
-        return False
-    main = threading.main_thread().ident
-    if hasattr(signal, "pthread_kill") and main is not None:
-        signal.pthread_kill(main, signal.SIGINT)  # also ends a sleep or a wait
-    else:
-        _thread.interrupt_main()
-    return True

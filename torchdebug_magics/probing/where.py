@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import ast
-import functools
-import gc
 import linecache
 import sys
-import sysconfig
 import threading
-from collections.abc import Iterable, Iterator
-from inspect import CO_OPTIMIZED
-from pathlib import Path
+from collections.abc import Iterable
 from types import CodeType, FrameType
-from typing import Any, Literal, TypeAlias
-
-import torch
+from typing import Any
 
 from torchdebug_magics.probing.shell import running_shell
+from torchdebug_magics.probing.source.frames import Owner, frames_above, is_user_code, local_values, owner
 from torchdebug_magics.report import Location
 
 __all__ = [
@@ -35,47 +29,8 @@ __all__ = [
     "user_frame",
 ]
 
-Owner: TypeAlias = Literal["user", "library", "torch", "own", "python"]
-
-_TORCH = str(Path(torch.__file__).parent)
-_OWN = str(Path(__file__).parent.parent)
-_PYTHON = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
-_SNAPSHOTS = sys.version_info < (3, 13)
-"""Before, a function's `f_locals` is a dict that the frame keeps, and that keeps alive what it holds."""
 _MAGIC_CALL = "get_ipython().run_cell_magic("
 _TIMED = "<timed exec>"
-_MADE_BY_TORCH = "<eval_with_key>"
-"""Functions that a compiler of torch's wrote."""
-_COMPILED = "/torchinductor_"
-"""Folders of files that it wrote."""
-_PACKAGES = ("/site-packages/", "/dist-packages/")
-
-
-@functools.lru_cache(maxsize=4096)
-def owner(filename: str) -> Owner:
-    """Whose code a file is."""
-    path = filename.replace("\\", "/")
-    if path.startswith((_TORCH, _MADE_BY_TORCH)) or _COMPILED in path:
-        return "torch"
-    if path.startswith(_OWN):
-        return "own"
-    if any(mark in path for mark in _PACKAGES):
-        return "library"
-    if path.startswith(_PYTHON) or path.startswith("<frozen"):
-        return "python"
-    return "user"
-
-
-def is_user_code(code: CodeType) -> bool:
-    """Whether the code was written by the user and not installed."""
-    return owner(code.co_filename) == "user"
-
-
-def frames_above(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frame and its callers, innermost first."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def user_frame(frame: FrameType | None, *, below: FrameType | CodeType | None = None) -> FrameType | None:
@@ -112,19 +67,6 @@ def runs_alone() -> bool:
     here = threading.get_ident()
     others = (frame for thread, frame in sys._current_frames().items() if thread != here)
     return not any(is_user_code(one.f_code) for frame in others for one in frames_above(frame))
-
-
-def local_values(frame: FrameType, names: frozenset[str] | None = None) -> dict[str, Any]:
-    """A frame's local variables, all or those of `names`; the frame holds nothing more than before."""
-    before = gc.get_referents(frame) if _SNAPSHOTS and frame.f_code.co_flags & CO_OPTIMIZED else []
-    held = frame.f_locals
-    found = dict(held) if names is None else {name: held[name] for name in names if name in held}
-    if _SNAPSHOTS and frame.f_code.co_flags & CO_OPTIMIZED:
-        # A snapshot that nobody else has seen is emptied: we and the frame hold it. Under a tracer, it would be written back.
-        is_new = not any(one is held for one in before) and sys.getrefcount(held) <= 3  # noqa: PLR2004 - here, the argument, the frame
-        if is_new and frame.f_trace is None and sys.gettrace() is None and getattr(threading, "_trace_hook", None) is None:
-            held.clear()
-    return found
 
 
 def locate(frame: FrameType) -> Location:

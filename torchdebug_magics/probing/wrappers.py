@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pkgutil
 import sys
+from multiprocessing.process import BaseProcess
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +122,7 @@ def unwrap_all(owner: object) -> int:
 
 def _places() -> Iterator[tuple[Any, str]]:
     yield from ((torch.autograd, "backward"), (torch.autograd, "grad"), (_BaseDataLoaderIter, "__next__"))
-    yield from ((torch, "compile"), (torch_module, "_has_any_global_hook"))
+    yield from ((torch, "compile"), (torch_module, "_has_any_global_hook"), (BaseProcess, "start"))
     if (place := _switch()) is not None:
         yield place
 

@@ -79,7 +79,7 @@ class GaugeProbe:
 
     def traceback_of(self, error: BaseException) -> list[str]:
         """Of the guard's interrupt."""
-        return traceback_of(error, self._memory_guard)
+        return traceback_of(error, "" if self._memory_guard is None else self._memory_guard.reason)
 
     def kept(self) -> dict[str, object]:
         """Nothing."""

@@ -1,0 +1,441 @@
+"""Ranks of torch.distributed on gloo, started from a cell."""
+
+from __future__ import annotations
+
+from tests.hang_cases.marks import planted
+
+__all__ = ["CASES"]
+
+STOPPED = "KeyboardInterrupt"
+
+# The group's own timeout is far away, so that only what the magic does ends a wait.
+SETUP = """
+import datetime
+import os
+import socket
+import time
+
+import torch
+import torch._dynamo  # which DDP imports: once here, not in each rank
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def join_group(rank, world_size, port):
+    limit = datetime.timedelta(seconds=120)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size, timeout=limit)
+    torch.manual_seed(0)
+
+
+def launch(work, world_size=2, *more):
+    port = free_port()
+    mp.start_processes(work, args=(world_size, port, *more), nprocs=world_size, start_method="fork")
+"""
+
+# For the cases in which the cell starts the processes itself.
+START = """
+port = free_port()
+ranks = [mp.get_context("fork").Process(target=work, args=(rank, 2, port), name=f"rank-{rank}") for rank in range(2)]
+for process in ranks:
+    process.start()
+for process in ranks:
+    process.join()
+"""
+
+CASES = (
+    planted(
+        name="only_rank_0_enters_the_barrier",
+        setup=SETUP,
+        cell="""
+def work(rank, world_size, port, orders):
+    join_group(rank, world_size, port)
+    x = torch.ones(4) * rank
+    dist.all_reduce(x)
+    if rank == 0:
+        dist.barrier() #!
+        print("saved")
+    else:
+        orders.get() #!
+
+
+launch(work, 2, mp.get_context("fork").Queue())
+""",
+        cause=("collective_missing", "queue_never_fed"),
+        root="rank 1",
+        edges=(("rank 0", "rank 1"),),
+        says=("barrier",),
+        raises=STOPPED,
+    ),
+    planted(
+        name="different_operations",
+        setup=SETUP,
+        cell="""
+def work(rank, world_size, port):
+    join_group(rank, world_size, port)
+    scores = torch.randn(4)
+    for step in range(3):
+        dist.all_reduce(scores)
+    if rank == 0:
+        dist.all_reduce(scores, op=dist.ReduceOp.MAX) #!
+    else:
+        dist.all_gather([torch.empty(4), torch.empty(4)], scores) #!
+    dist.barrier()
+
+
+launch(work)
+""",
+        cause=("collective_mismatch",),
+        root="rank 0|rank 1",
+        kind=("collective",),
+        says=("all_reduce", "all_gather|allgather"),
+        raises=STOPPED,
+    ),
+    planted(
+        name="two_collectives_in_another_order",
+        setup=SETUP,
+        cell=f"""
+def work(rank, world_size, port):
+    join_group(rank, world_size, port)
+    loss, stop = torch.ones(1), torch.zeros(1)
+    if rank == 0:
+        dist.all_reduce(loss) #!
+        dist.broadcast(stop, src=0)
+    else:
+        dist.broadcast(stop, src=0) #!
+        dist.all_reduce(loss)
+    dist.barrier() #!
+
+{START}""",
+        cause=("collective_mismatch",),
+        root="rank 0|rank 1",
+        kind=("collective",),
+        says=("all_reduce", "broadcast"),
+        raises=STOPPED,
+    ),
+    planted(
+        name="a_branch_that_depends_on_the_data",
+        setup=SETUP,
+        cell="""
+def work(rank, world_size, port):
+    join_group(rank, world_size, port)
+    losses = torch.tensor([[1.0, 0.5, 0.4], [1.0, 0.5, 0.4], [1.0, 0.009, 0.4]])[rank]
+    for loss in losses:
+        if loss < 0.01:
+            continue
+        mean = loss.clone()
+        dist.all_reduce(mean) #!
+    dist.barrier() #!
+
+
+launch(work, 3)
+""",
+        cause=("collective_mismatch", "collective_missing"),
+        kind=("collective",),
+        says=("all_reduce", "barrier"),
+        raises=STOPPED,
+    ),
+    planted(
+        name="both_ranks_receive_first",
+        setup=SETUP,
+        cell=f"""
+def work(rank, world_size, port):
+    join_group(rank, world_size, port)
+    mine, theirs = torch.full((8,), float(rank)), torch.empty(8)
+    dist.recv(theirs, src=1 - rank) #!
+    dist.send(mine, dst=1 - rank)
+
+{START}""",
+        cause=("deadlock", "collective_mismatch"),
+        root="rank 0|rank 1",
+        kind=("collective",),
+        where="dist.recv",
+        edges=(("rank 0", "rank 1"), ("rank 1", "rank 0")),
+        raises=STOPPED,
+    ),
+    planted(
+        name="shapes_that_differ",
+        setup=SETUP,
+        cell=f"""
+def work(rank, world_size, port):
+    join_group(rank, world_size, port)
+    for step in range(5):
+        rows = 4 if step < 4 else 3 + rank
+        embeddings = torch.randn(rows, 16)
+        dist.all_reduce(embeddings)
+        time.sleep(0.5)
+
+{START}""",
+        ends="itself",
+        state=("finished", "slow"),
+        cause=("collective_mismatch", "rank_died"),
+        says=("3, 16|3x16|3 x 16|48|64",),
+    ),
+    planted(
+        name="uneven_batches_under_ddp",
+        setup=SETUP,
+        cell="""
+def work(rank, world_size, port, orders):
+    join_group(rank, world_size, port)
+    model = DDP(nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(5 + (rank == 0)):
+        optimizer.zero_grad()
+        model(torch.randn(2, 4)).mean().backward() #!
+        optimizer.step()
+    if rank == 1:
+        orders.get() #!
+
+
+launch(work, 2, mp.get_context("fork").Queue())
+""",
+        cause=("uneven_batches",),
+        root="rank 1",
+        edges=(("rank 0", "rank 1"),),
+        says=("join",),
+        raises=STOPPED,
+    ),
+    planted(
+        name="uneven_batches_then_a_barrier",
+        setup=SETUP,
+        cell=f"""
+def work(rank, world_size, port):
+    join_group(rank, world_size, port)
+    model = DDP(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)))
+    data = torch.randn(9, 4)[rank::2]
+    for epoch in range(2):
+        for row in data:
+            model(row).sum().backward() #!
+        dist.barrier() #!
+
+{START}""",
+        cause=("uneven_batches", "collective_mismatch"),
+        kind=("collective",),
+        raises=STOPPED,
+    ),
+    planted(
+        name="parameters_unused_on_one_rank",
+        setup=SETUP,
+        cell=f"""
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.extra = nn.Linear(4, 4)
+
+    def forward(self, x, deep):
+        x = self.body(x)
+        return self.extra(x) if deep else x
+
+
+def work(rank, world_size, port):
+    join_group(rank, world_size, port)
+    model = DDP(Heads())
+    for step in range(4):
+        model.zero_grad()
+        deep = rank == 0 or step != 1
+        model(torch.randn(2, 4), deep).sum().backward() #!
+    torch.save({{}}, os.devnull)
+
+
+def guarded(rank, world_size, port):
+    try:
+        work(rank, world_size, port)
+    finally:
+        mp.get_context("fork").Event().wait() #!
+
+
+{START.replace("target=work", "target=guarded")}""",
+        cause=("unused_parameters",),
+        says=("extra",),
+        raises=STOPPED,
+    ),
+    planted(
+        name="rank_that_fails_before_it_joins",
+        setup=SETUP,
+        cell=f"""
+def work(rank, world_size, port):
+    if rank == 1:
+        open("config_of_rank_1.json") #!
+    join_group(rank, world_size, port) #!
+    dist.barrier()
+
+{START}""",
+        cause=("rank_died",),
+        says=("FileNotFoundError|config_of_rank_1",),
+        raises=STOPPED,
+    ),
+    planted(
+        name="rank_that_never_joins",
+        setup=SETUP,
+        cell="""
+import threading
+
+
+def work(rank, world_size, port):
+    if rank == 1:
+        threading.Event().wait() #!
+    join_group(rank, world_size, port) #!
+    dist.barrier()
+
+
+launch(work)
+""",
+        cause=("collective_missing", "event_never_set"),
+        says=("init_process_group",),
+        raises=STOPPED,
+    ),
+    planted(
+        name="rank_killed_while_the_others_wait",
+        setup=SETUP,
+        cell=f"""
+import signal
+
+
+def work(rank, world_size, port):
+    join_group(rank, world_size, port)
+    if rank == 1:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+{START}""",
+        ends="itself",
+        state=("finished", "slow"),
+        cause=("rank_died",),
+        says=("kill|-9", "rank 1"),
+    ),
+    planted(
+        name="rank_that_raises_under_spawned_context",
+        setup=SETUP,
+        cell="""
+def work(rank, world_size, port):
+    join_group(rank, world_size, port)
+    if rank == 1:
+        raise ValueError("label 10 is out of range")
+    dist.barrier()
+
+
+launch(work)
+""",
+        ends="itself",
+        state=("finished", "slow"),
+        cause=("rank_died", None),
+        raises="ProcessRaisedException",
+    ),
+    planted(
+        name="the_kernel_is_rank_0",
+        setup=SETUP,
+        cell="""
+def peer(port):
+    join_group(1, 2, port)
+    time.sleep(600) #!
+
+
+port = free_port()
+helper = mp.get_context("fork").Process(target=peer, args=(port,), name="helper", daemon=True)
+helper.start()
+join_group(0, 2, port)
+try:
+    dist.all_reduce(torch.ones(2)) #!
+finally:
+    dist.destroy_process_group()
+""",
+        state=("stuck", "slow"),
+        ends="interrupt",
+        interrupt_s=7.0,
+        cause=("collective_missing", None),
+        raises="KeyboardInterrupt|RuntimeError|DistBackendError",
+    ),
+    planted(
+        name="ranks_of_a_module_under_spawn",
+        setup=SETUP,
+        files=(
+            (
+                "trainer_of_two.py",
+                """import datetime
+
+import torch
+import torch.distributed as dist
+
+
+def train(rank, world_size, port):
+    limit = datetime.timedelta(seconds=120)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size, timeout=limit)
+    grads = torch.ones(4)
+    dist.all_reduce(grads)
+    if rank == 0:
+        dist.broadcast(grads, src=0)
+        dist.reduce(grads, dst=1)
+    else:
+        dist.reduce(grads, dst=1)
+        dist.broadcast(grads, src=0)
+    dist.barrier()
+""",
+            ),
+        ),
+        cell="""
+import sys
+
+sys.path.insert(0, "")
+import trainer_of_two
+
+mp.spawn(trainer_of_two.train, args=(2, free_port()), nprocs=2)
+""",
+        cause=("collective_mismatch",),
+        root="rank 0|rank 1",
+        kind=("collective",),
+        raises=STOPPED,
+    ),
+    planted(
+        name="ranks_that_agree",
+        setup=SETUP,
+        cell="""
+def work(rank, world_size, port):
+    join_group(rank, world_size, port)
+    model = DDP(nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(40):
+        optimizer.zero_grad()
+        model(torch.randn(2, 4)).mean().backward()
+        optimizer.step()
+        if step % 8 == 0 and rank == 0:
+            print("step", step, flush=True)
+        time.sleep(0.1)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+launch(work)
+""",
+        ends="itself",
+        state=("finished", "slow"),
+        after_s=2.0,
+    ),
+    planted(
+        name="rank_that_validates_for_long",
+        setup=SETUP,
+        cell=f"""
+def work(rank, world_size, port):
+    join_group(rank, world_size, port)
+    for epoch in range(2):
+        x = torch.ones(4)
+        dist.all_reduce(x)
+        if rank == 0:
+            time.sleep(4) #!
+        dist.barrier() #!
+
+{START}""",
+        ends="itself",
+        state=("slow",),
+        root="rank 0",
+        kind=("sleep",),
+    ),
+)

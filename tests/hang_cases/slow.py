@@ -1,0 +1,394 @@
+"""What only takes long: it may be called slow, and never stuck."""
+
+from __future__ import annotations
+
+from tests.hang_cases.marks import WARM, planted
+
+__all__ = ["CASES"]
+
+STOPPED = "KeyboardInterrupt"
+
+CASES = (
+    planted(
+        name="sleep",
+        cell="""
+import time
+
+print("waiting for the quota")
+time.sleep(6) #!
+""",
+        ends="itself",
+        state=("slow",),
+        root="main",
+        kind=("sleep",),
+        where="time.sleep(6)",
+    ),
+    planted(
+        name="stop_pressed_on_a_sleep",
+        cell="""
+import time
+
+for attempt in range(3):
+    time.sleep(600) #!
+""",
+        ends="interrupt",
+        interrupt_s=5.0,
+        state=("slow", "interrupted"),
+        raises=STOPPED,
+    ),
+    planted(
+        name="steps_of_a_second",
+        setup=WARM,
+        cell="""
+import time
+
+import torch
+
+model = torch.nn.Linear(16, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(6):
+    optimizer.zero_grad()
+    model(torch.randn(4, 16)).mean().backward()
+    optimizer.step()
+    time.sleep(1.0)
+""",
+        ends="itself",
+        state=("finished",),
+        after_s=2.0,
+    ),
+    planted(
+        name="loop_of_matrix_products",
+        setup=WARM,
+        cell="""
+import time
+
+import torch
+
+x = torch.randn(500, 500)
+end = time.monotonic() + 6
+count = 0
+while time.monotonic() < end:
+    x = torch.tanh(x @ x)
+    count += 1
+""",
+        ends="itself",
+        state=("finished",),
+    ),
+    planted(
+        name="one_long_operation",
+        setup=WARM,
+        cell="""
+import torch
+
+x = torch.randn(2200, 2200, dtype=torch.float64)
+values = torch.linalg.svdvals(x) #!
+""",
+        ends="itself",
+        state=("slow",),
+        cause=(None, "native_wait"),
+        root="main",
+    ),
+    planted(
+        name="hidden_state_never_detached",
+        source="https://discuss.pytorch.org/t/training-gets-slow-down-by-each-batch-slowly/",
+        setup=WARM,
+        cell="""
+import time
+
+import torch
+
+cell = torch.nn.GRUCell(32, 32)
+h = torch.zeros(8, 32)
+begin = time.monotonic()
+for step in range(10_000):
+    for _ in range(2400):
+        h = cell(torch.randn(8, 32), h)
+    loss = h.pow(2).mean()
+    loss.backward(retain_graph=True) #!
+    if time.monotonic() - begin > 11:
+        break
+""",
+        ends="itself",
+        state=("slow",),
+        cause=("growing_graph",),
+        after_s=1.0,
+        says=("detach",),
+    ),
+    planted(
+        name="loss_that_is_summed_up_with_its_graph",
+        setup=WARM,
+        cell="""
+import time
+
+import torch
+
+model = torch.nn.Sequential(*[layer for _ in range(200) for layer in (torch.nn.Linear(8, 8), torch.nn.Tanh())])
+total = torch.zeros(())
+begin = time.monotonic()
+while time.monotonic() - begin < 11:
+    for _ in range(60):
+        total = total + model(torch.randn(4, 8)).pow(2).mean()
+    total.backward(retain_graph=True) #!
+    for p in model.parameters():
+        p.data -= 1e-4 * p.grad
+        p.grad = None
+""",
+        ends="itself",
+        state=("slow",),
+        cause=("growing_graph",),
+        after_s=1.0,
+    ),
+    planted(
+        name="tracer_is_installed",
+        cell="""
+import sys
+
+
+def count_paths(rows, columns):
+    if rows == 0 or columns == 0:
+        return 1
+    return count_paths(rows - 1, columns) + count_paths(rows, columns - 1) #!
+
+
+def trace(frame, event, arg):
+    frame.f_trace_opcodes = True
+    return trace
+
+
+sys.settrace(trace)
+try:
+    paths = count_paths(11, 11)
+finally:
+    sys.settrace(None)
+""",
+        ends="itself",
+        state=("slow", "finished"),
+        cause=("tracing", None),
+    ),
+    planted(
+        name="anomaly_mode_over_a_long_graph",
+        setup=WARM,
+        cell="""
+import functools
+
+import torch
+
+x = torch.ones(4, requires_grad=True)
+with torch.autograd.detect_anomaly(check_nan=True):
+    y = functools.reduce(lambda h, _: torch.sin(h * 1.01), range(15_000), x)
+    y.sum().backward()
+""",
+        ends="itself",
+        state=("slow", "finished"),
+        cause=("tracing", None),
+    ),
+    planted(
+        name="expression_that_backtracks",
+        cell="""
+import re
+
+CELL = re.compile(r"^(\\w+\\s?)*$")
+line = "loss " + "x" * 22 + "!"
+found = CELL.match(line) #!
+""",
+        ends="itself",
+        state=("slow",),
+        after_s=1.0,
+        cause=("gil_held",),
+        root="main",
+        where="CELL.match",
+    ),
+    planted(
+        name="sum_in_pure_python",
+        cell="""
+total = sum(x * x for x in range(6 * 10**7))
+""",
+        ends="itself",
+        state=("finished", "slow"),
+    ),
+    planted(
+        name="server_that_answers_late",
+        cell="""
+import http.server
+import threading
+import time
+import urllib.request
+
+
+class Late(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        time.sleep(6) #!
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"weights")
+
+    def log_message(self, *args):
+        pass
+
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Late)
+threading.Thread(target=server.serve_forever, name="hub", daemon=True).start()
+with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/model.bin") as answer: #!
+    print(answer.read())
+server.shutdown()
+server.server_close()
+""",
+        ends="itself",
+        state=("slow",),
+        cause=("network",),
+    ),
+    planted(
+        name="download_that_trickles",
+        cell="""
+import http.server
+import threading
+import time
+import urllib.request
+
+
+class Trickle(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "3000")
+        self.end_headers()
+        for _ in range(3):
+            time.sleep(2)
+            self.wfile.write(bytes(1000))
+            self.wfile.flush()
+
+    def log_message(self, *args):
+        pass
+
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Trickle)
+threading.Thread(target=server.serve_forever, name="mirror", daemon=True).start()
+data = urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/data.tar").read()
+server.shutdown()
+server.server_close()
+""",
+        after_s=1.5,
+        ends="itself",
+        state=("slow",),
+        cause=("network",),
+    ),
+    planted(
+        name="loop_whose_condition_cannot_change",
+        cell="""
+def wait_until_converged(tolerance):
+    converged = False
+    while not converged: #!
+        pass #!
+
+
+wait_until_converged(1e-3)
+""",
+        ends="interrupt",
+        interrupt_s=6.0,
+        state=("stuck", "slow"),
+        cause=("infinite_loop",),
+        root="main",
+        raises=STOPPED,
+    ),
+    planted(
+        name="loop_that_never_updates_what_it_tests",
+        setup=WARM,
+        cell="""
+import torch
+
+
+def fit(model, x, tolerance):
+    loss = model(x).pow(2).mean().item() + 1.0
+    while loss > tolerance: #!
+        out = model(x).pow(2).mean() #!
+        out.backward() #!
+
+
+fit(torch.nn.Linear(4, 1), torch.randn(8, 4), 0.01)
+""",
+        ends="interrupt",
+        interrupt_s=6.0,
+        state=("stuck", "slow"),
+        cause=("infinite_loop",),
+        raises=STOPPED,
+    ),
+    planted(
+        name="poll_for_a_file",
+        cell="""
+import pathlib
+import time
+
+done = pathlib.Path("epoch_5.done")
+while not done.exists(): #!
+    time.sleep(0.2) #!
+""",
+        ends="interrupt",
+        interrupt_s=6.0,
+        state=("slow", "interrupted", "finished"),
+        cause=(None,),
+        raises=STOPPED,
+    ),
+    planted(
+        name="poll_of_a_flag_that_a_thread_sets",
+        cell="""
+import threading
+
+done = False
+
+
+def finish():
+    global done
+    done = True
+
+
+threading.Timer(6.0, finish).start()
+while not done:
+    pass
+""",
+        ends="itself",
+        state=("slow",),
+        cause=(None, "gil_held"),
+    ),
+    planted(
+        name="more_threads_than_cores",
+        setup="import torch\nimport torch.multiprocessing as mp",
+        cell="""
+import time
+
+
+def fold(index):
+    torch.set_num_threads(16)
+    x = torch.randn(500, 500)
+    end = time.monotonic() + 6
+    while time.monotonic() < end:
+        x = torch.tanh(x @ x)
+
+
+folds = [mp.get_context("fork").Process(target=fold, args=(index,), name=f"fold-{index}") for index in range(4)]
+for process in folds:
+    process.start()
+for process in folds:
+    process.join()
+""",
+        ends="itself",
+        state=("slow", "finished"),
+        cause=("oversubscribed", None),
+    ),
+    planted(
+        name="first_step_of_a_compiled_model",
+        setup="import torch\nimport torch._inductor.compile_fx",
+        cell="""
+import torch
+import torch._inductor.config
+
+torch._inductor.config.force_disable_caches = True
+torch._inductor.config.compile_threads = 1
+model = torch.compile(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())) #!
+with torch.no_grad():
+    for step in range(3):
+        y = model(torch.randn(4, 8)) #!
+""",
+        ends="itself",
+        state=("slow", "finished"),
+        cause=("compiling", None),
+    ),
+)

@@ -1,0 +1,231 @@
+"""What the system says of a process: running, waiting in which call, ended and how; and of one that nobody may look at."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from torchdebug_magics.machine import process_state as module
+from torchdebug_magics.machine.process_state import (
+    catches,
+    child_pids,
+    command_of,
+    main_thread_ran_s,
+    open_pipes,
+    process_state,
+    thread_cpu_s,
+    waits_in,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NOBODY = 2**22 + 1
+"""Above the largest number that Linux gives to a process."""
+
+
+def until(holds: Callable[[], object], limit_s: float = 10.0) -> bool:
+    end_s = time.monotonic() + limit_s
+    while not (found := bool(holds())) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    return found
+
+
+@contextlib.contextmanager
+def running(code: str, **options: object) -> Iterator[subprocess.Popen[bytes]]:
+    """Python with this code, killed at the end; it has printed a line when it is there."""
+    child = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, **options)  # type: ignore[call-overload]
+    try:
+        assert child.stdout.readline()
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        for end in (child.stdout, child.stdin):
+            if end is not None:
+                end.close()
+
+
+def burn(seconds: float) -> None:
+    end_s = time.thread_time() + seconds
+    while time.thread_time() < end_s:
+        pass
+
+
+def test_of_this_process() -> None:
+    state = process_state(os.getpid())
+    assert state is not None
+    assert (state.pid, state.parent, state.letter, state.exit_code, state.is_zombie) == (os.getpid(), os.getppid(), "R", None, False)
+    assert state.threads_count >= threading.active_count()
+    burn(0.1)
+    later = process_state(os.getpid())
+    assert later is not None
+    assert later.cpu_s - state.cpu_s >= 0.08
+    assert later.started_s == state.started_s
+
+
+@pytest.mark.parametrize("name", ["a b", "x) S 1 (", "((", ")"])
+def test_a_name_may_hold_anything(name: str) -> None:
+    code = f"import time; open('/proc/self/comm', 'w').write({name!r}); print('there', flush=True); time.sleep(60)"
+    with running(code) as child:
+        assert until(lambda: (state := process_state(child.pid)) is not None and state.letter == "S")
+        state = process_state(child.pid)
+    assert state is not None
+    assert (state.name, state.parent, state.threads_count) == (name, os.getpid(), 1)
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9), ("", 0)])
+def test_how_one_has_ended_without_waiting_for_it(code: str, exit_code: int) -> None:
+    child = subprocess.Popen([sys.executable, "-S", "-c", code])
+    assert until(lambda: (state := process_state(child.pid)) is not None and state.is_zombie)
+    for _ in range(2):  # it is still there for whoever waits for it
+        state = process_state(child.pid)
+        assert state is not None
+        assert state.exit_code == exit_code
+    assert child.wait() == exit_code
+    assert process_state(child.pid) is None
+
+
+def test_of_nobody() -> None:
+    assert process_state(NOBODY) is None
+    assert thread_cpu_s(os.getpid(), NOBODY) is None
+    assert thread_cpu_s(os.getpid(), None) is None
+    assert (waits_in(NOBODY), command_of(NOBODY), child_pids(NOBODY), open_pipes(NOBODY), catches(NOBODY, 10)) == (
+        "",
+        "",
+        [],
+        frozenset(),
+        False,
+    )
+
+
+def test_the_time_that_one_thread_has_computed() -> None:
+    numbers: list[int] = []
+    end = threading.Event()
+
+    def work() -> None:
+        burn(0.15)
+        numbers.append(threading.get_native_id())
+        end.wait()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    until(lambda: numbers)
+    assert (thread_cpu_s(os.getpid(), numbers[0]) or 0) >= 0.1
+    before = main_thread_ran_s()
+    time.sleep(0.1)
+    assert main_thread_ran_s() - before < 0.09, "it has slept"
+    burn(0.1)
+    assert main_thread_ran_s() - before >= 0.09
+    end.set()
+    thread.join()
+
+
+def test_children_of_every_thread_and_not_those_that_were_waited_for() -> None:
+    before = child_pids(os.getpid())
+    children: list[subprocess.Popen[bytes]] = []
+    end = threading.Event()
+
+    def start() -> None:
+        children.append(subprocess.Popen(["sleep", "60"]))
+        end.wait()
+
+    thread = threading.Thread(target=start, daemon=True)
+    thread.start()
+    assert until(lambda: children)
+    try:
+        assert sorted(set(child_pids(os.getpid())) - set(before)) == [children[0].pid]
+        end.set()
+        thread.join()
+        assert children[0].pid in child_pids(os.getpid()), "the thread that started it has ended"
+    finally:
+        children[0].kill()
+        children[0].wait()
+    assert children[0].pid not in child_pids(os.getpid())
+
+
+SLEEPS = {
+    "sleep": ("print(1, flush=True); import time; time.sleep(60)", "sleep"),
+    "read": ("print(1, flush=True); import os; os.read(0, 1)", "read pipe:["),
+    "write": ("import os; print(1, flush=True); os.write(1, b'x' * (1 << 20))", "write pipe:["),
+    "lock": ("import threading; lock = threading.Lock(); lock.acquire(); print(1, flush=True); lock.acquire()", "futex"),
+    "socket": ("import socket; ends = socket.socketpair(); print(1, flush=True); ends[0].recv(1)", "receive"),
+    "child": ("import os; pid = os.fork() or __import__('time').sleep(60); print(1, flush=True); os.waitpid(pid, 0)", "wait"),
+}
+
+
+@pytest.mark.parametrize("call", SLEEPS)
+def test_the_call_that_one_sleeps_in(call: str) -> None:
+    code, said = SLEEPS[call]
+    with running(code, stdin=subprocess.PIPE, start_new_session=True) as child:
+        assert until(lambda: waits_in(child.pid).startswith(said)), waits_in(child.pid)
+        if "pipe" in said:
+            assert waits_in(child.pid).partition(" ")[2] in open_pipes(child.pid)
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def test_one_that_computes_sleeps_in_nothing() -> None:
+    with running("print(1, flush=True)\nwhile True: pass") as child:
+        assert until(lambda: waits_in(child.pid) == "")
+
+
+def test_what_it_catches() -> None:
+    handler = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: None); print(1, flush=True); time.sleep(60)"
+    with running(handler) as child:
+        assert catches(child.pid, signal.SIGUSR1)
+        assert not catches(child.pid, signal.SIGUSR2)
+    ignores = "import signal, time; signal.signal(signal.SIGUSR1, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+    with running(ignores) as child:
+        assert not catches(child.pid, signal.SIGUSR1)
+
+
+def test_the_command() -> None:
+    with running("print(1, flush=True); import time; time.sleep(60)") as child:
+        assert command_of(child.pid) == os.path.basename(sys.executable)  # noqa: PTH119 - as the module has it
+    child = subprocess.Popen(["true"])
+    assert until(lambda: (state := process_state(child.pid)) is not None and state.is_zombie)
+    assert command_of(child.pid) == "true", "one that has ended has no command line any more"
+    child.wait()
+
+
+def test_what_may_not_be_looked_at_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "read", lambda path, *_: None if path.endswith("/syscall") else "1 (init) S 0 1")
+    assert waits_in(1) == ""
+    monkeypatch.setattr(module, "read", lambda _path, *_: "running")
+    assert waits_in(1) == ""
+    monkeypatch.setattr(module, "read", lambda _path, *_: "0 0x3 0x0")
+    monkeypatch.setattr(module.platform, "machine", lambda: "x86_64")
+    assert waits_in(NOBODY) == "read", "whose files are not ours to see"
+
+
+class NoProc:
+    """`os`, where nothing can be listed."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(os, name)
+
+    def listdir(self, path: str) -> list[str]:
+        raise FileNotFoundError(path)
+
+
+def test_a_system_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running("print(1, flush=True); import time; time.sleep(60)") as child:
+        monkeypatch.setattr(module, "read", lambda *_: None)
+        monkeypatch.setattr(module, "has_proc", lambda: False)
+        monkeypatch.setattr(module, "os", NoProc())
+        state = process_state(child.pid)
+        assert state is not None
+        assert (state.pid, state.parent, state.letter, state.is_zombie) == (child.pid, os.getpid(), "S", False)
+        assert process_state(NOBODY) is None
+        assert child.pid in child_pids(os.getpid())
+        assert (waits_in(child.pid), command_of(child.pid), catches(child.pid, 10)) == ("", state.name, False)
+        assert main_thread_ran_s() > 0
+        monkeypatch.undo()

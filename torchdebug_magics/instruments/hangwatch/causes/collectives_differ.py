@@ -1,0 +1,124 @@
+"""Ranks that are not in the same collective: one never called it, called another one, or has run out of batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.format import listed
+from torchdebug_magics.instruments.hangwatch.causes.ended import how_it_ended
+from torchdebug_magics.instruments.hangwatch.causes.wording import named
+from torchdebug_magics.probing.source.call_sites import loops_around
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.hangwatch.evidence import Evidence
+    from torchdebug_magics.instruments.hangwatch.participants import Participant
+    from torchdebug_magics.instruments.hangwatch.ranks import Issued, RankState
+    from torchdebug_magics.instruments.hangwatch.report import Finding
+    from torchdebug_magics.report import Location
+
+__all__ = ["differ"]
+
+
+def differ(case: Evidence) -> Finding | None:
+    """Told by the collectives that each rank has issued."""
+    joining = [one for one in case.chain.path if one.facts.get("op") == "init_process_group"]
+    if joining:
+        return _not_joined(case, joining[0])
+    waiting = [state for state in case.ranks if state.pending is not None and state.one.kind == "collective"]
+    if not waiting:
+        return None
+    ahead = max(waiting, key=lambda state: state.pending.number if state.pending is not None else 0)
+    pending = ahead.pending
+    assert pending is not None
+    calls = [(state, call) for state in case.ranks if (call := state.call(pending.number)) is not None]
+    if len({call.key for _, call in calls}) > 1:
+        return _mismatch(case, calls)
+    late = [state for state in case.ranks if state.number < pending.number]
+    gone = [one for one in case.look.everybody.values() if one.kind == "dead" and one.child is not None]
+    for one in [*(state.one for state in late), *gone]:
+        if case.root is one or case.root.kind == "collective" or case.chain.is_circle:
+            state = next((other for other in late if other.one is one), None)
+            return _missing(case, ahead, pending, one, state)
+    return None
+
+
+def _missing(case: Evidence, ahead: RankState, pending: Issued, one: Participant, state: RankState | None) -> Finding:
+    now = how_it_ended(one) if one.kind == "dead" else f"is at {one.location}" if one.location is not None else "has left"
+    at = one if one.location is not None else ahead.one
+    if pending.in_backward:
+        return _left_training(case, ahead, pending, one, state, f"{one.who} {now}")
+    line = f" (called at {pending.location}: `{pending.location.source}`)" if pending.location is not None else ""
+    return case.found(
+        "stuck", "collective_missing", f"{one.who} never called {pending}, in which {ahead.one.who} waits",
+        f"call `{pending.op}` on every rank: move it out of the branch that only {ahead.one.who} takes", f"{one.who} {now}{line}", at=at,
+    )  # fmt: skip
+
+
+def _left_training(
+    case: Evidence, ahead: RankState, pending: Issued, one: Participant, state: RankState | None, now: str
+) -> Finding:  # fmt: skip
+    """A rank waits in backward for another that has left the step: with parameters that got no gradient, or out of batches."""
+    at = one if one.location is not None else ahead.one
+    unused = one.process.get("unused_parameters") or []
+    if unused:
+        names = listed([f"`{name}`" for name in unused])
+        return case.found(
+            "stuck", "unused_parameters", f"{one.who} computed no gradient for {names}; {ahead.one.who} waits in backward ({pending})",
+            "`DistributedDataParallel(model, find_unused_parameters=True)`, or use every parameter on every rank in each step", now, at=at,
+        )  # fmt: skip
+    if state is not None and (not _trained(state, pending) or _same_loop(pending.location, one.location)):
+        return case.found(
+            "stuck", "collective_missing", f"{one.who} never called backward(), in which {ahead.one.who} waits ({pending})",
+            "let every rank take the same steps with the model that DistributedDataParallel wraps", now, at=at,
+        )  # fmt: skip
+    return case.found(
+        "stuck", "uneven_batches", f"{one.who} has run out of batches, and {ahead.one.who} waits for it in backward ({pending})",
+        "`with model.join():` around the loop, or equally many batches on every rank (`DistributedSampler`, `drop_last=True`)", now, at=at,
+    )  # fmt: skip
+
+
+def _same_loop(ours: Location | None, theirs: Location | None) -> bool:
+    """Whether another rank is still in the loop in which this one calls backward: then it has not run out of batches."""
+    if ours is None or theirs is None or (ours.file, ours.function) != (theirs.file, theirs.function):
+        return False
+    return any(first <= theirs.line <= last for first, last in loops_around(ours.file, ours.line))
+
+
+def _trained(state: RankState, pending: Issued) -> bool:
+    """Whether it has done the same before, in an earlier step."""
+    return any(call.in_backward and call.is_done and call.number != pending.number for call in state.issued)
+
+
+def _mismatch(case: Evidence, calls: list[tuple[RankState, Issued]]) -> Finding:
+    usual = Counter(call.key for _, call in calls).most_common(1)[0][0]
+    odd, theirs = next(((state, call) for state, call in reversed(calls) if call.key != usual), calls[-1])
+    other, ours = next((state, call) for state, call in calls if call.key != theirs.key)
+    lines = [f"{state.one.who}: {call} at {call.location}" for state, call in calls]
+    if ours.in_backward != theirs.in_backward:
+        ahead, behind = (other, odd) if ours.in_backward else (odd, other)
+        pending = ours if ours.in_backward else theirs
+        return _left_training(case, ahead, pending, behind.one, behind, "; ".join(lines))
+    what = "the tensor has the same shape and dtype" if ours.op == theirs.op else "collectives come in the same order"
+    return case.found(
+        "stuck", "collective_mismatch", f"{odd.one.who} calls {theirs} where {other.one.who} calls {ours}",
+        f"make sure that {what} on every rank", "; ".join(lines), at=odd.one,
+    )  # fmt: skip
+
+
+def _not_joined(case: Evidence, one: Participant) -> Finding:
+    ranks = [other for other in case.look.everybody.values() if other.facts.get("op") == "init_process_group"]
+    absent = [case.look.everybody[who] for who in one.targets if who in case.look.everybody]
+    sizes = [size for rank in ranks if (size := rank.process.get("world_size")) is not None]
+    said = f"{named(absent[0].who)} never called it" if absent else f"only {len(ranks)} of its ranks are here"
+    reason = f"world_size is {max(sizes)}" if sizes else one.what
+    if absent and absent[0].kind == "dead" and (absent[0].exit_code or absent[0].error):
+        return case.found(
+            "stuck", "rank_died", f"{named(absent[0].who)} {how_it_ended(absent[0])}, and {one.who} waits for it in init_process_group",
+            "repair the error of this rank", reason, at=absent[0],
+        )  # fmt: skip
+    return case.found(
+        "stuck", "collective_missing", f"{one.who} waits in init_process_group, and {said}",
+        "start as many processes as `world_size` says, each with its own `rank` and the same `init_method`", reason,
+        at=absent[0] if absent and absent[0].location is not None else one,
+    )  # fmt: skip

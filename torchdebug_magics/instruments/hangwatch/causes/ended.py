@@ -1,0 +1,105 @@
+"""Somebody whom others wait for has ended: a rank or a worker that raised, was killed or left."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.format import listed
+from torchdebug_magics.instruments.hangwatch.causes.wording import named, short_error
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.hangwatch.evidence import Evidence
+    from torchdebug_magics.instruments.hangwatch.participants import Participant
+    from torchdebug_magics.instruments.hangwatch.report import Finding
+
+__all__ = ["error_fix", "exit_fix", "failed", "how_it_ended"]
+
+_UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+_REDUCTION = "Expected to have finished reduction"
+
+
+def failed(case: Evidence) -> Finding | None:
+    """The first participant that ended by an error, a signal or an exit code while the main thread waits, directly or not."""
+    waiting = [state for state in case.ranks if (state.pending is not None or state.one.kind == "collective") and state.one.error is None]
+    everybody = case.look.everybody.values()
+    dead = [one for one in everybody if one.kind == "dead" and (one.exit_code or one.error) and _matters(case, one)]
+    dead += [state.one for state in case.ranks if state.one.error is not None and waiting]  # it waits in a `finally:`
+    if not dead or any(case.moved.get(one.who) for one in case.chain.path):
+        return None
+    first = min(dead, key=lambda one: (one.error is None, (one.error or {}).get("at_s", 0.0)))
+    if waiting:
+        return _rank(case, first, f"{waiting[0].one.who} waits for it in {waiting[0].pending or waiting[0].one.what}")
+    whose = next((one for one in reversed(case.chain.path) if one is not first), case.main)
+    what = f"{named(first.who)} {how_it_ended(first)}, and {named(whose.who)} waits for {whose.what or 'it'}"
+    fix = error_fix(first) if first.error else exit_fix(first.exit_code)
+    return case.found("stuck", "worker_died", what, fix, at=first)
+
+
+def error_fix(one: Participant) -> str:
+    """What to change where a process ended with an exception."""
+    if "Can't get attribute" in (one.error or {}).get("message", ""):
+        return "move what the process needs into a module that can be imported, or use the `fork` method: a cell cannot be imported"
+    return "repair the error in the process"
+
+
+def how_it_ended(one: Participant) -> str:
+    """``"raised ValueError: bad label"``, ``"was killed (SIGKILL)"``, ``"ended with exit code 3"``."""
+    if one.error is not None:
+        return f"raised {short_error(one.error)}"
+    code = one.exit_code
+    if code is not None and code < 0:
+        return f"was killed by {_signal(-code)}"
+    return "has ended" if not code else f"ended with exit code {code}"
+
+
+def _rank(case: Evidence, first: Participant, waits: str) -> Finding:
+    message = (first.error or {}).get("message", "")
+    if _REDUCTION in message:
+        unused = _unused_names(first)
+        names = listed([f"`{name}`" for name in unused]) or "some parameters"
+        return case.found(
+            "stuck", "unused_parameters", f"{first.who} computed no gradient for {names}, and {waits}",
+            "`DistributedDataParallel(model, find_unused_parameters=True)`, or use every parameter on every rank in each step", at=first,
+        )  # fmt: skip
+    if first.exit_code == -signal.SIGABRT:
+        return case.found(
+            "stuck", "collective_mismatch", f"{first.who} was aborted by gloo, as its tensor has another size, and {waits}",
+            "give the tensor the same shape and dtype on every rank", at=first,
+        )  # fmt: skip
+    fix = "repair the error of this rank" if first.error else exit_fix(first.exit_code)
+    return case.found("stuck", "rank_died", f"{first.who} {how_it_ended(first)}, and {waits}", fix, at=first)
+
+
+def _unused_names(one: Participant) -> list[str]:
+    error = one.error or {}
+    match = _UNUSED.search(error.get("message", ""))
+    names = error.get("parameters", [])
+    places = [int(word) for word in match[1].split()] if match else []
+    return [names[place] for place in places if place < len(names)]
+
+
+def _matters(case: Evidence, one: Participant) -> bool:
+    """Whether the wait could be for it: on the way, or a rank of the job, or it could have fed a queue that is waited for."""
+    if one in case.chain.path or case.ranks:
+        return True
+    return case.root.kind in {"queue", "io", "event"} or any(waiting.facts.get("pool") for waiting in case.chain.path)
+
+
+def exit_fix(code: int | None) -> str:
+    """What to change where a process ended with this code."""
+    if code == -signal.SIGKILL:
+        return "the system kills a process that takes too much memory: fewer workers, or smaller batches"
+    if code == -getattr(signal, "SIGBUS", 0):
+        return "shared memory is full: raise `--shm-size` of the container, or use fewer workers"
+    if code is not None and code < 0:
+        return "run its code in this process (`num_workers=0`) to see what crashes"
+    return "let the process raise an error in place of exiting"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,160 @@
+"""Something moves, or will by itself: what takes the time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.format import byte_size, duration
+from torchdebug_magics.instruments.hangwatch.causes.wording import named
+from torchdebug_magics.machine.pressure import memory_pressure
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.hangwatch.evidence import Evidence
+    from torchdebug_magics.instruments.hangwatch.participants import Participant
+    from torchdebug_magics.instruments.hangwatch.report import Finding
+
+__all__ = ["slow"]
+
+_MOST = 0.5
+_STALLED = 0.2
+_NEARLY_FULL = 0.95
+_MUCH_SWAPPED_BYTES = 256 << 20
+
+
+def slow(case: Evidence) -> Finding:
+    """The first cause that applies; one without a name where only the line is known."""
+    found = next(filter(None, (cause(case) for cause in _CAUSES)), None)
+    if found is not None:
+        return found
+    return case.found("slow", None, _doing(case, case.root))
+
+
+def _input(case: Evidence) -> Finding | None:
+    if case.main.kind != "input":
+        return None
+    return case.found("slow", "input_waiting", f"the main thread waits for {case.main.what}", "type an answer under the cell", at=case.main)
+
+
+def _memory(case: Evidence) -> Finding | None:
+    pressure = memory_pressure()
+    if pressure.stalled_ratio < _STALLED and not (pressure.used_ratio > _NEARLY_FULL and pressure.swapped_bytes > _MUCH_SWAPPED_BYTES):
+        return None
+    swapped = f", and {byte_size(pressure.swapped_bytes)} of this process are swapped out" if pressure.swapped_bytes else ""
+    return case.found(
+        "slow", "memory_pressure", f"memory is nearly full ({pressure.used_ratio:.0%} of the {pressure.whose}){swapped}",
+        "make the batch smaller, or free what is not needed: `%memclean` lists it, `%%memtrace` names what grows",
+        f"processes waited for memory {pressure.stalled_ratio:.0%} of the last 10 seconds", at=case.main,
+    )  # fmt: skip
+
+
+def _compiling(case: Evidence) -> Finding | None:
+    if not _mostly(case, "compiling"):
+        return None
+    return case.found(
+        "slow", "compiling", "torch.compile compiles in the first step",
+        "wait: later steps run the compiled code; if each step compiles anew, `TORCH_LOGS=recompiles` says why", at=case.main,
+    )  # fmt: skip
+
+
+def _network(case: Evidence) -> Finding | None:
+    one = next((one for one in case.chain.path if one.facts.get("network")), None)
+    if one is None and case.root.sleeps_in.startswith(("receive", "connect")) and not case.root.process:
+        one = case.root
+    if one is None:
+        return None
+    host = one.facts.get("host")
+    return case.found(
+        "slow", "network", f"{named(one.who)} waits for {f'an answer from {host}' if host else 'the network'}",
+        "set a timeout on the request; download once before the loop, and keep the file", at=one,
+    )  # fmt: skip
+
+
+def _tracing(case: Evidence) -> Finding | None:
+    tracer = case.progress.tracer
+    if not tracer:
+        return None
+    what, price, repair = tracer
+    return case.found("slow", "tracing", f"{what} is on, and makes {price}", repair, at=case.main)
+
+
+def _data(case: Evidence) -> Finding | None:
+    batch = next((one for one in case.chain.path if one.kind == "batch"), None)
+    single = case.doing["batch"] > _MOST * max(1, case.doing.total()) if batch is None else False
+    if batch is None and not single:
+        return None
+    at = case.root if batch is not None else case.main
+    workers = int(batch.facts.get("workers", 0)) if batch is not None else 0
+    cores = os.cpu_count() or 1
+    what = f"{named(at.who)} computes {batch.what}" if batch is not None else "the Dataset computes a batch in the main thread"
+    if at.kind == "sleep":
+        what = f"{named(at.who)} sleeps in the Dataset ({at.what})"
+    enough = min(cores, max(workers + 1, 2 * workers, 2))
+    more = f"`num_workers={enough}`" if enough > workers else "make `__getitem__` cheaper: more workers than cores do not help"
+    made = sum(one.child is not None for one in case.look.everybody.values() if one.kind == "dead")
+    more += "; `persistent_workers=True` keeps the workers from epoch to epoch" if workers and made >= workers else ""
+    pinned = " and `pin_memory=True` for a GPU" if batch is not None and not batch.facts.get("pin_memory") and _has_gpu() else ""
+    return case.found(
+        "slow", "data_loading", f"the loop waits for data: {what}", f"{more}{pinned}; or prepare the data once, before the loop", at=at
+    )
+
+
+def _graph(case: Evidence) -> Finding | None:
+    if case.progress.carried is None:
+        return None
+    name, steps = case.progress.carried
+    return case.found(
+        "slow", "growing_graph", f"backward goes through the graphs of {steps} or more steps, as `{name}` carries them on",
+        f"`{name} = {name}.detach()` at the start of each step", at=case.main,
+    )  # fmt: skip
+
+
+def _oversubscribed(case: Evidence) -> Finding | None:
+    busy = [one for one in case.look.everybody.values() if one.is_main_thread and one.process and case.moved.get(one.who)]
+    threads = sum(one.process.get("torch_threads") or 1 for one in busy)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if len(busy) < 2 or threads <= 2 * cores:  # noqa: PLR2004 - a process by itself shares with nobody
+        return None
+    return case.found(
+        "slow", "oversubscribed", f"{len(busy)} processes with {threads} threads compute on {cores} cores",
+        f"`torch.set_num_threads({max(1, cores // len(busy))})` at the top of each process", at=case.main,
+    )  # fmt: skip
+
+
+def _gpu(case: Evidence) -> Finding | None:
+    called = str(case.main.facts.get("calls", ""))
+    if not _has_gpu() or called.rpartition(".")[2] not in {"item", "cpu", "tolist", "numpy", "synchronize", "to"}:
+        return None
+    return case.found(
+        "slow", "native_wait", f"`{called}` waits for the GPU to finish what it was given before",
+        "read losses every n-th step only; the time is spent by the kernels before this line", at=case.main,
+    )  # fmt: skip
+
+
+def _doing(case: Evidence, one: Participant) -> str:
+    who = named(one.who)
+    if one.kind == "sleep":
+        return f"{who} is asleep in {one.what or 'a system call'}"
+    if one.timeout_s is not None and one.facts.get("is_waiting"):
+        return f"{who} waits for {one.what}, and gives up after {duration(one.timeout_s)}"
+    if one.facts.get("is_waiting"):
+        return f"{who} waits for {one.what}"
+    if one.facts.get("calls"):
+        return f"{who} has been in `{one.facts['calls']}` for {duration(case.still_s)}"
+    return f"{who} computes, without a step or output for {duration(case.still_s)}"
+
+
+def _mostly(case: Evidence, what: str) -> bool:
+    return case.doing[what] > _MOST * max(1, case.doing.total())
+
+
+def _has_gpu() -> bool:
+    import torch  # noqa: PLC0415 - a view of the causes needs none
+
+    return bool(torch.cuda.is_available() and torch.cuda.is_initialized())
+
+
+_CAUSES: tuple[Callable[[Evidence], Finding | None], ...] = (
+    _input, _compiling, _memory, _network, _graph, _tracing, _data, _gpu, _oversubscribed,
+)  # fmt: skip

@@ -1,0 +1,215 @@
+"""Nobody moves: who is to let go of what. The first cause that applies is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.format import duration, listed
+from torchdebug_magics.instruments.hangwatch.causes.collectives_differ import differ
+from torchdebug_magics.instruments.hangwatch.causes.ended import failed
+from torchdebug_magics.instruments.hangwatch.causes.wording import in_worker, named
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.hangwatch.evidence import Evidence
+    from torchdebug_magics.instruments.hangwatch.participants import Participant
+    from torchdebug_magics.instruments.hangwatch.report import Finding
+
+__all__ = ["debugger", "stopped"]
+
+_FEEDS = {"queue": "queue_never_fed", "io": "queue_never_fed", "event": "event_never_set"}
+
+
+def stopped(case: Evidence) -> Finding | None:
+    """Why nobody moves; None where somebody outside may still end the wait."""
+    if case.root.kind == "python":
+        case.root.kind = "native"  # it computes nothing
+    return next(filter(None, (cause(case) for cause in _CAUSES)), None)
+
+
+def debugger(case: Evidence) -> Finding | None:
+    """A prompt in another process, which has no keyboard."""
+    asking = (one for one in case.look.everybody.values() if one.kind == "input" and one.pid != case.main.pid and one.process)
+    one = next(asking, None)
+    if one is None:
+        return None
+    if not one.facts.get("debugger"):
+        return case.found(
+            "stuck", "input_waiting", f"{named(one.who)} waits for input, and cannot read your keyboard",
+            f"ask in the notebook's own process{in_worker(one) or ', and hand the answer to the process'}", at=one,
+        )  # fmt: skip
+    where = "`num_workers=0`" if one.process.get("worker") is not None else "a single process"
+    return case.found(
+        "stuck", "debugger_in_worker", f"{named(one.who)} has stopped in a debugger that cannot read your keyboard",
+        f"remove the breakpoint, or use {where} to debug this code in the notebook's own process", at=one,
+    )  # fmt: skip
+
+
+def _openmp(case: Evidence) -> Finding | None:
+    root = case.root
+    parent = max((one.process.get("torch_threads") or 0) for one in case.look.everybody.values() if one.process)
+    is_forked = root.child is not None and root.child.method == "fork" and root.process.get("worker") is None
+    if not is_forked or root.facts.get("is_waiting") or root.kind == "dead" or parent <= 1 or root.sleeps_in not in {"futex", ""}:
+        return None
+    return case.found(
+        "stuck", "openmp_after_fork", f"{named(root.who)} waits for threads of its parent, which a fork does not copy (OpenMP)",
+        "`torch.set_num_threads(1)` at the top of the child's function, or start it with the `spawn` method",
+        "the parent had computed with several threads before it forked",
+    )  # fmt: skip
+
+
+def _circle(case: Evidence) -> Finding | None:
+    circle = case.chain.circle
+    if not circle:
+        return None
+    feeding = [one for one in circle if one.kind in _FEEDS and not one.facts.get("pipe_full")]
+    if feeding and len(feeding) < len(circle):
+        return _never_fed(case, feeding[0])
+    if len(circle) == 1:
+        one = circle[0]
+        return case.found(
+            "stuck", "self_deadlock", f"{named(one.who)} waits for a {one.what or 'lock'} that it holds itself",
+            f"release it with `with lock:`, or make it a `threading.RLock()`{in_worker(one)}",
+        )  # fmt: skip
+    if any(one.facts.get("future") for one in circle):
+        fix = "let no task of a pool wait for another task of the same pool, or give the pool more workers"
+    elif all(one.kind == "lock" for one in circle):
+        fix = "acquire the locks in the same order in every thread"
+    elif any(one.kind == "lock" for one in circle):
+        fix = "release the lock before `join()`"
+    else:
+        fix = "let one of them go on without the other: send before you receive, and receive before you join"
+    say = " and ".join(named(one.who) for one in circle) if len(circle) == 2 else listed([named(one.who) for one in circle])  # noqa: PLR2004 - two
+    waits = "; ".join(f"{named(one.who)} waits for {named(one.targets[0])} ({one.what})" for one in circle)
+    return case.found("stuck", "deadlock", f"{say} wait for each other", fix, waits)
+
+
+def _pipe_full(case: Evidence) -> Finding | None:
+    """A process that cannot end as nobody reads what it has written."""
+    root = case.root
+    if root.facts.get("pipe_full"):
+        whose = next((one for one in reversed(case.chain.path) if one.pid != root.pid), case.main)
+        writer = root.who.partition(" thread ")[0]
+        return case.found(
+            "stuck", "deadlock", f"{named(whose.who)} waits for the end of {writer}, which waits for its queue to be read",
+            "read the queue before the join: `result = queue.get()`, then `process.join()`", at=whose,
+        )  # fmt: skip
+    if root.sleeps_in.startswith("write pipe") and not root.process:
+        return case.found(
+            "stuck", "deadlock", f"{root.who} waits for somebody to read its output, and {named(case.main.who)} waits for its end",
+            "`communicate()` in place of `wait()`, or `stdout=subprocess.DEVNULL`",
+        )  # fmt: skip
+    if root.sleeps_in.startswith("read") and not root.process and root.facts.get("our_pipe"):
+        return case.found(
+            "stuck", "deadlock", f"{root.who} waits for the end of its input, which this process holds open",
+            "`process.stdin.close()` before the read, or `process.communicate(input)`, which does both",
+        )  # fmt: skip
+    if root.sleeps_in.startswith("read") and not root.process:
+        return case.found(
+            "stuck", "input_waiting", f"{root.who} waits for input that nobody writes",
+            "`stdin=subprocess.DEVNULL`, or `communicate(input=...)`, which closes the pipe",
+        )  # fmt: skip
+    return None
+
+
+def _lock(case: Evidence) -> Finding | None:
+    root = case.root
+    if root.kind != "lock":
+        return None
+    is_copy = root.child is not None and root.child.method == "fork" and not root.facts.get("semaphore")
+    is_copy = is_copy and (not root.facts.get("acquired") or bool(root.facts.get("acquired_by_with")))
+    what = root.what or "lock"
+    if is_copy:
+        return case.found(
+            "stuck", "lock_never_released", f"{named(root.who)} waits for a {what} that was held when it was forked",
+            "create the lock in the process that uses it, or start the process with the `spawn` method",
+            "a fork copies a held lock, and not the thread that would release it",
+        )  # fmt: skip
+    return case.found(
+        "stuck", "lock_never_released", f"{named(root.who)} waits for a {what} that was never released",
+        f"release it with `with lock:`, also after an error{in_worker(root)}",
+        "no thread that runs holds it: who acquired it has ended, or has gone on without releasing it",
+    )  # fmt: skip
+
+
+def _fed(case: Evidence) -> Finding | None:
+    root = case.root
+    if root.kind == "queue" or (root.kind == "io" and "pipe" in root.facts):
+        return _never_fed(case, root)
+    return _never_fed(case, root) if root.kind == "event" else None
+
+
+def _never_fed(case: Evidence, one: Participant) -> Finding:
+    cause = _FEEDS[one.kind]
+    if one.facts.get("idle") and len(case.chain.path) > 1:
+        before = case.chain.path[case.chain.path.index(one) - 1]
+        return case.found(
+            "stuck", "worker_blocked", f"{named(before.who)} waits for {before.what}, and {named(one.who)} has nothing to do",
+            "what it was given was lost: a worker was killed, or its result could not be pickled", at=before,
+        )  # fmt: skip
+    if one.facts.get("put"):
+        return case.found(
+            "stuck", cause, f"{named(one.who)} puts into a full queue that nobody reads",
+            "read the queue in another thread, or make it larger (`maxsize=0` for no bound)", at=one,
+        )  # fmt: skip
+    if one.facts.get("join"):
+        return case.found(
+            "stuck", "event_never_set", f"{named(one.who)} waits in `queue.join()` for a `task_done()` that nobody calls",
+            "call `queue.task_done()` after each `get()`, in a `finally:`", at=one,
+        )  # fmt: skip
+    alone = "nobody is left to put anything in" if one.kind != "event" else "nobody is left to set it"
+    others = [named(who) for who in one.targets]
+    if others:
+        alone = f"{listed(others)} {'wait' if len(others) > 1 else 'waits'} for it in turn" if one in case.chain.circle else alone
+    if one.kind == "event":
+        what = one.what or "event"
+        fix = {"condition": "call `notify()` under the condition, after the change that is waited for"}.get(
+            what, "set the event in a `finally:` of who should set it, and wait with a timeout"
+        )
+        if what.startswith("barrier"):
+            fix = "let as many threads call `wait()` as the barrier has parties"
+        verb = "notified" if what == "condition" else "set"
+        return case.found("stuck", cause, f"{named(one.who)} waits for {_article(what)} that is never {verb}: {alone}", fix, at=one)
+    fix = "put a sentinel such as `None` when there is no more work, and end the loop at it; or `get(timeout=...)`"
+    return case.found("stuck", cause, f"{named(one.who)} waits in {one.what}, and {alone}", fix, at=one)
+
+
+def _future(case: Evidence) -> Finding | None:
+    root = case.root
+    if not root.facts.get("future"):
+        return None
+    if root.child is not None and root.child.method == "fork":
+        return case.found(
+            "stuck", "worker_blocked", f"{named(root.who)} waits for a future of a pool whose threads are in the parent process",
+            f"make the pool in the process that uses it: a fork does not copy threads{in_worker(root)}", at=root,
+        )  # fmt: skip
+    return case.found("stuck", "event_never_set", f"{named(root.who)} waits for a future that nobody computes", "", at=root)
+
+
+def _native(case: Evidence) -> Finding | None:
+    root = case.root
+    if root.kind not in {"native", "python", "gil", "io", "join", "batch"} or root.kind == "io":
+        return None
+    if root.who.startswith("worker "):
+        return case.found(
+            "stuck", "worker_blocked", f"{named(root.who)} stands still{_in_call(root)}",
+            f"run this line without a worker to see what it waits for{in_worker(root)}",
+        )  # fmt: skip
+    return case.found(
+        "stuck", "native_wait", f"{named(root.who)} waits in native code{_in_call(root)}, computing nothing",
+        "", f"nothing has moved for {duration(case.still_s)}",
+    )  # fmt: skip
+
+
+def _in_call(one: Participant) -> str:
+    called = one.facts.get("calls")
+    return f" in `{called}`" if called else ""
+
+
+def _article(what: str) -> str:
+    return f"{'an' if what[:1] in 'aeiou' else 'a'} {what}"
+
+
+_CAUSES: tuple[Callable[[Evidence], Finding | None], ...] = (
+    debugger, failed, differ, _openmp, _circle, _pipe_full, _lock, _future, _fed, _native,
+)  # fmt: skip

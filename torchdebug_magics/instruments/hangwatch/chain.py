@@ -1,0 +1,87 @@
+"""From the main thread to the root: who waits for whom, whether that is a circle, and whether anybody on the way still moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.hangwatch.participants import Look, Participant
+
+__all__ = ["Chain", "follow", "moving"]
+
+_THREAD_COMPUTES = 0.03
+_PROCESS_COMPUTES = 0.15
+"""Shares of a core, above what our own looks take."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The way from the main thread to the root."""
+
+    path: tuple[Participant, ...]
+    is_circle: bool
+    """Whether the last waits for one that stands before it, or for itself."""
+
+    @property
+    def root(self) -> Participant:
+        """Whom everybody waits for; of a circle, the first that is reached."""
+        return self.circle[0] if self.is_circle else self.path[-1]
+
+    @property
+    def circle(self) -> tuple[Participant, ...]:
+        """Those that wait for each other."""
+        if not self.is_circle:
+            return ()
+        back = next((at for at, one in enumerate(self.path) if one.who in self.path[-1].targets), len(self.path) - 1)
+        return self.path[back:]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Each `who`; of a circle, the first comes again at the end."""
+        return (*(one.who for one in self.path), *((self.circle[0].who,) if self.is_circle else ()))
+
+
+def follow(look: Look, moved: Mapping[str, bool]) -> Chain:
+    """The way to whoever still moves, if the main thread waits for such a one; else to who has ended, to a circle, or to the last."""
+    return _ways(look, moved, (look.main,))
+
+
+def _ways(look: Look, moved: Mapping[str, bool], path: tuple[Participant, ...]) -> Chain:
+    last = path[-1]
+    before = {one.who for one in path}
+    if any(who in before for who in last.targets) and not any(who not in before for who in last.targets):
+        return Chain(path, is_circle=True)
+    chains = [_ways(look, moved, (*path, look.everybody[who])) for who in last.targets if who not in before and who in look.everybody]
+    if not chains:
+        return Chain(path, is_circle=False)
+    return max(chains, key=lambda chain: _weight(chain, moved))
+
+
+def _weight(chain: Chain, moved: Mapping[str, bool]) -> tuple[int, int]:
+    end = chain.path[-1]
+    if end.facts.get("debugger"):
+        weight = 6
+    elif moved.get(end.who) or end.kind == "sleep" or end.facts.get("network") or end.facts.get("compiling"):
+        weight = 5
+    elif end.kind == "dead":
+        weight = 4 if end.error is not None or end.exit_code else 2
+    elif chain.is_circle:
+        weight = 3
+    else:
+        weight = 0 if end.facts.get("idle") else 2
+    return weight, len(chain.path)
+
+
+def moving(looks: Sequence[Look]) -> dict[str, bool]:
+    """Whether each participant has moved between any two of these looks: its lines, its small values, or time that it has computed."""
+    first, last = looks[0], looks[-1]
+    took_s = max(last.at_s - first.at_s, 1e-3)
+    moved = {}
+    for who, one in last.everybody.items():
+        others = [look.everybody[who] for look in looks if who in look.everybody]
+        computed = (one.cpu_s - others[0].cpu_s) / took_s
+        least = _THREAD_COMPUTES if one.facts.get("is_waiting") else _PROCESS_COMPUTES
+        moved[who] = any(other.at != one.at for other in others) or computed > least
+    return moved

@@ -1,0 +1,118 @@
+"""Ending a cell that does not end: what Stop alone cannot reach, and the processes that the cell has started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from torchdebug_magics.machine.files import read
+from torchdebug_magics.machine.process_state import child_pids, process_state
+from torchdebug_magics.probing.source.call_sites import names_of
+from torchdebug_magics.probing.source.frames import frames_above
+
+if TYPE_CHECKING:
+    from torchdebug_magics.probing.children.launching import Children
+
+__all__ = ["StopPresses", "end_processes", "new_processes", "wake_loop"]
+
+_GRACE_S = 0.5
+_HELPERS = ("resource_tracker", "forkserver", "compile_worker", "semaphore_tracker")
+"""Processes that libraries start once and keep."""
+
+
+class StopPresses:
+    """Notices SIGINT when it arrives, also while the main thread is in native code, where Python cannot act on it."""
+
+    def __init__(self) -> None:
+        self._ours: socket.socket | None = None
+        self._theirs: socket.socket | None = None
+        self._before = -1
+        self.at_s: float | None = None
+        """When Stop was pressed last."""
+
+    def attach(self, stack: ExitStack) -> None:
+        """Take the place of the descriptor to which Python writes each signal; whoever had it is still told."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._ours, self._theirs = socket.socketpair()
+        self._ours.settimeout(0)
+        self._theirs.settimeout(0)
+        stack.callback(self.detach)
+        self._before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+
+    def detach(self) -> None:
+        """Put back what was there. Harmless the second time."""
+        ours, theirs, self._ours, self._theirs = self._ours, self._theirs, None, None
+        if theirs is None or ours is None:
+            return
+        current = signal.set_wakeup_fd(self._before)
+        if current not in {theirs.fileno(), -1}:  # somebody else has come since
+            signal.set_wakeup_fd(current)
+        ours.close()
+        theirs.close()
+
+    def look(self) -> None:
+        """Read what has arrived."""
+        ours = self._ours
+        if ours is None:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            signals = ours.recv(4096)
+            if signal.SIGINT in signals:
+                self.at_s = time.monotonic()
+            if self._before >= 0:
+                os.write(self._before, signals)
+
+
+def wake_loop() -> None:
+    """Let the event loop of the main thread, if it runs one, act on a signal: it sleeps until something happens."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    for one in frames_above(frame):
+        if one.f_code.co_name == "_run_once" and one.f_globals.get("__name__") == "asyncio.base_events":
+            loop: Any = names_of(one).get("self")
+            with contextlib.suppress(RuntimeError):  # it has been closed
+                loop.call_soon_threadsafe(int)
+            return
+
+
+def new_processes(children: Children, before: Iterable[int]) -> list[int]:
+    """Processes that run and that this one has started since: `before` are those that ran already."""
+    found = dict.fromkeys(child.pid for child in children.alive())
+    found.update(dict.fromkeys(pid for pid in child_pids(os.getpid()) if pid not in set(before) and not _is_helper(pid)))
+    return [pid for pid in found if _runs(pid)]
+
+
+def end_processes(pids: Iterable[int]) -> int:
+    """End them and what they have started: asked first, then made to; how many there were."""
+    everybody = [pid for pid in dict.fromkeys(each for pid in pids for each in _with_descendants(pid)) if _runs(pid)]
+    for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
+        for pid in filter(_runs, everybody):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGCONT)  # one that is stopped would not take it
+                os.kill(pid, number)
+        end_s = time.monotonic() + _GRACE_S
+        while any(map(_runs, everybody)) and time.monotonic() < end_s:
+            time.sleep(0.02)
+    return len(everybody)
+
+
+def _with_descendants(pid: int) -> list[int]:
+    return [*(each for child in child_pids(pid) for each in _with_descendants(child)), pid]
+
+
+def _runs(pid: int) -> bool:
+    state = process_state(pid)
+    return state is not None and not state.is_zombie
+
+
+def _is_helper(pid: int) -> bool:
+    command = read(f"/proc/{pid}/cmdline") or ""
+    return any(name in command for name in _HELPERS)

@@ -1,0 +1,52 @@
+"""The collectives that this process has issued, from PyTorch's Flight Recorder, which records them with their lines by default."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from typing import Any
+
+__all__ = ["collectives", "rank_of_process"]
+
+_LATEST = 40
+_MOST_FRAMES = 30
+
+
+def rank_of_process() -> tuple[int | None, int | None]:
+    """(rank, world size), as torch knows them, or the launcher says; None outside a job."""
+    group = _group()
+    if group is not None:
+        return int(group.get_rank()), int(group.get_world_size())
+    texts = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    rank, size = (int(text) if text.isdigit() else None for text in texts)
+    return rank, size
+
+
+def collectives() -> dict[str, Any] | None:
+    """By process group: the numbers of the last issued and completed collective, and the latest entries; None outside a job."""
+    binding: Any = sys.modules.get("torch._C._distributed_c10d")
+    if _group() is None or not hasattr(binding, "_dump_fr_trace"):
+        return None
+    dump = pickle.loads(binding._dump_fr_trace(includeCollectives=True, includeStackTraces=True, onlyActive=False))  # noqa: S301 - what torch has just written
+    entries = [_entry(entry) for entry in dump.get("entries", ())[-_LATEST:]]
+    status = {str(name): dict(numbers) for name, numbers in dump.get("pg_status", {}).items()}
+    return {"status": status, "entries": entries}
+
+
+def _entry(entry: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "group": str(entry.get("process_group", ("0",))[0]),
+        "number": entry.get("collective_seq_id", 0),
+        "op": str(entry.get("profiling_name", "")).rpartition(":")[2],
+        "sizes": entry.get("input_sizes") or [],
+        "dtypes": entry.get("input_dtypes") or [],
+        "is_done": bool(entry.get("retired")) or entry.get("state") == "completed",
+        "is_p2p": bool(entry.get("is_p2p")),
+        "frames": [(frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ())[:_MOST_FRAMES]],
+    }
+
+
+def _group() -> Any:
+    distributed: Any = sys.modules.get("torch.distributed")
+    return distributed if distributed is not None and distributed.is_available() and distributed.is_initialized() else None

@@ -1,0 +1,169 @@
+"""Who holds what a thread waits for: asked of the object where it knows, else read from the lines that each thread has come through."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import CodeType, FrameType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+from torchdebug_magics.instruments.hangwatch.inside.builtin_waits import LOCKS
+from torchdebug_magics.probing.source.call_sites import MISSING, enclosing, function_node, names_of, value_of
+from torchdebug_magics.probing.source.frames import is_user_code
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.hangwatch.inside.waiting import Target, Waiting
+
+__all__ = ["Stacks", "find_holders"]
+
+Stacks = Mapping[int, Sequence[FrameType]]
+"""The frames of each thread, by its ident, innermost first."""
+_OWNER = re.compile(r"owner=(\d+)")
+_MOST_FUNCTIONS = 2000
+
+
+def find_holders(ident: int, waiting: Waiting, stacks: Stacks, waits: Mapping[int, Waiting | None]) -> None:
+    """Fill in `targets`, and in `facts` where a lock was acquired, or who could still feed a queue or set an event."""
+    if waiting.on is None or waiting.targets:
+        return
+    if waiting.kind == "lock":
+        _lock_holder(ident, waiting, stacks)
+    elif waiting.facts.get("future"):
+        waiting.targets = _runners(waiting.on, stacks)
+        waiting.kind = "join" if waiting.targets else "event"
+    elif waiting.kind in {"queue", "event"}:
+        alike = {other for other, one in waits.items() if one is not None and one.on is waiting.on}
+        users = [other for other, frames in stacks.items() if other not in alike and _refers(frames, waiting.on)]
+        waiting.targets = [("thread", other) for other in users]
+        waiting.facts["feeders"] = len(users)
+
+
+def _lock_holder(ident: int, waiting: Waiting, stacks: Stacks) -> None:
+    lock = waiting.on
+    owner = _OWNER.search(repr(lock)) if isinstance(lock, LOCKS) else None
+    if owner is not None and int(owner[1]):
+        waiting.targets = [("thread", int(owner[1]))]
+    for other, frames in sorted(stacks.items(), key=lambda item: item[0] != ident):
+        for frame in frames:
+            line = _acquired_at(frame, lock) if is_user_code(frame.f_code) else None
+            if line is not None and (not waiting.targets or waiting.targets == [("thread", other)]):
+                waiting.targets = [("thread", other)]
+                waiting.facts["acquired"] = (frame.f_code.co_filename, line, frame.f_code.co_name)
+                return
+    if not waiting.targets:
+        waiting.facts["acquired"], waiting.facts["acquired_by_with"] = _acquired_somewhere(lock)
+
+
+def _acquired_at(frame: FrameType, lock: Any) -> int | None:
+    """The line of a frame's function at which it took the lock that it still holds."""
+    function = function_node(frame.f_code)
+    if function is None:
+        return None
+    line, names = frame.f_lineno or 0, names_of(frame)
+    for statement in enclosing(function, line):
+        if isinstance(statement, (ast.With, ast.AsyncWith)) and line > statement.lineno:
+            for item in statement.items:
+                if _same(value_of(item.context_expr, frame, names), lock):
+                    return item.context_expr.lineno
+    taken: int | None = None
+    for node in _own_calls(function):
+        if isinstance(node.func, ast.Attribute) and _same(value_of(node.func.value, frame, names), lock) and node.lineno < line:
+            taken = node.lineno if node.func.attr == "acquire" else None if node.func.attr == "release" else taken
+    return taken if taken is not None else _taken_by_last_round(function, frame, lock, names)
+
+
+def _taken_by_last_round(function: ast.AST, frame: FrameType, lock: Any, names: dict[str, Any]) -> int | None:
+    """In a loop whose body takes the lock, at the line where it waits now, and never gives it back."""
+    line = frame.f_lineno or 0
+    loops = [one for one in enclosing(function, line) if isinstance(one, (ast.For, ast.While))]
+    if not loops:
+        return None
+    words = [
+        node.func.attr
+        for node in _own_calls(loops[-1])
+        if isinstance(node.func, ast.Attribute) and _same(value_of(node.func.value, frame, names), lock)
+    ]
+    return line if words and "release" not in words else None
+
+
+def _own_calls(function: ast.AST) -> list[ast.Call]:
+    """The calls in the order of their lines, without those of functions inside."""
+    found: list[ast.Call] = []
+    for child in ast.iter_child_nodes(function):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            found += [child] if isinstance(child, ast.Call) else []
+            found += _own_calls(child)
+    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+
+
+def _same(value: Any, lock: Any) -> bool:
+    return value is not MISSING and (value is lock or (type(value).__module__ == "threading" and getattr(value, "_lock", None) is lock))
+
+
+def _acquired_somewhere(lock: Any) -> tuple[tuple[str, int, str] | None, bool]:
+    """Where a function of the user's that has ended took it, by a global name or an attribute, and whether in a `with`."""
+    names = {
+        name for holder in gc.get_referrers(lock) if isinstance(holder, dict) for name, value in tuple(holder.items()) if value is lock
+    }
+    for code in _user_functions():
+        function = function_node(code)
+        for node in [] if function is None else ast.walk(function):
+            taken: ast.expr | None = None
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "acquire":
+                taken = node.func.value
+            elif isinstance(node, ast.withitem):
+                taken = node.context_expr
+            if taken is not None and {getattr(taken, "id", None), getattr(taken, "attr", None)} & names:
+                return (code.co_filename, taken.lineno, code.co_name), isinstance(node, ast.withitem)
+    return None, False
+
+
+def _user_functions() -> Iterator[CodeType]:
+    space = vars(sys.modules["__main__"])
+    for value in list(space.values())[:_MOST_FUNCTIONS]:
+        for function in (value, *(vars(value).values() if isinstance(value, type) else ())):
+            if isinstance(function, FunctionType) and is_user_code(function.__code__):
+                yield function.__code__
+
+
+def _runners(future: Any, stacks: Stacks) -> list[Target]:
+    """The thread that runs a future's work; of one that waits for its turn, the threads of its pool that are busy."""
+    busy: list[tuple[int, Any, Any]] = []
+    for ident, frames in stacks.items():
+        for frame in frames:
+            if frame.f_globals.get("__name__") == "concurrent.futures.thread" and frame.f_code.co_name in {"run", "_worker"}:
+                held = names_of(frame)
+                if getattr(held.get("self"), "future", None) is future:
+                    return [("thread", ident)]
+                if frame.f_code.co_name == "_worker" and held.get("work_item") is not None:
+                    busy.append((ident, held.get("work_queue"), future))
+    return [("thread", ident) for ident, queue, _ in busy if any(getattr(item, "future", None) is future for item in _queued(queue))]
+
+
+def _queued(queue: Any) -> list[Any]:
+    """The work that waits in a pool's queue: held by its `SimpleQueue`, which tells the collector what it refers to."""
+    items: list[Any] = []
+    for one in gc.get_referents(queue) if queue is not None else ():
+        items += list(one) if isinstance(one, list) else [one]
+    return items
+
+
+def _refers(frames: Sequence[FrameType], wanted: Any) -> bool:
+    """Whether the user's code in a thread can reach an object: by a local or global name, or an attribute of one."""
+    for frame in frames:
+        if is_user_code(frame.f_code):
+            names = names_of(frame)
+            used = frame.f_code.co_names if frame.f_code.co_name == "<module>" else (*frame.f_code.co_names, *names)
+            for name in used:
+                value = names.get(name, frame.f_globals.get(name, MISSING))
+                if value is wanted or _holds(value, wanted):
+                    return True
+    return False
+
+
+def _holds(value: Any, wanted: Any) -> bool:
+    held = getattr(value, "__dict__", None)
+    return isinstance(held, dict) and not isinstance(value, type) and any(one is wanted for one in tuple(held.values()))

@@ -1,0 +1,49 @@
+"""From a row of looks to a finding: slow where somebody on the way to the root moves, or will by itself; stuck where nobody does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.instruments.hangwatch.causes.slow import slow
+from torchdebug_magics.instruments.hangwatch.causes.stopped import debugger, stopped
+from torchdebug_magics.instruments.hangwatch.chain import follow, moving
+from torchdebug_magics.instruments.hangwatch.evidence import Evidence
+from torchdebug_magics.instruments.hangwatch.ranks import rank_states
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.hangwatch.participants import Look
+    from torchdebug_magics.instruments.hangwatch.progress import Progress
+    from torchdebug_magics.instruments.hangwatch.report import Finding
+
+__all__ = ["debugger_now", "judged"]
+
+
+def judged(looks: list[Look], progress: Progress, still_s: float, doing: Counter[str]) -> Finding:
+    """Why there was no progress for `still_s`."""
+    case = _evidence(looks, progress, still_s, doing)
+    if not _ends_by_itself(case) and (found := stopped(case)) is not None:
+        return found
+    return slow(case)
+
+
+def debugger_now(look: Look, progress: Progress) -> Finding | None:
+    """A prompt in another process needs no second look."""
+    return debugger(_evidence([look], progress, progress.still_s, Counter()))
+
+
+def _evidence(looks: list[Look], progress: Progress, still_s: float, doing: Counter[str]) -> Evidence:
+    moved = moving(looks) if len(looks) > 1 else {}
+    return Evidence(looks, follow(looks[-1], moved), moved, rank_states(looks[-1]), progress, still_s, doing)
+
+
+def _ends_by_itself(case: Evidence) -> bool:
+    """Whether somebody on the way moves, sleeps, or waits for something outside, or for a time that is not over."""
+    root = case.root
+    if any(case.moved.get(one.who) for one in case.chain.path):
+        return True
+    if root.kind == "sleep" or root.facts.get("network") or root.facts.get("compiling") or (root.kind == "input" and root.who == "main"):
+        return True
+    if not root.process and root.kind != "dead" and not root.sleeps_in.startswith(("read pipe", "write pipe", "futex")):
+        return True  # a program of its own, of which nothing is known
+    return any(one.timeout_s is not None and one.timeout_s > 0 and case.still_s < one.timeout_s for one in case.chain.path)

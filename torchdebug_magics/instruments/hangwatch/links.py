@@ -1,0 +1,83 @@
+"""Names and waits that one process alone cannot know: which worker or rank has ended, and who could write to a queue between processes."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.instruments.hangwatch.ranks import link_ranks
+from torchdebug_magics.machine.process_state import open_pipes
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.hangwatch.participants import Look, Participant
+
+__all__ = ["link"]
+
+
+def link(look: Look, ranks: dict[int, int]) -> None:
+    """Complete a look; `ranks` remembers the rank of each process from look to look."""
+    for one in look.ranks():
+        ranks[one.pid] = int(one.process["rank"])
+    for one in [*look.everybody.values()]:
+        if one.kind == "batch" and one.targets:
+            _rename(look, one.targets[0], f"worker {one.facts['worker']}")
+    _name_dead_ranks(look, ranks)
+    for one in look.everybody.values():
+        if not one.targets and not one.facts.get("pipe_full") and ("pipe" in one.facts or one.facts.get("shared")):
+            programs = [other.who for other in look.everybody.values() if _holds_pipe(other, one)]
+            one.targets = programs or [other.who for other in look.everybody.values() if _may_write(other, one)]
+        elif one.facts.get("future") and not one.targets:
+            one.targets = [other.who for other in look.everybody.values() if _works_for_pool(other)]
+            one.kind = "join" if one.targets else one.kind
+        elif not one.process and one.sleeps_in.startswith("read pipe"):
+            one.facts["our_pipe"] = one.sleeps_in.partition(" ")[2] in open_pipes(os.getpid())
+    link_ranks(look)
+
+
+def _may_write(other: Participant, reader: Participant) -> bool:
+    """Whether another process that lives could: not one without work of its own, and not one that waits for the very same."""
+    if other.what == reader.what and other.facts.get("pipe") == reader.facts.get("pipe"):
+        return False
+    return other.pid != reader.pid and other.is_main_thread and other.kind != "dead" and not other.facts.get("idle") and bool(other.process)
+
+
+def _holds_pipe(other: Participant, reader: Participant) -> bool:
+    """Whether it is a program of its own at the other end of the pipe."""
+    return not other.process and other.kind != "dead" and reader.facts.get("pipe", "-") in open_pipes(other.pid)
+
+
+def _works_for_pool(other: Participant) -> bool:
+    """Whether it is a process of a `ProcessPoolExecutor` that has work."""
+    return not other.facts.get("idle") and other.is_main_thread and any(name == "_process_worker" for _, _, name in other.frames)
+
+
+def _name_dead_ranks(look: Look, ranks: dict[int, int]) -> None:
+    sizes = [one.process.get("world_size") for one in look.ranks()]
+    if not sizes and not any((one.error or {}).get("rank") is not None for one in look.everybody.values()):
+        return
+    dead = [one for one in look.everybody.values() if one.kind == "dead" and one.who.startswith("process ")]
+    for one in dead:
+        recorded = (one.error or {}).get("rank")
+        rank = recorded if recorded is not None else ranks.get(one.pid)
+        if rank is not None:
+            ranks[one.pid] = rank
+            _rename(look, one.who, f"rank {rank}")
+    unnamed = [one for one in dead if one.who.startswith("process ")]
+    absent = sorted(
+        set(range(sizes[0] if sizes and sizes[0] else 0)) - {ranks[one.pid] for one in [*look.ranks(), *dead] if one.pid in ranks}
+    )
+    if len(unnamed) == len(absent):
+        for one, rank in zip(sorted(unnamed, key=lambda one: one.pid), absent, strict=True):
+            _rename(look, one.who, f"rank {rank}")
+
+
+def _rename(look: Look, who: str, name: str) -> None:
+    one = look.everybody.get(who)
+    if one is None or one.who == name or one.pid == os.getpid():
+        return
+    if name in look.everybody:
+        name = f"{name} (pid {one.pid})"
+    look.everybody = {name if key == who else key: other for key, other in look.everybody.items()}
+    one.who = name
+    for other in look.everybody.values():
+        other.targets = [name if target == who else target for target in other.targets]

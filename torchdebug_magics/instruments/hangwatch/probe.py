@@ -1,0 +1,150 @@
+"""Looks at the running cell a few times a second, and at everybody once it makes no progress."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.instruments.hangwatch.getting_out import StopPresses, end_processes, new_processes
+from torchdebug_magics.instruments.hangwatch.report import HangReport
+from torchdebug_magics.instruments.hangwatch.watcher import Watcher
+from torchdebug_magics.machine.process_state import child_pids, has_proc
+from torchdebug_magics.machine.sampler import Sampler
+from torchdebug_magics.probing.children.launching import Children
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.interrupted import traceback_of
+from torchdebug_magics.probing.output_meter import OutputMeter
+from torchdebug_magics.probing.where import is_user_code, location
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.hangwatch.report import State
+    from torchdebug_magics.report import Location
+
+__all__ = ["HangProbe"]
+
+_EVERY_S = 0.25
+
+
+class HangProbe:
+    """One cell, or all cells between ``on`` and ``off``."""
+
+    def __init__(self, *, after: float = 10.0, stop: bool = False) -> None:
+        if not after > 0:
+            msg = f"--after takes a number of seconds such as 10, not {after:g}"
+            raise TorchDebugError(msg)
+        self._guard = Guard()
+        self._hooks = Hooks()
+        self._children = Children(on_error="torchdebug_magics.instruments.hangwatch.inside.error_facts:error_facts")
+        self._output = OutputMeter()
+        self._presses = StopPresses()
+        self._watcher = Watcher(float(after), self._children, self._output, self._presses, self._guard, stops=stop)
+        self._sampler = Sampler(self._watcher.look, name="hangwatch", every_s=_EVERY_S)
+        self._before: list[int] = []
+        self._ended_by = "itself"
+        self._stopped_count = 0
+        self._interrupted_at: tuple[Location, ...] = ()
+        self._report: HangReport | None = None
+        self._is_open = False
+
+    def attach(self, stack: ExitStack) -> None:
+        """Count steps and output, give processes that are started an agent, begin to look."""
+        if not has_proc():
+            self._guard.note("this system has no /proc: computing time and waits of other processes are known only in part")
+        self._before = child_pids(os.getpid())
+        self._children.attach(stack)
+        self._output.attach(stack)
+        self._hooks.optimizer_steps(stack, _nothing, self._watcher.progress.step)
+        self._presses.attach(stack)
+        self._watcher.begin()
+        self._is_open = True
+        stack.push(self._left)  # called when the sampler has stopped, before the children's folder is removed
+        stack.enter_context(self._sampler)
+
+    def sweep(self) -> None:
+        """Remove what an interrupt may have left."""
+        self._sampler.stop()
+        self._hooks.sweep()
+        self._presses.detach()
+        self._output.detach()
+        self._children.sweep()
+
+    def live(self) -> object | None:
+        """Where the cell stands."""
+        return self._watcher.live() if self._is_open else None
+
+    def standing(self) -> str:
+        """In one line, for the kernel after this one; empty while all is well."""
+        live = self._watcher.live() if self._is_open else None
+        return "" if live is None else live.standing
+
+    def traceback_of(self, error: BaseException) -> list[str]:
+        """Of the interrupt by ``--stop``."""
+        finding = self._watcher.finding
+        return traceback_of(error, f"{finding.headline}" if self._watcher.has_stopped and finding is not None else "")
+
+    def kept(self) -> dict[str, object]:
+        """Nothing."""
+        return {}
+
+    def report(self) -> HangReport:
+        """As frozen when the session was left."""
+        if self._report is None:
+            self._report = self._frozen()
+        return self._report
+
+    def _left(self, _kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """The cell has ended; one that was stopped leaves no process behind."""
+        self._is_open = False
+        self._watcher.end()
+        self._ended_by = "itself" if error is None else "error"
+        if isinstance(error, KeyboardInterrupt) or self._watcher.has_stopped or self._watcher.was_pressed:
+            self._ended_by = "--stop" if self._watcher.has_stopped else "Stop"
+            self._interrupted_at = _lines(trace if trace is not None or error is None else error.__traceback__)
+            self._stopped_count = self._watcher.ended_count + end_processes(new_processes(self._children, self._before))
+        else:
+            self._watcher.explain(error)
+
+    def _frozen(self) -> HangReport:
+        watch = self._watcher
+        if self._sampler.failure is not None:
+            self._guard.note(f"the watch stopped: {self._sampler.failure}")
+        finding = watch.finding
+        progress = watch.progress
+        state: State = finding.state if finding is not None else "interrupted" if self._ended_by in {"Stop", "--stop"} else "finished"
+        rate, rate_of, remaining_s = watch.rate()
+        looks = max(1, progress.looks)
+        return HangReport(
+            state=state,
+            cause=finding.cause if finding is not None else None,
+            headline=finding.headline if finding is not None else watch.hint or "stopped while it made progress",
+            fix=finding.fix if finding is not None else "",
+            reason=finding.reason if finding is not None else "",
+            location=finding.location if finding is not None else (self._interrupted_at or (None,))[-1],
+            root=finding.root if finding is not None else None,
+            waits=finding.waits if finding is not None else (),
+            chain=finding.chain if finding is not None else (),
+            still_s=round(progress.longest_s, 3),
+            elapsed_s=round(watch.elapsed_s, 3),
+            after_s=watch.after_s,
+            rate=rate,
+            rate_of=rate_of,
+            remaining_s=remaining_s,
+            data_share=progress.looks_at["batch"] / looks if progress.looks_at["batch"] else None,
+            ended_by=self._ended_by,
+            stopped_count=self._stopped_count,
+            problems=tuple(self._guard.problems),
+        )
+
+
+def _lines(trace: TracebackType | None) -> tuple[Location, ...]:
+    walked = ((frame.f_code, line) for frame, line in traceback.walk_tb(trace))
+    return tuple(location(code.co_filename, line, code.co_name) for code, line in walked if is_user_code(code))
+
+
+def _nothing(*_: Any) -> None:
+    """Before a step of an optimizer."""

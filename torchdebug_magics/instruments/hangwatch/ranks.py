@@ -1,0 +1,147 @@
+"""The ranks of a distributed job side by side: which collective each has issued, which it waits in, and who has not come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torchdebug_magics.probing.source.frames import owner
+from torchdebug_magics.probing.where import location
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.hangwatch.participants import Look, Participant
+    from torchdebug_magics.report import Location
+
+__all__ = ["Issued", "RankState", "link_ranks", "rank_states"]
+
+_DTYPES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Int": 4, "Long": 8, "Byte": 1, "Bool": 1}
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A collective as one rank has called it."""
+
+    number: int
+    op: str
+    sizes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    location: Location | None
+    in_backward: bool
+    """Whether DistributedDataParallel issued it, in the backward pass."""
+    is_done: bool
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What must be the same on every rank."""
+        return (self.op, self.sizes if self.op not in {"scatter", "gather", "all_gather"} else (), self.dtypes)
+
+    @property
+    def itemsize_bytes(self) -> int | None:
+        """Of the elements of its first tensor."""
+        return _DTYPES.get(self.dtypes[0]) if self.dtypes else None
+
+    def __str__(self) -> str:
+        sizes = " ".join(str(list(size)) for size in self.sizes[:2])
+        return f"{self.op} #{self.number}" + (f" {sizes}" if sizes else "")
+
+
+@dataclass
+class RankState:
+    """One rank."""
+
+    rank: int
+    one: Participant
+    issued: list[Issued] = field(default_factory=list)
+
+    @property
+    def latest(self) -> Issued | None:
+        """The last collective that it has called."""
+        return self.issued[-1] if self.issued else None
+
+    @property
+    def pending(self) -> Issued | None:
+        """The first that it has called and that is not done."""
+        return next((call for call in self.issued if not call.is_done), None)
+
+    @property
+    def number(self) -> int:
+        """Of the last collective that it has called; 0 for none."""
+        return self.latest.number if self.latest is not None else 0
+
+    def passed_backward(self) -> int:
+        """How many of its collectives of a backward pass are done, as far as they are recorded."""
+        return sum(call.in_backward and call.is_done for call in self.issued)
+
+    def call(self, number: int) -> Issued | None:
+        """Its collective of that number."""
+        return next((call for call in self.issued if call.number == number), None)
+
+
+def rank_states(look: Look) -> list[RankState]:
+    """The ranks that could be asked, in their order."""
+    return [RankState(int(one.process["rank"]), one, _issued(one.process.get("collectives"))) for one in look.ranks()]
+
+
+def link_ranks(look: Look) -> None:
+    """Let each rank that waits in a collective wait for those that are not in the same one."""
+    states = rank_states(look)
+    names = {state.rank: state.one.who for state in states}
+    joining = [one for one in look.everybody.values() if one.facts.get("op") == "init_process_group"]
+    for one in joining:
+        one.targets = [other.who for other in look.everybody.values() if _could_join(other, joining)] + _gone(look, one)
+    for state in states:
+        pending, one = state.pending, state.one
+        if one in joining or one.targets:
+            continue
+        if one.facts.get("peer") in names:
+            one.targets = [names[one.facts["peer"]]]
+        elif pending is not None and (one.kind == "collective" or not one.facts.get("is_waiting")):
+            one.kind, one.what = "collective", str(pending)
+            one.targets = [other.one.who for other in states if other is not state and not _is_with(other, pending)] + _gone(look, one)
+        elif one.kind == "collective":
+            one.targets = [other.one.who for other in states if other is not state and other.one.kind != "collective"] + _gone(look, one)
+
+
+def _could_join(other: Participant, joining: Sequence[Participant]) -> bool:
+    """Whether it was started like those that join, and has not joined."""
+    return (
+        other not in joining
+        and other.is_main_thread
+        and other.child is not None
+        and other.kind != "dead"
+        and other.process.get("rank") is None
+    )
+
+
+def _is_with(other: RankState, pending: Issued) -> bool:
+    call = other.call(pending.number)
+    return call is not None and call.key == pending.key
+
+
+def _gone(look: Look, one: Participant) -> list[str]:
+    """Ranks that have ended: processes of the same job that are no more."""
+    return [other.who for other in look.everybody.values() if other.kind == "dead" and other.child is not None and other is not one]
+
+
+def _issued(recorded: dict[str, Any] | None) -> list[Issued]:
+    """Of the group that every rank is in, which is the first."""
+    if not recorded or not recorded["entries"]:
+        return []
+    pending = [entry["group"] for entry in recorded["entries"] if not entry["is_done"] and not entry["is_p2p"]]
+    group = pending[-1] if pending else recorded["entries"][-1]["group"]
+    return [_one(entry) for entry in recorded["entries"] if entry["group"] == group and not entry["is_p2p"]]
+
+
+def _one(entry: dict[str, Any]) -> Issued:
+    frames: Sequence[tuple[str, int, str]] = [tuple(frame) for frame in entry["frames"]]
+    user = next((frame for frame in frames if owner(frame[0]) == "user"), None)
+    return Issued(
+        number=entry["number"],
+        op=entry["op"],
+        sizes=tuple(tuple(size) for size in entry["sizes"]),
+        dtypes=tuple(entry["dtypes"]),
+        location=None if user is None else location(*user),
+        in_backward=any(name == "_engine_run_backward" for _, _, name in frames),
+        is_done=entry["is_done"],
+    )

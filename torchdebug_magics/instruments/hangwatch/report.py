@@ -1,0 +1,129 @@
+"""What a watch leaves behind: whether the cell came to a stop, who waits for whom, why, and what to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from torchdebug_magics.format import duration
+from torchdebug_magics.report import Location, Report
+
+__all__ = ["Finding", "HangReport", "LiveHang", "State", "Wait"]
+
+State: TypeAlias = Literal["finished", "slow", "stuck", "interrupted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """One participant, and what it waits for: a thread, a DataLoader worker, a process or a rank."""
+
+    who: str
+    """``"main"``, ``"thread NAME"``, ``"worker 0"``, ``"process NAME"``, ``"rank 1"``, ``"task NAME"``."""
+    pid: int
+    location: Location | None
+    """The innermost line of the user's code; None where it runs none, or its process cannot be asked."""
+    kind: str
+    """``"lock"``, ``"queue"``, ``"event"``, ``"join"``, ``"batch"``, ``"collective"``, ``"input"``, ``"sleep"``, ``"io"``, ``"native"``,
+    ``"gil"``, ``"python"`` or ``"dead"``."""
+    waits_for: str | None
+    """Another participant; itself for a lock that it holds."""
+    what: str
+    """A phrase: ``"batch 2"``, ``"all_reduce #3 [4]"``."""
+    stack: tuple[Location, ...] = ()
+    """The lines of the user's code, the outermost first."""
+    exit_code: int | None = None
+    """Of a process that has ended, negative for a signal."""
+    acquired: Location | None = None
+    """Where the lock was acquired that is waited for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Why nothing went on."""
+
+    state: State
+    cause: str | None
+    headline: str
+    """Subject, verb, object, without the line."""
+    fix: str = ""
+    reason: str = ""
+    location: Location | None = None
+    root: Wait | None = None
+    waits: tuple[Wait, ...] = ()
+    chain: tuple[str, ...] = ()
+    """From the main thread to the root, a `who` each; of a cycle, the first comes again at the end."""
+    since_s: float = 0.0
+    """How long nothing had gone on when it was found, at the last look."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveHang:
+    """While the session is open."""
+
+    elapsed_s: float
+    still_s: float
+    """Since the last progress, so far."""
+    finding: Finding | None
+    rate: float | None
+    rate_of: str
+    at: Location | None
+
+    @property
+    def standing(self) -> str:
+        """In one line, for the kernel after this one."""
+        if self.finding is None:
+            return ""
+        where = f" · {self.finding.location}: `{self.finding.location.source}`" if self.finding.location is not None else ""
+        word = self.finding.state.capitalize()
+        return f"{word} for {duration(self.finding.since_s)}: {self.finding.headline}{where}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangReport(Report):
+    """Of one cell, or of the time between ``on`` and ``off``."""
+
+    state: State
+    """The worst that was seen. ``"finished"``: never without progress for `after_s`; ``"interrupted"``: stopped before that."""
+    cause: str | None
+    fix: str
+    location: Location | None
+    """Where to look: the line of the root."""
+    root: Wait | None
+    waits: tuple[Wait, ...]
+    headline: str
+    reason: str
+    chain: tuple[str, ...]
+    still_s: float
+    """The longest time without progress."""
+    elapsed_s: float
+    after_s: float
+    rate: float | None
+    """Steps or iterations per second; None where no loop was seen."""
+    rate_of: str
+    """``"step"`` (of an optimizer), ``"batch"`` or ``"iteration"``."""
+    remaining_s: float | None
+    """To the end of the loop at that rate, when last seen; None where its bound is not known."""
+    data_share: float | None
+    """Of the looks at the main thread, those in which it waited for a DataLoader; None without one."""
+    ended_by: str
+    """``"itself"``, ``"error"``, ``"Stop"`` or ``"--stop"``."""
+    stopped_count: int
+    """Processes of the cell that were ended with it."""
+
+    @property
+    def verdict(self) -> str:
+        """What happened, and where."""
+        where = f" · {self.location}: `{self.location.source}`" if self.location is not None and self.location.source else ""
+        if self.state in {"stuck", "slow"}:
+            return f"{self.state.capitalize()}: {self.headline}{where}"
+        if self.cause is not None:
+            return f"Ended after {duration(self.elapsed_s)}: {self.headline}{where}"
+        if self.state == "interrupted":
+            return f"Interrupted after {duration(self.elapsed_s)}: {self.headline}{where}"
+        return f"Finished in {duration(self.elapsed_s)}: no pause of {duration(self.after_s)} or longer{self._speed()}"
+
+    def _speed(self) -> str:
+        if self.rate is None:
+            return ""
+        data = f", {self.data_share:.0%} of the time in the DataLoader" if self.data_share is not None and self.data_share >= 0.5 else ""  # noqa: PLR2004 - more than anything else
+        return f" · {self.rate:.3g} {self.rate_of}s per second{data}"

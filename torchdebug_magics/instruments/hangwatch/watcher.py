@@ -1,0 +1,307 @@
+"""The thread that watches: cheap looks at the main thread, looks at everybody when it stands still, and the way out."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import Counter, deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.instruments.hangwatch.crashes import explained, last_user_line
+from torchdebug_magics.instruments.hangwatch.endless import endless_loop, loop_progress
+from torchdebug_magics.instruments.hangwatch.getting_out import end_processes, new_processes, wake_loop
+from torchdebug_magics.instruments.hangwatch.graph_growth import carried_graph
+from torchdebug_magics.instruments.hangwatch.judge import debugger_now, judged
+from torchdebug_magics.instruments.hangwatch.links import link
+from torchdebug_magics.instruments.hangwatch.participants import look_around
+from torchdebug_magics.instruments.hangwatch.progress import Progress
+from torchdebug_magics.instruments.hangwatch.report import Finding, LiveHang, Wait
+from torchdebug_magics.instruments.hangwatch.tracers import installed_tracer
+from torchdebug_magics.machine.interrupts import interrupt_main
+from torchdebug_magics.machine.process_state import child_pids, main_thread_ran_s
+from torchdebug_magics.probing.source.frames import frames_above, is_user_code, owner
+from torchdebug_magics.probing.where import locate
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from torchdebug_magics.instruments.hangwatch.getting_out import StopPresses
+    from torchdebug_magics.instruments.hangwatch.participants import Look
+    from torchdebug_magics.probing.children.launching import Children
+    from torchdebug_magics.probing.guard import Guard
+    from torchdebug_magics.probing.output_meter import OutputMeter
+    from torchdebug_magics.report import Location
+
+__all__ = ["Watcher"]
+
+_AROUND_EVERY_S = 0.5
+_REST_S = 1.0
+"""Of the main thread at one instruction, after which the others are asked whether one has stopped in a debugger."""
+_LEAST_LOOKS, _LEAST_S = 3, 1.0
+"""By which nothing has moved."""
+_LATE_S = 1.0
+"""By which a look comes late, when no Python thread gets a turn."""
+_BUSY = 0.5
+_STOP_S = 1.0
+"""For the main thread to act on an interrupt."""
+_MOST_INTERRUPTS = 6
+_WORST = {"slow": 1, "stuck": 2}
+
+
+class Watcher:
+    """All that the sampler's thread does; the main thread only reads it."""
+
+    def __init__(
+        self, after_s: float, children: Children, output: OutputMeter, presses: StopPresses, guard: Guard, *, stops: bool
+    ) -> None:  # fmt: skip
+        self.after_s = after_s
+        self.progress = Progress()
+        self.finding: Finding | None = None
+        """The worst so far, at its latest."""
+        self.hint = ""
+        """What a cell that was stopped early was waiting for."""
+        self.has_stopped = False
+        self.ended_count = 0
+        self._children = children
+        self._output = output
+        self._presses = presses
+        self._guard = guard
+        self._stops = stops
+        self._looks: deque[Look] = deque(maxlen=6)
+        self._around_s = 0.0
+        self._looked_s = 0.0
+        self._cpu_s = 0.0
+        self._at: Location | None = None
+        self._counts: deque[tuple[float, int]] = deque(maxlen=40)
+        self._bound: int | None = None
+        self._began_s = time.monotonic()
+        self._ended_s: float | None = None
+        self._before: list[int] = []
+        self._interrupts = 0
+        self._seen: dict[str, tuple[set[tuple[str, int, str]], tuple[object, ...]]] = {}
+        """Lines at which each process was, and its latest values."""
+        self._ranks: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Between the beginning and the end, or now."""
+        return (self._ended_s if self._ended_s is not None else time.monotonic()) - self._began_s
+
+    @property
+    def was_pressed(self) -> bool:
+        """Whether Stop was pressed, though another error may have come of it."""
+        return self._presses.at_s is not None
+
+    def begin(self) -> None:
+        """From now on; in the main thread."""
+        self._began_s = self._looked_s = self.progress.last_s = self.progress.rested_s = self.progress.new_line_s = time.monotonic()
+        self._before = child_pids(os.getpid())
+        self._cpu_s = main_thread_ran_s()
+
+    def end(self) -> None:
+        """No more; in the main thread, when the sampler has stopped."""
+        self._presses.look()
+        self._ended_s = time.monotonic()
+        late_s = self._ended_s - self._looked_s
+        if late_s > self.after_s:
+            self._was_held(late_s, None)
+        if not self.progress.is_idle and self.progress.looks:
+            self.progress.passed(self._ended_s - self.progress.last_s)
+
+    def look(self) -> None:
+        """Every quarter of a second."""
+        now_s = time.monotonic()
+        late_s, self._looked_s = now_s - self._looked_s, now_s
+        self._presses.look()
+        self._children.note_ends()
+        self.progress.written = self._output.written
+        frame = self._guard.run("a look at the main thread", self.progress.look)
+        self._at = locate(frame) if frame is not None and self.progress.still_s > _REST_S else self._at
+        if late_s > _LATE_S:
+            self._was_held(late_s, frame)
+        self._cpu_s = main_thread_ran_s()
+        self._guard.run("counting the iterations", self._count_loop, frame, now_s)
+        self._guard.run("a look at everybody", self._look_closer, frame, now_s)
+        self._guard.run("ending the cell", self._get_out, now_s)
+
+    def live(self) -> LiveHang:
+        """For the live view, from any thread."""
+        still_s = self.progress.still_s
+        shown = self.finding if self.finding is not None and still_s >= self.after_s else None
+        rate, rate_of, _ = self.rate()
+        return LiveHang(elapsed_s=self.elapsed_s, still_s=still_s, finding=shown, rate=rate, rate_of=rate_of, at=self._at)
+
+    def rate(self) -> tuple[float | None, str, float | None]:
+        """(per second, of what, seconds to the end of the loop)."""
+        steps = self.progress.rate()
+        if len(self._counts) > 1:
+            (first_s, first), (last_s, last) = self._counts[0], self._counts[-1]
+            if last > first and last_s > first_s:
+                pace = (last - first) / (last_s - first_s)
+                left_s = (self._bound - last) / pace if self._bound is not None else None
+                return (steps, "step", left_s) if steps is not None else (pace, "iteration", left_s)
+        return steps, "step", None
+
+    def explain(self, error: BaseException | None) -> None:
+        """The cell has ended, and a process of its own may have ended badly before it."""
+        found = self._guard.run("explaining the end", explained, error, self._children, self._output.tail)
+        if found is not None and (self.finding is None or self.finding.state != "stuck"):
+            where = found.location or last_user_line(error)
+            self.finding = replace(found, location=where, state="finished" if self.finding is None else self.finding.state)
+
+    def _look_closer(self, frame: FrameType | None, now_s: float) -> None:
+        progress = self.progress
+        still_s = progress.still_s
+        if progress.is_idle and not self._children.started:
+            self._looks.clear()
+            return
+        lines_s = now_s - progress.new_line_s
+        if still_s < self.after_s <= lines_s and (endless := endless_loop(frame, alone=_is_alone())) is not None:
+            self._looks.clear()
+            self._found(self._endless(endless, lines_s))
+            return
+        look = self._look_around() if self._is_time(now_s, still_s) else None
+        if look is None:
+            return
+        self._around_s = now_s
+        for problem in look.problems:
+            self._guard.note(problem)
+        if self._looks and self._looks[-1].at_s < progress.last_s:
+            self._looks.clear()
+        if self._others_went_on(look):
+            progress.went_on()
+            self._looks.clear()
+        self._looks.append(look)
+        if (found := debugger_now(look, progress)) is not None:
+            self._found(found)
+        elif still_s >= self.after_s and len(self._looks) >= _LEAST_LOOKS and look.at_s - self._looks[0].at_s >= _LEAST_S:
+            self._judge(frame, still_s)
+        elif look.main.facts.get("is_waiting"):
+            self.hint = f"the main thread was waiting for {look.main.what}"
+
+    def _is_time(self, now_s: float, still_s: float) -> bool:
+        """For a look at everybody: twice a second without progress; with children, once a second while the main thread rests."""
+        if still_s >= self.after_s:
+            return now_s - self._around_s >= _AROUND_EVERY_S
+        rests = now_s - self.progress.rested_s >= _REST_S and bool(self._children.started)
+        return rests and now_s - self._around_s >= _REST_S
+
+    def _look_around(self) -> Look | None:
+        """Not in the middle of a fork, which would copy what is locked meanwhile."""
+        if not self._children.fork_lock.acquire(timeout=0.2):
+            return None
+        try:
+            look = look_around(self._children)
+        finally:
+            self._children.fork_lock.release()
+        link(look, self._ranks)
+        return look
+
+    def _others_went_on(self, look: Look) -> bool:
+        """Whether the main thread waits for the end of processes that do: new lines, other values, further collectives."""
+        if look.main.kind not in {"join", "queue", "io"}:
+            return False
+        went_on = False
+        for one in look.everybody.values():
+            if one.child is not None and one.process and one.process.get("worker") is None:
+                lines = {frame for frame in one.frames if owner(frame[0]) == "user"}
+                values = one.at[2:]
+                seen, before = self._seen.setdefault(one.who, (set(), values))
+                went_on |= not lines <= seen or values != before
+                self._seen[one.who] = (seen | lines, values)
+        return went_on
+
+    def _judge(self, frame: FrameType | None, still_s: float) -> None:
+        progress = self.progress
+        if (endless := endless_loop(frame, alone=_is_alone())) is not None:
+            self._found(self._endless(endless, still_s))
+            return
+        progress.tracer = installed_tracer(frame)
+        if progress.backward is not None:
+            progress.carried = carried_graph(progress.backward, progress.backward_marks)
+        self._found(judged(list(self._looks), progress, still_s, Counter(progress.doing)))
+
+    def _endless(self, endless: tuple[int, str], still_s: float) -> Finding:
+        line, condition = endless
+        look = look_around(None)
+        main = look.main.as_wait()
+        return Finding(
+            state="stuck",
+            cause="infinite_loop",
+            headline=f"`while {condition}:` in line {line} never ends: nothing in the loop changes the condition",
+            fix="change a name of the condition in the loop, or `break`",
+            location=main.location,
+            root=replace(main, kind="python", waits_for=None, what=f"while {condition}"),
+            waits=(replace(main, kind="python", waits_for=None),),
+            chain=("main",),
+            since_s=still_s,
+        )
+
+    def _found(self, finding: Finding) -> None:
+        with self._lock:
+            now = self.finding
+            if now is None or _WORST[finding.state] >= _WORST[now.state]:
+                keeps_name = now is not None and now.state == finding.state and finding.cause is None and now.cause is not None
+                self.finding = replace(now, since_s=finding.since_s) if now is not None and keeps_name else finding
+
+    def _was_held(self, late_s: float, frame: FrameType | None) -> None:
+        """No look was possible for so long: a call held the GIL, if this process computed or nothing else explains it."""
+        self.progress.passed(late_s)
+        if late_s < self.after_s or (main_thread_ran_s() - self._cpu_s) / late_s < _BUSY:
+            return
+        where = locate(frame) if frame is not None else self._at
+        root = Wait(who="main", pid=os.getpid(), location=where, kind="gil", waits_for=None, what="one call that holds the GIL")
+        self._found(
+            Finding(
+                state="slow",
+                cause="gil_held",
+                headline=f"one call held the GIL for {late_s:.0f} s: no other Python thread could run",
+                fix="call it less, on smaller data, or in a process of its own",
+                reason="live views, other threads and Stop wait until such a call returns",
+                location=where,
+                root=root,
+                waits=(root,),
+                chain=("main",),
+                since_s=late_s,
+            )
+        )
+
+    def _count_loop(self, frame: FrameType | None, now_s: float) -> None:
+        found = loop_progress(frame) if self.progress.looks % 4 == 0 else None
+        if found is None:
+            return
+        count, self._bound = found
+        if self._counts and count < self._counts[-1][1]:
+            self._counts.clear()
+        self._counts.append((now_s, count))
+
+    def _get_out(self, now_s: float) -> None:
+        """Interrupt a cell that is stuck, where that was asked for; help Stop where the main thread does not act on it."""
+        pressed_s = self._presses.at_s
+        if self._stops and not self.has_stopped and self.finding is not None and self.finding.state == "stuck":
+            self.has_stopped = True
+            interrupt_main()
+            wake_loop()
+            self._presses.at_s = pressed_s = now_s
+        if pressed_s is None or now_s - max(pressed_s, self.progress.rested_s) < _STOP_S or self._interrupts >= _MOST_INTERRUPTS:
+            return
+        if self.progress.rested_s > pressed_s and (self.finding is None or self.finding.state != "stuck"):
+            return  # it has acted on it, and goes on by itself
+        self._interrupts += 1
+        self._presses.at_s = now_s
+        wake_loop()
+        if self._interrupts == 1:
+            self.ended_count += end_processes(new_processes(self._children, self._before))
+        else:
+            interrupt_main()
+
+
+def _is_alone() -> bool:
+    """Whether no other thread runs code of the user's."""
+    main = threading.main_thread().ident
+    others = (frame for ident, frame in sys._current_frames().items() if ident != main)
+    return not any(is_user_code(one.f_code) for frame in others for one in frames_above(frame))

@@ -1,0 +1,176 @@
+"""What the system says of one process: whether it runs, waits or has ended, and how long it has computed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torchdebug_magics.machine.files import read
+
+__all__ = [
+    "ProcessState",
+    "catches",
+    "child_pids",
+    "command_of",
+    "has_proc",
+    "main_thread_ran_s",
+    "open_pipes",
+    "process_state",
+    "thread_cpu_s",
+    "waits_in",
+]
+
+_CALLS: Mapping[str, Mapping[int, str]] = {
+    "x86_64": {
+        0: "read", 1: "write", 7: "poll", 23: "select", 35: "sleep", 42: "connect", 45: "receive", 47: "receive", 61: "wait",
+        202: "futex", 230: "sleep", 232: "poll", 247: "wait", 270: "select", 271: "poll", 281: "poll", 288: "accept",
+    },
+    "aarch64": {
+        22: "poll", 63: "read", 64: "write", 72: "select", 73: "poll", 95: "wait", 98: "futex", 101: "sleep", 115: "sleep",
+        202: "accept", 203: "connect", 207: "receive", 212: "receive", 260: "wait",
+    },
+}  # fmt: skip
+"""Calls in which a process sleeps, by their numbers."""
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """One look at a process."""
+
+    pid: int
+    parent: int
+    name: str
+    letter: str
+    """``R`` runs, ``S`` sleeps, ``D`` waits for a device, ``T`` is stopped, ``Z`` has ended, as in ps(1)."""
+    cpu_s: float
+    threads_count: int
+    started_s: float
+    """Since the start of the system."""
+    exit_code: int | None
+    """Of a process that has ended and that nobody has waited for; negative for a signal."""
+
+    @property
+    def is_zombie(self) -> bool:
+        """Whether it has ended."""
+        return self.letter in {"Z", "X"}
+
+
+def has_proc() -> bool:
+    """Whether this system tells of other processes under ``/proc``."""
+    return os.path.exists("/proc/self/stat")  # noqa: PTH110 - asked often
+
+
+def process_state(pid: int) -> ProcessState | None:
+    """None where there is no such process, or it is not ours to look at."""
+    text = read(f"/proc/{pid}/stat")
+    if not text:
+        return None if has_proc() else _by_psutil(pid)
+    name = text[text.index("(") + 1 : text.rindex(")")]
+    fields = text[text.rindex(")") + 2 :].split()
+    ticks = os.sysconf("SC_CLK_TCK")
+    letter = fields[0]
+    return ProcessState(
+        pid=pid,
+        parent=int(fields[1]),
+        name=name,
+        letter=letter,
+        cpu_s=(int(fields[11]) + int(fields[12])) / ticks,
+        threads_count=int(fields[17]),
+        started_s=int(fields[19]) / ticks,
+        exit_code=_exit_code(int(fields[49])) if letter in {"Z", "X"} and len(fields) > 49 else None,  # noqa: PLR2004 - proc(5)
+    )
+
+
+def thread_cpu_s(pid: int, thread: int | None) -> float | None:
+    """What one thread, by its number in the system, has computed; None where it is not known."""
+    text = None if thread is None else read(f"/proc/{pid}/task/{thread}/stat")
+    if not text:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def main_thread_ran_s() -> float:
+    """How long the main thread of this process has run, or waited for a core, since it began."""
+    words = (read(f"/proc/self/task/{os.getpid()}/schedstat") or "").split()
+    return (int(words[0]) + int(words[1])) / 1e9 if len(words) > 1 else time.process_time()
+
+
+def waits_in(pid: int, thread: int | None = None) -> str:
+    """The system call that a thread sleeps in, and the pipe or socket of it: ``"write pipe:[123]"``, ``"futex"``; empty where it runs."""
+    words = (read(f"/proc/{pid}/task/{thread or pid}/syscall") or "").split()
+    if not words or not words[0].isdigit():  # "running", or not for us to see
+        return ""
+    name = _CALLS.get(platform.machine(), {}).get(int(words[0]), "")
+    if name not in {"read", "write"}:
+        return name
+    try:
+        target = os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")  # noqa: PTH115 - it is no path
+    except (OSError, ValueError):
+        target = ""
+    return f"{name} {target}".rstrip()
+
+
+def command_of(pid: int) -> str:
+    """The program of a process, without its folder."""
+    words = (read(f"/proc/{pid}/cmdline") or "").split("\0")
+    state = None if words[0] else process_state(pid)
+    return words[0].rsplit("/", 1)[-1] or ("" if state is None else state.name)
+
+
+def child_pids(pid: int) -> list[int]:
+    """The processes that this one has started, and not waited for; of every thread."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - names are all that is needed
+    except OSError:
+        return _children_by_psutil(pid)
+    return sorted({int(child) for thread in threads for child in (read(f"/proc/{pid}/task/{thread}/children") or "").split()})
+
+
+def open_pipes(pid: int) -> frozenset[str]:
+    """The pipes that a process holds open, such as ``pipe:[123]``."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208 - names are all that is needed
+            found.add(os.readlink(f"/proc/{pid}/fd/{name}"))  # noqa: PTH115 - it is no path
+    return frozenset(one for one in found if one.startswith("pipe:"))
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process handles a signal itself: any other would end it."""
+    lines = (read(f"/proc/{pid}/status") or "").splitlines()
+    caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
+    return bool(caught >> (number - 1) & 1)
+
+
+def _exit_code(status: int) -> int:
+    return -(status & 0x7F) if status & 0x7F else status >> 8
+
+
+def _by_psutil(pid: int) -> ProcessState | None:
+    import psutil  # noqa: PLC0415 - only where the system has no /proc
+
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times, status = process.cpu_times(), process.status()
+            letter = {psutil.STATUS_ZOMBIE: "Z", psutil.STATUS_RUNNING: "R", psutil.STATUS_STOPPED: "T"}.get(status, "S")
+            started_s = process.create_time()
+            return ProcessState(
+                pid, process.ppid(), process.name(), letter, times.user + times.system, process.num_threads(), started_s, None
+            )
+    except psutil.Error:
+        return None
+
+
+def _children_by_psutil(pid: int) -> list[int]:
+    import psutil  # noqa: PLC0415 - only where the system has no /proc
+
+    try:
+        return sorted(child.pid for child in psutil.Process(pid).children())
+    except psutil.Error:
+        return []

@@ -1,0 +1,133 @@
+"""Answers questions from inside a child process; the standard library alone, as the child may have imported nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing import util
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+__all__ = ["AGENT_THREAD", "Agent", "dump_signal", "socket_path"]
+
+AGENT_THREAD = "torchdebug-agent"
+_WAITING = 8
+"""Questions that may wait for their turn."""
+_MOST_FRAMES = 50
+
+
+class Agent:
+    """The agent of one process. A copy that reaches a child, by fork or by pickle, starts there by itself."""
+
+    def __init__(self, folder: str, on_error: str = "") -> None:
+        self.folder = folder
+        """Private to the user: a socket, and after an error a record, for each process."""
+        self.on_error = on_error
+        """``module:function`` from the exception that ends the process to what is recorded beside it."""
+        self._pid = 0
+        """In which it has begun."""
+        util.register_after_fork(self, Agent.begin)  # held weakly
+
+    def __reduce__(self) -> tuple[Callable[..., Agent], tuple[str, str]]:
+        return _arrive, (self.folder, self.on_error)
+
+    def begin(self) -> None:
+        """Open the socket of this process and answer from a thread; a failure leaves the process as it would be without."""
+        if self._pid == os.getpid():
+            return
+        self._pid = os.getpid()
+        with contextlib.suppress(OSError, RuntimeError, AttributeError):  # no room for a file or a thread, or no such sockets here
+            if signal.getsignal(signal.SIGINT) is not None and threading.current_thread() is threading.main_thread():
+                signal.set_wakeup_fd(-1)  # a fork inherits the parent's, which would take this process's signals for its own
+            listening = socket.socket(socket.AF_UNIX)
+            listening.bind(socket_path(self.folder, os.getpid()))
+            listening.listen(_WAITING)
+            threading.Thread(target=self._answer_all, args=(listening,), name=AGENT_THREAD, daemon=True).start()
+            self._register_dump()
+            util.Finalize(None, self._record_error, exitpriority=1000)
+
+    def _answer_all(self, listening: socket.socket) -> None:
+        while True:
+            with contextlib.suppress(OSError), listening.accept()[0] as connection:
+                connection.settimeout(5.0)
+                connection.sendall(_answer(_received(connection)))
+
+    def _register_dump(self) -> None:
+        """Let a signal write the stacks to a file, for when no Python thread gets a turn; only one that nobody handles."""
+        number = dump_signal()
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            file = Path(self.folder, f"{os.getpid()}.stack").open("wb", buffering=0)  # noqa: SIM115 - for the life of the process
+            faulthandler.register(number, file=file, all_threads=True)
+            if not faulthandler.is_enabled():
+                faulthandler.enable(file=file)
+
+    def _record_error(self) -> None:
+        """Called while the process ends: write down the exception that ends it, if one does."""
+        error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+        if isinstance(error, SystemExit) and error.code:  # torch's launcher turns an error into an exit code
+            error = error.__context__
+        if error is None or isinstance(error, (SystemExit, KeyboardInterrupt)):
+            return
+        record: dict[str, Any] = {"type": type(error).__name__, "message": str(error)[:2000], "at_s": time.time()}
+        record["frames"] = _frames(error.__traceback__)
+        with contextlib.suppress(Exception):  # what is recorded beside it is a courtesy
+            record.update(_named(self.on_error)(error) if self.on_error else {})
+        with contextlib.suppress(OSError):
+            Path(self.folder, f"{os.getpid()}.error").write_text(json.dumps(record), encoding="utf-8")
+
+
+def _arrive(folder: str, on_error: str) -> Agent:
+    """In a process that was spawned: nothing is called there after a fork, as there is none."""
+    agent = Agent(folder, on_error)
+    agent.begin()
+    return agent
+
+
+def socket_path(folder: str, pid: int) -> str:
+    """Where the agent of a process listens."""
+    return os.path.join(folder, f"{pid}.socket")  # noqa: PTH118 - text, as sockets take it
+
+
+def dump_signal() -> int | None:
+    """A real-time signal that neither Python nor PyTorch uses; None where there are none."""
+    last: int | None = getattr(signal, "SIGRTMAX", None)
+    return None if last is None else int(last) - 3
+
+
+def _received(connection: socket.socket) -> bytes:
+    parts = []
+    while part := connection.recv(1 << 16):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _answer(question: bytes) -> bytes:
+    """The question names a function: ``{"call": "module:function", "with": {...}}``."""
+    try:
+        asked = json.loads(question)
+        answer = {"answer": _named(asked["call"])(**asked["with"])}
+    except Exception as error:  # noqa: BLE001 - told to who asked; the process goes on
+        answer = {"failure": f"{type(error).__name__}: {error}"}
+    return json.dumps(answer).encode()
+
+
+def _named(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _frames(trace: TracebackType | None) -> list[tuple[str, int, str]]:
+    """(file, line, function) of each call, the outermost first."""
+    return [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_tb(trace)][-_MOST_FRAMES:]

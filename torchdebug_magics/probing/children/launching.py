@@ -1,0 +1,138 @@
+"""Gives every process that `multiprocessing` starts an agent, and remembers which processes were started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from multiprocessing import util
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from torchdebug_magics.machine.process_state import ProcessState, process_state
+from torchdebug_magics.probing.children.agent import Agent
+from torchdebug_magics.probing.wrappers import unwrap_all, wrap
+
+__all__ = ["Child", "Children"]
+
+_FORK_WAIT_S = 0.5
+
+
+@dataclass(eq=False)
+class Child:
+    """A process that was started while `Children` was open."""
+
+    pid: int
+    name: str
+    method: str
+    """How it was started: ``"fork"``, ``"spawn"`` or ``"forkserver"``."""
+    started_s: float
+    """When, on the system's clock of processes: a number that is used again belongs to another process."""
+    handle: Any = field(repr=False)
+    """What `multiprocessing` knows the process by, until its end was seen: a pool forgets its workers at once."""
+    seen_exit_code: int | None = None
+
+    def exit_code(self) -> int | None:
+        """As `multiprocessing` has it, negative for a signal; None while it runs, or where nobody knows. The process is not reaped."""
+        if self.seen_exit_code is None:
+            code = getattr(self.handle, "returncode", None)
+            state = process_state(self.pid) if code is None else None
+            if code is None and state is not None and state.started_s == self.started_s:
+                code = state.exit_code
+            self.seen_exit_code = code
+            self.handle = self.handle if code is None else None
+        return self.seen_exit_code
+
+    def is_alive(self) -> bool:
+        """Whether it still runs; a zombie does not."""
+        return _runs(self.pid, self.started_s)
+
+
+class Children:
+    """Open between `attach` and the end of the stack. Processes inherit what is attached here, for their own children."""
+
+    def __init__(self, *, on_error: str = "") -> None:
+        self.folder = ""
+        self.on_error = on_error
+        """See `Agent`."""
+        self.started: dict[int, Child] = {}
+        self.fork_lock = threading.Lock()
+        """Held by who looks at this process: a fork in the middle of a look would copy a lock that nobody releases."""
+        self._agent: Agent | None = None
+
+    def attach(self, stack: ExitStack) -> None:
+        """Make the folder, and give each process that is started from now on an agent."""
+        self.folder = tempfile.mkdtemp(prefix="tdm", dir=_short_folder())
+        stack.callback(self._remove_folder, os.getpid())
+        stack.callback(setattr, self, "_agent", None)
+        self._agent = Agent(self.folder, self.on_error)
+        util.register_after_fork(self, Children._renew_lock)
+        wrap(stack, self, BaseProcess, "start", self._start)
+
+    def sweep(self) -> None:
+        """Remove what an interrupt may have left."""
+        unwrap_all(self)
+        self._agent = None
+        self._remove_folder(os.getpid())
+
+    def note_ends(self) -> None:
+        """See which have ended; to be called again and again."""
+        for child in tuple(self.started.values()):
+            if child.handle is not None:
+                child.exit_code()
+
+    def alive(self) -> list[Child]:
+        """Those that still run, in the order in which they were started."""
+        return [child for child in tuple(self.started.values()) if child.is_alive()]
+
+    def _renew_lock(self) -> None:
+        """In a child: the copy of the lock is held by the thread that has forked, which is not there."""
+        self.fork_lock = threading.Lock()
+
+    def _remove_folder(self, owner: int) -> None:
+        if self.folder and os.getpid() == owner:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start(self, original: Callable[..., Any], process: BaseProcess) -> Any:
+        __tracebackhide__ = True
+        method = str(getattr(process, "_start_method", None) or _default_method())
+        if method != "fork":
+            held = {**vars(process)}
+            vars(process).clear()  # the agent is pickled first, and begins before the rest, which may fail to arrive
+            vars(process).update({"_torchdebug_agent": self._agent, **held})
+        got = self.fork_lock.acquire(timeout=_FORK_WAIT_S)
+        try:
+            return original(process)
+        finally:
+            if got:
+                self.fork_lock.release()
+            process.__dict__.pop("_torchdebug_agent", None)
+            self._remember(process, method)
+
+    def _remember(self, process: BaseProcess, method: str) -> None:
+        handle = getattr(process, "_popen", None)
+        pid = getattr(handle, "pid", None)
+        if pid is None:
+            return
+        state = process_state(pid)
+        self.started[pid] = Child(pid, process.name, method, state.started_s if state is not None else 0.0, handle)
+
+
+def _runs(pid: int, started_s: float) -> bool:
+    state: ProcessState | None = process_state(pid)
+    return state is not None and not state.is_zombie and (not started_s or state.started_s == started_s)
+
+
+def _default_method() -> str:
+    import multiprocessing  # noqa: PLC0415 - its contexts are made at import
+
+    return str(multiprocessing.get_start_method(allow_none=True) or "fork")
+
+
+def _short_folder() -> str | None:
+    """The path of a socket may have about 100 characters."""
+    return None if len(tempfile.gettempdir()) < 60 else "/tmp"  # noqa: PLR2004, S108 - the folder itself is private

@@ -1,0 +1,178 @@
+"""The expression that a frame evaluates now, and the objects that its names stand for; nothing of the user's is called."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dis
+import functools
+import linecache
+import operator
+import types
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+from torchdebug_magics.probing.inlined import is_in_comprehension
+from torchdebug_magics.probing.source.frames import local_values
+
+__all__ = ["MISSING", "calls_on_line", "enclosing", "function_node", "loops_around", "names_of", "node_at", "value_of"]
+
+MISSING: Any = object()
+"""Stands for a value that cannot be had without running code."""
+_ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Mod: operator.mod,
+    ast.FloorDiv: operator.floordiv,
+}
+_OPENS = frozenset({"BEFORE_WITH", "BEFORE_ASYNC_WITH", "LOAD_SPECIAL", "CALL"})
+_WITHIN = 12
+"""Code units before, in which what a `with` enters ends."""
+_PLAIN_GETTERS = (types.ModuleType, type)
+
+
+def names_of(frame: FrameType) -> dict[str, Any]:
+    """The local variables; of a cell or module its global ones. Empty in a comprehension or under a tracer: a look would disturb it."""
+    if frame.f_code.co_name == "<module>":
+        return frame.f_globals
+    if frame.f_trace is not None or is_in_comprehension(frame):  # who traces it may be about to write its variables back
+        return {}
+    return local_values(frame)
+
+
+def node_at(frame: FrameType) -> ast.expr | None:
+    """The call, or other expression, in whose evaluation the frame is; before Python 3.11, the only call on its line."""
+    spans = _spans(frame.f_code.co_filename, _size(frame.f_code.co_filename))
+    positions = _positions(frame.f_code)
+    if positions is None:
+        calls = calls_on_line(frame)
+        return calls[0] if len(calls) == 1 else None
+    at = frame.f_lasti // 2
+    if not 0 <= at < len(positions):
+        return None
+    if positions[at] in spans or not _opens_with(frame):
+        return spans.get(positions[at])
+    # The instruction that enters a `with` has the span of the statement: what it enters was evaluated just before.
+    return next((spans[place] for place in reversed(positions[max(0, at - _WITHIN) : at]) if place in spans), None)
+
+
+def _opens_with(frame: FrameType) -> bool:
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] in _OPENS
+
+
+def calls_on_line(frame: FrameType) -> list[ast.expr]:
+    """The calls that begin on the line at which the frame is."""
+    spans = _spans(frame.f_code.co_filename, _size(frame.f_code.co_filename))
+    return [node for node in spans.values() if isinstance(node, ast.Call) and node.lineno == frame.f_lineno]
+
+
+def value_of(node: ast.expr, frame: FrameType, names: dict[str, Any] | None = None) -> Any:  # noqa: PLR0911 - one for each kind of node
+    """The object that a name, an attribute, an item or a constant stands for, or `MISSING`."""
+    names = names_of(frame) if names is None else names
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name(name):
+            for space in (names, frame.f_globals, vars(builtins)):
+                if name in space:
+                    return space[name]
+        case ast.Attribute(inner, name):
+            return _attribute(value_of(inner, frame, names), name)
+        case ast.Subscript(inner, index):
+            return _item(value_of(inner, frame, names), value_of(index, frame, names))
+        case ast.UnaryOp(ast.USub(), inner):
+            value = value_of(inner, frame, names)
+            return -value if isinstance(value, (int, float)) else MISSING
+        case ast.BinOp(left, how, right) if type(how) in _ARITHMETIC:
+            values = value_of(left, frame, names), value_of(right, frame, names)
+            return _ARITHMETIC[type(how)](*values) if all(type(value) is int for value in values) and values[1] else MISSING
+    return MISSING
+
+
+def function_node(code: CodeType) -> ast.AST | None:
+    """The function, or the module, that a piece of code was compiled from."""
+    tree = _tree(code.co_filename, _size(code.co_filename))
+    if tree is None or code.co_name == "<module>":
+        return tree
+    lines = {code.co_firstlineno}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            if first in lines:
+                return node
+    return None
+
+
+def enclosing(node: ast.AST, line: int) -> Iterator[ast.stmt]:
+    """The statements around a line, the outermost first."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            if child.lineno <= line <= (child.end_lineno or child.lineno):
+                yield child
+                yield from enclosing(child, line)
+        elif not isinstance(child, ast.expr):
+            yield from enclosing(child, line)
+
+
+def loops_around(file: str, line: int) -> list[tuple[int, int]]:
+    """(first line, last line) of each loop around a line, the outermost first."""
+    tree = _tree(file, _size(file))
+    loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While))] if tree is not None else []
+    return [(loop.lineno, loop.end_lineno or loop.lineno) for loop in loops if loop.lineno <= line <= (loop.end_lineno or loop.lineno)]
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """As the object holds it: of code that the user wrote, no property and no ``__getattr__`` runs."""
+    if value is MISSING:
+        return MISSING
+    if isinstance(value, _PLAIN_GETTERS):
+        return vars(value).get(name, MISSING)
+    kind: Any = type(value)
+    held = getattr(value, "__dict__", None) if kind.__getattribute__ is object.__getattribute__ else None
+    if isinstance(held, dict) and name in held:
+        return held[name]
+    found = next((vars(kind)[name] for kind in type(value).__mro__ if name in vars(kind)), MISSING)
+    if isinstance(found, (types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType, types.FunctionType)):
+        return found.__get__(value, type(value))  # a slot, a method: looked up without running anything
+    parts = held.get("_modules") if isinstance(held, dict) else None  # of an nn.Module
+    return parts[name] if isinstance(parts, dict) and name in parts else found if not hasattr(found, "__get__") else MISSING
+
+
+def _item(value: Any, index: Any) -> Any:
+    if type(value) in {list, tuple, dict} and index is not MISSING:
+        try:
+            return value[index]
+        except (LookupError, TypeError):
+            return MISSING
+    return MISSING
+
+
+def _size(file: str) -> int:
+    return len(linecache.getlines(file))
+
+
+@functools.lru_cache(maxsize=64)
+def _tree(file: str, size: int) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(file))) if size else None
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+@functools.lru_cache(maxsize=32)
+def _spans(file: str, size: int) -> dict[tuple[int, int, int, int], ast.expr]:
+    """Expressions by (line, end line, column, end column); of two with the same span, the outer one."""
+    tree = _tree(file, size)
+    found: dict[tuple[int, int, int, int], ast.expr] = {}
+    for node in () if tree is None else ast.walk(tree):
+        if isinstance(node, ast.expr) and node.end_lineno is not None and node.end_col_offset is not None:
+            found.setdefault((node.lineno, node.end_lineno, node.col_offset, node.end_col_offset), node)
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _positions(code: CodeType) -> tuple[Any, ...] | None:
+    positions = getattr(code, "co_positions", None)
+    return None if positions is None else tuple(positions())
