@@ -359,7 +359,7 @@ mp.start_processes(train, args=(2,), nprocs=2, start_method="fork")
 """,
         ends="itself",
         after_s=4.0,
-        state=("finished",),
+        state=("finished", "slow"),
         source="https://github.com/pytorch/pytorch/issues/38174",
     ),
     HangCase(

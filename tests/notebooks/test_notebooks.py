@@ -121,6 +121,23 @@ SENTENCES = {
         r"every run: aten\.addmm\.default · .* line 12: .* `x` comes from the workers of `batches`, .* cause worker seed",
         r"Same numbers twice: \d{3} ops are bit-identical",
     ),
+    "hangwatch": (
+        r"^usage: %%hangwatch ",
+        r"Finished in [\d.]+ s: no pause of 2 s or longer · [\d.]+ steps per second",
+        r"^\('finished', None, 'step'\)$",
+        r"Stuck: DataLoader worker 1 waits for a lock that it holds itself · .* line 11: .* -> worker 1 \(batch 1, pid \d+\) -> lock, acquired at .* line 17",
+        r"^stuck self_deadlock worker 1 In\[\d+\] line 11 main +batch +waits for worker 1: batch 1",
+        r"Stuck: DataLoader worker 0 has stopped in a debugger that cannot read your keyboard · .* line (9|10): .* `num_workers=0`",
+        r"Stuck: the main thread waits in queue\.get\(\), and nobody is left to put anything in · .* line 11: .* sentinel",
+        r"Stuck: process evaluation waits for threads of its parent, .* \(OpenMP\) · .* line 8: .* `torch\.set_num_threads\(1\)`",
+        r"Stuck: rank 1 calls barrier #4 where rank 0 calls all_reduce #4 \[1\] · .* line 9: .* rank 0: all_reduce #4 \[1\] at .* line 8",
+        r"Stuck: rank 1 has run out of batches, and rank 0 waits for it in backward \(all_reduce #11 \[5\]\) · .* `with model\.join\(\):`",
+        r"Stuck: thread (saver and thread reporter|reporter and thread saver) wait for each other · .* line (8|15): .* in the same order",
+        r"Slow: backward goes through the graphs of \d+ or more steps, as `hidden` .* line 9: .* `hidden = hidden\.detach\(\)`",
+        r"Slow: the main thread is asleep in time\.sleep\(4\) · .* line 4: `time\.sleep\(4\)`",
+        r"Slow: the main thread is asleep in time\.sleep\(4\) · .* line 1: `time\.sleep\(4\)`",
+        r"^the main thread \(pid \d+\) .* thread saver \(pid \d+\) waits for lock -> thread reporter",
+    ),
 }
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,8 +14,7 @@ import pytest
 from tests.nvml import FakeNvml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
@@ -35,3 +38,27 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return fake
+
+
+@pytest.fixture
+def agents_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the folders of the agents in processes are made: empty afterwards. The paths of sockets must be short."""
+    from torchdebug_magics.probing.children import launching
+
+    with tempfile.TemporaryDirectory(prefix="t") as folder:
+        monkeypatch.setattr(launching, "_short_folder", lambda: folder)
+        yield Path(folder)
+        assert os.listdir(folder) == []  # noqa: PTH208 - names say enough
+
+
+@pytest.fixture
+def until() -> Callable[..., bool]:
+    """Wait until something holds; False where it does not within the time."""
+
+    def wait(holds: Callable[[], object], limit_s: float = 20.0) -> bool:
+        end_s = time.monotonic() + limit_s
+        while not (found := bool(holds())) and time.monotonic() < end_s:
+            time.sleep(0.01)
+        return found
+
+    return wait

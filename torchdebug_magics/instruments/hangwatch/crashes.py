@@ -75,13 +75,12 @@ def _mismatch(child: Child, children: Children, first: int, second: int) -> Find
     record: dict[str, Any] = next((survivor for survivor in left if survivor.get("entries")), {})
     entry: dict[str, Any] = record["entries"][-1] if record else {}
     called = f"{entry['op']} #{entry['number']} with {entry['sizes'][0] if entry['sizes'] else 'no tensor'}" if entry else "the collective"
-    frame = next((tuple(frame) for frame in entry.get("frames", ()) if owner(frame[0]) == "user"), None)
     one = Participant(f"process {child.name}", child.pid, kind="dead", what="aborted", child=child, exit_code=child.exit_code())
     who = f"rank {record['rank']} calls {called}" if record.get("rank") is not None else "the ranks call it with other sizes"
     return _finding(
         one, "collective_mismatch", f"gloo aborted {one.who}, whose tensor has another size: {who} ({first} against {second} bytes)",
         "give the tensor the same shape and dtype on every rank", "gloo ends the process where sizes differ, without an exception",
-        location(*frame) if frame is not None else None,
+        _line(record or None),
     )  # fmt: skip
 
 
@@ -99,5 +98,5 @@ def last_user_line(error: BaseException | None) -> Location | None:
 
 
 def _line(error: dict[str, Any] | None) -> Location | None:
-    frames = [tuple(frame) for frame in error["frames"] if owner(frame[0]) == "user"] if error else []
+    frames = [tuple(frame) for frame in error["frames"] if owner(frame[0]) == "user" and not frame[0].startswith("<")] if error else []
     return location(*frames[-1]) if frames else None

@@ -78,7 +78,7 @@ def wake_loop() -> None:
     for one in frames_above(frame):
         if one.f_code.co_name == "_run_once" and one.f_globals.get("__name__") == "asyncio.base_events":
             loop: Any = names_of(one).get("self")
-            with contextlib.suppress(RuntimeError):  # it has been closed
+            with contextlib.suppress(RuntimeError, AttributeError):  # it has been closed, or cannot be looked at just now
                 loop.call_soon_threadsafe(int)
             return
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from heapq import heappop, heappush
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,17 +17,22 @@ if TYPE_CHECKING:
 
 __all__ = ["carried_graph"]
 
-_MOST_NODES = 100_000
+_MOST_NODES = 60_000
 _LEAST = 2
 """A state that is carried over once, and then detached, reaches back to one."""
+_BACKWARD = "_engine_run_backward"
 _NOT_COUNTED = "AccumulateGrad"
 
 
-def carried_graph(backward: FrameType, marks: Sequence[int]) -> tuple[str, int] | None:
-    """(variable, passes) whose graph goes back furthest, of the pass that runs; `marks` are the newest nodes of the passes so far.
+def carried_graph(marks: Sequence[int]) -> tuple[str, int] | None:
+    """(variable, passes) whose graph goes back furthest, of the main thread's pass; `marks` are the newest nodes of the passes so far.
 
-    None unless it goes back through at least two earlier passes.
+    None unless a pass runs and goes back through at least two earlier ones.
     """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    backward = next((one for one in frames_above(frame) if one.f_code.co_name == _BACKWARD), None)
+    if backward is None:
+        return None
     outputs = list(names_of(backward).get("t_outputs", ()))
     reached = max((_passes(tensor, marks) for tensor in outputs), default=0)
     if reached < _LEAST:

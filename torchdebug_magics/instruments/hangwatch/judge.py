@@ -22,6 +22,8 @@ __all__ = ["debugger_now", "judged"]
 def judged(looks: list[Look], progress: Progress, still_s: float, doing: Counter[str]) -> Finding:
     """Why there was no progress for `still_s`."""
     case = _evidence(looks, progress, still_s, doing)
+    if progress.carried is not None and progress.backward_s:
+        return slow(case)
     if not _ends_by_itself(case) and (found := stopped(case)) is not None:
         return found
     return slow(case)
@@ -44,6 +46,10 @@ def _ends_by_itself(case: Evidence) -> bool:
         return True
     if root.kind == "sleep" or root.facts.get("network") or root.facts.get("compiling") or (root.kind == "input" and root.who == "main"):
         return True
+    if root.facts.get("op") == "init_process_group" and not root.targets:
+        joining = [one for one in case.look.everybody.values() if one.facts.get("op") == "init_process_group"]
+        if len(joining) >= (root.process.get("world_size") or 0):
+            return True  # all ranks are here: they only connect
     if not root.process and root.kind != "dead" and not root.sleeps_in.startswith(("read pipe", "write pipe", "futex")):
         return True  # a program of its own, of which nothing is known
     return any(one.timeout_s is not None and one.timeout_s > 0 and case.still_s < one.timeout_s for one in case.chain.path)

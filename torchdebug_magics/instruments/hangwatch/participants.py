@@ -23,6 +23,8 @@ __all__ = ["Look", "Participant", "look_around"]
 
 _MOST_PROCESSES = 256
 _ASK_S = 0.5
+_SILENT_S = 2.0
+"""Without an answer, after which one call holds the GIL there: then its frames stand still and can be read."""
 
 
 @dataclass
@@ -89,7 +91,6 @@ class Look:
 
     at_s: float
     everybody: dict[str, Participant]
-    problems: list[str] = field(default_factory=list)
 
     @property
     def main(self) -> Participant:
@@ -111,7 +112,7 @@ def look_around(children: Children | None) -> Look:
         _add(look, names, _thread(own, thread, "main" if thread["is_main"] else _thread_name(thread)))
     known = dict(children.started) if children is not None else {}
     for pid in _processes(own, children):
-        for one in _process(pid, known.get(pid), children, look):
+        for one in _process(pid, known.get(pid), children):
             _add(look, names, one)
     for one in look.everybody.values():
         found = (names.get((pid, ident)) for pid, ident in one.facts.pop("targets", ()))
@@ -140,7 +141,8 @@ def _processes(own: dict[str, Any], children: Children | None) -> list[int]:
     return [pid for pid in found if pid != os.getpid()][:_MOST_PROCESSES]
 
 
-def _process(pid: int, child: Child | None, children: Children | None, look: Look) -> Iterator[Participant]:
+def _process(pid: int, child: Child | None, children: Children | None) -> Iterator[Participant]:
+    silent = children.silent if children is not None else {}
     state = process_state(pid)
     exit_code = child.exit_code() if child is not None else None if state is None else state.exit_code
     error = None if children is None else left_error(children.folder, pid)
@@ -151,10 +153,10 @@ def _process(pid: int, child: Child | None, children: Children | None, look: Loo
     try:
         facts = ask(children.folder if children is not None else "", pid, CALL, _ASK_S)
     except AgentError as failure:
-        if failure.is_silent:
-            look.problems.append(str(failure))
-        yield _unasked(pid, child, state, children, is_silent=failure.is_silent)
+        silent_s = time.monotonic() - silent.setdefault(pid, time.monotonic()) if failure.is_silent else 0.0
+        yield _unasked(pid, child, state, children, silent_s)
         return
+    silent.pop(pid, None)
     who = _name(facts)
     for thread in facts["threads"]:
         one = _thread(facts, thread, who if thread["is_main"] else f"{who} {_thread_name(thread)}")
@@ -217,8 +219,9 @@ def _ended(pid: int, child: Child | None, exit_code: int | None, error: dict[str
     return Participant(name, pid, frames=frames, kind="dead", what=how, child=child, exit_code=exit_code, error=error)
 
 
-def _unasked(pid: int, child: Child | None, state: ProcessState, children: Children | None, *, is_silent: bool) -> Participant:
+def _unasked(pid: int, child: Child | None, state: ProcessState, children: Children | None, silent_s: float) -> Participant:
     """Of a process without an agent, or in which none gets a turn, what the system says."""
+    is_silent = silent_s > _SILENT_S  # else it may only be starting
     stack = dumped_stack(children.folder, pid, is_alive=True) if is_silent and children is not None else []
     sleeps_in = waits_in(pid)
     kind = "gil" if is_silent else "io" if sleeps_in.startswith(("read", "write", "receive", "connect")) else "native"

@@ -55,8 +55,8 @@ class Progress:
     step_times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RATE_OVER))
     backward_marks: deque[int] = field(default_factory=lambda: deque(maxlen=16))
     """The number of the newest autograd node of each backward pass that a look has met."""
-    backward: FrameType | None = None
-    """PyTorch's frame of the backward pass that runs."""
+    backward_s: float = 0.0
+    """When the backward pass that runs was met first; 0 while none runs."""
     _seen: set[tuple[int, int]] = field(default_factory=set)
     _latest: tuple[int, int, tuple[tuple[int, int], ...]] = (0, 0, ())
     _values: int = 0
@@ -89,19 +89,20 @@ class Progress:
             return users[0] if users else None
         places = tuple((id(one.f_code), one.f_lasti) for one in users)
         latest = (self.steps, self.written, places)
-        is_new = latest[:2] != self._latest[:2] or not self._seen.issuperset(places)
-        if is_new:
-            self._seen.update(places)
-        if is_new or self._other_values(users):
+        lines = {(id(one.f_code), -(one.f_lineno or 0)) for one in users}
+        is_new = latest[:2] != self._latest[:2] or not self._seen.issuperset(lines)
+        if is_new or not self._seen.issuperset(places) or self._other_values(users):
             self._went_on(now_s, is_new=is_new)
+        self._seen.update(places, lines)
         self._latest = latest
         self.longest_s = max(self.longest_s, now_s - self.last_s)
         self.step_times.append((now_s, self.steps))
         return users[0]
 
-    def went_on(self) -> None:
-        """There was progress elsewhere: in a process that the main thread waits for."""
-        self._went_on(time.monotonic(), is_new=True)
+    def went_on(self, when_s: float) -> None:
+        """There was progress elsewhere: in all processes that the main thread waits for."""
+        if when_s > self.last_s:
+            self._went_on(when_s, is_new=True)
 
     def passed(self, seconds_s: float) -> None:
         """No look was possible for so long: that there was progress meanwhile is not known."""
@@ -125,13 +126,14 @@ class Progress:
 
     def _other_values(self, users: list[FrameType]) -> bool:
         """Whether a name of the user's stands for another object than at the look before."""
-        values = hash(tuple(tuple(map(id, _held(frame))) for frame in users))
+        innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+        values = hash(tuple(tuple(map(id, _held(frame, is_innermost=frame is innermost))) for frame in users))
         changed, self._values = values != self._values, values
         return changed
 
     def _count(self, frame: FrameType) -> None:
         self.looks += 1
-        self.backward, label = None, "python"
+        label, backward = "python", None
         for depth, one in enumerate(frames_above(frame)):
             if is_user_code(one.f_code) or depth > _MOST_FRAMES:
                 break
@@ -141,22 +143,22 @@ class Progress:
             elif module.startswith(_COMPILERS):
                 label = "compiling"
             elif one.f_code.co_name == _BACKWARD:
-                label, self.backward = "backward", one
+                label, backward = "backward", one
         self.looks_at[label] += 1
         self.doing[label] += 1
-        self._mark_backward()
+        self._mark_backward(backward)
 
-    def _mark_backward(self) -> None:
-        if self.backward is None:
-            self._backward_id = 0
-        elif id(self.backward) != self._backward_id:
-            self._backward_id = id(self.backward)
-            nodes = [getattr(tensor, "grad_fn", None) for tensor in names_of(self.backward).get("t_outputs", ())]
+    def _mark_backward(self, backward: FrameType | None) -> None:
+        if backward is None:
+            self._backward_id, self.backward_s = 0, 0.0
+        elif id(backward) != self._backward_id:
+            self._backward_id, self.backward_s = id(backward), time.monotonic()
+            nodes = [getattr(tensor, "grad_fn", None) for tensor in names_of(backward).get("t_outputs", ())]
             self.backward_marks.extend(node._sequence_nr() for node in nodes[:1] if node is not None)
 
 
-def _held(frame: FrameType) -> list[Any]:
-    names = names_of(frame)
+def _held(frame: FrameType, *, is_innermost: bool) -> list[Any]:
+    names = names_of(frame, is_innermost=is_innermost)
     if frame.f_code.co_name == "<module>":
         return [names.get(name) for name in frame.f_code.co_names]
     return list(names.values())

@@ -6,16 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.probing.source.frames import owner
-from torchdebug_magics.probing.where import location
-
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.hangwatch.participants import Look, Participant
-    from torchdebug_magics.report import Location
 
 __all__ = ["Issued", "RankState", "link_ranks", "rank_states"]
-
-_DTYPES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Int": 4, "Long": 8, "Byte": 1, "Bool": 1}
 
 
 @dataclass(frozen=True)
@@ -26,20 +20,12 @@ class Issued:
     op: str
     sizes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
-    location: Location | None
-    in_backward: bool
-    """Whether DistributedDataParallel issued it, in the backward pass."""
     is_done: bool
 
     @property
     def key(self) -> tuple[object, ...]:
         """What must be the same on every rank."""
         return (self.op, self.sizes if self.op not in {"scatter", "gather", "all_gather"} else (), self.dtypes)
-
-    @property
-    def itemsize_bytes(self) -> int | None:
-        """Of the elements of its first tensor."""
-        return _DTYPES.get(self.dtypes[0]) if self.dtypes else None
 
     def __str__(self) -> str:
         sizes = " ".join(str(list(size)) for size in self.sizes[:2])
@@ -69,9 +55,14 @@ class RankState:
         """Of the last collective that it has called; 0 for none."""
         return self.latest.number if self.latest is not None else 0
 
-    def passed_backward(self) -> int:
-        """How many of its collectives of a backward pass are done, as far as they are recorded."""
-        return sum(call.in_backward and call.is_done for call in self.issued)
+    @property
+    def in_backward(self) -> bool:
+        """Whether its main thread is in a backward pass, in which DistributedDataParallel issues collectives."""
+        return any(name == "_engine_run_backward" for _, _, name in self.one.frames)
+
+    def has_done(self, like: Issued) -> bool:
+        """Whether it has been through the same collective before, in an earlier step."""
+        return any(call.is_done and call.key == like.key and call.number != like.number for call in self.issued)
 
     def call(self, number: int) -> Issued | None:
         """Its collective of that number."""
@@ -134,14 +125,10 @@ def _issued(recorded: dict[str, Any] | None) -> list[Issued]:
 
 
 def _one(entry: dict[str, Any]) -> Issued:
-    frames: Sequence[tuple[str, int, str]] = [tuple(frame) for frame in entry["frames"]]
-    user = next((frame for frame in frames if owner(frame[0]) == "user"), None)
     return Issued(
         number=entry["number"],
         op=entry["op"],
         sizes=tuple(tuple(size) for size in entry["sizes"]),
         dtypes=tuple(entry["dtypes"]),
-        location=None if user is None else location(*user),
-        in_backward=any(name == "_engine_run_backward" for _, _, name in frames),
         is_done=entry["is_done"],
     )

@@ -37,14 +37,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Watcher"]
 
-_AROUND_EVERY_S = 0.5
+_AROUND_EVERY_S = 0.2
 _REST_S = 1.0
 """Of the main thread at one instruction, after which the others are asked whether one has stopped in a debugger."""
-_LEAST_LOOKS, _LEAST_S = 3, 1.0
+_LEAST_LOOKS, _LEAST_S = 3, 0.5
 """By which nothing has moved."""
 _LATE_S = 1.0
 """By which a look comes late, when no Python thread gets a turn."""
 _BUSY = 0.5
+_LONG_BACKWARD_S, _GRAPH_EVERY_S = 1.0, 2.0
 _STOP_S = 1.0
 """For the main thread to act on an interrupt."""
 _MOST_INTERRUPTS = 6
@@ -72,6 +73,7 @@ class Watcher:
         self._stops = stops
         self._looks: deque[Look] = deque(maxlen=6)
         self._around_s = 0.0
+        self._graph_s = 0.0
         self._looked_s = 0.0
         self._cpu_s = 0.0
         self._at: Location | None = None
@@ -81,8 +83,8 @@ class Watcher:
         self._ended_s: float | None = None
         self._before: list[int] = []
         self._interrupts = 0
-        self._seen: dict[str, tuple[set[tuple[str, int, str]], tuple[object, ...]]] = {}
-        """Lines at which each process was, and its latest values."""
+        self._seen: dict[str, tuple[set[tuple[str, int, str]], object, float]] = {}
+        """Lines at which each process was, its latest values, and when one of them was new."""
         self._ranks: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -115,7 +117,7 @@ class Watcher:
     def look(self) -> None:
         """Every quarter of a second."""
         now_s = time.monotonic()
-        late_s, self._looked_s = now_s - self._looked_s, now_s
+        late_s = now_s - self._looked_s
         self._presses.look()
         self._children.note_ends()
         self.progress.written = self._output.written
@@ -125,8 +127,11 @@ class Watcher:
             self._was_held(late_s, frame)
         self._cpu_s = main_thread_ran_s()
         self._guard.run("counting the iterations", self._count_loop, frame, now_s)
+        self._guard.run("a look at the graph", self._look_at_graph, now_s)
         self._guard.run("a look at everybody", self._look_closer, frame, now_s)
+        del frame  # it holds the user's variables
         self._guard.run("ending the cell", self._get_out, now_s)
+        self._looked_s = time.monotonic()
 
     def live(self) -> LiveHang:
         """For the live view, from any thread."""
@@ -168,12 +173,10 @@ class Watcher:
         if look is None:
             return
         self._around_s = now_s
-        for problem in look.problems:
-            self._guard.note(problem)
         if self._looks and self._looks[-1].at_s < progress.last_s:
             self._looks.clear()
-        if self._others_went_on(look):
-            progress.went_on()
+        progress.went_on(self._others_last_s(look))
+        if self._looks and self._looks[-1].at_s < progress.last_s:
             self._looks.clear()
         self._looks.append(look)
         if (found := debugger_now(look, progress)) is not None:
@@ -182,6 +185,20 @@ class Watcher:
             self._judge(frame, still_s)
         elif look.main.facts.get("is_waiting"):
             self.hint = f"the main thread was waiting for {look.main.what}"
+
+    def _look_at_graph(self, now_s: float) -> None:
+        """Where one backward pass takes long: whether it goes through the graphs of earlier steps."""
+        progress = self.progress
+        if progress.carried is not None or not progress.backward_s or now_s - progress.backward_s < _LONG_BACKWARD_S:
+            return
+        if now_s - self._graph_s < _GRAPH_EVERY_S:
+            return
+        self._graph_s = now_s
+        progress.carried = carried_graph(progress.backward_marks)
+        if progress.carried is not None and self.finding is None:
+            look = self._look_around()
+            if look is not None:
+                self._found(judged([look], progress, now_s - progress.backward_s, Counter()))
 
     def _is_time(self, now_s: float, still_s: float) -> bool:
         """For a look at everybody: twice a second without progress; with children, once a second while the main thread rests."""
@@ -201,19 +218,19 @@ class Watcher:
         link(look, self._ranks)
         return look
 
-    def _others_went_on(self, look: Look) -> bool:
-        """Whether the main thread waits for the end of processes that do: new lines, other values, further collectives."""
-        if look.main.kind not in {"join", "queue", "io"}:
-            return False
-        went_on = False
+    def _others_last_s(self, look: Look) -> float:
+        """When the last of the processes whose end the main thread waits for was at a new line, or had other values."""
         for one in look.everybody.values():
             if one.child is not None and one.process and one.process.get("worker") is None:
                 lines = {frame for frame in one.frames if owner(frame[0]) == "user"}
-                values = one.at[2:]
-                seen, before = self._seen.setdefault(one.who, (set(), values))
-                went_on |= not lines <= seen or values != before
-                self._seen[one.who] = (seen | lines, values)
-        return went_on
+                seen, before, last_s = self._seen.get(one.who, (set(), None, look.at_s))
+                is_new = not lines <= seen or one.at[2:] != before
+                self._seen[one.who] = (seen | lines, one.at[2:], look.at_s if is_new else last_s)
+        if look.main.kind not in {"join", "queue", "io"}:
+            return 0.0
+        waited = [look.everybody[who] for who in look.main.targets if who in look.everybody]
+        times = [self._seen[one.who][2] for one in waited if one.who in self._seen and not one.facts.get("idle") and one.kind != "dead"]
+        return min(times, default=0.0)
 
     def _judge(self, frame: FrameType | None, still_s: float) -> None:
         progress = self.progress
@@ -221,8 +238,6 @@ class Watcher:
             self._found(self._endless(endless, still_s))
             return
         progress.tracer = installed_tracer(frame)
-        if progress.backward is not None:
-            progress.carried = carried_graph(progress.backward, progress.backward_marks)
         self._found(judged(list(self._looks), progress, still_s, Counter(progress.doing)))
 
     def _endless(self, endless: tuple[int, str], still_s: float) -> Finding:

@@ -68,7 +68,7 @@ class Agent:
         number = dump_signal()
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             file = Path(self.folder, f"{os.getpid()}.stack").open("wb", buffering=0)  # noqa: SIM115 - for the life of the process
-            faulthandler.register(number, file=file, all_threads=True)
+            faulthandler.register(number, file=file, all_threads=False)  # the frames of a thread that runs may not be read
             if not faulthandler.is_enabled():
                 faulthandler.enable(file=file)
 

@@ -60,6 +60,8 @@ class Children:
         self.on_error = on_error
         """See `Agent`."""
         self.started: dict[int, Child] = {}
+        self.silent: dict[int, float] = {}
+        """Since when a process has not answered."""
         self.fork_lock = threading.Lock()
         """Held by who looks at this process: a fork in the middle of a look would copy a lock that nobody releases."""
         self._agent: Agent | None = None

@@ -8,6 +8,7 @@ import dis
 import functools
 import linecache
 import operator
+import sys
 import types
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
@@ -28,16 +29,24 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.FloorDiv: operator.floordiv,
 }
 _OPENS = frozenset({"BEFORE_WITH", "BEFORE_ASYNC_WITH", "LOAD_SPECIAL", "CALL"})
+_CALLS = _OPENS | {
+    "CALL_FUNCTION", "CALL_FUNCTION_EX", "CALL_FUNCTION_KW", "CALL_INTRINSIC_1", "CALL_KW", "CALL_METHOD", "FOR_ITER", "PRECALL", "SEND",
+    "SETUP_WITH", "YIELD_FROM", "YIELD_VALUE", "LOAD_ATTR", "LOAD_METHOD", "BINARY_OP", "BINARY_SUBSCR", "STORE_ATTR", "STORE_SUBSCR",
+}  # fmt: skip
 _WITHIN = 12
 """Code units before, in which what a `with` enters ends."""
 _PLAIN_GETTERS = (types.ModuleType, type)
 
 
-def names_of(frame: FrameType) -> dict[str, Any]:
-    """The local variables; of a cell or module its global ones. Empty in a comprehension or under a tracer: a look would disturb it."""
+def names_of(frame: FrameType, *, is_innermost: bool = False) -> dict[str, Any]:
+    """The local variables, read from another thread; of a cell or module the global ones. Empty where a look could disturb the frame.
+
+    Before Python 3.13, who traces a frame writes its variables back from the dict that is read here. A frame that makes a call, and the
+    innermost frame, are not in the middle of that.
+    """
     if frame.f_code.co_name == "<module>":
         return frame.f_globals
-    if frame.f_trace is not None or is_in_comprehension(frame):  # who traces it may be about to write its variables back
+    if frame.f_trace is not None or is_in_comprehension(frame) or not (is_innermost or _makes_call(frame)):
         return {}
     return local_values(frame)
 
@@ -58,8 +67,20 @@ def node_at(frame: FrameType) -> ast.expr | None:
     return next((spans[place] for place in reversed(positions[max(0, at - _WITHIN) : at]) if place in spans), None)
 
 
+def _makes_call(frame: FrameType) -> bool:
+    return sys.version_info >= (3, 13) or _instruction(frame) in _CALLS
+
+
 def _opens_with(frame: FrameType) -> bool:
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]] in _OPENS
+    return _instruction(frame) in _OPENS
+
+
+def _instruction(frame: FrameType) -> str:
+    """The name of the one that runs; of a call, a frame may stand at the cache behind it."""
+    code, at = frame.f_code.co_code, frame.f_lasti
+    while at > 0 and dis.opname[code[at]] == "CACHE":
+        at -= 2
+    return dis.opname[code[at]] if 0 <= at < len(code) else ""
 
 
 def calls_on_line(frame: FrameType) -> list[ast.expr]:

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
-import tempfile
-import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from torchdebug_magics.probing.children import launching
 from torchdebug_magics.probing.children.asking import processes_with_agents
 from torchdebug_magics.probing.children.launching import Children
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
-def agents_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the folders of agents are made: empty afterwards. The paths of sockets must be short."""
-    with tempfile.TemporaryDirectory(prefix="t") as folder:
-        monkeypatch.setattr(launching, "_short_folder", lambda: folder)
-        yield Path(folder)
-        assert os.listdir(folder) == []  # noqa: PTH208 - names say enough
+def nothing_is_left(agents_folder: Path) -> None:
+    """In any of these tests."""
 
 
 @pytest.fixture
@@ -55,17 +47,6 @@ def start() -> Iterator[Callable[..., Any]]:
             process.kill()
             process.join()
             process.close()
-
-
-@pytest.fixture
-def until() -> Callable[..., bool]:
-    def wait(holds: Callable[[], object], limit_s: float = 20.0) -> bool:
-        end_s = time.monotonic() + limit_s
-        while not (found := bool(holds())) and time.monotonic() < end_s:
-            time.sleep(0.01)
-        return found
-
-    return wait
 
 
 @pytest.fixture

@@ -46,9 +46,9 @@ def differ(case: Evidence) -> Finding | None:
 def _missing(case: Evidence, ahead: RankState, pending: Issued, one: Participant, state: RankState | None) -> Finding:
     now = how_it_ended(one) if one.kind == "dead" else f"is at {one.location}" if one.location is not None else "has left"
     at = one if one.location is not None else ahead.one
-    if pending.in_backward:
+    if ahead.in_backward:
         return _left_training(case, ahead, pending, one, state, f"{one.who} {now}")
-    line = f" (called at {pending.location}: `{pending.location.source}`)" if pending.location is not None else ""
+    line = f"; {ahead.one.who} calls it at {ahead.one.location}: `{ahead.one.location.source}`" if ahead.one.location is not None else ""
     return case.found(
         "stuck", "collective_missing", f"{one.who} never called {pending}, in which {ahead.one.who} waits",
         f"call `{pending.op}` on every rank: move it out of the branch that only {ahead.one.who} takes", f"{one.who} {now}{line}", at=at,
@@ -67,7 +67,7 @@ def _left_training(
             "stuck", "unused_parameters", f"{one.who} computed no gradient for {names}; {ahead.one.who} waits in backward ({pending})",
             "`DistributedDataParallel(model, find_unused_parameters=True)`, or use every parameter on every rank in each step", now, at=at,
         )  # fmt: skip
-    if state is not None and (not _trained(state, pending) or _same_loop(pending.location, one.location)):
+    if state is not None and (not state.has_done(pending) or _same_loop(ahead.one.location, one.location)):
         return case.found(
             "stuck", "collective_missing", f"{one.who} never called backward(), in which {ahead.one.who} waits ({pending})",
             "let every rank take the same steps with the model that DistributedDataParallel wraps", now, at=at,
@@ -82,22 +82,17 @@ def _same_loop(ours: Location | None, theirs: Location | None) -> bool:
     """Whether another rank is still in the loop in which this one calls backward: then it has not run out of batches."""
     if ours is None or theirs is None or (ours.file, ours.function) != (theirs.file, theirs.function):
         return False
-    return any(first <= theirs.line <= last for first, last in loops_around(ours.file, ours.line))
-
-
-def _trained(state: RankState, pending: Issued) -> bool:
-    """Whether it has done the same before, in an earlier step."""
-    return any(call.in_backward and call.is_done and call.number != pending.number for call in state.issued)
+    return any(first <= theirs.line <= last for first, last in loops_around(ours.file, ours.line)[-1:])
 
 
 def _mismatch(case: Evidence, calls: list[tuple[RankState, Issued]]) -> Finding:
     usual = Counter(call.key for _, call in calls).most_common(1)[0][0]
     odd, theirs = next(((state, call) for state, call in reversed(calls) if call.key != usual), calls[-1])
     other, ours = next((state, call) for state, call in calls if call.key != theirs.key)
-    lines = [f"{state.one.who}: {call} at {call.location}" for state, call in calls]
-    if ours.in_backward != theirs.in_backward:
-        ahead, behind = (other, odd) if ours.in_backward else (odd, other)
-        pending = ours if ours.in_backward else theirs
+    lines = [f"{state.one.who}: {call} at {state.one.location}" for state, call in calls]
+    if other.in_backward != odd.in_backward:
+        ahead, behind = (other, odd) if other.in_backward else (odd, other)
+        pending = ours if other.in_backward else theirs
         return _left_training(case, ahead, pending, behind.one, behind, "; ".join(lines))
     what = "the tensor has the same shape and dtype" if ours.op == theirs.op else "collectives come in the same order"
     return case.found(

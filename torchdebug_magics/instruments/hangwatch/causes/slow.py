@@ -101,7 +101,7 @@ def _data(case: Evidence) -> Finding | None:
 
 
 def _graph(case: Evidence) -> Finding | None:
-    if case.progress.carried is None:
+    if case.progress.carried is None or not case.progress.backward_s:
         return None
     name, steps = case.progress.carried
     return case.found(

@@ -67,6 +67,11 @@ def _circle(case: Evidence) -> Finding | None:
         return _never_fed(case, feeding[0])
     if len(circle) == 1:
         one = circle[0]
+        if one.facts.get("own_loop"):
+            return case.found(
+                "stuck", "self_deadlock", f"{named(one.who)} waits for a coroutine of the event loop that it blocks",
+                "`await` the coroutine in the cell, in place of `.result()`",
+            )  # fmt: skip
         return case.found(
             "stuck", "self_deadlock", f"{named(one.who)} waits for a {one.what or 'lock'} that it holds itself",
             f"release it with `with lock:`, or make it a `threading.RLock()`{in_worker(one)}",

@@ -27,7 +27,7 @@ _FILE = frozenset({"read", "readline", "readlines", "readinto", "read1", "write"
 
 def builtin_wait(frame: FrameType) -> Waiting | None:
     """Of the innermost frame of a thread; None where it runs, or where what it calls cannot be told."""
-    names = names_of(frame)
+    names = names_of(frame, is_innermost=True)
     node = node_at(frame)
     for candidate in [node] if node is not None else calls_on_line(frame):
         waiting = _of_call(candidate, frame, names) if isinstance(candidate, ast.Call) else _of_with(candidate, frame, names)

@@ -1,4 +1,7 @@
-"""The collectives that this process has issued, from PyTorch's Flight Recorder, which records them with their lines by default."""
+"""The collectives that this process has issued, from PyTorch's Flight Recorder, which records them by default.
+
+Its stacks are left out: the first dump of them holds the GIL for seconds.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,9 @@ import pickle
 import sys
 from typing import Any
 
-__all__ = ["collectives", "rank_of_process"]
+__all__ = ["collectives", "loaded", "rank_of_process"]
 
 _LATEST = 40
-_MOST_FRAMES = 30
 
 
 def rank_of_process() -> tuple[int | None, int | None]:
@@ -25,10 +27,10 @@ def rank_of_process() -> tuple[int | None, int | None]:
 
 def collectives() -> dict[str, Any] | None:
     """By process group: the numbers of the last issued and completed collective, and the latest entries; None outside a job."""
-    binding: Any = sys.modules.get("torch._C._distributed_c10d")
-    if _group() is None or not hasattr(binding, "_dump_fr_trace"):
+    binding = loaded("torch._C._distributed_c10d")
+    if _group() is None or binding is None or not hasattr(binding, "_dump_fr_trace"):
         return None
-    dump = pickle.loads(binding._dump_fr_trace(includeCollectives=True, includeStackTraces=True, onlyActive=False))  # noqa: S301 - what torch has just written
+    dump = pickle.loads(binding._dump_fr_trace(includeCollectives=True, includeStackTraces=False, onlyActive=False))  # noqa: S301 - what torch has just written
     entries = [_entry(entry) for entry in dump.get("entries", ())[-_LATEST:]]
     status = {str(name): dict(numbers) for name, numbers in dump.get("pg_status", {}).items()}
     return {"status": status, "entries": entries}
@@ -43,10 +45,15 @@ def _entry(entry: dict[str, Any]) -> dict[str, Any]:
         "dtypes": entry.get("input_dtypes") or [],
         "is_done": bool(entry.get("retired")) or entry.get("state") == "completed",
         "is_p2p": bool(entry.get("is_p2p")),
-        "frames": [(frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ())[:_MOST_FRAMES]],
     }
 
 
+def loaded(name: str) -> Any | None:
+    """A module that has been imported, and is not just being imported by another thread."""
+    module = sys.modules.get(name)
+    return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
+
+
 def _group() -> Any:
-    distributed: Any = sys.modules.get("torch.distributed")
+    distributed = loaded("torch.distributed") if loaded("torch") is not None else None
     return distributed if distributed is not None and distributed.is_available() and distributed.is_initialized() else None

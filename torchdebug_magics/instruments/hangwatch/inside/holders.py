@@ -33,6 +33,9 @@ def find_holders(ident: int, waiting: Waiting, stacks: Stacks, waits: Mapping[in
         _lock_holder(ident, waiting, stacks)
     elif waiting.facts.get("future"):
         waiting.targets = _runners(waiting.on, stacks)
+        if not waiting.targets and any(_is_to_run(waiting.on, frame) for frame in stacks[ident]):
+            waiting.targets = [("thread", ident)]
+            waiting.facts["own_loop"] = True
         waiting.kind = "join" if waiting.targets else "event"
     elif waiting.kind in {"queue", "event"}:
         alike = {other for other, one in waits.items() if one is not None and one.on is waiting.on}
@@ -141,6 +144,15 @@ def _runners(future: Any, stacks: Stacks) -> list[Target]:
                 if frame.f_code.co_name == "_worker" and held.get("work_item") is not None:
                     busy.append((ident, held.get("work_queue"), future))
     return [("thread", ident) for ident, queue, _ in busy if any(getattr(item, "future", None) is future for item in _queued(queue))]
+
+
+def _is_to_run(future: Any, frame: FrameType) -> bool:
+    """Whether it stands for a coroutine that an event loop, run by this frame, has been asked for and cannot begin."""
+    if frame.f_code.co_name != "_run_once" or frame.f_globals.get("__name__") != "asyncio.base_events":
+        return False
+    ready = getattr(names_of(frame).get("self"), "_ready", ())
+    closures = (getattr(getattr(handle, "_callback", None), "__closure__", None) or () for handle in tuple(ready))
+    return any(cell.cell_contents is future for closure in closures for cell in closure)
 
 
 def _queued(queue: Any) -> list[Any]:

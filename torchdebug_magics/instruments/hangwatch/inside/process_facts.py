@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.hangwatch.inside.builtin_waits import called_name
-from torchdebug_magics.instruments.hangwatch.inside.collectives import collectives, rank_of_process
+from torchdebug_magics.instruments.hangwatch.inside.collectives import collectives, loaded, rank_of_process
 from torchdebug_magics.instruments.hangwatch.inside.error_facts import error_record
 from torchdebug_magics.instruments.hangwatch.inside.holders import find_holders
 from torchdebug_magics.instruments.hangwatch.inside.tasks import awaited_tasks, loop_tasks, root_task, task_frames, task_wait
@@ -49,8 +49,8 @@ def facts_of_this_process() -> dict[str, Any]:
     joining = next((one.facts for one in waits.values() if one is not None and one.facts.get("op") == "init_process_group"), {})
     rank = joining.get("rank") if rank is None else rank
     world_size = joining.get("world_size") if world_size is None else world_size
-    torch: Any = sys.modules.get("torch")
-    return {
+    torch = loaded("torch")
+    facts = {
         "pid": os.getpid(),
         "name": multiprocessing.current_process().name,
         "rank": rank,
@@ -61,6 +61,10 @@ def facts_of_this_process() -> dict[str, Any]:
         "collectives": collectives(),
         "unused_parameters": _unused_parameters(stacks.values()) if rank is not None else [],
     }
+    current.clear()  # they hold the frame that looks, which holds them
+    stacks.clear()
+    waits.clear()
+    return facts
 
 
 @dataclass
@@ -126,9 +130,9 @@ def _handled(ident: int | None) -> dict[str, Any] | None:
 
 def _values(frames: Sequence[FrameType]) -> dict[str, Any]:
     """Small local values of the innermost frame of the user's: what moves while a loop makes progress."""
-    for frame in frames:
+    for place, frame in enumerate(frames):
         if owner(frame.f_code.co_filename) == "user":
-            held = names_of(frame)
+            held = names_of(frame, is_innermost=not place)
             names = frame.f_code.co_names if frame.f_code.co_name == "<module>" else tuple(held)
             return {name: held[name] for name in names if name in held and _is_small(held[name])}
     return {}
@@ -170,6 +174,6 @@ def _not_reached(model: Any, values: Iterable[Any]) -> list[str]:
 
 def _worker_number() -> int | None:
     """Of a DataLoader's worker."""
-    worker: Any = sys.modules.get("torch.utils.data._utils.worker")
+    worker = loaded("torch.utils.data._utils.worker")
     info = getattr(worker, "_worker_info", None)
     return None if info is None else int(info.id)
