@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 # Threads that a library starts once and keeps for the life of the process.
 LASTING_THREADS = ("tqdm", "pytest_timeout", "IPythonHistorySavingThread", "asyncio_", "ThreadPoolExecutor", "InductorSubproc")
 
-# Libraries that, once imported, keep a function of their own in place of one of Python's: nothing that we could undo.
-OWN_WAYS = ("lightning.", "pytorch_lightning.", "lightning_fabric.")
+# Libraries that, once imported or used, keep a function of their own in place of one of Python's: nothing that we could undo.
+OWN_WAYS = ("lightning.", "pytorch_lightning.", "lightning_fabric.", "torch.utils.data._utils.signal_handling")
 
 MODULE_TABLES = (
     "_global_backward_hooks",

@@ -12,7 +12,7 @@ from nbclient import NotebookClient
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jupyter_client.asynchronous.client import AsyncKernelClient
+    from jupyter_client.client import KernelClient
     from nbformat import NotebookNode
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
@@ -25,7 +25,7 @@ NOTEBOOKS = sorted(path for path in FOLDER.rglob("*.ipynb") if ".ipynb_checkpoin
 class Client(NotebookClient):
     """Lets cells ask, as every front end does, so that a debugger's prompt waits for an answer; nobody gives one here."""
 
-    async def async_start_new_kernel_client(self) -> AsyncKernelClient:
+    async def async_start_new_kernel_client(self) -> KernelClient:
         client = await super().async_start_new_kernel_client()
         client.allow_stdin = True
         return client

@@ -22,6 +22,7 @@ LAYOUT = {
     "errors",
     "exercises",
     "format",
+    "hangwatch",
     "html",
     "instrument",
     "instruments",

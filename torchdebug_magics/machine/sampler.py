@@ -44,9 +44,9 @@ class Sampler:
     def stop(self) -> None:
         """Join the thread. Harmless the second time."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(_JOIN_S)
-            self._thread = None
+        thread, self._thread = self._thread, None
+        if thread is not None and thread.ident is not None:  # an interrupt may have come before it began
+            thread.join(_JOIN_S)
 
     def __enter__(self) -> Self:
         self.start()

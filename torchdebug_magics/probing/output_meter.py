@@ -20,34 +20,45 @@ class OutputMeter:
         """Characters."""
         self.tail = ""
         """The last of them."""
-        self._streams: list[tuple[Any, Any]] = []
-        """Each with what stood in its own dict before, or None."""
+        self._counts: list[tuple[Any, _Counting]] = []
 
     def attach(self, stack: ExitStack) -> None:
         """From now on; a stream that does not allow it is not counted."""
         stack.callback(self.detach)
-        for stream in (sys.stdout, sys.stderr):
+        for stream in dict.fromkeys((sys.stdout, sys.stderr)):
             held = getattr(stream, "__dict__", None)
             if isinstance(held, dict):
-                self._streams.append((stream, held.get("write")))
-                held["write"] = self._counting(stream.write)
+                counting = _Counting(self, stream.write, held.get("write"))
+                self._counts.append((stream, counting))
+                held["write"] = counting
 
     def detach(self) -> None:
-        """Take them away again. Harmless the second time."""
-        for stream, before in self._streams:
-            if getattr(stream.__dict__.get("write"), "_torchdebug_owner", None) is self:
-                del stream.__dict__["write"]
-                if before is not None:
-                    stream.__dict__["write"] = before
-        self._streams.clear()
+        """Take them away again, also from below those that came later. Harmless the second time."""
+        for stream, counting in self._counts:
+            counting.is_open = False
+            top = stream.__dict__.get("write")
+            while isinstance(top, _Counting) and not top.is_open:
+                top = top.before
+                stream.__dict__.pop("write", None)
+                if top is not None:
+                    stream.__dict__["write"] = top
+        self._counts.clear()
 
-    def _counting(self, write: Callable[[str], Any]) -> Callable[[str], Any]:
-        def counting(text: str) -> Any:
-            __tracebackhide__ = True
-            if isinstance(text, str):
-                self.written += len(text)
-                self.tail = (self.tail + text)[-_TAIL:]
-            return write(text)
 
-        counting._torchdebug_owner = self  # type: ignore[attr-defined]  # by which it is found again
-        return counting
+class _Counting:
+    """A `write` that counts; once closed, it only hands on."""
+
+    def __init__(self, meter: OutputMeter, write: Callable[[str], Any], before: Any) -> None:
+        self._meter = meter
+        self._write = write
+        self.before = before
+        """What stood in the stream's own dict, or None."""
+        self.is_open = True
+
+    def __call__(self, text: str) -> Any:
+        __tracebackhide__ = True
+        if self.is_open and isinstance(text, str):
+            meter = self._meter
+            meter.written += len(text)
+            meter.tail = (meter.tail + text)[-_TAIL:]
+        return self._write(text)

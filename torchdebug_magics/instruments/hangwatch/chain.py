@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,18 +45,20 @@ class Chain:
 
 def follow(look: Look, moved: Mapping[str, bool]) -> Chain:
     """The way to whoever still moves, if the main thread waits for such a one; else to who has ended, to a circle, or to the last."""
-    return _ways(look, moved, (look.main,))
+    return max(_ways(look, (look.main,), set()), key=lambda chain: _weight(chain, moved))
 
 
-def _ways(look: Look, moved: Mapping[str, bool], path: tuple[Participant, ...]) -> Chain:
-    last = path[-1]
-    before = {one.who for one in path}
-    if any(who in before for who in last.targets) and not any(who not in before for who in last.targets):
-        return Chain(path, is_circle=True)
-    chains = [_ways(look, moved, (*path, look.everybody[who])) for who in last.targets if who not in before and who in look.everybody]
-    if not chains:
-        return Chain(path, is_circle=False)
-    return max(chains, key=lambda chain: _weight(chain, moved))
+def _ways(look: Look, path: tuple[Participant, ...], met: set[str]) -> Iterator[Chain]:
+    """The ways on from the end of a path; each participant is gone on from once."""
+    last, before = path[-1], {one.who for one in path}
+    met.add(last.who)
+    further = [who for who in last.targets if who in look.everybody]
+    fresh = [who for who in further if who not in met]
+    if not fresh:
+        yield Chain(path, is_circle=any(who in before for who in further))
+    for who in fresh:
+        if who not in met:
+            yield from _ways(look, (*path, look.everybody[who]), met)
 
 
 def _weight(chain: Chain, moved: Mapping[str, bool]) -> tuple[int, int]:

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import ast
+import linecache
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from types import FrameType, FunctionType
+from types import BuiltinFunctionType, FrameType
 from typing import Any
 
 from torchdebug_magics.probing.source.call_sites import MISSING, enclosing, function_node, names_of, value_of
 from torchdebug_magics.probing.source.frames import frames_above, is_user_code
-from torchdebug_magics.probing.written import writes_of
 
 __all__ = ["endless_loop", "loop_progress"]
 
 _HARMLESS = frozenset({"print", "len", "abs", "min", "max", "int", "float", "str", "bool", "range", "isinstance", "id", "round"})
 _FIXED = (bool, int, float, str, bytes, type(None))
-_WAYS_OUT = (
-    ast.Break,
-    ast.Return,
-    ast.Raise,
-    ast.Yield,
-    ast.YieldFrom,
-    ast.Await,
-    ast.Assert,
-    ast.Delete,
-    ast.Try,
-    ast.Global,
-    ast.Nonlocal,
-)
+_SIMPLE = (ast.Expr, ast.Pass, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Continue)
+"""Statements that neither leave a loop nor bind a name in another way than by an assignment."""
 _COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
     ast.Is: operator.is_, ast.IsNot: operator.is_not,
@@ -57,9 +47,9 @@ class _Test:
     def __init__(self, frame: FrameType, *, alone: bool) -> None:
         self.names: set[str] = set()
         self.has_containers = False
+        self.has_globals = False
         self._frame = frame
         self._alone = alone
-        self._stored_elsewhere = _stored_globals(frame)
 
     def holds(self, node: ast.expr) -> bool | None:
         """What a condition is now, and stays while none of `names` is stored; None where that is not certain."""
@@ -73,7 +63,7 @@ class _Test:
             case ast.Name(name):
                 value = value_of(node, self._frame)
                 self.names.add(name)
-                return value if isinstance(value, _FIXED) and self._is_ours(name) else MISSING
+                return value if type(value) in _FIXED and self._is_ours(name) else MISSING
             case ast.UnaryOp(ast.Not(), inner):
                 value = self._value(inner)
                 return MISSING if value is MISSING else not value
@@ -91,21 +81,37 @@ class _Test:
         return MISSING
 
     def _is_ours(self, name: str) -> bool:
-        """Whether nobody else can store it: a plain local name, or a global one that no function of the user's stores."""
+        """Whether nobody else can store it: a plain local name, or a global one while no other thread can run code of the user's."""
         code = self._frame.f_code
+        if name in code.co_cellvars or name in code.co_freevars:
+            return False
         if code.co_name != "<module>" and name in code.co_varnames:
-            return name not in code.co_cellvars
-        return self._alone and name not in code.co_freevars and name not in self._stored_elsewhere
+            return True
+        self.has_globals = True
+        return self._alone and not _may_be_stored(name, code.co_filename)
+
+
+def _may_be_stored(name: str, file: str) -> bool:
+    """Whether a function in this file, or in any cell, declares the name as global: a signal or a callback could run it."""
+    declared = re.compile(rf"\bglobal\b[^\n]*\b{re.escape(name)}\b|\bglobals\(\)")
+    sources = [linecache.getlines(file)]
+    sources += [entry[2] for entry in tuple(linecache.cache.values()) if len(entry) > 2 and entry[1] is None]  # noqa: PLR2004 - read, and no file
+    return any(declared.search(line) for lines in sources for line in lines)
 
 
 def _never_left(loop: ast.While, test: _Test, frame: FrameType) -> bool:
     """Whether what can run in a loop neither leaves it nor stores a name of its conditions."""
     live = list(_live(loop.body, test))
-    is_for_ever = isinstance(loop.test, ast.Constant) or test.has_containers
+    calls_nothing = isinstance(loop.test, ast.Constant) or test.has_containers or test.has_globals
     for node in live:
-        if isinstance(node, _WAYS_OUT) or (isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) and node.id in test.names):
+        if not isinstance(node, (ast.expr, *_SIMPLE)) and isinstance(node, ast.stmt):
             return False
-        if isinstance(node, ast.Call) and is_for_ever and not _is_harmless(node, frame):
+        if isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)):
+            return False
+        is_stored = not isinstance(getattr(node, "ctx", None), (ast.Load, type(None)))
+        if is_stored and (not isinstance(node, ast.Name) or node.id in test.names) and (isinstance(node, ast.Name) or calls_nothing):
+            return False
+        if isinstance(node, ast.Call) and calls_nothing and not _is_harmless(node, frame):
             return False
     return True
 
@@ -122,16 +128,12 @@ def _live(body: Sequence[ast.stmt], test: _Test) -> Iterable[ast.AST]:
             yield from ast.walk(statement)
 
 
-def _stored_globals(frame: FrameType) -> frozenset[str]:
-    functions = (value for value in list(frame.f_globals.values()) if isinstance(value, FunctionType) and is_user_code(value.__code__))
-    return frozenset(name for function in functions for name in writes_of(function.__code__).stored_globals)
-
-
 def _is_harmless(call: ast.Call, frame: FrameType) -> bool:
     """Whether it can neither raise on purpose nor change a name: what waits, prints or counts."""
     function = value_of(call.func, frame)
-    name = getattr(function, "__name__", "")
-    return (name == "sleep" and getattr(function, "__module__", "") == "time") or (name in _HARMLESS and function is not MISSING)
+    if type(function) is not BuiltinFunctionType and not (isinstance(function, type) and function.__module__ == "builtins"):
+        return False
+    return function.__module__ in {"time", "math"} or function.__name__ in _HARMLESS
 
 
 def loop_progress(frame: FrameType | None) -> tuple[int, int | None] | None:

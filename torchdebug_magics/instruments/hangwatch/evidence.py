@@ -74,4 +74,6 @@ class Evidence:
 
     def _counts(self, one: Participant) -> bool:
         """Whether it is worth a row: not a library's own thread that nobody waits for."""
+        if one.is_old and one not in self.chain.path:
+            return False
         return one in self.chain.path or bool(one.location) or one.kind == "dead" or bool(one.process and one.is_main_thread)

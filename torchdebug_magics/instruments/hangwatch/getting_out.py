@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakSet
 
 from torchdebug_magics.machine.files import read
 from torchdebug_magics.machine.process_state import child_pids, process_state
@@ -31,6 +32,9 @@ _HELPERS = ("resource_tracker", "forkserver", "compile_worker", "semaphore_track
 class StopPresses:
     """Notices SIGINT when it arrives, also while the main thread is in native code, where Python cannot act on it."""
 
+    _open: ClassVar[WeakSet[StopPresses]] = WeakSet()
+    """Those of all sessions: the descriptor is one for the process, and each hands on to the one before."""
+
     def __init__(self) -> None:
         self._ours: socket.socket | None = None
         self._theirs: socket.socket | None = None
@@ -47,15 +51,21 @@ class StopPresses:
         self._theirs.settimeout(0)
         stack.callback(self.detach)
         self._before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        self._open.add(self)
 
     def detach(self) -> None:
         """Put back what was there. Harmless the second time."""
         ours, theirs, self._ours, self._theirs = self._ours, self._theirs, None, None
         if theirs is None or ours is None:
             return
-        current = signal.set_wakeup_fd(self._before)
-        if current not in {theirs.fileno(), -1}:  # somebody else has come since
-            signal.set_wakeup_fd(current)
+        self._open.discard(self)
+        for later in self._open:
+            if later._before == theirs.fileno():
+                later._before = self._before
+        current = signal.set_wakeup_fd(-1)
+        wanted = self._before if current == theirs.fileno() else current  # somebody else has come since
+        with contextlib.suppress(OSError, ValueError):  # a descriptor that was closed meanwhile
+            signal.set_wakeup_fd(wanted)
         ours.close()
         theirs.close()
 

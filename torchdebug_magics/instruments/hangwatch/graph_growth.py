@@ -1,73 +1,72 @@
-"""Whether the graph that a backward pass goes through reaches back into earlier steps, and by which variable."""
+"""Whether backward passes go through the graphs of earlier steps, told without a walk: Python handles of many nodes end in a crash."""
 
 from __future__ import annotations
 
+import ast
 import sys
 import threading
-from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics.probing.source.call_sites import names_of
+from torchdebug_magics.probing.source.call_sites import enclosing, function_node, names_of, node_at
 from torchdebug_magics.probing.source.frames import frames_above, is_user_code
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import FrameType
 
-__all__ = ["carried_graph"]
+__all__ = ["BackwardPass", "carried_graph"]
 
-_MOST_NODES = 60_000
-_LEAST = 2
-"""A state that is carried over once, and then detached, reaches back to one."""
-_BACKWARD = "_engine_run_backward"
-_NOT_COUNTED = "AccumulateGrad"
+_LEAST = 3
+_GROWS = 1.3
+"""From one pass to the next but one."""
 
 
-def carried_graph(marks: Sequence[int]) -> tuple[str, int] | None:
-    """(variable, passes) whose graph goes back furthest, of the main thread's pass; `marks` are the newest nodes of the passes so far.
+class BackwardPass:
+    """One that looks have met."""
 
-    None unless a pass runs and goes back through at least two earlier ones.
+    def __init__(self, began_s: float) -> None:
+        self.began_s = began_s
+        self.took_s = 0.0
+
+
+def carried_graph(passes: Sequence[BackwardPass]) -> tuple[str, int] | None:
+    """(variable, passes so far) where each pass takes longer than the one before, and keeps its graph for the next.
+
+    Without ``retain_graph=True``, a pass through an earlier graph is an error. None where no pass runs, or the passes do not grow.
     """
+    latest = [one.took_s for one in list(passes)[-_LEAST:]]
+    grows = all(before < after for before, after in pairwise(latest))
+    if len(latest) < _LEAST or not grows or latest[-1] < _GROWS * latest[0]:
+        return None
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    backward = next((one for one in frames_above(frame) if one.f_code.co_name == _BACKWARD), None)
-    if backward is None:
+    user = next((one for one in frames_above(frame) if is_user_code(one.f_code)), None)
+    node = node_at(user) if user is not None else None
+    if user is None or not isinstance(node, ast.Call) or not _keeps_graph(node):
         return None
-    outputs = list(names_of(backward).get("t_outputs", ()))
-    reached = max((_passes(tensor, marks) for tensor in outputs), default=0)
-    if reached < _LEAST:
-        return None
-    carriers: list[str] = []
-    for frame in frames_above(backward):
-        if is_user_code(frame.f_code):
-            held = names_of(frame)
-            names = frame.f_code.co_names if frame.f_code.co_name == "<module>" else tuple(held)
-            tensors = {name: held[name] for name in names if isinstance(held.get(name), torch.Tensor)}
-            whole = [name for name, value in tensors.items() if _passes(value, marks) >= reached - 1]
-            # What was differentiated reaches back because of what it was made from: that is to be detached.
-            carriers += sorted(whole, key=lambda name: any(tensors[name] is tensor for tensor in outputs))
-    return (carriers[0], reached) if carriers else None
+    name = _carrier(user)
+    return (name, len(passes)) if name else None
 
 
-def _passes(tensor: torch.Tensor, marks: Sequence[int]) -> int:
-    """How many earlier backward passes had newer nodes than the oldest that this tensor was made from."""
-    if tensor.grad_fn is None:
-        return 0
-    oldest = _oldest(tensor.grad_fn)
-    return sum(mark > oldest for mark in list(marks)[:-1])
+def _keeps_graph(call: ast.Call) -> bool:
+    return any(word.arg == "retain_graph" and getattr(word.value, "value", True) is not False for word in call.keywords)
 
 
-def _oldest(root: Any) -> int:
-    """The number of the oldest node that can be reached from it, looked for from the oldest known on."""
-    oldest: int = root._sequence_nr()
-    seen, waiting = {root}, [(oldest, 0, root)]
-    while waiting and len(seen) < _MOST_NODES:
-        _, _, node = heappop(waiting)
-        for parent, _ in node.next_functions:
-            if parent is not None and parent not in seen:
-                seen.add(parent)
-                if parent.name().rpartition("::")[2] != _NOT_COUNTED:
-                    number = parent._sequence_nr()
-                    oldest = min(oldest, number)
-                    heappush(waiting, (number, len(seen), parent))
-    return oldest
+def _carrier(frame: FrameType) -> str:
+    """A tensor with a graph that the loop makes from itself: ``h = cell(x, h)``, ``total = total + loss``, ``total += loss``."""
+    function = function_node(frame.f_code)
+    loops = [one for one in enclosing(function, frame.f_lineno or 0) if isinstance(one, (ast.For, ast.While))] if function else []
+    names = names_of(frame)
+    for statement in ast.walk(loops[0]) if loops else ():
+        if isinstance(statement, (ast.Assign, ast.AugAssign)):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            stored = {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+            used = {one.id for one in ast.walk(statement.value) if isinstance(one, ast.Name)}
+            used |= stored if isinstance(statement, ast.AugAssign) else set()
+            for name in sorted(stored & used):
+                value = names.get(name)
+                if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                    return name
+    return ""

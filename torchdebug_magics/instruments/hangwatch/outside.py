@@ -52,7 +52,8 @@ class OutsideWatch:
         except KeyboardInterrupt:
             end_processes([process.pid])
         finally:
-            self.exit_code = process.wait()
+            code = process.wait()
+            self.exit_code = code if code >= 0 else 128 - code  # as a shell has it
             shutil.rmtree(folder, ignore_errors=True)
 
     def _watch(self, process: subprocess.Popen[bytes], folder: str) -> Iterator[HangReport]:
@@ -92,7 +93,7 @@ class OutsideWatch:
     def _report(self, finding: Finding, elapsed_s: float) -> HangReport:
         return HangReport(
             state=finding.state, cause=finding.cause, headline=finding.headline, fix=finding.fix, reason=finding.reason,
-            location=finding.location, root=finding.root, waits=finding.waits, chain=finding.chain, still_s=finding.since_s,
+            location=finding.location, root=finding.root, waits=finding.waits[1:], chain=finding.chain[1:], still_s=finding.since_s,
             elapsed_s=elapsed_s, after_s=self._after_s, rate=None, rate_of="step", remaining_s=None, data_share=None,
             ended_by="--stop" if self._stops and finding.state == "stuck" else "itself", stopped_count=0,
         )  # fmt: skip

@@ -55,6 +55,8 @@ class Participant:
     """The exception that has ended it."""
     is_main_thread: bool = True
     is_silent: bool = False
+    is_old: bool = False
+    """Whether it is a thread that was there when the watch began."""
     """Whether its agent did not answer: no Python thread gets a turn there."""
     sleeps_in: str = ""
     """A system call, see `waits_in`."""

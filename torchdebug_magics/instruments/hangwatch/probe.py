@@ -50,6 +50,7 @@ class HangProbe:
         self._interrupted_at: tuple[Location, ...] = ()
         self._report: HangReport | None = None
         self._is_open = False
+        self._pid = os.getpid()
 
     def attach(self, stack: ExitStack) -> None:
         """Count steps and output, give processes that are started an agent, begin to look."""
@@ -83,9 +84,9 @@ class HangProbe:
         return "" if live is None else live.standing
 
     def traceback_of(self, error: BaseException) -> list[str]:
-        """Of the interrupt by ``--stop``."""
+        """Of an interrupt that ended a cell that was stuck: the lines of the libraries in which it waited say nothing."""
         finding = self._watcher.finding
-        return traceback_of(error, f"{finding.headline}" if self._watcher.has_stopped and finding is not None else "")
+        return traceback_of(error, finding.headline if finding is not None and finding.state == "stuck" else "")
 
     def kept(self) -> dict[str, object]:
         """Nothing."""
@@ -99,6 +100,8 @@ class HangProbe:
 
     def _left(self, _kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """The cell has ended; one that was stopped leaves no process behind."""
+        if os.getpid() != self._pid:
+            return  # a fork that leaves the block: the processes are its parent's
         self._is_open = False
         self._watcher.end()
         self._ended_by = "itself" if error is None else "error"
@@ -133,7 +136,7 @@ class HangProbe:
             after_s=watch.after_s,
             rate=rate,
             rate_of=rate_of,
-            remaining_s=remaining_s,
+            remaining_s=remaining_s if self._ended_by in {"Stop", "--stop"} else None,
             data_share=progress.looks_at["batch"] / looks if progress.looks_at["batch"] else None,
             ended_by=self._ended_by,
             stopped_count=self._stopped_count,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from torchdebug_magics.instruments.hangwatch.graph_growth import BackwardPass
 from torchdebug_magics.instruments.hangwatch.inside.tasks import cell_frames
 from torchdebug_magics.probing.source.call_sites import names_of
 from torchdebug_magics.probing.source.frames import frames_above, is_user_code
@@ -53,8 +54,8 @@ class Progress:
     carried: tuple[str, int] | None = None
     """A variable that carries the graphs of earlier steps on, and how many; looked for when a backward pass takes long."""
     step_times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RATE_OVER))
-    backward_marks: deque[int] = field(default_factory=lambda: deque(maxlen=16))
-    """The number of the newest autograd node of each backward pass that a look has met."""
+    backward_passes: deque[BackwardPass] = field(default_factory=lambda: deque(maxlen=16))
+    """Those that looks have met, with what each has taken."""
     backward_s: float = 0.0
     """When the backward pass that runs was met first; 0 while none runs."""
     _seen: set[tuple[int, int]] = field(default_factory=set)
@@ -126,8 +127,7 @@ class Progress:
 
     def _other_values(self, users: list[FrameType]) -> bool:
         """Whether a name of the user's stands for another object than at the look before."""
-        innermost = sys._current_frames().get(threading.main_thread().ident or 0)
-        values = hash(tuple(tuple(map(id, _held(frame, is_innermost=frame is innermost))) for frame in users))
+        values = hash(tuple(tuple(map(id, _held(frame))) for frame in users))
         changed, self._values = values != self._values, values
         return changed
 
@@ -149,16 +149,18 @@ class Progress:
         self._mark_backward(backward)
 
     def _mark_backward(self, backward: FrameType | None) -> None:
+        now_s = time.monotonic()
         if backward is None:
             self._backward_id, self.backward_s = 0, 0.0
-        elif id(backward) != self._backward_id:
-            self._backward_id, self.backward_s = id(backward), time.monotonic()
-            nodes = [getattr(tensor, "grad_fn", None) for tensor in names_of(backward).get("t_outputs", ())]
-            self.backward_marks.extend(node._sequence_nr() for node in nodes[:1] if node is not None)
+            return
+        if id(backward) != self._backward_id:
+            self._backward_id, self.backward_s = id(backward), now_s
+            self.backward_passes.append(BackwardPass(now_s))
+        self.backward_passes[-1].took_s = now_s - self.backward_s
 
 
-def _held(frame: FrameType, *, is_innermost: bool) -> list[Any]:
-    names = names_of(frame, is_innermost=is_innermost)
+def _held(frame: FrameType) -> list[Any]:
+    names = names_of(frame)
     if frame.f_code.co_name == "<module>":
         return [names.get(name) for name in frame.f_code.co_names]
     return list(names.values())

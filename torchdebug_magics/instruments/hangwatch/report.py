@@ -120,7 +120,8 @@ class HangReport(Report):
             return f"Ended after {duration(self.elapsed_s)}: {self.headline}{where}"
         if self.state == "interrupted":
             return f"Interrupted after {duration(self.elapsed_s)}: {self.headline}{where}"
-        return f"Finished in {duration(self.elapsed_s)}: no pause of {duration(self.after_s)} or longer{self._speed()}"
+        ended = "Ended by an error after" if self.ended_by == "error" else "Finished in"
+        return f"{ended} {duration(self.elapsed_s)}: no pause of {duration(self.after_s)} or longer{self._speed()}"
 
     def _speed(self) -> str:
         if self.rate is None:

@@ -31,6 +31,7 @@ def page(report: HangReport) -> Page:
         *(Note(problem, "warn") for problem in report.problems),
     )
     status = "warn" if report.state == "finished" and report.cause else _STATUS[report.state]
+    status = "info" if status == "good" and report.ended_by == "error" else status
     return Page("hangwatch", status, capitalised(report.verdict), blocks)
 
 
@@ -41,7 +42,11 @@ def live_page(snapshot: LiveHang) -> Page:
         rate = f" · {snapshot.rate:.3g} {snapshot.rate_of}s per second" if snapshot.rate is not None else ""
         where = f" · {snapshot.at}: `{snapshot.at.source}`" if snapshot.at is not None and snapshot.still_s > 1 else ""
         still = f" · no progress for {snapshot.still_s:.0f} s" if snapshot.still_s > 2 else ""  # noqa: PLR2004 - a step of a second is no pause
-        return Page("hangwatch", "busy", f"Running for {duration(round(snapshot.elapsed_s))}{rate}{still}{where}")
+        return Page(
+            "hangwatch",
+            "busy",
+            f"Running{f' for {duration(round(snapshot.elapsed_s))}' if snapshot.elapsed_s >= 1 else ''}{rate}{still}{where}",
+        )
     where = f" · {finding.location}: `{finding.location.source}`" if finding.location is not None and finding.location.source else ""
     rows = [("fix", finding.fix), ("waits", _chain(finding.chain, finding.waits, round(snapshot.still_s))), ("why", finding.reason)]
     verdict = f"{finding.state.capitalize()}: {finding.headline}{where}"
@@ -56,7 +61,7 @@ def _facts(rows: Sequence[tuple[str, str]]) -> list[Block]:
 def _chain(chain: Sequence[str], waits: Sequence[Wait], still_s: float) -> str:
     """``main thread -> worker 0 (batch 2, pid 4711) -> lock, acquired at In[3] line 7 · for 12 s``."""
     known = {one.who: one for one in waits}
-    if not chain or chain[0] not in known:
+    if not chain or chain[0] not in known or (len(chain) == 1 and known[chain[0]].kind in {"python", "gil", "native"}):
         return ""
     way = chain[:-1] if len(chain) > 1 and chain[-1] == chain[-2] else chain
     parts = [_called(way[0])]
@@ -97,9 +102,9 @@ def _table(waits: Sequence[Wait], root: Wait | None) -> list[Block]:
     return [
         Table(
             "Where everybody stands",
-            ("who", "what", "waits for", "where", "line"),
+            ("who", "waits for", "of", "where", "line"),
             rows,
-            {"what": "prose", "line": "code"},
+            {"waits for": "prose", "line": "code"},
             marked,
             is_sequence=True,
         )

@@ -10,10 +10,12 @@ from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torchdebug_magics.format import duration
 from torchdebug_magics.instruments.hangwatch.crashes import explained, last_user_line
 from torchdebug_magics.instruments.hangwatch.endless import endless_loop, loop_progress
 from torchdebug_magics.instruments.hangwatch.getting_out import end_processes, new_processes, wake_loop
 from torchdebug_magics.instruments.hangwatch.graph_growth import carried_graph
+from torchdebug_magics.instruments.hangwatch.inside.thread_waits import wait_of
 from torchdebug_magics.instruments.hangwatch.judge import debugger_now, judged
 from torchdebug_magics.instruments.hangwatch.links import link
 from torchdebug_magics.instruments.hangwatch.participants import look_around
@@ -22,7 +24,7 @@ from torchdebug_magics.instruments.hangwatch.report import Finding, LiveHang, Wa
 from torchdebug_magics.instruments.hangwatch.tracers import installed_tracer
 from torchdebug_magics.machine.interrupts import interrupt_main
 from torchdebug_magics.machine.process_state import child_pids, main_thread_ran_s
-from torchdebug_magics.probing.source.frames import frames_above, is_user_code, owner
+from torchdebug_magics.probing.source.frames import frames_above, owner
 from torchdebug_magics.probing.where import locate
 
 if TYPE_CHECKING:
@@ -46,6 +48,9 @@ _LATE_S = 1.0
 """By which a look comes late, when no Python thread gets a turn."""
 _BUSY = 0.5
 _LONG_BACKWARD_S, _GRAPH_EVERY_S = 1.0, 2.0
+_LIBRARIES = ("ipykernel", "IPython", "tornado", "zmq", "tqdm", "traitlets", "torch", "xdist", "execnet")
+"""Whose threads run nothing of the user's."""
+_ALMOST, _EVERY_S = 0.7, 0.25
 _STOP_S = 1.0
 """For the main thread to act on an interrupt."""
 _MOST_INTERRUPTS = 6
@@ -82,7 +87,11 @@ class Watcher:
         self._began_s = time.monotonic()
         self._ended_s: float | None = None
         self._before: list[int] = []
+        self._still_at: Location | None = None
+        self._still_kind = "python"
+        """Where the main thread stood when it had made no progress for longest."""
         self._interrupts = 0
+        self._old_threads: set[int | None] = set()
         self._seen: dict[str, tuple[set[tuple[str, int, str]], object, float]] = {}
         """Lines at which each process was, its latest values, and when one of them was new."""
         self._ranks: dict[int, int] = {}
@@ -102,6 +111,7 @@ class Watcher:
         """From now on; in the main thread."""
         self._began_s = self._looked_s = self.progress.last_s = self.progress.rested_s = self.progress.new_line_s = time.monotonic()
         self._before = child_pids(os.getpid())
+        self._old_threads = {thread.ident for thread in threading.enumerate() if thread is not threading.main_thread()}
         self._cpu_s = main_thread_ran_s()
 
     def end(self) -> None:
@@ -113,6 +123,12 @@ class Watcher:
             self._was_held(late_s, None)
         if not self.progress.is_idle and self.progress.looks:
             self.progress.passed(self._ended_s - self.progress.last_s)
+        if self.finding is None and self.progress.longest_s >= self.after_s:
+            waited = self.hint or "the main thread computed, without a step or output"
+            at = self._still_at
+            root = Wait(who="main", pid=os.getpid(), location=at, kind=self._still_kind, waits_for=None, what=waited)
+            headline = f"{waited} for {duration(self.progress.longest_s)}"
+            self.finding = Finding(state="slow", cause=None, headline=headline, location=at, root=root, waits=(root,), chain=("main",))
 
     def look(self) -> None:
         """Every quarter of a second."""
@@ -123,6 +139,11 @@ class Watcher:
         self.progress.written = self._output.written
         frame = self._guard.run("a look at the main thread", self.progress.look)
         self._at = locate(frame) if frame is not None and self.progress.still_s > _REST_S else self._at
+        if frame is not None and self.progress.still_s > _ALMOST * max(self.after_s, self.progress.longest_s - _EVERY_S):
+            waiting = wait_of([*frames_above(sys._current_frames().get(threading.main_thread().ident or 0))])
+            self._still_at, self._still_kind = locate(frame), waiting.kind if waiting is not None else "python"
+            self.hint = f"the main thread waited for {waiting.what}" if waiting is not None and waiting.kind != "python" else ""
+            self.hint = f"the main thread slept in {waiting.what}" if waiting is not None and waiting.kind == "sleep" else self.hint
         if late_s > _LATE_S:
             self._was_held(late_s, frame)
         self._cpu_s = main_thread_ran_s()
@@ -194,7 +215,7 @@ class Watcher:
         if now_s - self._graph_s < _GRAPH_EVERY_S:
             return
         self._graph_s = now_s
-        progress.carried = carried_graph(progress.backward_marks)
+        progress.carried = carried_graph(progress.backward_passes)
         if progress.carried is not None and self.finding is None:
             look = self._look_around()
             if look is not None:
@@ -216,6 +237,8 @@ class Watcher:
         finally:
             self._children.fork_lock.release()
         link(look, self._ranks)
+        for one in look.everybody.values():
+            one.is_old = one.ident in self._old_threads and one.pid == os.getpid()
         return look
 
     def _others_last_s(self, look: Look) -> float:
@@ -316,7 +339,11 @@ class Watcher:
 
 
 def _is_alone() -> bool:
-    """Whether no other thread runs code of the user's."""
-    main = threading.main_thread().ident
-    others = (frame for ident, frame in sys._current_frames().items() if ident != main)
-    return not any(is_user_code(one.f_code) for frame in others for one in frames_above(frame))
+    """Whether no other thread can run code of the user's: each is a library's own."""
+    main = threading.main_thread()
+    return all(_is_of_library(thread) for thread in threading.enumerate() if thread is not main)
+
+
+def _is_of_library(thread: threading.Thread) -> bool:
+    work = getattr(thread, "_target", None) or type(thread).run
+    return str(getattr(work, "__module__", "")).startswith(_LIBRARIES) or thread.name.startswith("torchdebug-")

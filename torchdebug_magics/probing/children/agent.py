@@ -37,6 +37,9 @@ class Agent:
         """``module:function`` from the exception that ends the process to what is recorded beside it."""
         self._pid = 0
         """In which it has begun."""
+        self._inherited: list[BaseException | None] = []
+        """Exceptions that are the parent's."""
+        self._last: util.Finalize | None = None
         util.register_after_fork(self, Agent.begin)  # held weakly
 
     def __reduce__(self) -> tuple[Callable[..., Agent], tuple[str, str]]:
@@ -44,18 +47,22 @@ class Agent:
 
     def begin(self) -> None:
         """Open the socket of this process and answer from a thread; a failure leaves the process as it would be without."""
-        if self._pid == os.getpid():
-            return
-        self._pid = os.getpid()
-        with contextlib.suppress(OSError, RuntimeError, AttributeError):  # no room for a file or a thread, or no such sockets here
-            if signal.getsignal(signal.SIGINT) is not None and threading.current_thread() is threading.main_thread():
-                signal.set_wakeup_fd(-1)  # a fork inherits the parent's, which would take this process's signals for its own
-            listening = socket.socket(socket.AF_UNIX)
-            listening.bind(socket_path(self.folder, os.getpid()))
-            listening.listen(_WAITING)
-            threading.Thread(target=self._answer_all, args=(listening,), name=AGENT_THREAD, daemon=True).start()
-            self._register_dump()
-            util.Finalize(None, self._record_error, exitpriority=1000)
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._inherited = [sys.exc_info()[1], getattr(sys, "last_value", None)]
+            with contextlib.suppress(OSError, RuntimeError, AttributeError):  # no room for a file or a thread, or no such sockets here
+                self._open()
+        if self._last is None or not self._last.still_active():  # `multiprocessing` forgets what was registered before a process runs
+            self._last = util.Finalize(None, self._record_error, exitpriority=1000)
+
+    def _open(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(-1)  # a fork inherits the parent's, which would take this process's signals for its own
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(socket_path(self.folder, os.getpid()))
+        listening.listen(_WAITING)
+        threading.Thread(target=self._answer_all, args=(listening,), name=AGENT_THREAD, daemon=True).start()
+        self._register_dump()
 
     def _answer_all(self, listening: socket.socket) -> None:
         while True:
@@ -77,7 +84,7 @@ class Agent:
         error = sys.exc_info()[1] or getattr(sys, "last_value", None)
         if isinstance(error, SystemExit) and error.code:  # torch's launcher turns an error into an exit code
             error = error.__context__
-        if error is None or isinstance(error, (SystemExit, KeyboardInterrupt)):
+        if error is None or isinstance(error, (SystemExit, KeyboardInterrupt)) or any(error is one for one in self._inherited):
             return
         record: dict[str, Any] = {"type": type(error).__name__, "message": str(error)[:2000], "at_s": time.time()}
         record["frames"] = _frames(error.__traceback__)
@@ -116,10 +123,9 @@ def _answer(question: bytes) -> bytes:
     """The question names a function: ``{"call": "module:function", "with": {...}}``."""
     try:
         asked = json.loads(question)
-        answer = {"answer": _named(asked["call"])(**asked["with"])}
+        return json.dumps({"answer": _named(asked["call"])(**asked["with"])}).encode()
     except Exception as error:  # noqa: BLE001 - told to who asked; the process goes on
-        answer = {"failure": f"{type(error).__name__}: {error}"}
-    return json.dumps(answer).encode()
+        return json.dumps({"failure": f"{type(error).__name__}: {error}"}).encode()
 
 
 def _named(path: str) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 import threading
@@ -68,8 +69,9 @@ class Children:
 
     def attach(self, stack: ExitStack) -> None:
         """Make the folder, and give each process that is started from now on an agent."""
-        self.folder = tempfile.mkdtemp(prefix="tdm", dir=_short_folder())
-        stack.callback(self._remove_folder, os.getpid())
+        self.folder = os.path.join(_short_folder(), f"tdm{secrets.token_hex(6)}")  # noqa: PTH118 - text, as sockets take it
+        stack.callback(self._remove_folder, os.getpid())  # first, so that an interrupt cannot lose it
+        os.mkdir(self.folder, 0o700)  # noqa: PTH102 - the same
         stack.callback(setattr, self, "_agent", None)
         self._agent = Agent(self.folder, self.on_error)
         util.register_after_fork(self, Children._renew_lock)
@@ -135,6 +137,7 @@ def _default_method() -> str:
     return str(multiprocessing.get_start_method(allow_none=True) or "fork")
 
 
-def _short_folder() -> str | None:
+def _short_folder() -> str:
     """The path of a socket may have about 100 characters."""
-    return None if len(tempfile.gettempdir()) < 60 else "/tmp"  # noqa: PLR2004, S108 - the folder itself is private
+    usual = tempfile.gettempdir()
+    return usual if len(usual) < 60 else "/tmp"  # noqa: PLR2004, S108 - the folder itself is private

@@ -38,7 +38,7 @@ _WITHIN = 12
 _PLAIN_GETTERS = (types.ModuleType, type)
 
 
-def names_of(frame: FrameType, *, is_innermost: bool = False) -> dict[str, Any]:
+def names_of(frame: FrameType) -> dict[str, Any]:
     """The local variables, read from another thread; of a cell or module the global ones. Empty where a look could disturb the frame.
 
     Before Python 3.13, who traces a frame writes its variables back from the dict that is read here. A frame that makes a call, and the
@@ -46,14 +46,14 @@ def names_of(frame: FrameType, *, is_innermost: bool = False) -> dict[str, Any]:
     """
     if frame.f_code.co_name == "<module>":
         return frame.f_globals
-    if frame.f_trace is not None or is_in_comprehension(frame) or not (is_innermost or _makes_call(frame)):
+    if frame.f_trace is not None or is_in_comprehension(frame) or not _is_undisturbed(frame):
         return {}
     return local_values(frame)
 
 
 def node_at(frame: FrameType) -> ast.expr | None:
     """The call, or other expression, in whose evaluation the frame is; before Python 3.11, the only call on its line."""
-    spans = _spans(frame.f_code.co_filename, _size(frame.f_code.co_filename))
+    spans = _spans(frame.f_code.co_filename, _text_of(frame.f_code.co_filename))
     positions = _positions(frame.f_code)
     if positions is None:
         calls = calls_on_line(frame)
@@ -67,8 +67,10 @@ def node_at(frame: FrameType) -> ast.expr | None:
     return next((spans[place] for place in reversed(positions[max(0, at - _WITHIN) : at]) if place in spans), None)
 
 
-def _makes_call(frame: FrameType) -> bool:
-    return sys.version_info >= (3, 13) or _instruction(frame) in _CALLS
+def _is_undisturbed(frame: FrameType) -> bool:
+    if sys.version_info >= (3, 13) or _instruction(frame) in _CALLS:
+        return True
+    return any(frame is innermost for innermost in sys._current_frames().values())
 
 
 def _opens_with(frame: FrameType) -> bool:
@@ -85,7 +87,7 @@ def _instruction(frame: FrameType) -> str:
 
 def calls_on_line(frame: FrameType) -> list[ast.expr]:
     """The calls that begin on the line at which the frame is."""
-    spans = _spans(frame.f_code.co_filename, _size(frame.f_code.co_filename))
+    spans = _spans(frame.f_code.co_filename, _text_of(frame.f_code.co_filename))
     return [node for node in spans.values() if isinstance(node, ast.Call) and node.lineno == frame.f_lineno]
 
 
@@ -105,7 +107,7 @@ def value_of(node: ast.expr, frame: FrameType, names: dict[str, Any] | None = No
             return _item(value_of(inner, frame, names), value_of(index, frame, names))
         case ast.UnaryOp(ast.USub(), inner):
             value = value_of(inner, frame, names)
-            return -value if isinstance(value, (int, float)) else MISSING
+            return -value if type(value) in {int, float} else MISSING
         case ast.BinOp(left, how, right) if type(how) in _ARITHMETIC:
             values = value_of(left, frame, names), value_of(right, frame, names)
             return _ARITHMETIC[type(how)](*values) if all(type(value) is int for value in values) and values[1] else MISSING
@@ -114,7 +116,7 @@ def value_of(node: ast.expr, frame: FrameType, names: dict[str, Any] | None = No
 
 def function_node(code: CodeType) -> ast.AST | None:
     """The function, or the module, that a piece of code was compiled from."""
-    tree = _tree(code.co_filename, _size(code.co_filename))
+    tree = _tree(code.co_filename, _text_of(code.co_filename))
     if tree is None or code.co_name == "<module>":
         return tree
     lines = {code.co_firstlineno}
@@ -139,7 +141,7 @@ def enclosing(node: ast.AST, line: int) -> Iterator[ast.stmt]:
 
 def loops_around(file: str, line: int) -> list[tuple[int, int]]:
     """(first line, last line) of each loop around a line, the outermost first."""
-    tree = _tree(file, _size(file))
+    tree = _tree(file, _text_of(file))
     loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While))] if tree is not None else []
     return [(loop.lineno, loop.end_lineno or loop.lineno) for loop in loops if loop.lineno <= line <= (loop.end_lineno or loop.lineno)]
 
@@ -148,21 +150,24 @@ def _attribute(value: Any, name: str) -> Any:
     """As the object holds it: of code that the user wrote, no property and no ``__getattr__`` runs."""
     if value is MISSING:
         return MISSING
-    if isinstance(value, _PLAIN_GETTERS):
-        return vars(value).get(name, MISSING)
     kind: Any = type(value)
+    if issubclass(kind, _PLAIN_GETTERS):
+        return vars(value).get(name, MISSING)
     held = getattr(value, "__dict__", None) if kind.__getattribute__ is object.__getattribute__ else None
     if isinstance(held, dict) and name in held:
         return held[name]
     found = next((vars(kind)[name] for kind in type(value).__mro__ if name in vars(kind)), MISSING)
     if isinstance(found, (types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType, types.FunctionType)):
-        return found.__get__(value, type(value))  # a slot, a method: looked up without running anything
+        try:
+            return found.__get__(value, kind)  # a slot, a method: looked up without running anything
+        except AttributeError:  # a slot that is empty
+            return MISSING
     parts = held.get("_modules") if isinstance(held, dict) else None  # of an nn.Module
     return parts[name] if isinstance(parts, dict) and name in parts else found if not hasattr(found, "__get__") else MISSING
 
 
 def _item(value: Any, index: Any) -> Any:
-    if type(value) in {list, tuple, dict} and index is not MISSING:
+    if type(value) in {list, tuple, dict} and type(index) in {int, str, bool, float, type(None)}:
         try:
             return value[index]
         except (LookupError, TypeError):
@@ -170,22 +175,24 @@ def _item(value: Any, index: Any) -> Any:
     return MISSING
 
 
-def _size(file: str) -> int:
-    return len(linecache.getlines(file))
+def _text_of(file: str) -> int:
+    """A number for the text of a file as it is now: 0 where there is none."""
+    lines = linecache.getlines(file)
+    return hash(tuple(lines)) if lines else 0
 
 
 @functools.lru_cache(maxsize=64)
-def _tree(file: str, size: int) -> ast.Module | None:
+def _tree(file: str, text: int) -> ast.Module | None:
     try:
-        return ast.parse("".join(linecache.getlines(file))) if size else None
+        return ast.parse("".join(linecache.getlines(file))) if text else None
     except (SyntaxError, ValueError, RecursionError):
         return None
 
 
 @functools.lru_cache(maxsize=32)
-def _spans(file: str, size: int) -> dict[tuple[int, int, int, int], ast.expr]:
+def _spans(file: str, text: int) -> dict[tuple[int, int, int, int], ast.expr]:
     """Expressions by (line, end line, column, end column); of two with the same span, the outer one."""
-    tree = _tree(file, size)
+    tree = _tree(file, text)
     found: dict[tuple[int, int, int, int], ast.expr] = {}
     for node in () if tree is None else ast.walk(tree):
         if isinstance(node, ast.expr) and node.end_lineno is not None and node.end_col_offset is not None:

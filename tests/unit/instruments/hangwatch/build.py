@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torchdebug_magics.instruments.hangwatch import participants
 from torchdebug_magics.instruments.hangwatch.inside.process_facts import facts_of_this_process
 from torchdebug_magics.instruments.hangwatch.judge import judged
@@ -23,11 +25,11 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.hangwatch.report import Finding
 
-__all__ = ["FILE", "US", "World", "backward", "facts", "issued", "thread", "waits"]
+__all__ = ["BACKWARD", "FILE", "US", "World", "backward", "facts", "issued", "thread", "waits"]
 
 US = os.getpid()
 FILE = "/home/me/train.py"
-BACKWARD = [("/x/torch/autograd/graph.py", 7, "_engine_run_backward")]
+BACKWARD = (torch.autograd.graph.__file__, 7, "_engine_run_backward")
 
 
 _REAL = facts_of_this_process()
@@ -68,21 +70,18 @@ def facts(pid: int, *threads: dict[str, Any], **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def issued(*calls: tuple[str, list[int], bool], backward: bool = False, dtype: str = "Float") -> dict[str, Any]:
+def issued(*calls: tuple[str, list[int], bool], dtype: str = "Float") -> dict[str, Any]:
     """The collectives of a rank: (op, size, whether it is done), each."""
     entries = [
-        {
-            "group": "0", "number": number, "op": op, "sizes": [size], "dtypes": [dtype], "is_done": is_done, "is_p2p": False,
-            "frames": [*(BACKWARD if backward else []), (FILE, 10 + number, "step")],
-        }
+        {"group": "0", "number": number, "op": op, "sizes": [size], "dtypes": [dtype], "is_done": is_done, "is_p2p": False}
         for number, (op, size, is_done) in enumerate(calls, 1)
-    ]  # fmt: skip
+    ]
     return {"status": {"0": {"last_enqueued_collective": len(entries)}}, "entries": entries}
 
 
 def backward(*done: bool) -> dict[str, Any]:
     """All-reduces of gradients."""
-    return issued(*(("all_reduce", [4], is_done) for is_done in done), backward=True)
+    return issued(*(("all_reduce", [4], is_done) for is_done in done))
 
 
 class World:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import threading
@@ -79,7 +80,8 @@ def looping(tmp_path: Path) -> Iterator[Callable[..., FrameType]]:
 
 
 def _until_ended(code: Any, space: dict[str, Any]) -> None:
-    exec(code, space)
+    with contextlib.suppress(SystemExit):
+        exec(code, space)
 
 
 def _stands_still(thread: threading.Thread) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.unit.instruments.hangwatch.build import FILE, US, World, backward, facts, issued, thread, waits
+from tests.unit.instruments.hangwatch.build import BACKWARD, FILE, US, World, backward, facts, issued, thread, waits
 from torchdebug_magics.instruments.hangwatch.causes import slow
 from torchdebug_magics.instruments.hangwatch.judge import debugger_now
 from torchdebug_magics.instruments.hangwatch.progress import Progress
@@ -39,8 +39,9 @@ def worker(waiting: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
 
 
 def rank(number: int, waiting: dict[str, Any] | None = None, collectives: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    line = more.pop("line", 20 + number)
-    return facts(100 + number, thread(1, waiting, line=line), rank=number, world_size=2, collectives=collectives, **more)
+    frames = [(FILE, 20 + number, "step")]
+    frames = [BACKWARD, *frames] if more.pop("in_backward", False) else frames
+    return facts(100 + number, thread(1, waiting, frames=frames), rank=number, world_size=2, collectives=collectives, **more)
 
 
 def ranks(world: World, *told: dict[str, Any]) -> World:
@@ -206,17 +207,17 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
         "collective_mismatch", "rank 1", "rank 1 calls all_reduce #2 [4] where rank 0 calls broadcast #2 [4]", "same order",
     ),
     "uneven batches": (
-        lambda world: ranks(world, rank(0, None, backward(True, True, False)), rank(1, waits("queue", "queue.get()"), backward(True, True))),
+        lambda world: ranks(world, rank(0, None, backward(True, True, False), in_backward=True), rank(1, waits("queue", "queue.get()"), backward(True, True))),
         "uneven_batches", "rank 1", "rank 1 has run out of batches, and rank 0 waits for it in backward", "model.join()",
     ),
     "a rank that never trained": (
-        lambda world: ranks(world, rank(0, None, backward(False)), rank(1, waits("queue", "queue.get()"), issued())),
+        lambda world: ranks(world, rank(0, None, backward(False), in_backward=True), rank(1, waits("queue", "queue.get()"), issued())),
         "collective_missing", "rank 1", "rank 1 never called backward()", "the same steps",
     ),
     "unused parameters": (
         lambda world: ranks(
             world,
-            rank(0, None, backward(True, False)),
+            rank(0, None, backward(True, False), in_backward=True),
             rank(1, waits("queue"), backward(True), unused_parameters=["head.weight", "head.bias"]),
         ),
         "unused_parameters", "rank 1", "rank 1 computed no gradient for `head.weight`", "find_unused_parameters=True",
@@ -371,7 +372,7 @@ def test_what_takes_the_time(world: World, monkeypatch: pytest.MonkeyPatch) -> N
     progress.tracer = ("a trace function", "each line slower", "`sys.settrace(None)`")
     found = judged_by(running(world), progress, python=9)
     assert (found.cause, found.fix) == ("tracing", "`sys.settrace(None)`")
-    progress.carried = ("hidden", 12)
+    progress.carried, progress.backward_s = ("hidden", 12), 1.0
     found = judged_by(running(world), progress, backward=9)
     assert (found.cause, found.fix) == ("growing_graph", "`hidden = hidden.detach()` at the start of each step")
     assert "12 or more steps" in found.headline

@@ -105,7 +105,7 @@ def _graph(case: Evidence) -> Finding | None:
         return None
     name, steps = case.progress.carried
     return case.found(
-        "slow", "growing_graph", f"backward goes through the graphs of {steps} or more steps, as `{name}` carries them on",
+        "slow", "growing_graph", f"each backward pass goes through the graphs of all {steps} so far, as `{name}` carries them on",
         f"`{name} = {name}.detach()` at the start of each step", at=case.main,
     )  # fmt: skip
 

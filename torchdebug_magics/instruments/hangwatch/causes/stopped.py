@@ -72,9 +72,14 @@ def _circle(case: Evidence) -> Finding | None:
                 "stuck", "self_deadlock", f"{named(one.who)} waits for a coroutine of the event loop that it blocks",
                 "`await` the coroutine in the cell, in place of `.result()`",
             )  # fmt: skip
+        if one.facts.get("future"):
+            return case.found(
+                "stuck", "deadlock", f"{named(one.who)} waits for a task of the pool that it occupies itself",
+                "let no task of a pool wait for another task of the same pool, or give the pool more workers",
+            )  # fmt: skip
         return case.found(
             "stuck", "self_deadlock", f"{named(one.who)} waits for a {one.what or 'lock'} that it holds itself",
-            f"release it with `with lock:`, or make it a `threading.RLock()`{in_worker(one)}",
+            _release_own(one),
         )  # fmt: skip
     if any(one.facts.get("future") for one in circle):
         fix = "let no task of a pool wait for another task of the same pool, or give the pool more workers"
@@ -87,6 +92,13 @@ def _circle(case: Evidence) -> Finding | None:
     say = " and ".join(named(one.who) for one in circle) if len(circle) == 2 else listed([named(one.who) for one in circle])  # noqa: PLR2004 - two
     waits = "; ".join(f"{named(one.who)} waits for {named(one.targets[0])} ({one.what})" for one in circle)
     return case.found("stuck", "deadlock", f"{say} wait for each other", fix, waits)
+
+
+def _release_own(one: Participant) -> str:
+    """What to do about a lock that a thread takes twice."""
+    if one.location is not None and one.location.source.startswith("with "):
+        return f"make it a `threading.RLock()`, or do not call this while the lock is held{in_worker(one)}"
+    return f"release it with `with lock:`, or make it a `threading.RLock()`{in_worker(one)}"
 
 
 def _pipe_full(case: Evidence) -> Finding | None:

@@ -27,7 +27,7 @@ _FILE = frozenset({"read", "readline", "readlines", "readinto", "read1", "write"
 
 def builtin_wait(frame: FrameType) -> Waiting | None:
     """Of the innermost frame of a thread; None where it runs, or where what it calls cannot be told."""
-    names = names_of(frame, is_innermost=True)
+    names = names_of(frame)
     node = node_at(frame)
     for candidate in [node] if node is not None else calls_on_line(frame):
         waiting = _of_call(candidate, frame, names) if isinstance(candidate, ast.Call) else _of_with(candidate, frame, names)
@@ -66,10 +66,9 @@ def _of_call(node: ast.Call, frame: FrameType, names: dict[str, Any]) -> Waiting
             return Waiting("join", "the end of a process", targets=[("process", pid)] if isinstance(pid, int) and pid > 0 else [])
         return Waiting("io", f"os.{name}()") if name in {"read", "write", "open"} else None
     if function is select.select or (holder is not None and name in _SELECTS and type(holder).__module__ == "select"):
-        return Waiting("io", "a file or socket", timeout_s=_timeout(node, frame, names))
-    if isinstance(holder, LOCKS):
-        return _lock(holder, _timeout(node, frame, names))
-    return None
+        value = _argument(node, 3 if function is select.select else 0, "timeout", frame, names)
+        return Waiting("io", "a file or socket", timeout_s=float(value) if type(value) in {int, float} and value >= 0 else None)
+    return _method(holder, name, node, frame, names) if isinstance(holder, LOCKS) else None
 
 
 def _method(held: Any, name: str, node: ast.Call, frame: FrameType, names: dict[str, Any]) -> Waiting | None:  # noqa: PLR0911 - as above

@@ -32,7 +32,8 @@ _TASK = "task "
 _MOST_FRAMES = 80
 _WATCHED_TYPES = (bool, int, float, str, type(None))
 _MOST_TEXT = 40
-_MOST_NODES = 20_000
+_MOST_NODES = 2_000
+"""Many handles of Python's on a graph end in a crash when it is freed."""
 
 
 def facts_of_this_process() -> dict[str, Any]:
@@ -130,9 +131,9 @@ def _handled(ident: int | None) -> dict[str, Any] | None:
 
 def _values(frames: Sequence[FrameType]) -> dict[str, Any]:
     """Small local values of the innermost frame of the user's: what moves while a loop makes progress."""
-    for place, frame in enumerate(frames):
+    for frame in frames:
         if owner(frame.f_code.co_filename) == "user":
-            held = names_of(frame, is_innermost=not place)
+            held = names_of(frame)
             names = frame.f_code.co_names if frame.f_code.co_name == "<module>" else tuple(held)
             return {name: held[name] for name in names if name in held and _is_small(held[name])}
     return {}

@@ -1,0 +1,114 @@
+"""The verdict of a cell that hangs is in JupyterLab while it still hangs; Stop then ends the cell, and the report stays."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser.lab import EACH_RAN
+from tests.browser.reading import complaints, resize, stand_still
+
+if TYPE_CHECKING:
+    from tests.browser.lab import Lab
+
+pytestmark = pytest.mark.browser
+
+SETUP = """
+import threading
+import time
+import torch
+from torch.utils.data import DataLoader, Dataset
+%load_ext torchdebug_magics
+"""
+
+STUCK = """
+%%hangwatch --after 2
+class Shards(Dataset):
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __len__(self):
+        return 16
+
+    def shard(self, number):
+        with self.lock:
+            return torch.full((4,), number)
+
+    def __getitem__(self, index):
+        with self.lock:
+            return self.shard(index // 4)[index % 4]
+
+
+for batch in DataLoader(Shards(), batch_size=4, num_workers=2):
+    print(batch)
+"""
+
+SLOW = """
+%%hangwatch --after 1
+time.sleep(6)
+"""
+
+HANGS = """
+forever = threading.Lock()
+forever.acquire()
+forever.acquire()
+"""
+
+HAS_SEEN = "word => window.seenTexts.some(text => text.includes(word))"
+VERDICT = "Stuck: DataLoader worker 0 waits for a lock that it holds itself"
+
+
+def wait_for(lab: Lab, words: str) -> None:
+    lab.page.wait_for_function(HAS_SEEN, arg=words, timeout=60_000)
+    assert not lab.page.evaluate(EACH_RAN), f"{words!r} appeared only when the cell had ended"
+
+
+def test_the_verdict_appears_while_the_cell_hangs_and_stop_ends_it(lab: Lab) -> None:
+    lab.open("stuck.ipynb", [SETUP, STUCK, "len(torch.multiprocessing.active_children())"], may_stop=True)
+    lab.start_all()
+    wait_for(lab, VERDICT)
+    assert "In[2] line 10" in lab.text(1)
+    assert "In[2] line 14" in lab.text(1), "where the lock was acquired"
+    lab.shots("hangwatch_hangs")
+    assert not lab.page.evaluate(EACH_RAN)
+    lab.command("notebook:interrupt-kernel")
+    lab.wait_for_each_cell()
+    text = lab.text(1)
+    assert VERDICT in text
+    assert "KeyboardInterrupt" in text
+    assert lab.text(2) == "0"
+    lab.shots("hangwatch_stopped")
+    stand_still(lab.page)
+    resize(lab.page, 1200, 2600)
+    assert complaints(lab.page, all_in_sight=True) == []
+    assert not lab.console_errors, lab.console_errors
+
+
+def test_a_stuck_cell_ends_by_itself_and_the_saved_report_is_whole(lab: Lab) -> None:
+    lab.open("ends.ipynb", [SETUP, STUCK.replace("--after 2", "--after 2 --stop"), SLOW], may_stop=True)
+    lab.start_all()
+    wait_for(lab, "Slow: the main thread is asleep in time.sleep(6)")
+    lab.wait_for_each_cell()
+    assert VERDICT in lab.text(1)
+    assert "asleep" in lab.text(2)
+    lab.shots("hangwatch_slow", cell=2)
+    assert "widget-view" not in json.dumps(lab.save()["cells"])
+    lab.reopen_with_a_new_kernel()
+    assert VERDICT in lab.text(1)
+    assert lab.tables(1).count() >= 1
+
+
+def test_a_watch_over_all_cells_speaks_in_its_own_place(lab: Lab) -> None:
+    lab.open("lasting.ipynb", [SETUP, "%hangwatch on --after 2", HANGS, "%hangwatch off"], may_stop=True)
+    lab.start_all()
+    wait_for(lab, "Stuck: the main thread waits for a lock that it holds itself")
+    assert "Stuck" in lab.text(1)
+    assert lab.text(2) == ""
+    lab.shots("hangwatch_lasting", cell=1)
+    lab.command("notebook:interrupt-kernel")
+    lab.wait_for_each_cell()
+    assert "Stuck" not in lab.text(1)
+    assert "KeyboardInterrupt" in lab.text(2)
+    assert "Stuck: the main thread waits for a lock that it holds itself · In[3] line 3" in lab.text(3)

@@ -1,0 +1,191 @@
+"""Which loops certainly never end, and which may, however unlikely; how far a counted loop has come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from torchdebug_magics.instruments.hangwatch.endless import endless_loop, loop_progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    Looping = Callable[..., FrameType]
+
+CERTAIN = {
+    "True": ("while True:\n    pass", "True"),
+    "1": ("x = 0\nwhile 1:\n    x += 1", "1"),
+    "it sleeps": ("import time\nwhile True:\n    time.sleep(0.01)", "True"),
+    "a name of the cell": ("done = False\nwhile not done:\n    pass", "not done"),
+    "a local name": ("def wait():\n    done = False\n    while not done:\n        pass\nwait()", "not done"),
+    "a comparison": ("n, total = 0, 0\nwhile n < 3:\n    total += 1", "n < 3"),
+    "and": ("a, b = True, 1\nwhile a and b == 1:\n    pass", "a and b == 1"),
+    "a list": ("todo = [1]\nwhile len(todo) > 0:\n    pass", "len(todo) > 0"),
+    "a break that is never reached": ("debug = False\nwhile True:\n    if debug:\n        break", "True"),
+    "inside another loop": ("for i in range(3):\n    while i < 3:\n        pass", "i < 3"),
+    "it calls what cannot change it": ("import math\nn = 3\nwhile n == 3:\n    math.sqrt(2)", "n == 3"),
+    "another name is stored": ("n = 0\nwhile n < 5:\n    m = n + 1", "n < 5"),
+    "None": ("found = None\nwhile found is None:\n    pass", "found is None"),
+}
+
+
+@pytest.mark.parametrize("case", CERTAIN)
+def test_certainly_without_end(case: str, looping: Looping) -> None:
+    code, condition = CERTAIN[case]
+    frame = looping(code)
+    line = next(number for number, text in enumerate(code.splitlines(), 1) if text.strip().startswith("while"))
+    assert endless_loop(frame, alone=True) == (line, condition)
+
+
+METHOD = """
+import time
+done = False
+class Trainer:
+    def end(self):
+        global done
+        done = True
+trainer = Trainer()
+while not done:
+    time.sleep(0.01)
+    trainer
+"""
+WRAPPED = """
+import functools
+import time
+done = False
+@functools.lru_cache
+def end():
+    global done
+    done = True
+def wrap(function):
+    return functools.partial(function)
+end = wrap(end)
+while not done:
+    time.sleep(0.01)
+"""
+LAMBDA = """
+import time
+done = False
+ends = [lambda: globals().update(done=True)]
+while not done:
+    time.sleep(0.01)
+    ends
+"""
+UNCERTAIN = {
+    "break": "while True:\n    if not 1:\n        break\n    x = 3\n    if x == 4:\n        break",
+    "return": "def f(x):\n    while True:\n        if x is f:\n            return\nf(1)",
+    "raise": "x = 1\nwhile True:\n    if x == []:\n        raise ValueError",
+    "yield": "def f():\n    while True:\n        yield 1\nfor _ in f():\n    pass",
+    "try": "while True:\n    try:\n        x = 1\n    except ValueError:\n        pass",
+    "assert": "x = []\nwhile True:\n    assert x == []",
+    "it stores the name": "n = 0\nwhile n < 10 ** 9:\n    n += 1",
+    "it stores it in a branch": "n, m = 0, []\nwhile n < 3:\n    if m:\n        n = 4",
+    "walrus": "n = 0\nwhile n < 3:\n    (n := 0)",
+    "a loop stores it": "n = 0\nwhile n < 3:\n    for n in [0]:\n        pass",
+    "a match stores it": "command = None\nline = []\nwhile command is None:\n    match line:\n        case ['go', command]:\n            pass",
+    "an import stores it": "sys = None\nx = []\nwhile sys is None:\n    if x:\n        import sys",
+    "a def stores it": "done = None\nx = []\nwhile done is None:\n    if x:\n        def done():\n            pass",
+    "an attribute": "class A:\n    done = False\na = A()\nwhile not a.done:\n    pass",
+    "a call": "def step():\n    pass\nwhile True:\n    step()",
+    "a condition that is called": "def goes_on():\n    return True\nwhile goes_on():\n    pass",
+    "an object": "class A:\n    pass\na = A()\nwhile a:\n    pass",
+    "a closure": "import time\ndef f():\n    done = False\n    def end():\n        nonlocal done\n        done = True\n"
+    "    while not done:\n        time.sleep(0.01)\nf()",
+    "a function stores the global name": "import time\ndone = False\ndef end():\n    global done\n    done = True\n"
+    "while not done:\n    time.sleep(0.01)",
+    "a method stores the global name": METHOD,
+    "a function that is wrapped stores the global name": WRAPPED,
+    "a lambda changes the names": LAMBDA,
+    "a closure that is handed on": "def f():\n    done = False\n    def end():\n        nonlocal done\n        done = True\n"
+    "    def step(callback):\n        pass\n    while not done:\n        step(end)\nf()",
+    "a list that grows": "import time\ntodo = []\nwhile len(todo) < 3:\n    todo.append(1)\n    todo.clear()\n    time.sleep(0.01)",
+    "an item is stored": "todo = [1]\nwhile len(todo) > 0:\n    todo[0:0] = []",
+    "a for loop": "for i in iter(int, 1):\n    pass",
+    "it ends": "n = 5\nimport time\nfor _ in range(10 ** 9):\n    while n < 3:\n        pass\n    time.sleep(0.01)",
+    "an await": "import asyncio\nasync def f():\n    while True:\n        await asyncio.sleep(0.01)\nasyncio.run(f())",
+    "a tensor": "import torch\nx = torch.zeros(())\nwhile x == 0:\n    pass",
+}
+
+
+@pytest.mark.parametrize("case", UNCERTAIN)
+def test_may_end(case: str, looping: Looping) -> None:
+    assert endless_loop(looping(UNCERTAIN[case]), alone=True) is None
+
+
+@pytest.mark.parametrize("code", ["done = False\nwhile not done:\n    pass", "todo = [1]\nwhile len(todo) > 0:\n    pass"])
+def test_beside_another_thread_of_the_users_a_global_name_may_change(code: str, looping: Looping) -> None:
+    frame = looping(code)
+    assert endless_loop(frame, alone=True) is not None
+    assert endless_loop(frame, alone=False) is None
+
+
+def test_beside_another_thread_a_local_name_does_not(looping: Looping) -> None:
+    frame = looping("def f():\n    n = 0\n    while n < 1:\n        pass\nf()")
+    assert endless_loop(frame, alone=False) == (3, "n < 1")
+
+
+class Tricky(int):
+    """A number that has its own idea of itself."""
+
+    def __bool__(self) -> bool:
+        Tricky.asked = True
+        return False
+
+
+def test_a_number_of_the_users_own_making_is_not_asked(looping: Looping) -> None:
+    Tricky.asked = False  # type: ignore[attr-defined]
+    frame = looping("import time\nwhile x == 3:\n    time.sleep(0.01)", x=Tricky(3))
+    assert endless_loop(frame, alone=True) is None
+    assert not Tricky.asked  # type: ignore[attr-defined]
+
+
+def test_without_source_or_frame_nothing_is_certain(looping: Looping, tmp_path: Any) -> None:
+    import linecache
+
+    assert endless_loop(None, alone=True) is None
+    frame = looping("while True:\n    pass")
+    (tmp_path / "loop.py").unlink()
+    linecache.checkcache()
+    assert endless_loop(frame, alone=True) is None or frame.f_code.co_filename in linecache.cache
+
+
+# How far ---------------------------------------------------------------------------------------------------------------
+
+SPIN = "    while True:\n        pass"
+COUNTED = {
+    "range": ("for i in range(10):\n{}", (0, 10)),
+    "from the second on": ("for i in range(5, 11, 2):\n    if i < 7:\n        continue\n{}", (1, 3)),
+    "enumerate": ("xs = [1, 2, 3]\nfor i, x in enumerate(xs):\n{}", (0, 3)),
+    "tqdm": ("tqdm = list\nfor i in tqdm(range(4)):\n{}", (0, 4)),
+    "len": ("xs = [1, 2]\nfor i in range(len(xs)):\n{}", (0, 2)),
+    "a name": ("n = 7\nfor epoch in range(n):\n{}", (0, 7)),
+    "the innermost": ("for i in range(10):\n    for j in range(3):\n        while True:\n            pass", (0, 3)),
+    "around a call": ("def f():\n{}\nfor i in range(6):\n    f()", (0, 6)),
+    "a generator's length is not known": ("for i, x in enumerate(iter([1, 2])):\n{}", (0, None)),
+    "no counted loop": ("for x in ['a']:\n{}", None),
+    "no loop": ("if True:\n{}", None),
+}
+
+
+@pytest.mark.parametrize("case", COUNTED)
+def test_how_far_a_loop_has_come(case: str, looping: Looping) -> None:
+    code, wanted = COUNTED[case]
+    assert loop_progress(looping(code.format(SPIN))) == wanted
+
+
+def test_the_length_of_the_users_own_class_is_not_asked(looping: Looping) -> None:
+    asked: list[int] = []
+
+    class Data:
+        def __len__(self) -> int:
+            asked.append(1)
+            return 3
+
+        def __iter__(self) -> Any:
+            return iter([1, 2, 3])
+
+    assert loop_progress(looping(f"for i, x in enumerate(data):\n{SPIN}", data=Data())) == (0, None)
+    assert asked == []
+    assert loop_progress(None) is None
