@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from torchdebug_magics.probing.shell import running_shell
-from torchdebug_magics.probing.source.frames import Owner, frames_above, is_user_code, local_values, owner
+from torchdebug_magics.probing.source.code_owner import Owner, frames_above, is_user_code, local_values, owner
 from torchdebug_magics.report import Location
 
 __all__ = [

@@ -223,7 +223,7 @@ def test_a_system_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "os", NoProc())
         state = process_state(child.pid)
         assert state is not None
-        assert (state.pid, state.parent, state.letter, state.is_zombie) == (child.pid, os.getpid(), "S", False)
+        assert (state.pid, state.parent, state.is_zombie) == (child.pid, os.getpid(), False)
         assert process_state(NOBODY) is None
         assert child.pid in child_pids(os.getpid())
         assert (waits_in(child.pid), command_of(child.pid), catches(child.pid, 10)) == ("", state.name, False)

@@ -55,11 +55,10 @@ def test_of_much_output_the_end_is_kept() -> None:
 
 
 def test_a_mistake_of_the_users_is_the_users() -> None:
-    with streams():
-        with ExitStack() as stack:
-            OutputMeter().attach(stack)
-            with pytest.raises(TypeError):
-                sys.stdout.write(3)  # type: ignore[arg-type]
+    with streams(), ExitStack() as stack:
+        OutputMeter().attach(stack)
+        with pytest.raises(TypeError):
+            sys.stdout.write(3)  # type: ignore[arg-type]
 
 
 def test_one_inside_the_other() -> None:

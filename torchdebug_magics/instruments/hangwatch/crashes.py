@@ -11,7 +11,7 @@ from torchdebug_magics.instruments.hangwatch.causes.ended import error_fix, exit
 from torchdebug_magics.instruments.hangwatch.participants import Participant
 from torchdebug_magics.instruments.hangwatch.report import Finding
 from torchdebug_magics.probing.children.asking import left_error
-from torchdebug_magics.probing.source.frames import owner
+from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.probing.where import location
 
 if TYPE_CHECKING:

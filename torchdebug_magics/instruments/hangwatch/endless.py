@@ -11,7 +11,7 @@ from types import BuiltinFunctionType, FrameType
 from typing import Any
 
 from torchdebug_magics.probing.source.call_sites import MISSING, enclosing, function_node, names_of, value_of
-from torchdebug_magics.probing.source.frames import frames_above, is_user_code
+from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
 
 __all__ = ["endless_loop", "loop_progress"]
 

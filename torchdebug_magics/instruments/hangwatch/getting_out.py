@@ -17,7 +17,7 @@ from weakref import WeakSet
 from torchdebug_magics.machine.files import read
 from torchdebug_magics.machine.process_state import child_pids, process_state
 from torchdebug_magics.probing.source.call_sites import names_of
-from torchdebug_magics.probing.source.frames import frames_above
+from torchdebug_magics.probing.source.code_owner import frames_above
 
 if TYPE_CHECKING:
     from torchdebug_magics.probing.children.launching import Children

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.probing.source.call_sites import enclosing, function_node, names_of, node_at
-from torchdebug_magics.probing.source.frames import frames_above, is_user_code
+from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,10 +6,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.hangwatch.causes.slow import slow
-from torchdebug_magics.instruments.hangwatch.causes.stopped import debugger, stopped
+from torchdebug_magics.instruments.hangwatch.causes.stuck import debugger, stopped
 from torchdebug_magics.instruments.hangwatch.chain import follow, moving
-from torchdebug_magics.instruments.hangwatch.evidence import Evidence
-from torchdebug_magics.instruments.hangwatch.ranks import rank_states
+from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
+from torchdebug_magics.instruments.hangwatch.rank_states import rank_states
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.hangwatch.participants import Look

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.hangwatch.ranks import link_ranks
+from torchdebug_magics.instruments.hangwatch.rank_states import link_ranks
 from torchdebug_magics.machine.process_state import open_pipes
 
 if TYPE_CHECKING:

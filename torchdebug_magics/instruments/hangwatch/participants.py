@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.hangwatch.inside.process_facts import CALL, facts_of_this_process
 from torchdebug_magics.instruments.hangwatch.report import Wait
 from torchdebug_magics.machine.process_state import ProcessState, child_pids, command_of, process_state, thread_cpu_s, waits_in
 from torchdebug_magics.probing.children.asking import AgentError, ask, dumped_stack, left_error, processes_with_agents
-from torchdebug_magics.probing.source.frames import owner
+from torchdebug_magics.probing.source.code_owner import owner
+from torchdebug_magics.probing.waits.process_facts import CALL, facts_of_this_process
 from torchdebug_magics.probing.where import location
 
 if TYPE_CHECKING:

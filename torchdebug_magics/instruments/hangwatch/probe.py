@@ -39,7 +39,7 @@ class HangProbe:
             raise TorchDebugError(msg)
         self._guard = Guard()
         self._hooks = Hooks()
-        self._children = Children(on_error="torchdebug_magics.instruments.hangwatch.inside.error_facts:error_facts")
+        self._children = Children(on_error="torchdebug_magics.probing.waits.error_facts:error_facts")
         self._output = OutputMeter()
         self._presses = StopPresses()
         self._watcher = Watcher(float(after), self._children, self._output, self._presses, self._guard, stops=stop)

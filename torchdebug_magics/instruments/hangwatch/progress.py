@@ -11,9 +11,9 @@ from types import FrameType
 from typing import Any
 
 from torchdebug_magics.instruments.hangwatch.graph_growth import BackwardPass
-from torchdebug_magics.instruments.hangwatch.inside.tasks import cell_frames
 from torchdebug_magics.probing.source.call_sites import names_of
-from torchdebug_magics.probing.source.frames import frames_above, is_user_code
+from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
+from torchdebug_magics.probing.waits.async_tasks import cell_frames
 
 __all__ = ["Progress"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.source.frames import frames_above, owner
+from torchdebug_magics.probing.source.code_owner import frames_above, owner
 
 __all__ = ["installed_tracer"]
 

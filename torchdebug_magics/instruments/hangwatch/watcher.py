@@ -15,7 +15,6 @@ from torchdebug_magics.instruments.hangwatch.crashes import explained, last_user
 from torchdebug_magics.instruments.hangwatch.endless import endless_loop, loop_progress
 from torchdebug_magics.instruments.hangwatch.getting_out import end_processes, new_processes, wake_loop
 from torchdebug_magics.instruments.hangwatch.graph_growth import carried_graph
-from torchdebug_magics.instruments.hangwatch.inside.thread_waits import wait_of
 from torchdebug_magics.instruments.hangwatch.judge import debugger_now, judged
 from torchdebug_magics.instruments.hangwatch.links import link
 from torchdebug_magics.instruments.hangwatch.participants import look_around
@@ -24,7 +23,8 @@ from torchdebug_magics.instruments.hangwatch.report import Finding, LiveHang, Wa
 from torchdebug_magics.instruments.hangwatch.tracers import installed_tracer
 from torchdebug_magics.machine.interrupts import interrupt_main
 from torchdebug_magics.machine.process_state import child_pids, main_thread_ran_s
-from torchdebug_magics.probing.source.frames import frames_above, owner
+from torchdebug_magics.probing.source.code_owner import frames_above, owner
+from torchdebug_magics.probing.waits.thread_waits import wait_of
 from torchdebug_magics.probing.where import locate
 
 if TYPE_CHECKING:

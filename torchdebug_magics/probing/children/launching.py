@@ -66,11 +66,13 @@ class Children:
         self.fork_lock = threading.Lock()
         """Held by who looks at this process: a fork in the middle of a look would copy a lock that nobody releases."""
         self._agent: Agent | None = None
+        self._owner = 0
 
     def attach(self, stack: ExitStack) -> None:
         """Make the folder, and give each process that is started from now on an agent."""
         self.folder = os.path.join(_short_folder(), f"tdm{secrets.token_hex(6)}")  # noqa: PTH118 - text, as sockets take it
-        stack.callback(self._remove_folder, os.getpid())  # first, so that an interrupt cannot lose it
+        self._owner = os.getpid()
+        stack.callback(self._remove_folder)  # first, so that an interrupt cannot lose it
         os.mkdir(self.folder, 0o700)  # noqa: PTH102 - the same
         stack.callback(setattr, self, "_agent", None)
         self._agent = Agent(self.folder, self.on_error)
@@ -81,7 +83,7 @@ class Children:
         """Remove what an interrupt may have left."""
         unwrap_all(self)
         self._agent = None
-        self._remove_folder(os.getpid())
+        self._remove_folder()
 
     def note_ends(self) -> None:
         """See which have ended; to be called again and again."""
@@ -97,8 +99,8 @@ class Children:
         """In a child: the copy of the lock is held by the thread that has forked, which is not there."""
         self.fork_lock = threading.Lock()
 
-    def _remove_folder(self, owner: int) -> None:
-        if self.folder and os.getpid() == owner:
+    def _remove_folder(self) -> None:
+        if self.folder and os.getpid() == self._owner:  # a fork that leaves the block has the same folder, and not the right to it
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self, original: Callable[..., Any], process: BaseProcess) -> Any:

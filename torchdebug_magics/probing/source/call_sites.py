@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from torchdebug_magics.probing.inlined import is_in_comprehension
-from torchdebug_magics.probing.source.frames import local_values
+from torchdebug_magics.probing.source.code_owner import local_values
 
 __all__ = ["MISSING", "calls_on_line", "enclosing", "function_node", "loops_around", "names_of", "node_at", "value_of"]
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.hangwatch import participants
-from torchdebug_magics.instruments.hangwatch.inside.process_facts import facts_of_this_process
 from torchdebug_magics.instruments.hangwatch.judge import judged
 from torchdebug_magics.instruments.hangwatch.links import link
 from torchdebug_magics.instruments.hangwatch.participants import Look, look_around
@@ -19,6 +18,7 @@ from torchdebug_magics.machine.process_state import ProcessState
 from torchdebug_magics.probing.children import launching
 from torchdebug_magics.probing.children.asking import AgentError
 from torchdebug_magics.probing.children.launching import Child, Children
+from torchdebug_magics.probing.waits.process_facts import facts_of_this_process
 
 if TYPE_CHECKING:
     import pytest

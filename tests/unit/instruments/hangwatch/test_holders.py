@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from torchdebug_magics.instruments.hangwatch.inside.process_facts import facts_of_this_process
+from torchdebug_magics.probing.waits.process_facts import facts_of_this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -330,11 +330,12 @@ def test_a_fork_that_leaves_the_block_ends_only_its_own(agents_folder: Path) -> 
             finally:
                 os._exit(0)
         os.waitpid(pid, 0)
-        assert process.is_alive(), "a fork has ended a process of its parent's"
-        assert len(list(agents_folder.iterdir())) == 1
+        is_alive, folders = process.is_alive(), len(list(agents_folder.iterdir()))
+        process.kill()
+        process.join()
         assert session.live() is not None
-    process.kill()
-    process.join()
+    assert is_alive, "a fork has ended a process of its parent's"
+    assert folders == 1, "a fork has removed the folder of its parent's session"
 
 
 def test_output_goes_where_it_went(capsys: pytest.CaptureFixture[str]) -> None:

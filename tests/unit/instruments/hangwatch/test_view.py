@@ -64,12 +64,12 @@ def test_a_circle_is_closed() -> None:
 
 
 VERDICTS = {
-    "finished": (FINISHED, "Finished in 15.0 s: no pause of 10.0 s or longer · 3.5 steps per second, 70% of the time in the DataLoader"),
-    "without a rate": (replace(FINISHED, rate=None), "Finished in 15.0 s: no pause of 10.0 s or longer"),
+    "finished": (FINISHED, "Finished in 15 s: no pause of 10 s or longer · 3.5 steps per second, 70% of the time in the DataLoader"),
+    "without a rate": (replace(FINISHED, rate=None), "Finished in 15 s: no pause of 10 s or longer"),
     "little data": (replace(FINISHED, data_share=0.2), "or longer · 3.5 steps per second"),
-    "interrupted": (replace(FINISHED, state="interrupted", headline="stopped while it made progress"), "Interrupted after 15.0 s: stopped"),
+    "interrupted": (replace(FINISHED, state="interrupted", headline="stopped while it made progress"), "Interrupted after 15 s: stopped"),
     "slow": (replace(REPORT, state="slow", location=None), "Slow: DataLoader worker 0 waits for a lock that it holds itself"),
-    "a crash": (replace(REPORT, state="finished"), "Ended after 15.0 s: DataLoader worker 0"),
+    "a crash": (replace(REPORT, state="finished"), "Ended after 15 s: DataLoader worker 0"),
 }
 
 
@@ -109,14 +109,14 @@ def test_markup_of_the_user_is_text() -> None:
 
 def test_while_it_runs() -> None:
     quiet = LiveHang(elapsed_s=1.0, still_s=0.1, finding=None, rate=None, rate_of="step", at=None)
-    assert plain.render(live_page(quiet)).split("\n")[0].endswith("Running for 1.00 s")
+    assert plain.render(live_page(quiet)).split("\n")[0].endswith("Running for 1 s")
     assert quiet.standing == ""
     still = plain.render(live_page(replace(LIVE, finding=None)))
     assert "no progress for 12 s" in still
     assert "In[3] line 20" in still
     shown = " ".join(plain.render(live_page(LIVE)).split())
     assert "Stuck: DataLoader worker 0" in shown
-    assert LIVE.standing.startswith("Stuck for 12.0 s: DataLoader worker 0 waits for a lock that it holds itself · In[3] line 8")
+    assert LIVE.standing.startswith("Stuck for 12 s: DataLoader worker 0 waits for a lock that it holds itself · In[3] line 8")
 
 
 @pytest.mark.parametrize("report", [REPORT, FINISHED], ids=["stuck", "finished"])

@@ -275,6 +275,7 @@ def test_a_fork_of_ours_that_leaves_the_block_takes_nothing_away(children: Child
         pid = os.fork()
         if not pid:
             stack.close()
+            inner.sweep()
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert Path(inner.folder).is_dir()
@@ -433,10 +434,10 @@ def test_without_room_for_a_socket_the_process_runs_as_without(start: Start, chi
     Path(children.folder).mkdir()
 
 
-def test_a_path_that_is_too_long_for_a_socket_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("temporary", ["/x" * 40, "/tmp"])
+def test_the_path_of_a_socket_is_short(temporary: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(launching.tempfile, "gettempdir", lambda: "/x" * 40)
-    assert launching._short_folder() == "/tmp"
-    monkeypatch.setattr(launching.tempfile, "gettempdir", lambda: "/tmp")
-    assert launching._short_folder() is None
-    assert len(socket_path("/tmp/" + "t" * 60, 2**22)) < 100
+    monkeypatch.setattr(launching.tempfile, "gettempdir", lambda: temporary)
+    folder = Path(launching._short_folder() or temporary)
+    assert folder.is_dir()
+    assert len(socket_path(f"{folder}/{'t' * 20}", 2**22)) < 100

@@ -147,7 +147,7 @@ def test_a_file_that_has_changed_since_is_read_anew(tmp_path: Path) -> None:
         linecache.checkcache(str(file))
         SEEN.clear()
         exec(compile(code, str(file), "exec"), {"look": look})
-        assert SEEN == [code.splitlines()[-1]]
+        assert [code.splitlines()[-1]] == SEEN
 
 
 def test_a_file_that_has_changed_and_is_as_long_is_read_anew(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_file_that_has_changed_and_is_as_long_is_read_anew(tmp_path: Path) -> 
         linecache.cache[str(file)] = (len(code), None, [code], str(file))
         SEEN.clear()
         exec(compile(code, str(file), "exec"), {"look": look})
-        assert SEEN == [code]
+        assert [code] == SEEN
     del linecache.cache[str(file)]
 
 

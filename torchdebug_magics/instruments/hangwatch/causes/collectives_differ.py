@@ -11,9 +11,9 @@ from torchdebug_magics.instruments.hangwatch.causes.wording import named
 from torchdebug_magics.probing.source.call_sites import loops_around
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.evidence import Evidence
+    from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
     from torchdebug_magics.instruments.hangwatch.participants import Participant
-    from torchdebug_magics.instruments.hangwatch.ranks import Issued, RankState
+    from torchdebug_magics.instruments.hangwatch.rank_states import Issued, RankState
     from torchdebug_magics.instruments.hangwatch.report import Finding
     from torchdebug_magics.report import Location
 

@@ -10,7 +10,7 @@ from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.hangwatch.causes.wording import named, short_error
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.evidence import Evidence
+    from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
     from torchdebug_magics.instruments.hangwatch.participants import Participant
     from torchdebug_magics.instruments.hangwatch.report import Finding
 

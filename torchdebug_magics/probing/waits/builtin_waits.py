@@ -13,8 +13,8 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
-from torchdebug_magics.instruments.hangwatch.inside.waiting import Waiting
 from torchdebug_magics.probing.source.call_sites import MISSING, calls_on_line, names_of, node_at, value_of
+from torchdebug_magics.probing.waits.waiting import Waiting
 
 __all__ = ["LOCKS", "builtin_wait", "called_name"]
 

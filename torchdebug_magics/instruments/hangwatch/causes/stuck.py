@@ -11,7 +11,7 @@ from torchdebug_magics.instruments.hangwatch.causes.ended import failed
 from torchdebug_magics.instruments.hangwatch.causes.wording import in_worker, named
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.evidence import Evidence
+    from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
     from torchdebug_magics.instruments.hangwatch.participants import Participant
     from torchdebug_magics.instruments.hangwatch.report import Finding
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.hangwatch.inside.builtin_waits import called_name
-from torchdebug_magics.instruments.hangwatch.inside.collectives import collectives, loaded, rank_of_process
-from torchdebug_magics.instruments.hangwatch.inside.error_facts import error_record
-from torchdebug_magics.instruments.hangwatch.inside.holders import find_holders
-from torchdebug_magics.instruments.hangwatch.inside.tasks import awaited_tasks, loop_tasks, root_task, task_frames, task_wait
-from torchdebug_magics.instruments.hangwatch.inside.thread_waits import own_frames, wait_of
 from torchdebug_magics.probing.source.call_sites import names_of
-from torchdebug_magics.probing.source.frames import owner
+from torchdebug_magics.probing.source.code_owner import owner
+from torchdebug_magics.probing.waits.async_tasks import awaited_tasks, loop_tasks, root_task, task_frames, task_wait
+from torchdebug_magics.probing.waits.builtin_waits import called_name
+from torchdebug_magics.probing.waits.collectives import collectives, loaded, rank_of_process
+from torchdebug_magics.probing.waits.error_facts import error_record
+from torchdebug_magics.probing.waits.lock_holders import find_holders
+from torchdebug_magics.probing.waits.thread_waits import own_frames, wait_of
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.inside.waiting import Waiting
+    from torchdebug_magics.probing.waits.waiting import Waiting
 
 __all__ = ["CALL", "facts_of_this_process"]
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.hangwatch.chain import Chain
     from torchdebug_magics.instruments.hangwatch.participants import Look, Participant
     from torchdebug_magics.instruments.hangwatch.progress import Progress
-    from torchdebug_magics.instruments.hangwatch.ranks import RankState
+    from torchdebug_magics.instruments.hangwatch.rank_states import RankState
     from torchdebug_magics.instruments.hangwatch.report import State
     from torchdebug_magics.report import Location
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from torchdebug_magics.instruments.hangwatch.inside.builtin_waits import builtin_wait
-from torchdebug_magics.instruments.hangwatch.inside.waiting import Target, Waiting
 from torchdebug_magics.probing.source.call_sites import names_of
-from torchdebug_magics.probing.source.frames import owner
+from torchdebug_magics.probing.source.code_owner import owner
+from torchdebug_magics.probing.waits.builtin_waits import builtin_wait
+from torchdebug_magics.probing.waits.waiting import Target, Waiting
 
 __all__ = ["own_frames", "wait_of"]
 

@@ -28,7 +28,7 @@ __all__ = ["OutsideWatch"]
 
 _EVERY_S = 0.5
 _LEAST_LOOKS = 3
-_ON_ERROR = "torchdebug_magics.instruments.hangwatch.inside.error_facts:error_facts"
+_ON_ERROR = "torchdebug_magics.probing.waits.error_facts:error_facts"
 
 
 class OutsideWatch:

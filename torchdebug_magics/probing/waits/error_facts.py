@@ -6,7 +6,7 @@ import time
 import traceback
 from typing import Any
 
-from torchdebug_magics.instruments.hangwatch.inside.collectives import collectives, rank_of_process
+from torchdebug_magics.probing.waits.collectives import collectives, rank_of_process
 
 __all__ = ["error_facts", "error_record"]
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from torchdebug_magics.instruments.hangwatch.inside.waiting import Waiting
 from torchdebug_magics.probing.source.call_sites import names_of
-from torchdebug_magics.probing.source.frames import frames_above, owner
+from torchdebug_magics.probing.source.code_owner import frames_above, owner
+from torchdebug_magics.probing.waits.waiting import Waiting
 
 __all__ = ["awaited_tasks", "cell_frames", "loop_tasks", "root_task", "task_frames", "task_wait"]
 

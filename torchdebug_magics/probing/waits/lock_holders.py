@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.hangwatch.inside.builtin_waits import LOCKS
 from torchdebug_magics.probing.source.call_sites import MISSING, enclosing, function_node, names_of, value_of
-from torchdebug_magics.probing.source.frames import is_user_code
+from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.waits.builtin_waits import LOCKS
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.inside.waiting import Target, Waiting
+    from torchdebug_magics.probing.waits.waiting import Target, Waiting
 
 __all__ = ["Stacks", "find_holders"]
 

@@ -1,0 +1,226 @@
+"""A kernel that is watched while it hangs: what is said in it and after it, how a cell is ended, and what is left then."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import stacks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.kernel.kernels import Kernel
+
+LOAD = "%load_ext torchdebug_magics"
+STATE = """
+def _hang_state():
+    import multiprocessing, signal, sys, threading
+    from multiprocessing.process import BaseProcess
+    fd = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(fd)
+    return (fd, BaseProcess.start.__qualname__ if hasattr(BaseProcess.start, "__qualname__") else "patched",
+            [thread.name for thread in threading.enumerate() if thread.name.startswith("torchdebug")],
+            [vars(stream).get("write") for stream in (sys.stdout, sys.stderr)], signal.getsignal(signal.SIGINT).__name__,
+            [child.name for child in multiprocessing.active_children()])
+"""
+
+
+@pytest.fixture
+def watched(kernel: Kernel) -> Iterator[Kernel]:
+    """A kernel that is afterwards as it was before."""
+    kernel.run(STATE)
+    before = kernel.value("_hang_state()")
+    yield kernel
+    assert kernel.value("_hang_state()") == before
+    kernel.run("del _hang_state")
+
+
+# Through a cell ------------------------------------------------------------------------------------------------------
+
+
+def test_a_name_keeps_the_report_after_an_interrupt(watched: Kernel) -> None:
+    ran = watched.run("%%hangwatch -o h\nimport time\ntime.sleep(20)", interrupt_s=0.8)
+    assert (ran.status, ran.ename) == ("error", "KeyboardInterrupt")
+    assert ran.took_s < 4
+    assert watched.value("(h.state, h.ended_by, h.cause, h.location.line, h.stopped_count)") == "('interrupted', 'Stop', None, 3, 0)"
+
+
+def test_a_lock_of_its_own_is_ended_and_the_lines_are_those_of_the_cell(watched: Kernel) -> None:
+    ran = watched.run("%%hangwatch -o h --after 0.6 --stop\nimport threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()")
+    assert (ran.status, ran.ename) == ("error", "KeyboardInterrupt")
+    assert "Stuck: the main thread waits for a lock that it holds itself" in ran.text.replace("\n", " ")
+    assert "lock.acquire()" in ran.traceback
+    assert "hangwatch" not in ran.traceback, "a line of ours"
+    assert watched.value("(h.state, h.cause, h.location.cell, h.location.line, h.root.acquired.line)") == repr((
+        "stuck", "self_deadlock", ran.count, 5, 4,
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize("body", ["await asyncio.Event().wait()", "await asyncio.gather(asyncio.Queue().get(), asyncio.Event().wait())"])
+def test_an_await_that_never_ends_is_ended(body: str, watched: Kernel) -> None:
+    ran = watched.run(f"%%hangwatch -o h --after 0.6 --stop\nimport asyncio\n{body}")
+    assert ran.status == "error"
+    assert ran.ename in {"KeyboardInterrupt", "CancelledError"}
+    assert watched.value("(h.state, h.ended_by, h.location.line)") == "('stuck', '--stop', 3)"
+
+
+def test_under_time_it_sees_the_same_line(watched: Kernel) -> None:
+    ran = watched.run("%%hangwatch -o h --after 0.5\n%%time\nimport time\ntime.sleep(2)")
+    assert ran.status == "ok"
+    assert "Wall time: 2" in ran.stdout
+    assert watched.value("(h.state, h.location.source)") == "('slow', 'time.sleep(2)')"
+
+
+def test_what_is_printed_is_the_cells(watched: Kernel) -> None:
+    ran = watched.run("%%hangwatch --after 0.5\nimport time\nprint('a')\ntime.sleep(1.6)\nprint('b')")
+    assert ran.stdout == "a\nb\n"
+    assert ran.stderr == ""
+    assert len(ran.displays) == 1, "the live view becomes the report"
+
+
+def test_it_says_where_everything_stands(watched: Kernel) -> None:
+    ran = watched.run("import torchdebug_magics\ntorchdebug_magics.hangwatch.look()")
+    assert "the main thread" in ran.stdout
+    assert f"In[{ran.count}] line 2" in ran.stdout
+
+
+# Over cells ----------------------------------------------------------------------------------------------------------
+
+
+def test_over_cells_it_watches_and_shows_nothing_in_them(watched: Kernel) -> None:
+    assert watched.run("%hangwatch on --after 0.6").status == "ok"
+    plain = watched.run("print('one')")
+    assert (plain.kinds, plain.stdout) == (["stream"], "one\n")
+    slow = watched.run("import time\ntime.sleep(2.2)")
+    assert slow.kinds == []
+    assert watched.run("1 / 0").kinds == ["error"]
+    time.sleep(1.5)  # nothing runs: that is no hang
+    after = watched.run("print('two')")
+    assert (after.kinds, after.stdout) == (["stream"], "two\n")
+    off = watched.run("%hangwatch off")
+    said = " ".join(off.text.split())
+    assert "asleep in time.sleep(2.2)" in said
+    assert f"In[{slow.count}] line 2" in said
+
+
+def test_a_kernel_that_does_nothing_does_not_hang(watched: Kernel) -> None:
+    watched.run("%hangwatch on --after 0.5")
+    time.sleep(2)
+    assert "Finished" in watched.run("%hangwatch off").text
+
+
+def test_a_cell_under_both_and_the_lasting_one_ends_first(watched: Kernel) -> None:
+    watched.run("%hangwatch on --after 5")
+    ran = watched.run("%%hangwatch -q\n%hangwatch off\nprint('x')")
+    assert (ran.status, ran.stdout.splitlines()[-1]) == ("ok", "x")
+    assert watched.run("print('y')").stdout == "y\n"
+
+
+# Getting out ---------------------------------------------------------------------------------------------------------
+
+GLOO = """
+import multiprocessing, os, tempfile, time
+import torch
+import torch.distributed as dist
+
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+def _join(rank, file):
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+
+def _other(file):
+    _join(1, file)
+    time.sleep(600)
+
+_file = os.path.join(tempfile.mkdtemp(), "store")
+"""
+GLOO_CELL = """%%hangwatch -o h --after 1
+_process = multiprocessing.get_context("fork").Process(target=_other, args=(_file,))
+_process.start()
+_join(0, _file)
+dist.all_reduce(torch.ones(2))
+"""
+GLOO_END = """
+import shutil
+dist.destroy_process_group()
+_process.join(); _process.close()
+shutil.rmtree(os.path.dirname(_file))
+"""
+
+
+def test_stop_ends_a_wait_in_gloo_and_the_rank_that_was_started(watched: Kernel) -> None:
+    assert watched.run(GLOO).status == "ok"
+    ran = watched.run(GLOO_CELL, interrupt_s=4)
+    assert ran.status == "error"
+    assert ran.took_s < 8
+    assert watched.value("(h.state, h.ended_by, h.stopped_count, h.cause)") == "('stuck', 'Stop', 1, 'collective_missing')"
+    assert "rank 1 never called all_reduce" in (watched.value("h.headline") or "")
+    assert watched.run(GLOO_END).status == "ok"
+
+
+def test_stop_takes_no_process_of_an_earlier_cell(watched: Kernel) -> None:
+    watched.run("import subprocess\nearlier = subprocess.Popen(['sleep', '60'], start_new_session=True)")
+    ran = watched.run(
+        "%%hangwatch -o h\nmine = subprocess.Popen(['sleep', '60'], start_new_session=True)\nimport time\ntime.sleep(20)", interrupt_s=0.8
+    )
+    assert ran.ename == "KeyboardInterrupt"
+    assert watched.value("(earlier.poll(), mine.wait(5) < 0, h.stopped_count)") == "(None, True, 1)"
+    watched.run("earlier.kill(); earlier.wait(); del earlier, mine")
+
+
+# After the fact ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=stacks.STACKS)
+def mortal(request: pytest.FixtureRequest, start_kernel: Callable[[str], Kernel]) -> Kernel:
+    """A kernel of this module's own."""
+    return start_kernel(request.param)
+
+
+def killed_while(mortal: Kernel, code: str, *, after_s: float) -> int:
+    """Run a cell that prints "begun", and kill the kernel so long after; the number of the cell."""
+    pid = int(mortal.value("__import__('os').getpid()") or 0)
+    mortal.client.execute(code)
+    count = 0
+    while True:
+        message: dict[str, Any] = mortal.client.get_iopub_msg(timeout=60)
+        count = message["content"].get("execution_count", count) if message["msg_type"] == "execute_input" else count
+        if message["content"].get("text", "").strip() == "begun":
+            break
+    time.sleep(after_s)
+    os.kill(pid, signal.SIGKILL)
+    mortal.restart(now=True)
+    return count
+
+
+HANGS = "import threading\nlock = threading.Lock()\nlock.acquire()\nprint('begun', flush=True)\nlock.acquire()"
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["a cell", "lasting"])
+def test_the_next_kernel_says_where_the_last_one_hung_and_why(mortal: Kernel, *, lasting: bool) -> None:
+    mortal.restart()
+    mortal.run(LOAD)
+    if lasting:
+        mortal.run("%hangwatch on --after 0.6")
+    count = killed_while(mortal, HANGS if lasting else f"%%hangwatch --after 0.6\n{HANGS}", after_s=3)
+    line = 5 if lasting else 6
+    said = mortal.run(LOAD).stdout
+    assert re.fullmatch(
+        rf"The kernel before this one was ended while it hung in In\[{count}\] line {line}\. "
+        rf"Stuck for [\d.]+ s: the main thread waits for a lock that it holds itself · In\[{count}\] line {line}: `lock\.acquire\(\)`\.?\n",
+        said,
+    ), said
+    assert mortal.run("%reload_ext torchdebug_magics").stdout == ""
+
+
+def test_a_kernel_that_was_killed_while_all_was_well_says_nothing_of_a_hang(mortal: Kernel) -> None:
+    mortal.restart()
+    mortal.run(LOAD)
+    killed_while(mortal, "%%hangwatch\nprint('begun', flush=True)\nwhile True:\n    x = [0]", after_s=1)
+    assert "hung" not in mortal.run(LOAD).stdout
