@@ -1,4 +1,4 @@
-"""Every planted hang as a person meets it, in real kernels with `%%hangwatch` above the cell; a third on the Colab-like stack too."""
+"""Every planted hang as a person meets it, in real kernels with `%%hangwatch` above the cell; some on each stack."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from tests.hang_cases import HangCase, all_cases
 from tests.hang_cases.door import Outcome, run_all
 
 CASES = all_cases()
-ON_COLAB = [case for case in CASES if not case.needs][::3]
-RUNS = [pytest.param(stack, case, id=f"{stack}-{case.name}") for stack, cases in (("modern", CASES), ("colab", ON_COLAB)) for case in cases]
+# As many as the time for CI allows; `python -m tests.hang_cases.score` runs all of them.
+ON_MODERN = CASES[::3]
+ON_COLAB = [case for case in CASES if not case.needs][1::4]
+RUNS = [
+    pytest.param(stack, case, id=f"{stack}-{case.name}") for stack, cases in (("modern", ON_MODERN), ("colab", ON_COLAB)) for case in cases
+]
 
 # The first test of a stack waits for all of its cells, which run beside each other.
 pytestmark = pytest.mark.timeout(1800)
