@@ -25,8 +25,12 @@ def main(arguments: list[str]) -> int:
     asked = parser.parse_args(arguments)
     row = catalog.instrument("hangwatch")
     watch = OutsideWatch(asked.command, asked.after, stops=asked.stop)
-    for report in watch.reports():
-        print(plain.render(row.page(report)), file=sys.stderr, flush=True)  # noqa: T201 - a terminal is the screen
+    try:
+        for report in watch.reports():
+            print(plain.render(row.page(report)), file=sys.stderr, flush=True)  # noqa: T201 - a terminal is the screen
+    except OSError as error:
+        print(f"{asked.command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201 - a terminal is the screen
+        return 127  # as a shell says it
     return watch.exit_code
 
 

@@ -407,6 +407,7 @@ if not baton.try_acquire():
         line=(10,),
         root="main",
         kind=("sleep", "lock", "python", "io"),
+        ends="interrupt",
         raises="KeyboardInterrupt",
         source="https://github.com/pytorch/pytorch/issues/189245",
     ),

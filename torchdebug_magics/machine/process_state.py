@@ -131,11 +131,14 @@ def child_pids(pid: int) -> list[int]:
     return sorted({int(child) for thread in threads for child in (read(f"/proc/{pid}/task/{thread}/children") or "").split()})
 
 
-def open_pipes(pid: int) -> frozenset[str]:
-    """The pipes that a process holds open, such as ``pipe:[123]``."""
+def open_pipes(pid: int, *, for_writing: bool = False) -> frozenset[str]:
+    """The pipes that a process holds open, such as ``pipe:[123]``; all, or those to which it could write."""
     found = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208 - names are all that is needed
+            flags = (read(f"/proc/{pid}/fdinfo/{name}") or "").partition("flags:")[2].split() if for_writing else ()
+            if flags and not int(flags[0], 8) & (os.O_WRONLY | os.O_RDWR):
+                continue
             found.add(os.readlink(f"/proc/{pid}/fd/{name}"))  # noqa: PTH115 - it is no path
     return frozenset(one for one in found if one.startswith("pipe:"))
 

@@ -48,17 +48,17 @@ class OutputMeter:
 class _Counting:
     """A `write` that counts; once closed, it only hands on."""
 
-    def __init__(self, meter: OutputMeter, write: Callable[[str], Any], before: Any) -> None:
+    def __init__(self, meter: OutputMeter, write: Callable[..., Any], before: Any) -> None:
         self._meter = meter
         self._write = write
         self.before = before
         """What stood in the stream's own dict, or None."""
         self.is_open = True
 
-    def __call__(self, text: str) -> Any:
+    def __call__(self, *texts: Any, **named: Any) -> Any:
         __tracebackhide__ = True
-        if self.is_open and isinstance(text, str):
+        if self.is_open and texts and isinstance(texts[0], str):
             meter = self._meter
-            meter.written += len(text)
-            meter.tail = (meter.tail + text)[-_TAIL:]
-        return self._write(text)
+            meter.written += len(texts[0])
+            meter.tail = (meter.tail + texts[0][-_TAIL:])[-_TAIL:]
+        return self._write(*texts, **named)

@@ -104,7 +104,7 @@ def test_whoever_came_later_stays() -> None:
         meter = OutputMeter()
         with ExitStack() as stack:
             meter.attach(stack)
-            theirs = vars(out)["write"] = lambda text: len(text)
+            theirs = vars(out)["write"] = len
         assert vars(out)["write"] is theirs
 
 

@@ -9,9 +9,9 @@ _HERE = __name__
 INSTRUMENT = Instrument(
     name="hangwatch",
     summary="a cell that does not come back: who waits for whom, at which line, slow or stuck, and what to change",
-    description="""Watches the running cell a few times a second. When it has made no progress for a while (no step, no new line, no output),
-every thread, DataLoader worker, child process and rank is asked where it stands and what it waits for. The report follows the waits to
-their root, says whether that is stuck or only slow, and what to change. It appears while the cell still hangs.
+    description="""Watches the running cell a few times a second. When it has made no progress for a while (no step, no new line,
+no output), every thread, DataLoader worker, child process and rank is asked where it stands and what it waits for. The report follows
+the waits to their root, says whether that is stuck or only slow, and what to change. It appears while the cell still hangs.
 
     %%hangwatch                 above a cell
     %%hangwatch --after 30      look closely only after 30 s without progress

@@ -46,7 +46,11 @@ class OutsideWatch:
     def reports(self) -> Iterator[HangReport]:
         """Run the command to its end; a report whenever its processes have made no progress, for a reason that was not told before."""
         folder = tempfile.mkdtemp(prefix="tdm")
-        process = subprocess.Popen(self._command, env=environment_with_agents(folder, _ON_ERROR))  # noqa: S603 - the user's own command
+        try:
+            process = subprocess.Popen(self._command, env=environment_with_agents(folder, _ON_ERROR))  # noqa: S603 - the user's own command
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         try:
             yield from self._watch(process, folder)
         except KeyboardInterrupt:
@@ -66,7 +70,8 @@ class OutsideWatch:
             time.sleep(_EVERY_S)
             look = look_around(children)
             link(look, self._ranks)
-            _begin_at_ranks(look)
+            if process.poll() is not None or not _begin_at_ranks(look):
+                continue
             now_s = time.monotonic()
             if self._went_on(look):
                 last_s = now_s
@@ -99,11 +104,12 @@ class OutsideWatch:
         )  # fmt: skip
 
 
-def _begin_at_ranks(look: Look) -> None:
-    """The chain begins here, and goes to the processes that do the work: one that has started another only waits for it."""
+def _begin_at_ranks(look: Look) -> bool:
+    """Let the chain go to the processes that do the work: one that has started another only waits. False where there are none."""
     main = look.main
     parents = {state.parent for one in look.everybody.values() if (state := process_state(one.pid)) is not None}
     workers = [one.who for one in look.everybody.values() if one.who != "main" and one.is_main_thread and one.pid not in parents]
     main.kind, main.what, main.frames, main.targets = "join", "the command", [], workers
     main.facts = {"is_waiting": True}
     main.process = {**main.process, "rank": None, "collectives": None}
+    return bool(workers)

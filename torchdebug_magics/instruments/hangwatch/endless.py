@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from types import BuiltinFunctionType, FrameType
 from typing import Any
 
-from torchdebug_magics.probing.source.call_sites import MISSING, enclosing, function_node, names_of, value_of
-from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
+from torchdebug_magics.probing.source.call_sites import MISSING, enclosing, function_node, line_of, names_of, value_of
+from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code
 
 __all__ = ["endless_loop", "loop_progress"]
 
@@ -33,7 +33,7 @@ def endless_loop(frame: FrameType | None, *, alone: bool) -> tuple[int, str] | N
     if frame is None:
         return None
     function = function_node(frame.f_code)
-    loops = [one for one in enclosing(function, frame.f_lineno or 0) if isinstance(one, ast.While)] if function is not None else []
+    loops = [one for one in enclosing(function, line_of(frame)) if isinstance(one, ast.While)] if function is not None else []
     for loop in reversed(loops):
         test = _Test(frame, alone=alone)
         if test.holds(loop.test) and _never_left(loop, test, frame):
@@ -85,7 +85,7 @@ class _Test:
         code = self._frame.f_code
         if name in code.co_cellvars or name in code.co_freevars:
             return False
-        if code.co_name != "<module>" and name in code.co_varnames:
+        if not is_module_code(code) and name in code.co_varnames:
             return True
         self.has_globals = True
         return self._alone and not _may_be_stored(name, code.co_filename)
@@ -142,7 +142,7 @@ def loop_progress(frame: FrameType | None) -> tuple[int, int | None] | None:
         if not is_user_code(one.f_code):
             continue
         function = function_node(one.f_code)
-        around = [] if function is None else [loop for loop in enclosing(function, one.f_lineno or 0) if isinstance(loop, ast.For)]
+        around = [] if function is None else [loop for loop in enclosing(function, line_of(one)) if isinstance(loop, ast.For)]
         for loop in reversed(around):
             if (found := _counted(loop, one)) is not None:
                 return found

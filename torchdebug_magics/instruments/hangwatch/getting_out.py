@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StopPresses", "end_processes", "new_processes", "wake_loop"]
 
-_GRACE_S = 0.5
+_GRACE_S = 2.0
 _HELPERS = ("resource_tracker", "forkserver", "compile_worker", "semaphore_tracker")
 """Processes that libraries start once and keep."""
 
@@ -106,7 +106,7 @@ def end_processes(pids: Iterable[int]) -> int:
     for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
         for pid in filter(_runs, everybody):
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGCONT)  # one that is stopped would not take it
+                os.kill(pid, getattr(signal, "SIGCONT", number))  # one that is stopped would not take it
                 os.kill(pid, number)
         end_s = time.monotonic() + _GRACE_S
         while any(map(_runs, everybody)) and time.monotonic() < end_s:

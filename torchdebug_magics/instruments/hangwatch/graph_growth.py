@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics.probing.source.call_sites import enclosing, function_node, names_of, node_at
+from torchdebug_magics.probing.source.call_sites import enclosing, function_node, line_of, names_of, node_at
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _keeps_graph(call: ast.Call) -> bool:
 def _carrier(frame: FrameType) -> str:
     """A tensor with a graph that the loop makes from itself: ``h = cell(x, h)``, ``total = total + loss``, ``total += loss``."""
     function = function_node(frame.f_code)
-    loops = [one for one in enclosing(function, frame.f_lineno or 0) if isinstance(one, (ast.For, ast.While))] if function else []
+    loops = [one for one in enclosing(function, line_of(frame)) if isinstance(one, (ast.For, ast.While))] if function else []
     names = names_of(frame)
     for statement in ast.walk(loops[0]) if loops else ():
         if isinstance(statement, (ast.Assign, ast.AugAssign)):

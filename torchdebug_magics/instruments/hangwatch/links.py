@@ -30,7 +30,7 @@ def link(look: Look, ranks: dict[int, int]) -> None:
             one.targets = [other.who for other in look.everybody.values() if _works_for_pool(other)]
             one.kind = "join" if one.targets else one.kind
         elif not one.process and one.sleeps_in.startswith("read pipe"):
-            one.facts["our_pipe"] = one.sleeps_in.partition(" ")[2] in open_pipes(os.getpid())
+            one.facts["our_pipe"] = one.sleeps_in.partition(" ")[2] in open_pipes(os.getpid(), for_writing=True)
     link_ranks(look)
 
 
@@ -38,7 +38,9 @@ def _may_write(other: Participant, reader: Participant) -> bool:
     """Whether another process that lives could: not one without work of its own, and not one that waits for the very same."""
     if other.what == reader.what and other.facts.get("pipe") == reader.facts.get("pipe"):
         return False
-    return other.pid != reader.pid and other.is_main_thread and other.kind != "dead" and not other.facts.get("idle") and bool(other.process)
+    if other.pid == reader.pid:  # a thread of the user's beside it
+        return other is not reader and bool(other.location) and not other.is_main_thread
+    return other.is_main_thread and other.kind != "dead" and not other.facts.get("idle") and bool(other.process)
 
 
 def _holds_pipe(other: Participant, reader: Participant) -> bool:

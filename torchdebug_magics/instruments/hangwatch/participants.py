@@ -140,7 +140,9 @@ def _processes(own: dict[str, Any], children: Children | None) -> list[int]:
     for thread in own["threads"]:
         found.update(dict.fromkeys(pid for kind, pid in (thread["waiting"] or {}).get("targets", ()) if kind == "process"))
     found.update(dict.fromkeys(child_pids(os.getpid())))
-    return [pid for pid in found if pid != os.getpid()][:_MOST_PROCESSES]
+    ended = {pid for pid, child in (children.started if children is not None else {}).items() if not child.is_alive()}
+    told = [pid for pid in found if pid != os.getpid()]
+    return [*(pid for pid in told if pid not in ended), *reversed([pid for pid in told if pid in ended])][:_MOST_PROCESSES]
 
 
 def _process(pid: int, child: Child | None, children: Children | None) -> Iterator[Participant]:
@@ -159,6 +161,8 @@ def _process(pid: int, child: Child | None, children: Children | None) -> Iterat
         yield _unasked(pid, child, state, children, silent_s)
         return
     silent.pop(pid, None)
+    if children is not None:
+        children.dumped.pop(pid, None)
     who = _name(facts)
     for thread in facts["threads"]:
         one = _thread(facts, thread, who if thread["is_main"] else f"{who} {_thread_name(thread)}")
@@ -183,7 +187,7 @@ def _thread(facts: dict[str, Any], thread: dict[str, Any], who: str) -> Particip
     state = process_state(pid)
     cpu_s = thread_cpu_s(pid, thread["number"])
     is_waiting = bool(waiting) and waiting["kind"] != "python"
-    if thread["is_main"] and not is_waiting and pid != os.getpid() and state is not None:
+    if thread["is_main"] and not is_waiting and state is not None:
         cpu_s = state.cpu_s  # what it has called may compute in other threads
     numbers = [*((facts["collectives"] or {}).get("status", {}).values())]
     one = Participant(
@@ -224,7 +228,11 @@ def _ended(pid: int, child: Child | None, exit_code: int | None, error: dict[str
 def _unasked(pid: int, child: Child | None, state: ProcessState, children: Children | None, silent_s: float) -> Participant:
     """Of a process without an agent, or in which none gets a turn, what the system says."""
     is_silent = silent_s > _SILENT_S  # else it may only be starting
-    stack = dumped_stack(children.folder, pid, is_alive=True) if is_silent and children is not None else []
+    stack: list[tuple[str, int, str]] = []
+    if is_silent and children is not None and (state.letter == "R" or pid in children.dumped):
+        if pid not in children.dumped:  # once: a signal cuts short what waits in native code
+            children.dumped[pid] = dumped_stack(children.folder, pid, is_alive=True)
+        stack = children.dumped[pid]
     sleeps_in = waits_in(pid)
     kind = "gil" if is_silent else "io" if sleeps_in.startswith(("read", "write", "receive", "connect")) else "native"
     kind = "sleep" if sleeps_in == "sleep" else kind

@@ -105,7 +105,8 @@ class HangProbe:
         self._is_open = False
         self._watcher.end()
         self._ended_by = "itself" if error is None else "error"
-        if isinstance(error, KeyboardInterrupt) or self._watcher.has_stopped or self._watcher.was_pressed:
+        was_stopped = self._watcher.has_stopped_now or self._watcher.was_pressed
+        if error is not None and (isinstance(error, KeyboardInterrupt) or was_stopped):
             self._ended_by = "--stop" if self._watcher.has_stopped else "Stop"
             self._interrupted_at = _lines(trace if trace is not None or error is None else error.__traceback__)
             self._stopped_count = self._watcher.ended_count + end_processes(new_processes(self._children, self._before))

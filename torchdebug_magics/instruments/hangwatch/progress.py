@@ -11,8 +11,8 @@ from types import FrameType
 from typing import Any
 
 from torchdebug_magics.instruments.hangwatch.graph_growth import BackwardPass
-from torchdebug_magics.probing.source.call_sites import names_of
-from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
+from torchdebug_magics.probing.source.call_sites import line_of, names_of
+from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code
 from torchdebug_magics.probing.waits.async_tasks import cell_frames
 
 __all__ = ["Progress"]
@@ -90,7 +90,7 @@ class Progress:
             return users[0] if users else None
         places = tuple((id(one.f_code), one.f_lasti) for one in users)
         latest = (self.steps, self.written, places)
-        lines = {(id(one.f_code), -(one.f_lineno or 0)) for one in users}
+        lines = {(id(one.f_code), -line_of(one)) for one in users}
         is_new = latest[:2] != self._latest[:2] or not self._seen.issuperset(lines)
         if is_new or not self._seen.issuperset(places) or self._other_values(users):
             self._went_on(now_s, is_new=is_new)
@@ -161,6 +161,6 @@ class Progress:
 
 def _held(frame: FrameType) -> list[Any]:
     names = names_of(frame)
-    if frame.f_code.co_name == "<module>":
+    if is_module_code(frame.f_code):
         return [names.get(name) for name in frame.f_code.co_names]
     return list(names.values())

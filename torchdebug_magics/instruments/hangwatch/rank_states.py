@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 __all__ = ["Issued", "RankState", "link_ranks", "rank_states"]
 
 
+_UNEQUAL = frozenset({"scatter", "gather", "all_gather", "all_to_all", "all_to_allv", "alltoall", "alltoall_base"})
+"""In which ranks may give tensors of different sizes."""
+
+
 @dataclass(frozen=True)
 class Issued:
     """A collective as one rank has called it."""
@@ -25,7 +29,7 @@ class Issued:
     @property
     def key(self) -> tuple[object, ...]:
         """What must be the same on every rank."""
-        return (self.op, self.sizes if self.op not in {"scatter", "gather", "all_gather"} else (), self.dtypes)
+        return (self.op, self.sizes if self.op not in _UNEQUAL else (), self.dtypes)
 
     def __str__(self) -> str:
         sizes = " ".join(str(list(size)) for size in self.sizes[:2])
@@ -112,7 +116,7 @@ def _is_with(other: RankState, pending: Issued) -> bool:
 
 def _gone(look: Look, one: Participant) -> list[str]:
     """Ranks that have ended: processes of the same job that are no more."""
-    return [other.who for other in look.everybody.values() if other.kind == "dead" and other.child is not None and other is not one]
+    return [other.who for other in look.everybody.values() if other.kind == "dead" and other.who.startswith("rank ") and other is not one]
 
 
 def _issued(recorded: dict[str, Any] | None) -> list[Issued]:

@@ -102,9 +102,9 @@ def _table(waits: Sequence[Wait], root: Wait | None) -> list[Block]:
     return [
         Table(
             "Where everybody stands",
-            ("who", "waits for", "of", "where", "line"),
+            ("who", "what", "waits for", "where", "line"),
             rows,
-            {"waits for": "prose", "line": "code"},
+            {"what": "prose", "line": "code"},
             marked,
             is_sequence=True,
         )

@@ -23,6 +23,7 @@ from torchdebug_magics.instruments.hangwatch.report import Finding, LiveHang, Wa
 from torchdebug_magics.instruments.hangwatch.tracers import installed_tracer
 from torchdebug_magics.machine.interrupts import interrupt_main
 from torchdebug_magics.machine.process_state import child_pids, main_thread_ran_s
+from torchdebug_magics.probing.shell import running_shell
 from torchdebug_magics.probing.source.code_owner import frames_above, owner
 from torchdebug_magics.probing.waits.thread_waits import wait_of
 from torchdebug_magics.probing.where import locate
@@ -70,6 +71,11 @@ class Watcher:
         self.hint = ""
         """What a cell that was stopped early was waiting for."""
         self.has_stopped = False
+        self.has_stopped_now = False
+        """In the cell that runs now."""
+        self._found_s = 0.0
+        """When it was last found to be stuck."""
+        self.is_over = False
         self.ended_count = 0
         self._children = children
         self._output = output
@@ -89,6 +95,7 @@ class Watcher:
         self._before: list[int] = []
         self._still_at: Location | None = None
         self._still_kind = "python"
+        self._still_what = ""
         """Where the main thread stood when it had made no progress for longest."""
         self._interrupts = 0
         self._old_threads: set[int | None] = set()
@@ -116,6 +123,7 @@ class Watcher:
 
     def end(self) -> None:
         """No more; in the main thread, when the sampler has stopped."""
+        self.is_over = True
         self._presses.look()
         self._ended_s = time.monotonic()
         late_s = self._ended_s - self._looked_s
@@ -126,7 +134,7 @@ class Watcher:
         if self.finding is None and self.progress.longest_s >= self.after_s:
             waited = self.hint or "the main thread computed, without a step or output"
             at = self._still_at
-            root = Wait(who="main", pid=os.getpid(), location=at, kind=self._still_kind, waits_for=None, what=waited)
+            root = Wait(who="main", pid=os.getpid(), location=at, kind=self._still_kind, waits_for=None, what=self._still_what)
             headline = f"{waited} for {duration(self.progress.longest_s)}"
             self.finding = Finding(state="slow", cause=None, headline=headline, location=at, root=root, waits=(root,), chain=("main",))
 
@@ -142,6 +150,7 @@ class Watcher:
         if frame is not None and self.progress.still_s > _ALMOST * max(self.after_s, self.progress.longest_s - _EVERY_S):
             waiting = wait_of([*frames_above(sys._current_frames().get(threading.main_thread().ident or 0))])
             self._still_at, self._still_kind = locate(frame), waiting.kind if waiting is not None else "python"
+            self._still_what = waiting.what if waiting is not None else ""
             self.hint = f"the main thread waited for {waiting.what}" if waiting is not None and waiting.kind != "python" else ""
             self.hint = f"the main thread slept in {waiting.what}" if waiting is not None and waiting.kind == "sleep" else self.hint
         if late_s > _LATE_S:
@@ -270,8 +279,9 @@ class Watcher:
         return Finding(
             state="stuck",
             cause="infinite_loop",
-            headline=f"`while {condition}:` in line {line} never ends: nothing in the loop changes the condition",
-            fix="change a name of the condition in the loop, or `break`",
+            headline=f"`while {condition}:` in line {line} never ends: "
+            + ("nothing in it leaves it" if condition == "True" else "nothing in it changes the condition"),
+            fix="`break` or `return` out of the loop" if condition == "True" else "change a name of the condition in the loop, or `break`",
             location=main.location,
             root=replace(main, kind="python", waits_for=None, what=f"while {condition}"),
             waits=(replace(main, kind="python", waits_for=None),),
@@ -280,11 +290,20 @@ class Watcher:
         )
 
     def _found(self, finding: Finding) -> None:
+        if finding.state == "stuck":
+            self._found_s = time.monotonic()
         with self._lock:
             now = self.finding
             if now is None or _WORST[finding.state] >= _WORST[now.state]:
                 keeps_name = now is not None and now.state == finding.state and finding.cause is None and now.cause is not None
+                self._say(finding)
                 self.finding = replace(now, since_s=finding.since_s) if now is not None and keeps_name else finding
+
+    def _say(self, finding: Finding) -> None:
+        """In a script nobody shows the report while it hangs."""
+        if finding.state == "stuck" and (self.finding is None or self.finding.state != "stuck") and running_shell() is None:
+            where = f" · {finding.location}: `{finding.location.source}`" if finding.location is not None else ""
+            sys.stderr.write(f"hangwatch: Stuck: {finding.headline}{where}\n" + (f"fix: {finding.fix}\n" if finding.fix else ""))
 
     def _was_held(self, late_s: float, frame: FrameType | None) -> None:
         """No look was possible for so long: a call held the GIL, if this process computed or nothing else explains it."""
@@ -319,15 +338,26 @@ class Watcher:
 
     def _get_out(self, now_s: float) -> None:
         """Interrupt a cell that is stuck, where that was asked for; help Stop where the main thread does not act on it."""
+        if self.progress.is_idle:  # between two cells of a lasting session, what belongs to a cell is over
+            self._presses.at_s, self._interrupts, self._found_s = None, 0, 0.0
+            self.has_stopped_now = False
+            self._before = child_pids(os.getpid())
+            return
         pressed_s = self._presses.at_s
-        if self._stops and not self.has_stopped and self.finding is not None and self.finding.state == "stuck":
+        if self._stops and not self.has_stopped_now and self._found_s:
+            self.has_stopped_now = True
             self.has_stopped = True
             interrupt_main()
             wake_loop()
             self._presses.at_s = pressed_s = now_s
-        if pressed_s is None or now_s - max(pressed_s, self.progress.rested_s) < _STOP_S or self._interrupts >= _MOST_INTERRUPTS:
+        if (
+            self.is_over
+            or pressed_s is None
+            or now_s - max(pressed_s, self.progress.rested_s) < _STOP_S
+            or self._interrupts >= _MOST_INTERRUPTS
+        ):
             return
-        if self.progress.rested_s > pressed_s and (self.finding is None or self.finding.state != "stuck"):
+        if self.progress.rested_s > pressed_s and self._found_s <= pressed_s:
             return  # it has acted on it, and goes on by itself
         self._interrupts += 1
         self._presses.at_s = now_s

@@ -74,7 +74,7 @@ class Agent:
         """Let a signal write the stacks to a file, for when no Python thread gets a turn; only one that nobody handles."""
         number = dump_signal()
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-            file = Path(self.folder, f"{os.getpid()}.stack").open("wb", buffering=0)  # noqa: SIM115 - for the life of the process
+            file = Path(self.folder, f"{os.getpid()}.stack").open("ab", buffering=0)  # noqa: SIM115 - for the life of the process
             faulthandler.register(number, file=file, all_threads=False)  # the frames of a thread that runs may not be read
             if not faulthandler.is_enabled():
                 faulthandler.enable(file=file)

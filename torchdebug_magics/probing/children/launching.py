@@ -63,6 +63,8 @@ class Children:
         self.started: dict[int, Child] = {}
         self.silent: dict[int, float] = {}
         """Since when a process has not answered."""
+        self.dumped: dict[int, list[tuple[str, int, str]]] = {}
+        """The stacks of those that do not answer."""
         self.fork_lock = threading.Lock()
         """Held by who looks at this process: a fork in the middle of a look would copy a lock that nobody releases."""
         self._agent: Agent | None = None
@@ -107,11 +109,11 @@ class Children:
         __tracebackhide__ = True
         method = str(getattr(process, "_start_method", None) or _default_method())
         if method != "fork":
-            held = {**vars(process)}
-            vars(process).clear()  # the agent is pickled first, and begins before the rest, which may fail to arrive
-            vars(process).update({"_torchdebug_agent": self._agent, **held})
-        got = self.fork_lock.acquire(timeout=_FORK_WAIT_S)
+            # The agent is pickled first, and begins before the rest, which may fail to arrive.
+            process.__dict__ = {"_torchdebug_agent": self._agent, **vars(process)}
+        got = False
         try:
+            got = self.fork_lock.acquire(timeout=_FORK_WAIT_S)
             return original(process)
         finally:
             if got:
@@ -136,7 +138,7 @@ def _runs(pid: int, started_s: float) -> bool:
 def _default_method() -> str:
     import multiprocessing  # noqa: PLC0415 - its contexts are made at import
 
-    return str(multiprocessing.get_start_method(allow_none=True) or "fork")
+    return multiprocessing.get_start_method()
 
 
 def _short_folder() -> str:

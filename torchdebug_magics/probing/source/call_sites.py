@@ -6,6 +6,7 @@ import ast
 import builtins
 import dis
 import functools
+import inspect
 import linecache
 import operator
 import sys
@@ -15,9 +16,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 from torchdebug_magics.probing.inlined import is_in_comprehension
-from torchdebug_magics.probing.source.code_owner import local_values
+from torchdebug_magics.probing.source.code_owner import is_module_code, local_values, owner
 
-__all__ = ["MISSING", "calls_on_line", "enclosing", "function_node", "loops_around", "names_of", "node_at", "value_of"]
+__all__ = ["MISSING", "calls_on_line", "enclosing", "function_node", "line_of", "loops_around", "names_of", "node_at", "value_of"]
 
 MISSING: Any = object()
 """Stands for a value that cannot be had without running code."""
@@ -29,10 +30,9 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.FloorDiv: operator.floordiv,
 }
 _OPENS = frozenset({"BEFORE_WITH", "BEFORE_ASYNC_WITH", "LOAD_SPECIAL", "CALL"})
-_CALLS = _OPENS | {
-    "CALL_FUNCTION", "CALL_FUNCTION_EX", "CALL_FUNCTION_KW", "CALL_INTRINSIC_1", "CALL_KW", "CALL_METHOD", "FOR_ITER", "PRECALL", "SEND",
-    "SETUP_WITH", "YIELD_FROM", "YIELD_VALUE", "LOAD_ATTR", "LOAD_METHOD", "BINARY_OP", "BINARY_SUBSCR", "STORE_ATTR", "STORE_SUBSCR",
-}  # fmt: skip
+_TRACER_TAKES = 3
+_TRACERS = frozenset({"bdb", "pdb", "trace", "profile", "cProfile", "doctest"})
+_OWN_LOCALS = frozenset({"locals", "vars", "eval", "exec", "dir"})
 _WITHIN = 12
 """Code units before, in which what a `with` enters ends."""
 _PLAIN_GETTERS = (types.ModuleType, type)
@@ -41,14 +41,22 @@ _PLAIN_GETTERS = (types.ModuleType, type)
 def names_of(frame: FrameType) -> dict[str, Any]:
     """The local variables, read from another thread; of a cell or module the global ones. Empty where a look could disturb the frame.
 
-    Before Python 3.13, who traces a frame writes its variables back from the dict that is read here. A frame that makes a call, and the
-    innermost frame, are not in the middle of that.
+    Before Python 3.13 a function has one dict for its locals. It is left alone where the function itself may have it, and while a trace
+    or profile function could run, after which the variables are written back from it.
     """
-    if frame.f_code.co_name == "<module>":
+    if is_module_code(frame.f_code):
         return frame.f_globals
-    if frame.f_trace is not None or is_in_comprehension(frame) or not _is_undisturbed(frame):
+    if sys.version_info < (3, 13) and not (_OWN_LOCALS.isdisjoint(frame.f_code.co_names) and _is_undisturbed(frame)):
         return {}
-    return local_values(frame)
+    return {} if frame.f_trace is not None or is_in_comprehension(frame) else local_values(frame)
+
+
+def line_of(frame: FrameType) -> int:
+    """The line at which a frame is; of a jump that has none, the line before it."""
+    if frame.f_lineno:
+        return frame.f_lineno
+    before = [line for start, _, line in frame.f_code.co_lines() if start <= frame.f_lasti and line]
+    return before[-1] if before else frame.f_code.co_firstlineno
 
 
 def node_at(frame: FrameType) -> ast.expr | None:
@@ -68,9 +76,19 @@ def node_at(frame: FrameType) -> ast.expr | None:
 
 
 def _is_undisturbed(frame: FrameType) -> bool:
-    if sys.version_info >= (3, 13) or _instruction(frame) in _CALLS:
-        return True
-    return any(frame is innermost for innermost in sys._current_frames().values())
+    """Whether a frame is the innermost one, is suspended, or has called what cannot be a trace function: that takes three arguments."""
+    for innermost in sys._current_frames().values():
+        callee: FrameType | None = innermost
+        if callee is frame:
+            return True
+        while callee is not None and callee.f_back is not frame:
+            callee = callee.f_back
+        if callee is not None:
+            code = callee.f_code
+            takes_three = code.co_argcount - ("self" in code.co_varnames[:1]) >= _TRACER_TAKES or bool(code.co_flags & inspect.CO_VARARGS)
+            is_known = owner(code.co_filename) in {"torch", "python"} and str(callee.f_globals.get("__name__")) not in _TRACERS
+            return is_known or not takes_three
+    return True  # of a coroutine
 
 
 def _opens_with(frame: FrameType) -> bool:
@@ -88,7 +106,7 @@ def _instruction(frame: FrameType) -> str:
 def calls_on_line(frame: FrameType) -> list[ast.expr]:
     """The calls that begin on the line at which the frame is."""
     spans = _spans(frame.f_code.co_filename, _text_of(frame.f_code.co_filename))
-    return [node for node in spans.values() if isinstance(node, ast.Call) and node.lineno == frame.f_lineno]
+    return [node for node in spans.values() if isinstance(node, ast.Call) and node.lineno == line_of(frame)]
 
 
 def value_of(node: ast.expr, frame: FrameType, names: dict[str, Any] | None = None) -> Any:  # noqa: PLR0911 - one for each kind of node
@@ -117,7 +135,7 @@ def value_of(node: ast.expr, frame: FrameType, names: dict[str, Any] | None = No
 def function_node(code: CodeType) -> ast.AST | None:
     """The function, or the module, that a piece of code was compiled from."""
     tree = _tree(code.co_filename, _text_of(code.co_filename))
-    if tree is None or code.co_name == "<module>":
+    if tree is None or is_module_code(code):
         return tree
     lines = {code.co_firstlineno}
     for node in ast.walk(tree):

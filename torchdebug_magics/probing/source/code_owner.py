@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["Owner", "frames_above", "is_user_code", "local_values", "owner"]
+__all__ = ["Owner", "frames_above", "is_module_code", "is_user_code", "local_values", "owner"]
 
 Owner: TypeAlias = Literal["user", "library", "torch", "own", "python"]
 
@@ -49,6 +49,11 @@ def owner(filename: str) -> Owner:
 def is_user_code(code: CodeType) -> bool:
     """Whether the code was written by the user and not installed."""
     return owner(code.co_filename) == "user"
+
+
+def is_module_code(code: CodeType) -> bool:
+    """Whether it is that of a module or a cell, whose names are global; IPython has called cells otherwise for a while."""
+    return code.co_name == "<module>" or code.co_name.startswith("<cell line")
 
 
 def frames_above(frame: FrameType | None) -> Iterator[FrameType]:

@@ -82,7 +82,7 @@ def task_wait(task: Any, tasks: Sequence[Any]) -> Waiting:
     targets = [("thread", id(one)) for one in waits_for if one in tasks]
     if targets:
         return Waiting("join", "a task", targets=targets)  # type: ignore[arg-type]
-    return Waiting("event", "a future", on=waited)
+    return Waiting("event", "a future", on=waited, facts={"of_loop": True})
 
 
 def awaited_tasks(task: Any, tasks: Sequence[Any]) -> list[Any]:

@@ -44,7 +44,7 @@ def called_name(frame: FrameType) -> str:
 
 def _of_with(node: ast.expr, frame: FrameType, names: dict[str, Any]) -> Waiting | None:
     """``with lock:``, whose entering has no call in the source."""
-    return _lock(value_of(node, frame, names), None)
+    return _named_lock(_lock(value_of(node, frame, names), None), node)
 
 
 def _of_call(node: ast.Call, frame: FrameType, names: dict[str, Any]) -> Waiting | None:  # noqa: PLR0911 - a table by function
@@ -76,7 +76,7 @@ def _method(held: Any, name: str, node: ast.Call, frame: FrameType, names: dict[
     if name in {"acquire", "__enter__"} and (isinstance(held, LOCKS) or kind.__module__ in {"threading", "multiprocessing.synchronize"}):
         if _argument(node, 0, "blocking", frame, names) is False or _argument(node, 0, "block", frame, names) is False:
             return None
-        return _lock(held, _timeout(node, frame, names))
+        return _named_lock(_lock(held, _timeout(node, frame, names)), node.func)
     if isinstance(held, SimpleQueue) and name == "get":
         return Waiting("queue", "queue.get()", on=held, timeout_s=_timeout(node, frame, names), facts={"get": True})
     if isinstance(held, socket.socket) and name in _SOCKET:
@@ -101,6 +101,14 @@ def _pipe_of(file: Any) -> dict[str, str]:
     except (OSError, ValueError, AttributeError):
         return {}
     return {"pipe": target} if target.startswith("pipe:") else {}
+
+
+def _named_lock(waiting: Waiting | None, node: ast.expr) -> Waiting | None:
+    """With the name by which the user's code calls the lock."""
+    held = node.value if isinstance(node, ast.Attribute) and node.attr in {"acquire", "__enter__"} else node
+    if waiting is not None:
+        waiting.facts["name"] = getattr(held, "attr", getattr(held, "id", ""))
+    return waiting
 
 
 def _lock(held: Any, timeout_s: float | None) -> Waiting | None:

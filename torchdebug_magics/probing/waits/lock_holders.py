@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import gc
 import re
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.probing.source.call_sites import MISSING, enclosing, function_node, names_of, value_of
-from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.source.call_sites import MISSING, enclosing, function_node, line_of, names_of, value_of
+from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code
 from torchdebug_magics.probing.waits.builtin_waits import LOCKS
 
 if TYPE_CHECKING:
@@ -23,13 +25,17 @@ Stacks = Mapping[int, Sequence[FrameType]]
 """The frames of each thread, by its ident, innermost first."""
 _OWNER = re.compile(r"owner=(\d+)")
 _MOST_FUNCTIONS = 2000
+_KERNEL = ("IPython", "ipykernel", "tornado", "zmq")
 
 
 def find_holders(ident: int, waiting: Waiting, stacks: Stacks, waits: Mapping[int, Waiting | None]) -> None:
     """Fill in `targets`, and in `facts` where a lock was acquired, or who could still feed a queue or set an event."""
     if waiting.on is None or waiting.targets:
         return
-    if waiting.kind == "lock":
+    if waiting.facts.get("of_loop"):
+        waiting.targets = _busy_in_pools(stacks)
+        waiting.facts["may_end"] = True  # a socket, a process or a callback may resolve it
+    elif waiting.kind == "lock":
         _lock_holder(ident, waiting, stacks)
     elif waiting.facts.get("future"):
         waiting.targets = _runners(waiting.on, stacks)
@@ -41,7 +47,26 @@ def find_holders(ident: int, waiting: Waiting, stacks: Stacks, waits: Mapping[in
         alike = {other for other, one in waits.items() if one is not None and one.on is waiting.on}
         users = [other for other, frames in stacks.items() if other not in alike and _refers(frames, waiting.on)]
         waiting.targets = [("thread", other) for other in users]
-        waiting.facts["feeders"] = len(users)
+    if waiting.kind in {"queue", "event"} and not waiting.targets and not waiting.facts.get("idle"):
+        waiting.facts["may_end"] = waiting.facts.get("may_end") or _may_be_ended(ident, any_loop=bool(waiting.facts.get("future")))
+
+
+def _may_be_ended(ident: int, *, any_loop: bool) -> bool:
+    """Whether a timer, an event loop in another thread, or a handler of an alarm could end a wait: what they will run is not known."""
+    if hasattr(signal, "getitimer") and any(signal.getitimer(which)[0] for which in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL)):
+        return True
+    stacks = sys._current_frames()
+    for thread in threading.enumerate():
+        if thread.ident == ident or thread.ident is None:
+            continue
+        target = getattr(thread, "_target", None)
+        if isinstance(thread, threading.Timer):
+            return True
+        module = str(getattr(target, "__module__", type(thread).__module__))
+        is_kernels = thread is threading.main_thread() or module.startswith(_KERNEL[1:] if any_loop else _KERNEL)
+        if not is_kernels and any(frame.f_code.co_name == "_run_once" for frame in frames_above(stacks.get(thread.ident))):
+            return True
+    return False
 
 
 def _lock_holder(ident: int, waiting: Waiting, stacks: Stacks) -> None:
@@ -51,36 +76,41 @@ def _lock_holder(ident: int, waiting: Waiting, stacks: Stacks) -> None:
         waiting.targets = [("thread", int(owner[1]))]
     for other, frames in sorted(stacks.items(), key=lambda item: item[0] != ident):
         for frame in frames:
-            line = _acquired_at(frame, lock) if is_user_code(frame.f_code) else None
-            if line is not None and (not waiting.targets or waiting.targets == [("thread", other)]):
-                waiting.targets = [("thread", other)]
-                waiting.facts["acquired"] = (frame.f_code.co_filename, line, frame.f_code.co_name)
-                return
+            line, by_with = _acquired_at(frame, lock)
+            is_free = other == ident and waiting.facts.get("semaphore") and not lock._semlock._count()
+            if line is None or is_free or (waiting.targets and waiting.targets != [("thread", other)]):
+                continue
+            others = (
+                [one for one, theirs in stacks.items() if one != ident and _refers(theirs, lock)] if other == ident and not by_with else []
+            )
+            waiting.targets = [("thread", one) for one in others or [other]]  # a lock may be a signal, that another thread gives
+            waiting.facts["acquired"] = (frame.f_code.co_filename, line, frame.f_code.co_name)
+            return
     if not waiting.targets:
-        waiting.facts["acquired"], waiting.facts["acquired_by_with"] = _acquired_somewhere(lock)
+        waiting.facts["acquired"], waiting.facts["acquired_by_with"] = _acquired_somewhere(str(waiting.facts.get("name", "")))
 
 
-def _acquired_at(frame: FrameType, lock: Any) -> int | None:
-    """The line of a frame's function at which it took the lock that it still holds."""
-    function = function_node(frame.f_code)
+def _acquired_at(frame: FrameType, lock: Any) -> tuple[int | None, bool]:
+    """The line of a frame's function at which it took the lock that it still holds, and whether by a `with`."""
+    function = function_node(frame.f_code) if not frame.f_code.co_filename.startswith("<frozen") else None
     if function is None:
-        return None
-    line, names = frame.f_lineno or 0, names_of(frame)
+        return None, False
+    line, names = line_of(frame), names_of(frame)
     for statement in enclosing(function, line):
         if isinstance(statement, (ast.With, ast.AsyncWith)) and line > statement.lineno:
             for item in statement.items:
                 if _same(value_of(item.context_expr, frame, names), lock):
-                    return item.context_expr.lineno
+                    return item.context_expr.lineno, True
     taken: int | None = None
     for node in _own_calls(function):
         if isinstance(node.func, ast.Attribute) and _same(value_of(node.func.value, frame, names), lock) and node.lineno < line:
             taken = node.lineno if node.func.attr == "acquire" else None if node.func.attr == "release" else taken
-    return taken if taken is not None else _taken_by_last_round(function, frame, lock, names)
+    return taken if taken is not None else _taken_by_last_round(function, frame, lock, names), False
 
 
 def _taken_by_last_round(function: ast.AST, frame: FrameType, lock: Any, names: dict[str, Any]) -> int | None:
     """In a loop whose body takes the lock, at the line where it waits now, and never gives it back."""
-    line = frame.f_lineno or 0
+    line = line_of(frame)
     loops = [one for one in enclosing(function, line) if isinstance(one, (ast.For, ast.While))]
     if not loops:
         return None
@@ -106,12 +136,10 @@ def _same(value: Any, lock: Any) -> bool:
     return value is not MISSING and (value is lock or (type(value).__module__ == "threading" and getattr(value, "_lock", None) is lock))
 
 
-def _acquired_somewhere(lock: Any) -> tuple[tuple[str, int, str] | None, bool]:
-    """Where a function of the user's that has ended took it, by a global name or an attribute, and whether in a `with`."""
-    names = {
-        name for holder in gc.get_referrers(lock) if isinstance(holder, dict) for name, value in tuple(holder.items()) if value is lock
-    }
-    for code in _user_functions():
+def _acquired_somewhere(name: str) -> tuple[tuple[str, int, str] | None, bool]:
+    """Where a function of the user's that has ended took a lock of this name, if only one does, and whether in a `with`."""
+    found = []
+    for code in _user_functions() if name else ():
         function = function_node(code)
         for node in [] if function is None else ast.walk(function):
             taken: ast.expr | None = None
@@ -119,9 +147,9 @@ def _acquired_somewhere(lock: Any) -> tuple[tuple[str, int, str] | None, bool]:
                 taken = node.func.value
             elif isinstance(node, ast.withitem):
                 taken = node.context_expr
-            if taken is not None and {getattr(taken, "id", None), getattr(taken, "attr", None)} & names:
-                return (code.co_filename, taken.lineno, code.co_name), isinstance(node, ast.withitem)
-    return None, False
+            if taken is not None and name in {getattr(taken, "id", None), getattr(taken, "attr", None)}:
+                found.append(((code.co_filename, taken.lineno, code.co_name), isinstance(node, ast.withitem)))
+    return found[0] if len(found) == 1 else (None, bool(found) and all(by_with for _, by_with in found))
 
 
 def _user_functions() -> Iterator[CodeType]:
@@ -155,6 +183,16 @@ def _is_to_run(future: Any, frame: FrameType) -> bool:
     return any(cell.cell_contents is future for closure in closures for cell in closure)
 
 
+def _busy_in_pools(stacks: Stacks) -> list[Target]:
+    """The threads of pools that run the user's code: one of them may compute what a coroutine awaits."""
+    return [
+        ("thread", ident)
+        for ident, frames in stacks.items()
+        if any(frame.f_globals.get("__name__") == "concurrent.futures.thread" for frame in frames)
+        and any(is_user_code(frame.f_code) for frame in frames)
+    ]
+
+
 def _queued(queue: Any) -> list[Any]:
     """The work that waits in a pool's queue: held by its `SimpleQueue`, which tells the collector what it refers to."""
     items: list[Any] = []
@@ -168,7 +206,7 @@ def _refers(frames: Sequence[FrameType], wanted: Any) -> bool:
     for frame in frames:
         if is_user_code(frame.f_code):
             names = names_of(frame)
-            used = frame.f_code.co_names if frame.f_code.co_name == "<module>" else (*frame.f_code.co_names, *names)
+            used = frame.f_code.co_names if is_module_code(frame.f_code) else (*frame.f_code.co_names, *names)
             for name in used:
                 value = names.get(name, frame.f_globals.get(name, MISSING))
                 if value is wanted or _holds(value, wanted):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.probing.source.call_sites import names_of
-from torchdebug_magics.probing.source.code_owner import owner
+from torchdebug_magics.probing.source.call_sites import line_of, names_of
+from torchdebug_magics.probing.source.code_owner import is_module_code, owner
 from torchdebug_magics.probing.waits.async_tasks import awaited_tasks, loop_tasks, root_task, task_frames, task_wait
 from torchdebug_magics.probing.waits.builtin_waits import called_name
 from torchdebug_magics.probing.waits.collectives import collectives, loaded, rank_of_process
@@ -110,7 +110,7 @@ def _thread(thread: threading.Thread | _Task, frames: Sequence[FrameType], waiti
         "number": thread.native_id,
         "is_main": thread is threading.main_thread(),
         "is_daemon": thread.daemon,
-        "frames": [(frame.f_code.co_filename, frame.f_lineno or frame.f_code.co_firstlineno, frame.f_code.co_name) for frame in shown],
+        "frames": [(frame.f_code.co_filename, line_of(frame), frame.f_code.co_name) for frame in shown],
         "at": [frame.f_lasti for frame in shown],
         "values": _values(frames),
         "calls": called_name(frames[0]) if frames else "",
@@ -134,7 +134,7 @@ def _values(frames: Sequence[FrameType]) -> dict[str, Any]:
     for frame in frames:
         if owner(frame.f_code.co_filename) == "user":
             held = names_of(frame)
-            names = frame.f_code.co_names if frame.f_code.co_name == "<module>" else tuple(held)
+            names = frame.f_code.co_names if is_module_code(frame.f_code) else tuple(held)
             return {name: held[name] for name in names if name in held and _is_small(held[name])}
     return {}
 
@@ -147,7 +147,7 @@ def _unused_parameters(stacks: Iterable[Sequence[FrameType]]) -> list[str]:
     """Of the models under DistributedDataParallel that the user's code holds: parameters without a gradient, where others have one."""
     found: list[str] = []
     for frame in (frame for frames in stacks for frame in frames if owner(frame.f_code.co_filename) == "user"):
-        for model in names_of(frame).values() if frame.f_code.co_name != "<module>" else ():
+        for model in names_of(frame).values() if not is_module_code(frame.f_code) else ():
             if type(model).__module__ == "torch.nn.parallel.distributed" and hasattr(model, "module"):
                 trained = {name: value.grad is not None for name, value in model.module.named_parameters() if value.requires_grad}
                 found += [name for name, has_gradient in trained.items() if not has_gradient] if any(trained.values()) else []

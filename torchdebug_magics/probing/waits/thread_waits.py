@@ -15,11 +15,12 @@ from torchdebug_magics.probing.waits.waiting import Target, Waiting
 
 __all__ = ["own_frames", "wait_of"]
 
-_DEBUGGERS = frozenset({"pdb", "bdb", "ipdb", "cmd", "IPython.core.debugger", "IPython.terminal.debugger", "pydevd", "pudb.debugger"})
+_DEBUGGERS = frozenset({"pdb", "bdb", "ipdb", "cmd", "IPython.core.debugger", "IPython.terminal.debugger", "pudb.debugger"})
 _PROMPTS = frozenset({"interaction", "cmdloop", "_cmdloop", "_do_wait_suspend", "do_wait_suspend"})
 _INPUTS = frozenset({"_input_request", "raw_input", "getpass"})
 _NETWORK = ("urllib3", "http.client", "urllib.request", "requests", "httpx", "httpcore", "aiohttp", "ssl", "socket", "ftplib", "smtplib")
 _COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.utils.cpp_extension", "triton")
+_LAUNCHERS = ("torch.distributed.launcher", "torch.distributed.elastic", "torch.distributed.run", "torch.distributed.checkpoint")
 _COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed")
 _IDLE = {
     ("multiprocessing.pool", "worker"), ("multiprocessing.pool", "_handle_workers"), ("multiprocessing.pool", "_handle_tasks"),
@@ -70,7 +71,7 @@ def _known(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:  # n
         waiting = reader(names_of(frame))
         if waiting is not None:
             return waiting
-    if _is_in(module, _COLLECTIVES) and not name.startswith(("_", "wrapper", "forward")):
+    if _is_in(module, _COLLECTIVES) and not _is_in(module, _LAUNCHERS) and not name.startswith(("_", "wrapper", "forward")):
         return _collective(name, names_of(frame))
     if _is_in(module, _COMPILERS):
         return Waiting("python", "torch.compile", facts={"compiling": True})
@@ -121,7 +122,7 @@ def _condition(held: Mapping[str, Any]) -> Waiting | None:
     kind = type(waiter).__name__
     if kind not in {"Event", "Condition", "Barrier"}:
         return None
-    parties = f" of {waiter.parties} threads, {waiter.n_waiting} arrived" if kind == "Barrier" and waiter is not None else ""
+    parties = f" for {waiter.parties} threads, of which {waiter.n_waiting} have come" if kind == "Barrier" and waiter is not None else ""
     return Waiting("event", f"{kind.lower()}{parties}", on=waiter, timeout_s=_timeout(held))
 
 

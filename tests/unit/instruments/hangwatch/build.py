@@ -138,7 +138,7 @@ class World:
         return judged(looks, progress or Progress(), still_s, Counter(doing))
 
     def _state(self, pid: int) -> ProcessState:
-        letter = "Z" if pid in self.exit_codes else "S"
+        letter = "Z" if pid in self.exit_codes else "R" if self.sleeps_in.get(pid) == "silent" else "S"
         cpu_s = sum(one for (of, _), one in self.cpu_s.items() if of == pid)
         return ProcessState(pid, US, "program", letter, cpu_s, 1, 0.0, self.exit_codes.get(pid))
 

@@ -91,7 +91,7 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
         lambda world: main(world, waits("queue", "queue.get()", get=True)), "queue_never_fed", "main", "waits in queue.get()", "sentinel",
     ),
     "a full queue": (
-        lambda world: main(world, waits("queue", "queue.put()", put=True)), "queue_never_fed", "main", "a full queue that nobody", "maxsize",
+        lambda world: main(world, waits("queue", "queue.put()", put=True)), "queue_never_fed", "main", "a full queue", "maxsize",
     ),
     "the join of a queue": (
         lambda world: main(world, waits("queue", "queue.join()", join=True)), "event_never_set", "main", "task_done()", "finally",
@@ -119,7 +119,7 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
     ),
     "a worker that was killed": (
         lambda world: main(world, IN_BATCH).ended(100, -9),
-        "worker_died", "worker 0", "DataLoader worker 0 was killed by SIGKILL", "too much memory",
+        "worker_died", "worker 0", "DataLoader worker 0 was killed by SIGKILL", "memory",
     ),
     "a worker without shared memory": (
         lambda world: main(world, IN_BATCH).ended(100, -signal.SIGBUS), "worker_died", "worker 0", "SIGBUS", "--shm-size",
@@ -132,7 +132,8 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
         "worker_died", "process Process-100", "raised KeyError: 'x', and the main thread waits for queue.get()", "repair",
     ),
     "OpenMP after a fork": (
-        lambda world: openmp(world), "openmp_after_fork", "process Process-100", "which a fork does not copy", "set_num_threads(1)",
+        lambda world: openmp(world),  # noqa: PLW0108 - which stands below
+        "openmp_after_fork", "process Process-100", "which a fork does not copy", "set_num_threads(1)",
     ),
     "a debugger in a worker": (
         lambda world: main(world, IN_BATCH).add(worker(waits("input", "a debugger's prompt", debugger=True))),
@@ -148,7 +149,7 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
     ),
     "a queue that must be read before the join": (
         lambda world: main(world, waits("join", "the end of process Process-100", (CHILD,))).add(
-            facts(100, thread(1, waits("join", on=(OTHER,)), line=8), thread(2, waits("io", "room", pipe_full=True), name="feeder", line=None))
+            facts(100, thread(1, waits("join", on=(OTHER,)), line=8), thread(2, waits("io", "room", pipe_full=True), line=None))
         ),
         "deadlock", "main", "the main thread waits for the end of process Process-100", "before the join",
     ),
@@ -159,7 +160,7 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
         lambda world: program(world, "read pipe:[5]"), "input_waiting", "process program", "input that nobody writes", "DEVNULL",
     ),
     "native code": (
-        lambda world: main(world, None, calls="library.wait"), "native_wait", "main", "in native code in `library.wait`", "",
+        lambda world: main(world, None, calls="library.wait"), "native_wait", "main", "in native code in `library.wait`", "timeout",
     ),
     "a future that nobody computes": (
         lambda world: main(world, waits("join", "the result of a future", future=True)), "event_never_set", "main", "nobody computes", "",
@@ -207,7 +208,10 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
         "collective_mismatch", "rank 1", "rank 1 calls all_reduce #2 [4] where rank 0 calls broadcast #2 [4]", "same order",
     ),
     "uneven batches": (
-        lambda world: ranks(world, rank(0, None, backward(True, True, False), in_backward=True), rank(1, waits("queue", "queue.get()"), backward(True, True))),
+        lambda world: ranks(world,
+            rank(0, None, backward(True, True, False), in_backward=True),
+            rank(1, waits("queue", "queue.get()"), backward(True, True)),
+        ),
         "uneven_batches", "rank 1", "rank 1 has run out of batches, and rank 0 waits for it in backward", "model.join()",
     ),
     "a rank that never trained": (
@@ -239,9 +243,9 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
     ),
     "a rank that has not joined": (
         lambda world: main(world, waits("join", "the end of 2 processes", (CHILD,)))
-        .add(facts(100, thread(1, waits("collective", "init_process_group", op="init_process_group", rank=0, world_size=2)), rank=0, world_size=2))
+        .add(facts(100, thread(1, waits("collective", "init_process_group", op="init_process_group")), rank=0, world_size=2))
         .add(facts(101, thread(1, waits("queue", "queue.get()"), line=9))),
-        "collective_missing", "process Process-101", "rank 0 waits in init_process_group, and process Process-101 never called it", "world_size",
+        "collective_missing", "process Process-101", "in init_process_group, and process Process-101 never called it", "world_size",
     ),
     "too few ranks": (
         lambda world: main(world, waits("join", "the end of a process", (CHILD,))).add(

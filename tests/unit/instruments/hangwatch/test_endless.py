@@ -84,7 +84,7 @@ UNCERTAIN = {
     "it stores it in a branch": "n, m = 0, []\nwhile n < 3:\n    if m:\n        n = 4",
     "walrus": "n = 0\nwhile n < 3:\n    (n := 0)",
     "a loop stores it": "n = 0\nwhile n < 3:\n    for n in [0]:\n        pass",
-    "a match stores it": "command = None\nline = []\nwhile command is None:\n    match line:\n        case ['go', command]:\n            pass",
+    "a match stores it": "command = None\nline = []\nwhile command is None:\n    match line:\n        case ['go', command]:\n            0",
     "an import stores it": "sys = None\nx = []\nwhile sys is None:\n    if x:\n        import sys",
     "a def stores it": "done = None\nx = []\nwhile done is None:\n    if x:\n        def done():\n            pass",
     "an attribute": "class A:\n    done = False\na = A()\nwhile not a.done:\n    pass",

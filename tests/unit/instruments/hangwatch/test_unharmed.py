@@ -205,7 +205,7 @@ def with_child() -> None:
 def test_what_the_session_has_started_is_ended_and_nothing_else(until: Callable[..., bool]) -> None:
     earlier = FORK.Process(target=time.sleep, args=(60,))
     earlier.start()
-    with pytest.raises(KeyboardInterrupt), torchdebug_magics.hangwatch() as session:
+    with pytest.raises(KeyboardInterrupt), torchdebug_magics.hangwatch() as session:  # noqa: PT012 - what is done inside is the point
         ours = [FORK.Process(target=target) for target in (stubborn, with_child)]
         for process in ours:
             process.start()
@@ -222,7 +222,7 @@ def test_what_the_session_has_started_is_ended_and_nothing_else(until: Callable[
 
 
 def test_an_error_ends_no_process() -> None:
-    with pytest.raises(ZeroDivisionError), torchdebug_magics.hangwatch() as session:
+    with pytest.raises(ZeroDivisionError), torchdebug_magics.hangwatch() as session:  # noqa: PT012 - what is done inside is the point
         process = FORK.Process(target=time.sleep, args=(60,))
         process.start()
         raise ZeroDivisionError
@@ -287,8 +287,11 @@ def interrupted_after(delay_s: float) -> bool:
         has_ended = True
         thread.join()
         time.sleep(0.01)
-    except (KeyboardInterrupt, OSError) as error:  # `shutil.rmtree` makes an OSError of an interrupt in its middle
-        assert isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt)
+    except KeyboardInterrupt:
+        has_ended = False
+    except OSError as error:  # `shutil.rmtree` makes one of an interrupt in its middle
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
         has_ended = False
     thread.join()
     session.__exit__(None, None, None)  # as the end of a cell does a second time

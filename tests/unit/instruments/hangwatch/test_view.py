@@ -124,7 +124,7 @@ def test_it_is_plain_data(report: HangReport) -> None:
     assert pickle.loads(pickle.dumps(report)) == report
     told: dict[str, Any] = json.loads(report.to_json())
     assert told["verdict"] == report.verdict
-    assert list(told)[0] == "verdict"
+    assert next(iter(told)) == "verdict"
     assert {"state", "cause", "fix", "location", "root", "waits", "still_s", "elapsed_s", "rate"} <= set(told)
     if report is REPORT:
         assert told["root"]["who"] == "worker 0"

@@ -79,7 +79,7 @@ def test_a_process_in_which_no_thread_gets_a_turn_is_silent_and_shows_its_stack(
     process = with_agent(targets.hold_gil)
     time.sleep(0.1)
     begun_s = time.monotonic()
-    with pytest.raises(AgentError, match="did not answer within 0.3 s") as caught:
+    with pytest.raises(AgentError, match=r"did not answer within 0\.3 s") as caught:
         ask(children.folder, process.pid, "os:getpid", 0.3)
     assert caught.value.is_silent
     assert time.monotonic() - begun_s < 1
@@ -320,7 +320,7 @@ def test_the_process_is_as_the_user_made_it(start: Start, children: Children) ->
 
 def test_a_start_that_fails_is_the_users_and_shows_no_line_of_ours(children: Children) -> None:
     process = multiprocessing.get_context("spawn").Process(target=lambda: None)
-    with pytest.raises(Exception, match="pickle|lambda") as caught:
+    with pytest.raises(Exception, match=r"pickle|lambda") as caught:
         process.start()
     without_ours(caught.value)
     files = [str(entry.path) for entry in caught.traceback]

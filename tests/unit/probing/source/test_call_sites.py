@@ -7,14 +7,18 @@ import linecache
 import sys
 import types
 from collections import UserDict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch import nn
 
 from torchdebug_magics.probing.source import call_sites
 from torchdebug_magics.probing.source.call_sites import MISSING, calls_on_line, enclosing, function_node, names_of, node_at, value_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SEEN: list[str | None] = []
 
@@ -33,7 +37,7 @@ def same(value: object, *_: object) -> object:
 class Entered:
     """Looks while it is entered, and while it is left."""
 
-    def __enter__(self) -> Entered:
+    def __enter__(self) -> Self:
         node = node_at(sys._getframe(1))
         SEEN.append(None if node is None else ast.unparse(node))
         return self
@@ -315,21 +319,42 @@ def test_a_method_is_bound_and_not_called(names: dict[str, Any]) -> None:
     assert Alarmed.ran == []
 
 
+def seen_from_aside(name: str) -> tuple[Any, dict[str, Any]]:
+    """What a name stands for in the caller, and the caller's names, told in another thread."""
+    frame: Any = sys._getframe(1)
+    node = ast.parse(name, mode="eval").body
+    with ThreadPoolExecutor(1) as aside:
+        return aside.submit(value_of, node, frame).result(), aside.submit(names_of, frame).result()
+
+
 def test_locals_come_before_globals_and_builtins() -> None:
-    len = "a local name"  # noqa: A001
-    node = ast.parse("len", mode="eval").body
-    assert value_of(node, sys._getframe()) == "a local name"
-    del len
-    assert value_of(node, sys._getframe()) is not "a local name"  # noqa: F632
+    def with_local() -> Any:
+        len = "a local name"  # noqa: A001
+        return seen_from_aside("len"), len
+
+    assert with_local()[0][0] == "a local name"
+    assert seen_from_aside("len")[0] is len
 
 
 def test_the_names_of_a_function_and_of_a_module(tmp_path: Path) -> None:
-    local = 3
-    assert names_of(sys._getframe())["local"] == local
-    found: list[Any] = []
-    space: dict[str, Any] = {"note": lambda: found.append(names_of(sys._getframe(1)))}
-    exec(compile("note()", str(tmp_path / "m.py"), "exec"), space)
-    assert found[0] is space
+    def with_local(local: int) -> Any:
+        return seen_from_aside("local"), local
+
+    assert with_local(3)[0] == (3, {"local": 3})
+    space: dict[str, Any] = {"aside": seen_from_aside}
+    exec(compile("found = aside('found')", str(tmp_path / "m.py"), "exec"), space)
+    assert space["found"] == (MISSING, space)
+
+
+def test_a_function_that_holds_its_own_locals_is_left_alone() -> None:
+    def with_locals(local: int) -> Any:
+        held = locals()
+        held["local"] = "changed by the user"
+        return seen_from_aside("local"), local, held["local"]
+
+    found, local, held = with_locals(3)
+    assert (local, held) == (3, "changed by the user")
+    assert found[0] in {MISSING, 3}
 
 
 def test_names_are_left_alone_where_a_look_would_disturb_them() -> None:

@@ -82,20 +82,20 @@ def _unused_names(one: Participant) -> list[str]:
 
 def _matters(case: Evidence, one: Participant) -> bool:
     """Whether the wait could be for it: on the way, or a rank of the job, or it could have fed a queue that is waited for."""
-    if one in case.chain.path or case.ranks:
+    if one in case.chain.path or one.who.startswith("rank "):
         return True
     return case.root.kind in {"queue", "io", "event"} or any(waiting.facts.get("pool") for waiting in case.chain.path)
 
 
 def exit_fix(code: int | None) -> str:
     """What to change where a process ended with this code."""
-    if code == -signal.SIGKILL:
-        return "the system kills a process that takes too much memory: fewer workers, or smaller batches"
-    if code == -getattr(signal, "SIGBUS", 0):
+    if code == -getattr(signal, "SIGKILL", 9):
+        return "probably out of memory, for which the system kills: fewer workers, or smaller batches"
+    if code == -getattr(signal, "SIGBUS", 7):
         return "shared memory is full: raise `--shm-size` of the container, or use fewer workers"
     if code is not None and code < 0:
         return "run its code in this process (`num_workers=0`) to see what crashes"
-    return "let the process raise an error in place of exiting"
+    return "raise an error in place of `os._exit`, so that who waits is told"
 
 
 def _signal(number: int) -> str:

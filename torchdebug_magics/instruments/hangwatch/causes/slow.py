@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import byte_size, duration
-from torchdebug_magics.instruments.hangwatch.causes.wording import named
+from torchdebug_magics.instruments.hangwatch.causes.wording import named, with_article
 from torchdebug_magics.machine.pressure import memory_pressure
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def _data(case: Evidence) -> Finding | None:
     if at.kind == "sleep":
         what = f"{named(at.who)} sleeps in the Dataset ({at.what})"
     enough = min(cores, max(workers + 1, 2 * workers, 2))
+    enough = max(enough, 2 * workers) if at.kind == "sleep" else enough
     more = f"`num_workers={enough}`" if enough > workers else "make `__getitem__` cheaper: more workers than cores do not help"
     made = sum(one.child is not None for one in case.look.everybody.values() if one.kind == "dead")
     more += "; `persistent_workers=True` keeps the workers from epoch to epoch" if workers and made >= workers else ""
@@ -137,9 +138,9 @@ def _doing(case: Evidence, one: Participant) -> str:
     if one.kind == "sleep":
         return f"{who} is asleep in {one.what or 'a system call'}"
     if one.timeout_s is not None and one.facts.get("is_waiting"):
-        return f"{who} waits for {one.what}, and gives up after {duration(one.timeout_s)}"
+        return f"{who} waits for {with_article(one.what)}, and gives up after {duration(one.timeout_s)}"
     if one.facts.get("is_waiting"):
-        return f"{who} waits for {one.what}"
+        return f"{who} waits for {with_article(one.what)}"
     if one.facts.get("calls"):
         return f"{who} has been in `{one.facts['calls']}` for {duration(case.still_s)}"
     return f"{who} computes, without a step or output for {duration(case.still_s)}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.format import duration, listed
 from torchdebug_magics.instruments.hangwatch.causes.collectives_differ import differ
 from torchdebug_magics.instruments.hangwatch.causes.ended import failed
-from torchdebug_magics.instruments.hangwatch.causes.wording import in_worker, named
+from torchdebug_magics.instruments.hangwatch.causes.wording import in_worker, named, with_article
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
@@ -78,7 +78,7 @@ def _circle(case: Evidence) -> Finding | None:
                 "let no task of a pool wait for another task of the same pool, or give the pool more workers",
             )  # fmt: skip
         return case.found(
-            "stuck", "self_deadlock", f"{named(one.who)} waits for a {one.what or 'lock'} that it holds itself",
+            "stuck", "self_deadlock", f"{named(one.who)} waits for {with_article(one.what or 'lock')} that it holds itself",
             _release_own(one),
         )  # fmt: skip
     if any(one.facts.get("future") for one in circle):
@@ -185,8 +185,9 @@ def _never_fed(case: Evidence, one: Participant) -> Finding:
         )
         if what.startswith("barrier"):
             fix = "let as many threads call `wait()` as the barrier has parties"
+            return case.found("stuck", cause, f"{named(one.who)} waits at a {what}", fix, at=one)
         verb = "notified" if what == "condition" else "set"
-        return case.found("stuck", cause, f"{named(one.who)} waits for {_article(what)} that is never {verb}: {alone}", fix, at=one)
+        return case.found("stuck", cause, f"{named(one.who)} waits for {with_article(what)} that is never {verb}: {alone}", fix, at=one)
     fix = "put a sentinel such as `None` when there is no more work, and end the loop at it; or `get(timeout=...)`"
     return case.found("stuck", cause, f"{named(one.who)} waits in {one.what}, and {alone}", fix, at=one)
 
@@ -205,7 +206,7 @@ def _future(case: Evidence) -> Finding | None:
 
 def _native(case: Evidence) -> Finding | None:
     root = case.root
-    if root.kind not in {"native", "python", "gil", "io", "join", "batch"} or root.kind == "io":
+    if root.kind not in {"native", "python", "gil"}:
         return None
     if root.who.startswith("worker "):
         return case.found(
@@ -214,17 +215,14 @@ def _native(case: Evidence) -> Finding | None:
         )  # fmt: skip
     return case.found(
         "stuck", "native_wait", f"{named(root.who)} waits in native code{_in_call(root)}, computing nothing",
-        "", f"nothing has moved for {duration(case.still_s)}",
+        "`faulthandler.dump_traceback_later(60)` before the line shows each thread; a timeout, where the call takes one, ends the wait",
+        f"nothing has moved for {duration(case.still_s)}",
     )  # fmt: skip
 
 
 def _in_call(one: Participant) -> str:
     called = one.facts.get("calls")
     return f" in `{called}`" if called else ""
-
-
-def _article(what: str) -> str:
-    return f"{'an' if what[:1] in 'aeiou' else 'a'} {what}"
 
 
 _CAUSES: tuple[Callable[[Evidence], Finding | None], ...] = (

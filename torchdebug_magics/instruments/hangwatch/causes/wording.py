@@ -9,7 +9,7 @@ from torchdebug_magics.format import one_line
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.hangwatch.participants import Participant
 
-__all__ = ["in_worker", "named", "short_error"]
+__all__ = ["in_worker", "named", "short_error", "with_article"]
 
 _LONGEST = 90
 
@@ -17,6 +17,13 @@ _LONGEST = 90
 def named(who: str) -> str:
     """``"worker 0"`` as ``"DataLoader worker 0"``."""
     return "the main thread" if who == "main" else f"DataLoader {who}" if who.startswith("worker ") else who
+
+
+def with_article(what: str) -> str:
+    """``"lock"`` as ``"a lock"``; calls, names and phrases that have one stay."""
+    if "(" in what or what.startswith(("a ", "an ", "the ", "your ", "more ", "room ", "only ")) or "#" in what:
+        return what
+    return f"{'an' if what[:1] in 'aeiou' else 'a'} {what}"
 
 
 def in_worker(one: Participant) -> str:
