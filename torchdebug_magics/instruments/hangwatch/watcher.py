@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import duration
+from torchdebug_magics.instruments.hangwatch.causes.wording import with_article
 from torchdebug_magics.instruments.hangwatch.crashes import explained, last_user_line
 from torchdebug_magics.instruments.hangwatch.endless import endless_loop, loop_progress
 from torchdebug_magics.instruments.hangwatch.getting_out import end_processes, new_processes, wake_loop
@@ -151,7 +152,9 @@ class Watcher:
             waiting = wait_of([*frames_above(sys._current_frames().get(threading.main_thread().ident or 0))])
             self._still_at, self._still_kind = locate(frame), waiting.kind if waiting is not None else "python"
             self._still_what = waiting.what if waiting is not None else ""
-            self.hint = f"the main thread waited for {waiting.what}" if waiting is not None and waiting.kind != "python" else ""
+            self.hint = (
+                f"the main thread waited for {with_article(waiting.what)}" if waiting is not None and waiting.kind != "python" else ""
+            )
             self.hint = f"the main thread slept in {waiting.what}" if waiting is not None and waiting.kind == "sleep" else self.hint
         if late_s > _LATE_S:
             self._was_held(late_s, frame)
@@ -214,7 +217,7 @@ class Watcher:
         elif still_s >= self.after_s and len(self._looks) >= _LEAST_LOOKS and look.at_s - self._looks[0].at_s >= _LEAST_S:
             self._judge(frame, still_s)
         elif look.main.facts.get("is_waiting"):
-            self.hint = f"the main thread was waiting for {look.main.what}"
+            self.hint = f"the main thread waited for {with_article(look.main.what)}"
 
     def _look_at_graph(self, now_s: float) -> None:
         """Where one backward pass takes long: whether it goes through the graphs of earlier steps."""
