@@ -27,7 +27,7 @@ from torchdebug_magics.machine.process_state import child_pids, main_thread_ran_
 from torchdebug_magics.probing.shell import running_shell
 from torchdebug_magics.probing.source.code_owner import frames_above, owner
 from torchdebug_magics.probing.waits.thread_waits import wait_of
-from torchdebug_magics.probing.where import locate
+from torchdebug_magics.probing.where import adopt_timed, locate
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -147,6 +147,8 @@ class Watcher:
         self._children.note_ends()
         self.progress.written = self._output.written
         frame = self._guard.run("a look at the main thread", self.progress.look)
+        if frame is not None:
+            adopt_timed([frame])
         self._at = locate(frame) if frame is not None and self.progress.still_s > _REST_S else self._at
         if frame is not None and self.progress.still_s > _ALMOST * max(self.after_s, self.progress.longest_s - _EVERY_S):
             waiting = wait_of([*frames_above(sys._current_frames().get(threading.main_thread().ident or 0))])
