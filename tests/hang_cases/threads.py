@@ -613,7 +613,7 @@ print("waiting for the other notebook")
 go.wait() #!
 """,
         ends="interrupt",
-        interrupt_s=6.0,
+        interrupt_s=6,
         cause=("event_never_set",),
         root="main",
         kind=("event",),

@@ -77,7 +77,8 @@ def _lock_holder(ident: int, waiting: Waiting, stacks: Stacks) -> None:
     for other, frames in sorted(stacks.items(), key=lambda item: item[0] != ident):
         for frame in frames:
             line, by_with = _acquired_at(frame, lock)
-            is_free = other == ident and waiting.facts.get("semaphore") and not lock._semlock._count()
+            shared = getattr(lock, "_semlock", None)
+            is_free = other == ident and shared is not None and not shared._count()  # this process does not hold it
             if line is None or is_free or (waiting.targets and waiting.targets != [("thread", other)]):
                 continue
             others = (
