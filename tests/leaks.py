@@ -52,7 +52,7 @@ def snapshot(*, rng: bool = False) -> dict[str, Any]:
         "threads": {thread for thread in threading.enumerate() if not thread.name.startswith(LASTING_THREADS)},
     }
     state.update({f"what {name} does": signal.getsignal(getattr(signal, name)) for name in SIGNALS if hasattr(signal, name)})
-    state.update({f"the `write` of {name}": vars(stream).get("write") for name, stream in _streams() if hasattr(stream, "__dict__")})
+    state.update({f"the `write` of {name}": _other_write(stream) for name, stream in _streams() if hasattr(stream, "__dict__")})
     if threading.current_thread() is threading.main_thread():
         state["signal.set_wakeup_fd()"] = _wakeup_fd()
     if "multiprocessing.process" in sys.modules:
@@ -73,6 +73,12 @@ def _streams() -> Iterator[tuple[str, Any]]:
     for name in ("sys.stdout", "sys.stderr"):
         stream = getattr(sys, name.partition(".")[2])
         yield f"{name} ({id(stream):x})", stream  # another one, as when output is captured, is not compared
+
+
+def _other_write(stream: Any) -> Any:
+    """What stands before a stream's own `write`; that itself may have been put back where none was."""
+    found = vars(stream).get("write")
+    return None if getattr(found, "__self__", None) is stream else found
 
 
 def _wakeup_fd() -> int:

@@ -77,7 +77,7 @@ class Plants:
     @staticmethod
     def output(stack: ExitStack) -> None:
         stack.callback(vars(sys.stdout).pop, "write")
-        vars(sys.stdout)["write"] = sys.stdout.write
+        vars(sys.stdout)["write"] = lambda text: len(text)  # noqa: PLW0108 - a function that is none of the stream's
 
     @staticmethod
     def rng(stack: ExitStack) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import linecache
 import sys
 import threading
 import time
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(agents_folder: Path) -> None:
-    """In any of these tests."""
+def apart(agents_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left by any of these tests, and the cells of other tests are none of the user's."""
+    monkeypatch.setattr(linecache, "cache", {})
 
 
 @pytest.fixture
