@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
@@ -140,6 +141,9 @@ class Kernel:
     def restart(self, *, now: bool = False) -> None:
         """As the button does; with `now`, without asking the kernel to end."""
         self.manager.restart_kernel(now=now)
+        with contextlib.suppress(queue.Empty):
+            while True:  # what the kernel before has said would pass for a sign that this one is heard
+                self.client.get_iopub_msg(timeout=0.1)
         self.client.wait_for_ready(timeout=60)
 
     def stop(self) -> None:

@@ -25,7 +25,7 @@ from torchdebug_magics.instruments.hangwatch.tracers import installed_tracer
 from torchdebug_magics.machine.interrupts import interrupt_main
 from torchdebug_magics.machine.process_state import child_pids, main_thread_ran_s
 from torchdebug_magics.probing.shell import running_shell
-from torchdebug_magics.probing.source.code_owner import frames_above, owner
+from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, owner
 from torchdebug_magics.probing.waits.thread_waits import wait_of
 from torchdebug_magics.probing.where import adopt_timed, locate
 
@@ -50,8 +50,6 @@ _LATE_S = 1.0
 """By which a look comes late, when no Python thread gets a turn."""
 _BUSY = 0.5
 _LONG_BACKWARD_S, _GRAPH_EVERY_S = 1.0, 2.0
-_LIBRARIES = ("ipykernel", "IPython", "tornado", "zmq", "tqdm", "traitlets", "torch", "xdist", "execnet")
-"""Whose threads run nothing of the user's."""
 _ALMOST, _EVERY_S = 0.7, 0.25
 _STOP_S = 1.0
 """For the main thread to act on an interrupt."""
@@ -374,11 +372,23 @@ class Watcher:
 
 
 def _is_alone() -> bool:
-    """Whether no other thread can run code of the user's: each is a library's own."""
+    """Whether no other thread can run code of the user's."""
+    stacks = sys._current_frames()
     main = threading.main_thread()
-    return all(_is_of_library(thread) for thread in threading.enumerate() if thread is not main)
+    try:
+        return not any(_runs_users(one, stacks.get(one.ident or 0)) for one in threading.enumerate() if one is not main)
+    finally:
+        stacks.clear()  # the frame that looks is in it
 
 
-def _is_of_library(thread: threading.Thread) -> bool:
+def _runs_users(thread: threading.Thread, frame: FrameType | None) -> bool:
+    """Whether a thread runs code of the user's, or is one of the standard library's that may be given some: a timer, an event loop."""
+    if thread.name.startswith("torchdebug-"):
+        return False
+    if any(is_user_code(one.f_code) for one in frames_above(frame)):
+        return True
     work = getattr(thread, "_target", None) or type(thread).run
-    return str(getattr(work, "__module__", "")).startswith(_LIBRARIES) or thread.name.startswith("torchdebug-")
+    code = getattr(work, "__code__", None)
+    whose = owner(code.co_filename) if code is not None else "user"
+    is_pool = getattr(code, "co_name", "") == "_worker"  # which runs what the main thread gives it
+    return whose == "user" or (whose == "python" and not is_pool)
