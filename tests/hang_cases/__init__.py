@@ -19,6 +19,7 @@ _FILES = (
     "ranks",
     "slow",
     "waits",
+    "enders",
     "healthy",
     "reports_loaders",
     "reports_ranks",

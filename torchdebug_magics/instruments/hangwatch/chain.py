@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torchdebug_magics.machine.process_state import has_proc
+
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.hangwatch.participants import Look, Participant
 
-__all__ = ["Chain", "follow", "moving"]
+__all__ = ["Chain", "follow", "goes_on", "moving"]
 
 _THREAD_COMPUTES = 0.03
 _PROCESS_COMPUTES = 0.15
@@ -43,29 +45,55 @@ class Chain:
         return (*(one.who for one in self.path), *((self.circle[0].who,) if self.is_circle else ()))
 
 
-def follow(look: Look, moved: Mapping[str, bool]) -> Chain:
-    """The way to whoever still moves, if the main thread waits for such a one; else to who has ended, to a circle, or to the last."""
-    return max(_ways(look, (look.main,), set()), key=lambda chain: _weight(chain, moved))
+def follow(look: Look, moved: Mapping[str, bool], still_s: float) -> Chain:
+    """The way to whoever still moves, if the main thread waits for such a one; else to who has ended, to a circle, or to the last.
+
+    Only for the first counts who could end a wait without being known to.
+    """
+    wide, narrow = (_best(_ways(look, (look.main,), set(), is_wide=is_wide), moved, still_s) for is_wide in (True, False))
+    return wide if goes_on(wide, moved, still_s) else narrow
 
 
-def _ways(look: Look, path: tuple[Participant, ...], met: set[str]) -> Iterator[Chain]:
+def _best(ways: Iterator[Chain], moved: Mapping[str, bool], still_s: float) -> Chain:
+    return max(ways, key=lambda chain: _weight(chain, moved, still_s))
+
+
+def goes_on(chain: Chain, moved: Mapping[str, bool], still_s: float) -> bool:
+    """Whether somebody on the way moves, or does not wait for ever."""
+    return any(moved.get(one.who) or _ends_by_itself(one, still_s) for one in chain.path)
+
+
+def _ends_by_itself(one: Participant, still_s: float) -> bool:
+    """Whether it sleeps, or waits for something outside, or for a time that is not over."""
+    if one.kind == "sleep" or (one.kind == "input" and one.who == "main"):
+        return True
+    if any(one.facts.get(fact) for fact in ("network", "compiling", "may_end")):
+        return True
+    if not one.process and one.kind != "dead" and not one.sleeps_in.startswith(("read pipe", "write pipe")):
+        return True  # a program of its own, of which nothing is known
+    if one.kind in {"python", "native"} and (one.sleeps_in not in {"", "futex"} or not has_proc()):
+        return True  # a file, a device or a server
+    return one.timeout_s is not None and one.timeout_s > 0 and still_s < one.timeout_s
+
+
+def _ways(look: Look, path: tuple[Participant, ...], met: set[str], *, is_wide: bool) -> Iterator[Chain]:
     """The ways on from the end of a path; each participant is gone on from once."""
     last, before = path[-1], {one.who for one in path}
     met.add(last.who)
-    further = [who for who in last.targets if who in look.everybody]
+    further = [who for who in (*last.targets, *(last.able if is_wide else ())) if who in look.everybody]
     fresh = [who for who in further if who not in met]
     if not fresh:
         yield Chain(path, is_circle=any(who in before for who in further))
     for who in fresh:
         if who not in met:
-            yield from _ways(look, (*path, look.everybody[who]), met)
+            yield from _ways(look, (*path, look.everybody[who]), met, is_wide=is_wide)
 
 
-def _weight(chain: Chain, moved: Mapping[str, bool]) -> tuple[int, int]:
+def _weight(chain: Chain, moved: Mapping[str, bool], still_s: float) -> tuple[int, int]:
     end = chain.path[-1]
     if end.facts.get("debugger"):
         weight = 6
-    elif moved.get(end.who) or end.kind == "sleep" or end.facts.get("network") or end.facts.get("compiling"):
+    elif goes_on(chain, moved, still_s):
         weight = 5
     elif end.kind == "dead":
         weight = 4 if end.error is not None or end.exit_code else 2

@@ -23,9 +23,8 @@ def link(look: Look, ranks: dict[int, int]) -> None:
             _rename(look, one.targets[0], f"worker {one.facts['worker']}")
     _name_dead_ranks(look, ranks)
     for one in look.everybody.values():
-        if not one.targets and not one.facts.get("pipe_full") and ("pipe" in one.facts or one.facts.get("shared")):
-            programs = [other.who for other in look.everybody.values() if _holds_pipe(other, one)]
-            one.targets = programs or [other.who for other in look.everybody.values() if _may_write(other, one)]
+        if ("pipe" in one.facts or one.facts.get("shared")) and not one.facts.get("pipe_full"):
+            _link_to_writers(look, one)
         elif one.facts.get("future") and not one.targets:
             one.targets = [other.who for other in look.everybody.values() if _works_for_pool(other)]
             one.kind = "join" if one.targets else one.kind
@@ -34,13 +33,18 @@ def link(look: Look, ranks: dict[int, int]) -> None:
     link_ranks(look)
 
 
+def _link_to_writers(look: Look, reader: Participant) -> None:
+    """Programs at the other end of a pipe; else every process that has work, as all have the pipe or the semaphore, and their threads."""
+    programs = [other.who for other in look.everybody.values() if _holds_pipe(other, reader)]
+    others = [other for other in look.everybody.values() if other.pid != reader.pid and bool(other.process) and _may_write(other, reader)]
+    reader.targets = reader.targets or programs or [other.who for other in others if other.is_main_thread]
+    reader.able += [other.who for other in others if bool(other.location)]
+
+
 def _may_write(other: Participant, reader: Participant) -> bool:
-    """Whether another process that lives could: not one without work of its own, and not one that waits for the very same."""
-    if other.what == reader.what and other.facts.get("pipe") == reader.facts.get("pipe"):
-        return False
-    if other.pid == reader.pid:  # a thread of the user's beside it
-        return other is not reader and bool(other.location) and not other.is_main_thread
-    return other.is_main_thread and other.kind != "dead" and not other.facts.get("idle") and bool(other.process)
+    """Whether a thread of another process could: not one without work of its own, and not one that waits for the very same."""
+    waits_for_same = other.what == reader.what and other.facts.get("pipe") == reader.facts.get("pipe")
+    return not waits_for_same and other.kind != "dead" and not other.facts.get("idle")
 
 
 def _holds_pipe(other: Participant, reader: Participant) -> bool:

@@ -43,7 +43,9 @@ class Participant:
     kind: str = "python"
     what: str = ""
     targets: list[str] = field(default_factory=list)
-    """The `who` of those that could end the wait."""
+    """The `who` of those that are to end the wait."""
+    able: list[str] = field(default_factory=list)
+    """Of others that could, as their code can get at what is waited for."""
     timeout_s: float | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     """Of the wait; see `Waiting.facts`."""
@@ -55,9 +57,9 @@ class Participant:
     """The exception that has ended it."""
     is_main_thread: bool = True
     is_silent: bool = False
+    """Whether its agent did not answer: no Python thread gets a turn there."""
     is_old: bool = False
     """Whether it is a thread that was there when the watch began."""
-    """Whether its agent did not answer: no Python thread gets a turn there."""
     sleeps_in: str = ""
     """A system call, see `waits_in`."""
 
@@ -117,9 +119,13 @@ def look_around(children: Children | None) -> Look:
         for one in _process(pid, known.get(pid), children):
             _add(look, names, one)
     for one in look.everybody.values():
-        found = (names.get((pid, ident)) for pid, ident in one.facts.pop("targets", ()))
-        one.targets = list(dict.fromkeys(who for who in found if who is not None))
+        one.targets = _named(one.facts.pop("targets", ()), names)
+        one.able = _named(one.facts.pop("able", ()), names)
     return look
+
+
+def _named(numbers: Iterable[tuple[int, int]], names: dict[tuple[int, int], str]) -> list[str]:
+    return list(dict.fromkeys(names[number] for number in numbers if number in names))
 
 
 def _add(look: Look, names: dict[tuple[int, int], str], one: Participant) -> None:
@@ -205,7 +211,8 @@ def _thread(facts: dict[str, Any], thread: dict[str, Any], who: str) -> Particip
         is_main_thread=thread["is_main"],
         sleeps_in=waits_in(pid, thread["number"]),
     )
-    one.facts["targets"] = [(pid, number) if kind == "thread" else (number, 0) for kind, number in waiting.get("targets", ())]
+    for name in ("targets", "able"):
+        one.facts[name] = [(pid, number) if kind == "thread" else (number, 0) for kind, number in waiting.get(name, ())]
     return one
 
 

@@ -140,6 +140,8 @@ class Progress:
             module = one.f_globals.get("__name__") or ""
             if module == _LOADER:
                 label = "batch"
+            elif module.startswith("importlib._bootstrap"):
+                label = "importing"
             elif module.startswith(_COMPILERS):
                 label = "compiling"
             elif one.f_code.co_name == _BACKWARD:

@@ -20,6 +20,8 @@ _UNEQUAL = frozenset({"scatter", "gather", "all_gather", "all_to_all", "all_to_a
 class Issued:
     """A collective as one rank has called it."""
 
+    group: str
+    """The name of its process group; numbers count in each group by themselves."""
     number: int
     op: str
     sizes: tuple[tuple[int, ...], ...]
@@ -43,11 +45,8 @@ class RankState:
     rank: int
     one: Participant
     issued: list[Issued] = field(default_factory=list)
-
-    @property
-    def latest(self) -> Issued | None:
-        """The last collective that it has called."""
-        return self.issued[-1] if self.issued else None
+    groups: dict[str, list[int]] = field(default_factory=dict)
+    """The ranks of each group that this one is in."""
 
     @property
     def pending(self) -> Issued | None:
@@ -55,27 +54,30 @@ class RankState:
         return next((call for call in self.issued if not call.is_done), None)
 
     @property
-    def number(self) -> int:
-        """Of the last collective that it has called; 0 for none."""
-        return self.latest.number if self.latest is not None else 0
-
-    @property
     def in_backward(self) -> bool:
         """Whether its main thread is in a backward pass, in which DistributedDataParallel issues collectives."""
         return any(name == "_engine_run_backward" for _, _, name in self.one.frames)
+
+    def needs(self, other: RankState, group: str) -> bool:
+        """Whether another rank has to take part in its collectives of a group."""
+        return other.rank in self.groups.get(group, [other.rank])
+
+    def number(self, group: str) -> int:
+        """Of the last collective that it has called in a group; 0 for none."""
+        return max((call.number for call in self.issued if call.group == group), default=0)
 
     def has_done(self, like: Issued) -> bool:
         """Whether it has been through the same collective before, in an earlier step."""
         return any(call.is_done and call.key == like.key and call.number != like.number for call in self.issued)
 
-    def call(self, number: int) -> Issued | None:
-        """Its collective of that number."""
-        return next((call for call in self.issued if call.number == number), None)
+    def call(self, like: Issued) -> Issued | None:
+        """What it has called in the same group as the collective of the same number."""
+        return next((call for call in self.issued if (call.group, call.number) == (like.group, like.number)), None)
 
 
 def rank_states(look: Look) -> list[RankState]:
     """The ranks that could be asked, in their order."""
-    return [RankState(int(one.process["rank"]), one, _issued(one.process.get("collectives"))) for one in look.ranks()]
+    return [_state(one) for one in look.ranks()]
 
 
 def link_ranks(look: Look) -> None:
@@ -85,6 +87,7 @@ def link_ranks(look: Look) -> None:
     joining = [one for one in look.everybody.values() if one.facts.get("op") == "init_process_group"]
     for one in joining:
         one.targets = [other.who for other in look.everybody.values() if _could_join(other, joining)] + _gone(look, one)
+        one.facts["may_end"] = not one.targets and len(joining) >= (one.process.get("world_size") or 0)  # all are here: they only connect
     for state in states:
         pending, one = state.pending, state.one
         if one in joining or one.targets:
@@ -93,7 +96,8 @@ def link_ranks(look: Look) -> None:
             one.targets = [names[one.facts["peer"]]]
         elif pending is not None and (one.kind == "collective" or not one.facts.get("is_waiting")):
             one.kind, one.what = "collective", str(pending)
-            one.targets = [other.one.who for other in states if other is not state and not _is_with(other, pending)] + _gone(look, one)
+            others = [other for other in states if other is not state and state.needs(other, pending.group)]
+            one.targets = [other.one.who for other in others if not _is_with(other, pending)] + _gone(look, one)
         elif one.kind == "collective":
             one.targets = [other.one.who for other in states if other is not state and other.one.kind != "collective"] + _gone(look, one)
 
@@ -110,7 +114,7 @@ def _could_join(other: Participant, joining: Sequence[Participant]) -> bool:
 
 
 def _is_with(other: RankState, pending: Issued) -> bool:
-    call = other.call(pending.number)
+    call = other.call(pending)
     return call is not None and call.key == pending.key
 
 
@@ -119,17 +123,15 @@ def _gone(look: Look, one: Participant) -> list[str]:
     return [other.who for other in look.everybody.values() if other.kind == "dead" and other.who.startswith("rank ") and other is not one]
 
 
-def _issued(recorded: dict[str, Any] | None) -> list[Issued]:
-    """Of the group that every rank is in, which is the first."""
-    if not recorded or not recorded["entries"]:
-        return []
-    pending = [entry["group"] for entry in recorded["entries"] if not entry["is_done"] and not entry["is_p2p"]]
-    group = pending[-1] if pending else recorded["entries"][-1]["group"]
-    return [_one(entry) for entry in recorded["entries"] if entry["group"] == group and not entry["is_p2p"]]
+def _state(one: Participant) -> RankState:
+    recorded = one.process.get("collectives") or {"entries": [], "groups": {}}
+    issued = [_issued(entry) for entry in recorded["entries"] if not entry["is_p2p"]]
+    return RankState(int(one.process["rank"]), one, issued, recorded["groups"])
 
 
-def _one(entry: dict[str, Any]) -> Issued:
+def _issued(entry: dict[str, Any]) -> Issued:
     return Issued(
+        group=entry["group"],
         number=entry["number"],
         op=entry["op"],
         sizes=tuple(tuple(size) for size in entry["sizes"]),

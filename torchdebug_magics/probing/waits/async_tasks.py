@@ -9,12 +9,15 @@ from typing import Any
 
 from torchdebug_magics.probing.source.call_sites import names_of
 from torchdebug_magics.probing.source.code_owner import frames_above, owner
+from torchdebug_magics.probing.waits.reach import is_kernels
 from torchdebug_magics.probing.waits.waiting import Waiting
 
-__all__ = ["awaited_tasks", "cell_frames", "loop_tasks", "root_task", "task_frames", "task_wait"]
+__all__ = ["awaited_tasks", "cell_frames", "loop_tasks", "root_task", "scheduled_callbacks", "task_frames", "task_wait"]
 
 _RUNNERS = frozenset({"run_code", "run_cell_async", "run_ast_nodes"})
 """IPython's coroutines, inside which the cell runs."""
+_STEPS = ("_asyncio", "asyncio.futures", "asyncio.tasks")
+"""Callbacks by which a task goes on."""
 _MOST_DEEP = 100
 
 
@@ -23,13 +26,22 @@ def loop_tasks(frames: Sequence[FrameType]) -> list[Any]:
     for frame in frames:
         if owner(frame.f_code.co_filename) == "user":
             break
-        if frame.f_code.co_name == "_run_once" and frame.f_globals.get("__name__") == "asyncio.base_events":
+        if _runs_loop(frame):
             asyncio: Any = sys.modules["asyncio"]
             try:
                 return [task for task in asyncio.all_tasks(names_of(frame).get("self")) if not task.done()]
             except RuntimeError:  # the set has changed meanwhile
                 return []
     return []
+
+
+def scheduled_callbacks(frames: Sequence[FrameType]) -> list[Any]:
+    """What the event loop that a thread runs will call, with its arguments: what the user's code has asked it for."""
+    loops = [names_of(frame).get("self") for frame in frames if _runs_loop(frame)]
+    handles = [handle for loop in loops for name in ("_ready", "_scheduled") for handle in tuple(getattr(loop, name, ()))]
+    modules = [str(getattr(handle._callback, "__module__", "_asyncio")) for handle in handles]
+    wanted = [one for one, module in zip(handles, modules, strict=True) if not is_kernels(module) and not module.startswith(_STEPS)]
+    return [part for one in wanted for part in (one._callback, *(one._args or ()))]
 
 
 def root_task(frames: Sequence[FrameType], tasks: Sequence[Any]) -> Any | None:
@@ -95,6 +107,10 @@ def awaited_tasks(task: Any, tasks: Sequence[Any]) -> list[Any]:
         found += more
         waiting += more
     return found
+
+
+def _runs_loop(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "_run_once" and frame.f_globals.get("__name__") == "asyncio.base_events"
 
 
 def _runs_cell(frames: Sequence[FrameType]) -> bool:

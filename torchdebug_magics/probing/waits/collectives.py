@@ -26,14 +26,20 @@ def rank_of_process() -> tuple[int | None, int | None]:
 
 
 def collectives() -> dict[str, Any] | None:
-    """By process group: the numbers of the last issued and completed collective, and the latest entries; None outside a job."""
+    """The latest collectives, the ranks of each process group, and its last numbers, by the group's name; None outside a job."""
     binding = loaded("torch._C._distributed_c10d")
     if _group() is None or binding is None or not hasattr(binding, "_dump_fr_trace"):
         return None
     dump = pickle.loads(binding._dump_fr_trace(includeCollectives=True, includeStackTraces=False, onlyActive=False))  # noqa: S301 - what torch has just written
     entries = [_entry(entry) for entry in dump.get("entries", ())[-_LATEST:]]
     status = {str(name): dict(numbers) for name, numbers in dump.get("pg_status", {}).items()}
-    return {"status": status, "entries": entries}
+    return {"status": status, "entries": entries, "groups": _ranks_of_groups()}
+
+
+def _ranks_of_groups() -> dict[str, list[int]]:
+    world: Any = getattr(loaded("torch.distributed.distributed_c10d"), "_world", None)  # private: no other way leads to all groups
+    names, ranks = getattr(world, "pg_names", {}), getattr(world, "pg_group_ranks", {})
+    return {str(name): sorted(ranks[group]) for group, name in names.items() if group in ranks}
 
 
 def _entry(entry: dict[str, Any]) -> dict[str, Any]:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import ast
 import gc
 import re
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.probing.source.call_sites import MISSING, enclosing, function_node, line_of, names_of, value_of
-from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code
+from torchdebug_magics.probing.source.code_owner import is_module_code, is_user_code
 from torchdebug_magics.probing.waits.builtin_waits import LOCKS
 
 if TYPE_CHECKING:
+    from torchdebug_magics.probing.waits.reach import Reach
     from torchdebug_magics.probing.waits.waiting import Target, Waiting
 
 __all__ = ["Stacks", "find_holders"]
@@ -25,17 +24,17 @@ Stacks = Mapping[int, Sequence[FrameType]]
 """The frames of each thread, by its ident, innermost first."""
 _OWNER = re.compile(r"owner=(\d+)")
 _MOST_FUNCTIONS = 2000
-_KERNEL = ("IPython", "ipykernel", "tornado", "zmq")
 
 
-def find_holders(ident: int, waiting: Waiting, stacks: Stacks, waits: Mapping[int, Waiting | None]) -> None:
-    """Fill in `targets`, and in `facts` where a lock was acquired, or who could still feed a queue or set an event."""
+def find_holders(ident: int, waiting: Waiting, stacks: Stacks, waits: Mapping[int, Waiting | None], reach: Callable[[int], Reach]) -> None:
+    """Fill in `targets` and `able`, and in `facts` where a lock was acquired; `reach` is asked for that of a thread, by its ident."""
     if waiting.on is None or waiting.targets:
         return
     if waiting.facts.get("of_loop"):
         waiting.targets = _busy_in_pools(stacks)
         waiting.facts["may_end"] = True  # a socket, a process or a callback may resolve it
-    elif waiting.kind == "lock":
+        return
+    if waiting.kind == "lock":
         _lock_holder(ident, waiting, stacks)
     elif waiting.facts.get("future"):
         waiting.targets = _runners(waiting.on, stacks)
@@ -43,30 +42,16 @@ def find_holders(ident: int, waiting: Waiting, stacks: Stacks, waits: Mapping[in
             waiting.targets = [("thread", ident)]
             waiting.facts["own_loop"] = True
         waiting.kind = "join" if waiting.targets else "event"
-    elif waiting.kind in {"queue", "event"}:
-        alike = {other for other, one in waits.items() if one is not None and one.on is waiting.on}
-        users = [other for other, frames in stacks.items() if other not in alike and _refers(frames, waiting.on)]
-        waiting.targets = [("thread", other) for other in users]
-    if waiting.kind in {"queue", "event"} and not waiting.targets and not waiting.facts.get("idle"):
-        waiting.facts["may_end"] = waiting.facts.get("may_end") or _may_be_ended(ident, any_loop=bool(waiting.facts.get("future")))
+    others = [other for other in stacks if other != ident and not _is_alike(waits.get(other), waiting)]
+    if waiting.kind in {"queue", "event"} and not waiting.targets:
+        waiting.targets = [("thread", other) for other in others if _refers(stacks[other], waiting.on)]
+    if waiting.kind in {"queue", "event"} or (waiting.kind == "lock" and waiting.targets in ([], [("thread", ident)])):
+        waiting.able = [("thread", other) for other in others if reach(other).can_get(waiting.on)]
 
 
-def _may_be_ended(ident: int, *, any_loop: bool) -> bool:
-    """Whether a timer, an event loop in another thread, or a handler of an alarm could end a wait: what they will run is not known."""
-    if hasattr(signal, "getitimer") and any(signal.getitimer(which)[0] for which in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL)):
-        return True
-    stacks = sys._current_frames()
-    for thread in threading.enumerate():
-        if thread.ident == ident or thread.ident is None:
-            continue
-        target = getattr(thread, "_target", None)
-        if isinstance(thread, threading.Timer):
-            return True
-        module = str(getattr(target, "__module__", type(thread).__module__))
-        is_kernels = thread is threading.main_thread() or module.startswith(_KERNEL[1:] if any_loop else _KERNEL)
-        if not is_kernels and any(frame.f_code.co_name == "_run_once" for frame in frames_above(stacks.get(thread.ident))):
-            return True
-    return False
+def _is_alike(other: Waiting | None, waiting: Waiting) -> bool:
+    """Whether another thread waits for the very same, or has nothing to do."""
+    return other is not None and (other.on is waiting.on or bool(other.facts.get("idle")))
 
 
 def _lock_holder(ident: int, waiting: Waiting, stacks: Stacks) -> None:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
+import signal
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.probing.source.call_sites import line_of, names_of
 from torchdebug_magics.probing.source.code_owner import is_module_code, owner
-from torchdebug_magics.probing.waits.async_tasks import awaited_tasks, loop_tasks, root_task, task_frames, task_wait
+from torchdebug_magics.probing.waits.async_tasks import awaited_tasks, loop_tasks, root_task, scheduled_callbacks, task_frames, task_wait
 from torchdebug_magics.probing.waits.builtin_waits import called_name
 from torchdebug_magics.probing.waits.collectives import collectives, loaded, rank_of_process
 from torchdebug_magics.probing.waits.error_facts import error_record
 from torchdebug_magics.probing.waits.lock_holders import find_holders
+from torchdebug_magics.probing.waits.reach import Reach
 from torchdebug_magics.probing.waits.thread_waits import own_frames, wait_of
 
 if TYPE_CHECKING:
@@ -42,10 +45,10 @@ def facts_of_this_process() -> dict[str, Any]:
     current = sys._current_frames()
     stacks = {thread.ident or 0: own_frames(current.get(thread.ident or 0)) for thread in threads}
     waits = {ident: wait_of(frames) for ident, frames in stacks.items()}
-    everybody: list[threading.Thread | _Task] = [*threads, *_add_tasks(stacks, waits)]
-    for ident, waiting in waits.items():
-        if waiting is not None:
-            find_holders(ident, waiting, stacks, waits)
+    callbacks = [one for frames in stacks.values() for one in scheduled_callbacks(frames)]
+    tasks = _add_tasks(stacks, waits)
+    everybody: list[threading.Thread | _Task] = [*threads, *tasks]
+    _find_enders(tasks, callbacks, stacks, waits)
     rank, world_size = rank_of_process()
     joining = next((one.facts for one in waits.values() if one is not None and one.facts.get("op") == "init_process_group"), {})
     rank = joining.get("rank") if rank is None else rank
@@ -68,12 +71,36 @@ def facts_of_this_process() -> dict[str, Any]:
     return facts
 
 
+def _find_enders(
+    tasks: Sequence[_Task], callbacks: Sequence[Any], stacks: Mapping[int, list[FrameType]], waits: Mapping[int, Waiting | None]
+) -> None:  # fmt: skip
+    """Complete each wait with those who could end it: threads, tasks, and what a loop or an alarm will call."""
+    roots = {task.ident: [task.task] for task in tasks}
+    reach = functools.cache(lambda ident: Reach(stacks[ident], roots.get(ident, ())))
+    planned = functools.cache(lambda: Reach([], callbacks))
+    main = threading.main_thread().ident
+    for ident, waiting in waits.items():
+        if waiting is not None:
+            find_holders(ident, waiting, stacks, waits, reach)
+            will_be_called = waiting.on is not None and bool(callbacks) and planned().can_get(waiting.on)
+            waiting.facts["may_end"] = waiting.facts.get("may_end") or will_be_called or (ident == main and _alarm_is_set())
+
+
+def _alarm_is_set() -> bool:
+    """Whether a handler of the user's will run in the main thread after some time, and can raise there."""
+    if not hasattr(signal, "getitimer"):
+        return False
+    alarms = ((signal.ITIMER_REAL, signal.SIGALRM), (signal.ITIMER_VIRTUAL, signal.SIGVTALRM))
+    return any(signal.getitimer(which)[0] and callable(signal.getsignal(number)) for which, number in alarms)
+
+
 @dataclass
 class _Task:
     """A task of asyncio's, in the form of a thread."""
 
     ident: int
     name: str
+    task: Any
     native_id: int | None = None
     daemon: bool = True
 
@@ -91,7 +118,7 @@ def _add_tasks(stacks: dict[int, list[FrameType]], waits: dict[int, Waiting | No
                 waits[ident] = task_wait(task, tasks)
             elif id(task) in awaited or _is_users(task):
                 stacks[id(task)], waits[id(task)] = task_frames(task), task_wait(task, tasks)
-                found.append(_Task(id(task), f"{_TASK}{task.get_name()}"))
+                found.append(_Task(id(task), f"{_TASK}{task.get_name()}", task))
         for waiting in (waits[key] for key in (ident, *(id(task) for task in tasks)) if key in waits):
             if waiting is not None and root is not None:  # whoever waits for the loop's own task waits for the thread
                 waiting.targets = [("thread", ident) if target == ("thread", id(root)) else target for target in waiting.targets]
@@ -115,10 +142,13 @@ def _thread(thread: threading.Thread | _Task, frames: Sequence[FrameType], waiti
         "values": _values(frames),
         "calls": called_name(frames[0]) if frames else "",
         "handling": _handled(thread.ident) if thread is threading.main_thread() else None,
-        "waiting": None
-        if waiting is None
-        else {"kind": waiting.kind, "what": waiting.what, "targets": waiting.targets, "timeout_s": waiting.timeout_s, **waiting.facts},
+        "waiting": None if waiting is None else _plain(waiting),
     }
+
+
+def _plain(waiting: Waiting) -> dict[str, Any]:
+    names = ("kind", "what", "targets", "able", "timeout_s")
+    return {**{name: getattr(waiting, name) for name in names}, **waiting.facts}
 
 
 def _handled(ident: int | None) -> dict[str, Any] | None:

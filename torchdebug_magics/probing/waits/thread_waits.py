@@ -61,11 +61,15 @@ def _known(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:  # n
     module, name = _module(frame), frame.f_code.co_name
     if (module, name) in _IDLE and _has_no_work(frame, inner):
         return Waiting("queue", "more work", facts={"idle": True})
+    if (module, name) == ("asyncio.base_events", "_run_once"):
+        return Waiting("io", "an event of its loop", facts={"may_end": True})
     if module in _DEBUGGERS and name in _PROMPTS:
         return Waiting("input", "a debugger's prompt", facts={"debugger": True})
     if name in _INPUTS and module.startswith(("ipykernel", "getpass", "google.colab")):
         is_debugger = any(_module(one) in _DEBUGGERS for one in inner)
         return Waiting("input", "a debugger's prompt" if is_debugger else "your input", facts={"debugger": is_debugger})
+    if name == "_find_and_load" and module.endswith(("importlib._bootstrap", "_frozen_importlib")) and not _waits_to_import(inner):
+        return Waiting("python", f"the import of {names_of(frame).get('name')}", facts={"importing": names_of(frame).get("name")})
     reader = _READERS.get((module, name))
     if reader is not None:
         waiting = reader(names_of(frame))
@@ -79,6 +83,10 @@ def _known(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:  # n
         host = _host(inner)
         return Waiting("io", f"an answer from {host}" if host else "the network", facts={"network": True, "host": host})
     return None
+
+
+def _waits_to_import(inner: Sequence[FrameType]) -> bool:
+    return any((_module(frame), frame.f_code.co_name) in _READERS for frame in inner if owner(frame.f_code.co_filename) == "python")
 
 
 def _has_no_work(frame: FrameType, inner: Sequence[FrameType]) -> bool:
@@ -138,7 +146,7 @@ def _import_lock(held: Mapping[str, Any]) -> Waiting | None:
 
 def _shared_event(held: Mapping[str, Any]) -> Waiting | None:
     kind = type(held.get("self")).__name__.lower()
-    return Waiting("event", f"multiprocessing {kind}", timeout_s=_timeout(held), facts={"shared": True})
+    return Waiting("event", f"multiprocessing {kind}", on=held.get("self"), timeout_s=_timeout(held), facts={"shared": True})
 
 
 def _shared_lock(held: Mapping[str, Any]) -> Waiting | None:
@@ -164,8 +172,9 @@ def _queue(word: str) -> Callable[[Mapping[str, Any]], Waiting | None]:
 
 def _process_queue(word: str) -> Callable[[Mapping[str, Any]], Waiting | None]:
     def read(held: Mapping[str, Any]) -> Waiting | None:
-        pipe = getattr(held.get("self"), "_reader", None)
-        return Waiting("queue", f"multiprocessing queue.{word}()", timeout_s=_timeout(held), facts={word: True, **_pipe_of(pipe)})
+        queue = held.get("self")
+        facts = {word: True, **_pipe_of(getattr(queue, "_reader", None))}
+        return Waiting("queue", f"multiprocessing queue.{word}()", on=queue, timeout_s=_timeout(held), facts=facts)
 
     return read
 

@@ -25,6 +25,8 @@ class Waiting:
     """The object, such as a lock: compared by identity in its own process."""
     targets: list[Target] = field(default_factory=list)
     """Who would end the wait, where that is known."""
+    able: list[Target] = field(default_factory=list)
+    """Who else could end it: code that can get at what is waited for."""
     timeout_s: float | None = None
     """After which the wait gives up, counted from its beginning; None for one without a timeout."""
     facts: dict[str, Any] = field(default_factory=dict)

@@ -42,7 +42,7 @@ def _nothing(told: dict[str, Any]) -> dict[str, Any]:
 
 def waits(kind: str, what: str = "", on: tuple[tuple[str, int], ...] = (), timeout_s: float | None = None, **more: Any) -> dict[str, Any]:
     """What a thread waits for: `on` is who could end it."""
-    return {"kind": kind, "what": what or kind, "targets": [*on], "timeout_s": timeout_s, **more}
+    return {"kind": kind, "what": what or kind, "targets": [*on], "able": [], "timeout_s": timeout_s, **more}
 
 
 def thread(ident: int = 1, waiting: dict[str, Any] | None = None, *, name: str = "", line: int | None = 3, **more: Any) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def issued(*calls: tuple[str, list[int], bool], dtype: str = "Float") -> dict[st
         {"group": "0", "number": number, "op": op, "sizes": [size], "dtypes": [dtype], "is_done": is_done, "is_p2p": False}
         for number, (op, size, is_done) in enumerate(calls, 1)
     ]
-    return {"status": {"0": {"last_enqueued_collective": len(entries)}}, "entries": entries}
+    return {"status": {"0": {"last_enqueued_collective": len(entries)}}, "entries": entries, "groups": {}}
 
 
 def backward(*done: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torchdebug_magics.instruments.hangwatch.participants import Look, Participa
 
 
 def one(who: str, *targets: str, kind: str = "lock", **more: Any) -> Participant:
-    return Participant(who, 1, kind=kind, targets=[*targets], **more)
+    return Participant(who, 1, kind=kind, targets=[*targets], process={"pid": 1}, **more)
 
 
 def look(*everybody: Participant, at_s: float = 0.0) -> Look:
@@ -46,13 +46,13 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_the_way_to_the_root(way: str) -> None:
     everybody, moved, names, is_circle = WAYS[way]
-    chain = follow(look(*everybody), moved)
+    chain = follow(look(*everybody), moved, 10.0)
     assert (chain.names, chain.is_circle) == (names, is_circle)
     assert chain.root.who == (names[-1] if not is_circle else names[names.index(names[-1])])
 
 
 def test_the_members_of_a_circle() -> None:
-    chain = follow(look(one("main", "a"), one("a", "b"), one("b", "c"), one("c", "a")), {})
+    chain = follow(look(one("main", "a"), one("a", "b"), one("b", "c"), one("c", "a")), {}, 10.0)
     assert [each.who for each in chain.circle] == ["a", "b", "c"]
     assert Chain((one("main"),), is_circle=False).circle == ()
 
@@ -63,7 +63,7 @@ def test_many_who_all_wait_for_all_are_followed_in_time() -> None:
     names = ["main", *(f"t{number}" for number in range(9))]
     everybody = [one(who, *(other for other in names if other != who)) for who in names]
     begun_s = time.monotonic()
-    chain = follow(look(*everybody), {})
+    chain = follow(look(*everybody), {}, 10.0)
     assert time.monotonic() - begun_s < 0.5, "every way was tried: with twelve it takes hours"
     assert chain.path[0].who == "main"
 

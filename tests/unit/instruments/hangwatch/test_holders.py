@@ -239,14 +239,14 @@ def test_who_runs_a_future_and_who_stands_before_it(resting: Resting) -> None:
         end.set()
 
 
-def test_nobody_runs_a_future_that_was_made_by_hand(resting: Resting) -> None:
+def test_whoever_has_a_future_that_was_made_by_hand_can_resolve_it(resting: Resting) -> None:
     future: concurrent.futures.Future[int] = concurrent.futures.Future()
 
     def wants() -> None:
         future.result()
 
     resting(wants, release=lambda: future.set_result(1))
-    assert waits()["wants"]["who"] == []
+    assert waits()["wants"]["who"] == ["MainThread"]
 
 
 def test_looking_takes_no_lock_and_runs_nothing_of_the_users(resting: Resting) -> None:

@@ -298,6 +298,7 @@ def interrupted_after(delay_s: float) -> bool:
     return not has_ended
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # a socket that no name was given yet closes itself, and says so
 def test_an_interrupt_at_any_moment_leaves_nothing(agents_folder: Path) -> None:
     choose = random.Random(3)
     for _ in range(2):  # at first all is imported

@@ -25,16 +25,19 @@ def differ(case: Evidence) -> Finding | None:
     joining = [one for one in case.chain.path if one.facts.get("op") == "init_process_group"]
     if joining:
         return _not_joined(case, joining[0])
-    waiting = [state for state in case.ranks if state.pending is not None and state.one.kind == "collective"]
+    waiting = [(state, state.pending) for state in case.ranks if state.pending is not None and state.one.kind == "collective"]
     if not waiting:
         return None
-    ahead = max(waiting, key=lambda state: state.pending.number if state.pending is not None else 0)
-    pending = ahead.pending
-    assert pending is not None
-    calls = [(state, call) for state in case.ranks if (call := state.call(pending.number)) is not None]
+    group = next((call.group for one in case.chain.path for state, call in waiting if state.one is one), waiting[0][1].group)
+    ahead, pending = max((pair for pair in waiting if pair[1].group == group), key=lambda pair: pair[1].number)
+    members = [state for state in case.ranks if ahead.needs(state, group)]
+    calls = [(state, call) for state in members if (call := state.call(pending)) is not None]
     if len({call.key for _, call in calls}) > 1:
         return _mismatch(case, calls)
-    late = [state for state in case.ranks if state.number < pending.number]
+    late = [state for state in members if state.number(group) < pending.number]
+    elsewhere = [(state, call) for state, call in waiting if state in late and call.group != group and state.needs(ahead, call.group)]
+    if elsewhere and case.chain.is_circle:  # each waits for the other in another group
+        return _mismatch(case, [(ahead, pending), *elsewhere])
     gone = [one for one in case.look.everybody.values() if one.kind == "dead" and one.child is not None]
     for one in [*(state.one for state in late), *gone]:
         if case.root is one or case.root.kind == "collective" or case.chain.is_circle:
@@ -86,19 +89,25 @@ def _same_loop(ours: Location | None, theirs: Location | None) -> bool:
 
 
 def _mismatch(case: Evidence, calls: list[tuple[RankState, Issued]]) -> Finding:
-    usual = Counter(call.key for _, call in calls).most_common(1)[0][0]
-    odd, theirs = next(((state, call) for state, call in reversed(calls) if call.key != usual), calls[-1])
-    other, ours = next((state, call) for state, call in calls if call.key != theirs.key)
+    keys = [(call.group, call.key) for _, call in calls]
+    usual = Counter(keys).most_common(1)[0][0]
+    at = next((at for at in reversed(range(len(calls))) if keys[at] != usual), len(calls) - 1)
+    (odd, theirs), (other, ours) = calls[at], next(call for call, key in zip(calls, keys, strict=True) if key != keys[at])
     lines = [f"{state.one.who}: {call} at {state.one.location}" for state, call in calls]
     if other.in_backward != odd.in_backward:
         ahead, behind = (other, odd) if other.in_backward else (odd, other)
         pending = ours if other.in_backward else theirs
         return _left_training(case, ahead, pending, behind.one, behind, "; ".join(lines))
-    what = "the tensor has the same shape and dtype" if ours.op == theirs.op else "collectives come in the same order"
+    is_same = ours.op == theirs.op and ours.group == theirs.group
+    what = "the tensor has the same shape and dtype" if is_same else "collectives come in the same order"
     return case.found(
-        "stuck", "collective_mismatch", f"{odd.one.who} calls {theirs} where {other.one.who} calls {ours}",
+        "stuck", "collective_mismatch", f"{_calls(odd, theirs, ours)} where {_calls(other, ours, theirs)}",
         f"make sure that {what} on every rank", "; ".join(lines), at=odd.one,
     )  # fmt: skip
+
+
+def _calls(state: RankState, call: Issued, other: Issued) -> str:
+    return f"{state.one.who} calls {call}" + (f" in process group {call.group}" if call.group != other.group else "")
 
 
 def _not_joined(case: Evidence, one: Participant) -> Finding:

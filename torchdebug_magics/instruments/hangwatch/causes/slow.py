@@ -141,6 +141,8 @@ def _doing(case: Evidence, one: Participant) -> str:
         return f"{who} waits for {with_article(one.what)}, and gives up after {duration(one.timeout_s)}"
     if one.facts.get("is_waiting"):
         return f"{who} waits for {with_article(one.what)}"
+    if one.facts.get("importing"):
+        return f"{who} imports {one.facts['importing']}"
     if one.facts.get("calls"):
         return f"{who} has been in `{one.facts['calls']}` for {duration(case.still_s)}"
     return f"{who} computes, without a step or output for {duration(case.still_s)}"

@@ -1,0 +1,102 @@
+"""Whether the code of a thread could get at an object: a thread that cannot will not end a wait for the object."""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+from weakref import ref
+
+from torchdebug_magics.probing.source.call_sites import names_of
+from torchdebug_magics.probing.source.code_owner import is_module_code, is_user_code, owner
+
+__all__ = ["Reach", "is_kernels"]
+
+_MOST_OBJECTS = 20_000
+_MOST_ITEMS = 1_000
+"""Of a container; one with more holds data."""
+_PLAIN: tuple[type, ...] = (int, float, complex, str, bytes, bytearray, bool, type(None), range, CodeType, FrameType, ModuleType, ref)
+_DATA = frozenset({"torch", "torch._C", "torch.nn.parameter", "numpy", "pandas.core.frame", "pandas.core.series", "PIL.Image"})
+_KERNELS = ("IPython", "ipykernel", "jupyter", "tornado", "zmq", "traitlets", "debugpy", "pydevd", "_pydev")
+"""They hold all of the user's names, which they do not use."""
+
+
+class Reach:
+    """All that the frames of one thread lead to: by local names, by global names that the user's functions use, and by what those hold."""
+
+    def __init__(self, frames: Sequence[FrameType], others: Iterable[object] = ()) -> None:
+        self._met: set[int] = set()
+        self._is_cut = False
+        """Whether there was more than we looked at, so that nothing can be said."""
+        self._runs_users = any(is_user_code(frame.f_code) for frame in frames)
+        waiting: deque[Any] = deque(others)
+        for frame in _without_kernel(frames):
+            names = names_of(frame)
+            self._is_cut |= not names and bool(frame.f_code.co_nlocals)
+            if is_module_code(frame.f_code):
+                waiting.extend(names[name] for name in _names_in(frame.f_code) if name in names)
+            else:
+                waiting.extend(names.values())
+                waiting.extend(_globals_of(frame.f_code, frame.f_globals))
+        while waiting and not self._is_cut:
+            self._go_on(waiting.popleft(), waiting)
+            self._is_cut = len(self._met) > _MOST_OBJECTS
+
+    def can_get(self, wanted: object) -> bool:
+        """Whether it could, as far as can be told; of a library's thread that leads to very much, only what was met counts."""
+        return id(wanted) in self._met or (self._is_cut and self._runs_users)
+
+    def _go_on(self, value: Any, waiting: deque[Any]) -> None:
+        kind: Any = type(value)  # `isinstance` would ask the object, which may be the user's
+        if issubclass(kind, _PLAIN) or id(value) in self._met:
+            return
+        self._met.add(id(value))
+        if issubclass(kind, FunctionType):
+            waiting.extend(value.__closure__ or ())
+            waiting.extend(value.__defaults__ or ())
+            waiting.extend(_globals_of(value.__code__, value.__globals__))
+        elif issubclass(kind, BuiltinFunctionType):
+            waiting.append(value.__self__)  # of a bound method; of a plain function, its module
+        elif issubclass(kind, type):
+            waiting.extend(one for one in tuple(vars(value).values()) if isinstance(one, FunctionType) and is_user_code(one.__code__))
+        elif not _is_data(value):
+            waiting.extend(gc.get_referents(value))
+
+
+def is_kernels(module: str) -> bool:
+    """Whether it is code by which the kernel runs cells and talks to the front end."""
+    return module.startswith(_KERNELS)
+
+
+def _without_kernel(frames: Sequence[FrameType]) -> Sequence[FrameType]:
+    """The frames of a cell, without those that run it; none of a thread of the kernel's own."""
+    end = next((at for at, frame in enumerate(frames) if is_kernels(str(frame.f_globals.get("__name__")))), len(frames))
+    return frames[:end] if end == len(frames) or any(is_user_code(frame.f_code) for frame in frames[:end]) else ()
+
+
+def _globals_of(code: CodeType, space: dict[str, Any]) -> Iterator[Any]:
+    """What the global names of a function of the user's stand for; a library's own functions are trusted to use what they are given."""
+    for name in _names_in(code) if is_user_code(code) else ():
+        if name in space:
+            yield space[name]
+    for name in _names_in(code) if is_user_code(code) else ():  # module.function
+        for module in [space[other] for other in code.co_names if isinstance(space.get(other), ModuleType)]:
+            if (file := vars(module).get("__file__")) and owner(file) == "user":
+                yield vars(module).get(name)
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_in(inner)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value leads to no lock or queue: data, or the names of a whole module."""
+    kind: Any = type(value)
+    if kind is dict and "__builtins__" in value and "__name__" in value:
+        return True
+    return len(value) > _MOST_ITEMS if kind in {list, tuple, dict, set, frozenset} else str(kind.__module__) in _DATA
