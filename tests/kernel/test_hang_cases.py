@@ -10,8 +10,7 @@ from tests.hang_cases.door import Outcome, run_all
 CASES = all_cases()
 # As many as the time for CI allows; `python -m tests.hang_cases.score` runs all of them.
 ON_MODERN = CASES[::3]
-# A growing graph is not named on the Colab-like stack so far: there it is only slow.
-ON_COLAB = [case for case in CASES if not case.needs and "growing_graph" not in case.cause][1::4]
+ON_COLAB = [case for case in CASES if not case.needs][1::4]
 RUNS = [
     pytest.param(stack, case, id=f"{stack}-{case.name}") for stack, cases in (("modern", ON_MODERN), ("colab", ON_COLAB)) for case in cases
 ]

@@ -133,7 +133,7 @@ SENTENCES = {
         r"Stuck: rank 1 calls barrier #4 where rank 0 calls all_reduce #4 \[1\] · .* line 9: .* rank 0: all_reduce #4 \[1\] at .* line 8",
         r"Stuck: rank 1 has run out of batches, and rank 0 waits for it in backward \(all_reduce #11 \[5\]\) · .* `with model\.join\(\):`",
         r"Stuck: thread (saver and thread reporter|reporter and thread saver) wait for each other · .* line (8|15): .* in the same order",
-        r"Slow: each backward pass goes through the graphs of all \d+ so far, as `hidden` .* line 9: .* `hidden = hidden\.detach\(\)`",
+        r"Slow: each backward pass also goes through the graphs of earlier steps, which `hidden` keeps · .* line 9: .* `hidden = hidden\.detach\(\)`",
         r"Slow: the main thread is asleep in time\.sleep\(4\) · .* line 4: `time\.sleep\(4\)`",
         r"Slow: the main thread is asleep in time\.sleep\(4\) · .* line 1: `time\.sleep\(4\)`",
         r"^the main thread \(pid \d+\) .* thread saver \(pid \d+\) waits for lock -> thread reporter",

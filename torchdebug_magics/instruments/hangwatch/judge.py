@@ -22,7 +22,7 @@ __all__ = ["debugger_now", "judged"]
 def judged(looks: list[Look], progress: Progress, still_s: float, doing: Counter[str]) -> Finding:
     """Why there was no progress for `still_s`."""
     case = _evidence(looks, progress, still_s, doing)
-    if progress.carried is not None and progress.backward_s:
+    if progress.passes.carrier is not None and progress.passes.began_s:
         return slow(case)
     if not goes_on(case.chain, case.moved, still_s) and (found := stopped(case)) is not None:
         return found

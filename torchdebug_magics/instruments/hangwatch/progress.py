@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from torchdebug_magics.instruments.hangwatch.graph_growth import BackwardPass
+from torchdebug_magics.instruments.hangwatch.graph_growth import BackwardPasses
 from torchdebug_magics.probing.source.call_sites import line_of, names_of
 from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code
 from torchdebug_magics.probing.waits.async_tasks import cell_frames
@@ -51,18 +51,12 @@ class Progress:
     """The same since the last progress."""
     tracer: tuple[str, str, str] | None = None
     """What traces the main thread: its name, its usual price, and how to be without."""
-    carried: tuple[str, int] | None = None
-    """A variable that carries the graphs of earlier steps on, and how many; looked for when a backward pass takes long."""
     step_times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RATE_OVER))
-    backward_passes: deque[BackwardPass] = field(default_factory=lambda: deque(maxlen=16))
-    """Those that looks have met, with what each has taken."""
-    backward_s: float = 0.0
-    """When the backward pass that runs was met first; 0 while none runs."""
+    passes: BackwardPasses = field(default_factory=BackwardPasses)
     _seen: set[tuple[int, int]] = field(default_factory=set)
     _latest: tuple[int, int, tuple[tuple[int, int], ...]] = (0, 0, ())
     _values: int = 0
     _at: tuple[int, int] = (0, 0)
-    _backward_id: int = 0
 
     @property
     def still_s(self) -> float:
@@ -148,17 +142,7 @@ class Progress:
                 label, backward = "backward", one
         self.looks_at[label] += 1
         self.doing[label] += 1
-        self._mark_backward(backward)
-
-    def _mark_backward(self, backward: FrameType | None) -> None:
-        now_s = time.monotonic()
-        if backward is None:
-            self._backward_id, self.backward_s = 0, 0.0
-            return
-        if id(backward) != self._backward_id:
-            self._backward_id, self.backward_s = id(backward), now_s
-            self.backward_passes.append(BackwardPass(now_s))
-        self.backward_passes[-1].took_s = now_s - self.backward_s
+        self.passes.look(backward, time.monotonic())
 
 
 def _held(frame: FrameType) -> list[Any]:

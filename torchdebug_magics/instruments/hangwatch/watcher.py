@@ -15,7 +15,6 @@ from torchdebug_magics.instruments.hangwatch.causes.wording import with_article
 from torchdebug_magics.instruments.hangwatch.crashes import explained, last_user_line
 from torchdebug_magics.instruments.hangwatch.endless import endless_loop, loop_progress
 from torchdebug_magics.instruments.hangwatch.getting_out import end_processes, new_processes, wake_loop
-from torchdebug_magics.instruments.hangwatch.graph_growth import carried_graph
 from torchdebug_magics.instruments.hangwatch.judge import debugger_now, judged
 from torchdebug_magics.instruments.hangwatch.links import link
 from torchdebug_magics.instruments.hangwatch.participants import look_around
@@ -49,7 +48,6 @@ _LEAST_LOOKS, _LEAST_S = 3, 0.5
 _LATE_S = 1.0
 """By which a look comes late, when no Python thread gets a turn."""
 _BUSY = 0.5
-_LONG_BACKWARD_S, _GRAPH_EVERY_S = 1.0, 2.0
 _ALMOST, _EVERY_S = 0.7, 0.25
 _STOP_S = 1.0
 """For the main thread to act on an interrupt."""
@@ -83,7 +81,6 @@ class Watcher:
         self._stops = stops
         self._looks: deque[Look] = deque(maxlen=6)
         self._around_s = 0.0
-        self._graph_s = 0.0
         self._looked_s = 0.0
         self._cpu_s = 0.0
         self._at: Location | None = None
@@ -220,18 +217,10 @@ class Watcher:
             self.hint = f"the main thread waited for {with_article(look.main.what)}"
 
     def _look_at_graph(self, now_s: float) -> None:
-        """Where one backward pass takes long: whether it goes through the graphs of earlier steps."""
-        progress = self.progress
-        if progress.carried is not None or not progress.backward_s or now_s - progress.backward_s < _LONG_BACKWARD_S:
-            return
-        if now_s - self._graph_s < _GRAPH_EVERY_S:
-            return
-        self._graph_s = now_s
-        progress.carried = carried_graph(progress.backward_passes)
-        if progress.carried is not None and self.finding is None:
-            look = self._look_around()
-            if look is not None:
-                self._found(judged([look], progress, now_s - progress.backward_s, Counter()))
+        """A backward pass that goes through the graphs of earlier steps is told of before it takes too long."""
+        passes = self.progress.passes
+        if passes.carrier is not None and passes.began_s and self.finding is None and (look := self._look_around()) is not None:
+            self._found(judged([look], self.progress, now_s - passes.began_s, Counter()))
 
     def _is_time(self, now_s: float, still_s: float) -> bool:
         """For a look at everybody: twice a second without progress; with children, once a second while the main thread rests."""

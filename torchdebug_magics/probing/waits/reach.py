@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import gc
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +21,7 @@ _MOST_ITEMS = 1_000
 """Of a container; one with more holds data."""
 _PLAIN: tuple[type, ...] = (int, float, complex, str, bytes, bytearray, bool, type(None), range, CodeType, FrameType, ModuleType, ref)
 _DATA = frozenset({"torch", "torch._C", "torch.nn.parameter", "numpy", "pandas.core.frame", "pandas.core.series", "PIL.Image"})
+_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 _KERNELS = ("IPython", "ipykernel", "jupyter", "tornado", "zmq", "traitlets", "debugpy", "pydevd", "_pydev")
 """They hold all of the user's names, which they do not use."""
 
@@ -36,7 +39,7 @@ class Reach:
             names = names_of(frame)
             self._is_cut |= not names and bool(frame.f_code.co_nlocals)
             if is_module_code(frame.f_code):
-                waiting.extend(names[name] for name in _names_in(frame.f_code) if name in names)
+                waiting.extend(names[name] for name in _names_in(frame.f_code)[0] if name in names)
             else:
                 waiting.extend(names.values())
                 waiting.extend(_globals_of(frame.f_code, frame.f_globals))
@@ -78,20 +81,25 @@ def _without_kernel(frames: Sequence[FrameType]) -> Sequence[FrameType]:
 
 def _globals_of(code: CodeType, space: dict[str, Any]) -> Iterator[Any]:
     """What the global names of a function of the user's stand for; a library's own functions are trusted to use what they are given."""
-    for name in _names_in(code) if is_user_code(code) else ():
-        if name in space:
-            yield space[name]
-    for name in _names_in(code) if is_user_code(code) else ():  # module.function
-        for module in [space[other] for other in code.co_names if isinstance(space.get(other), ModuleType)]:
-            if (file := vars(module).get("__file__")) and owner(file) == "user":
-                yield vars(module).get(name)
+    used, attributes = _names_in(code) if is_user_code(code) else ((), ())
+    for name in used:
+        value = space.get(name)
+        yield value
+        if isinstance(value, ModuleType) and (file := vars(value).get("__file__")) and owner(file) == "user":
+            yield from (vars(value).get(attribute) for attribute in attributes)
 
 
-def _names_in(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """(global names, attributes) that it uses, and the functions inside it."""
+    found = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in _LOADS}
+    attributes = set(code.co_names) - found
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            yield from _names_in(inner)
+            names, more = _names_in(inner)
+            found |= names
+            attributes |= more
+    return frozenset(found), frozenset(attributes)
 
 
 def _is_data(value: Any) -> bool:

@@ -59,17 +59,13 @@ def _first_user(frames: Sequence[FrameType]) -> int:
 
 def _known(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:  # noqa: PLR0911 - a table by module
     module, name = _module(frame), frame.f_code.co_name
-    if (module, name) in _IDLE and _has_no_work(frame, inner):
-        return Waiting("queue", "more work", facts={"idle": True})
-    if (module, name) == ("asyncio.base_events", "_run_once"):
-        return Waiting("io", "an event of its loop", facts={"may_end": True})
+    if (loop := _loop(frame, inner)) is not None:
+        return loop
     if module in _DEBUGGERS and name in _PROMPTS:
         return Waiting("input", "a debugger's prompt", facts={"debugger": True})
     if name in _INPUTS and module.startswith(("ipykernel", "getpass", "google.colab")):
         is_debugger = any(_module(one) in _DEBUGGERS for one in inner)
         return Waiting("input", "a debugger's prompt" if is_debugger else "your input", facts={"debugger": is_debugger})
-    if name == "_find_and_load" and module.endswith(("importlib._bootstrap", "_frozen_importlib")) and not _waits_to_import(inner):
-        return Waiting("python", f"the import of {names_of(frame).get('name')}", facts={"importing": names_of(frame).get("name")})
     reader = _READERS.get((module, name))
     if reader is not None:
         waiting = reader(names_of(frame))
@@ -82,6 +78,19 @@ def _known(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:  # n
     if _is_in(module, _NETWORK):
         host = _host(inner)
         return Waiting("io", f"an answer from {host}" if host else "the network", facts={"network": True, "host": host})
+    return None
+
+
+def _loop(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:
+    """What a loop of a library's waits for, or an import, which runs a module."""
+    module, name = _module(frame), frame.f_code.co_name
+    if (module, name) in _IDLE and _has_no_work(frame, inner):
+        return Waiting("queue", "more work", facts={"idle": True})
+    if (module, name) == ("asyncio.base_events", "_run_once"):
+        return Waiting("io", "an event of its loop", facts={"may_end": True})
+    if name == "_find_and_load" and module.endswith(("importlib._bootstrap", "_frozen_importlib")) and not _waits_to_import(inner):
+        imported = names_of(frame).get("name")
+        return Waiting("python", f"the import of {imported}", facts={"importing": imported})
     return None
 
 

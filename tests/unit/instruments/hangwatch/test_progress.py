@@ -1,4 +1,4 @@
-"""What counts as progress, the graph that grows, and what slows every line down."""
+"""What counts as progress, and what slows every line down."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchdebug_magics.instruments.hangwatch.graph_growth import BackwardPass, carried_graph
 from torchdebug_magics.instruments.hangwatch.progress import Progress
 from torchdebug_magics.instruments.hangwatch.tracers import installed_tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def look_from_aside(call: Callable[[], Any]) -> Any:
@@ -92,82 +89,6 @@ def test_steps_per_second() -> None:
         progress.step()
         look_from_aside(progress.look)
     assert 25 < (progress.rate() or 0) < 70
-
-
-# The graph that grows ------------------------------------------------------------------------------------------------
-
-
-HOOK = """
-def hook(gradient):
-    questions.put("look")
-    found.append(answers.get())
-    return gradient
-"""
-LOOP = """
-hidden = torch.zeros(1, 4)
-total = 0.0
-for step in range(2):
-    {}
-    loss.register_hook(hook)
-    loss.backward({})
-"""
-CARRIES = {
-    "a state": ("hidden = model(hidden).tanh(); loss = hidden.sum()", "retain_graph=True", "hidden"),
-    "a state, and the input": ("hidden = model(torch.ones(1, 4) + hidden); loss = hidden.sum()", "retain_graph=True", "hidden"),
-    "a sum": ("total = total + model(hidden).sum(); loss = total * 1", "retain_graph=True", "total"),
-    "a sum in place": ("total += model(hidden).sum(); loss = total * 1", "retain_graph=True", "total"),
-    "a state that is detached": ("hidden = model(hidden.detach()).detach(); loss = model(hidden).sum()", "retain_graph=True", ""),
-    "nothing": ("loss = model(hidden).sum()", "retain_graph=True", ""),
-    "nothing that is kept": ("hidden = model(hidden.detach()); loss = hidden.sum()", "", ""),
-    "expressly nothing": ("hidden = model(hidden.detach()); loss = hidden.sum()", "retain_graph=False", ""),
-}
-GROWS = (1.0, 1.4, 1.9)
-
-
-def in_backward(loop: str, option: str, file: Path, *times_s: float) -> tuple[str, int] | None:
-    """What is found in the last backward pass of a piece of code, whose passes so far took these times."""
-    questions: SimpleQueue[str] = SimpleQueue()
-    answers: SimpleQueue[Any] = SimpleQueue()
-    found: list[Any] = []
-    passes = [BackwardPass(0.0) for _ in times_s]
-    for one, took_s in zip(passes, times_s, strict=True):
-        one.took_s = took_s
-
-    def look() -> None:
-        while questions.get() != "end":
-            answers.put(carried_graph(passes))
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    # A hook that is no line of the user's: his innermost line is the one that calls `backward`.
-    hook: dict[str, Any] = {"questions": questions, "answers": answers, "found": found}
-    exec(compile(HOOK, nn.__file__, "exec"), hook)
-    file.write_text(LOOP.format(loop, option))
-    exec(compile(file.read_text(), str(file), "exec"), {"torch": torch, "hook": hook["hook"], "model": nn.Linear(4, 4)})
-    questions.put("end")
-    thread.join()
-    last: tuple[str, int] | None = found[-1]
-    return last
-
-
-@pytest.mark.parametrize("case", CARRIES)
-def test_what_carries_the_graph_of_earlier_steps_on(case: str, tmp_path: Path) -> None:
-    loop, option, name = CARRIES[case]
-    found = in_backward(loop, option, tmp_path / "loop.py", *GROWS)
-    assert (found and found[0]) == (name or None)
-
-
-@pytest.mark.parametrize("times_s", [(), (1.0, 2.0), (1.0, 1.0, 1.0), (1.0, 1.05, 1.1), (1.0, 3.0, 2.0), (3.0, 2.0, 1.0)])
-def test_passes_that_do_not_take_longer_and_longer_carry_nothing(times_s: tuple[float, ...], tmp_path: Path) -> None:
-    loop, option, _ = CARRIES["a state"]
-    assert in_backward(loop, option, tmp_path / "loop.py", *times_s) is None
-
-
-def test_outside_of_a_backward_pass_there_is_none() -> None:
-    passes = [BackwardPass(0.0) for _ in GROWS]
-    for one, took_s in zip(passes, GROWS, strict=True):
-        one.took_s = took_s
-    assert look_from_aside(lambda: carried_graph(passes)) is None
 
 
 # What slows everything down --------------------------------------------------------------------------------------------

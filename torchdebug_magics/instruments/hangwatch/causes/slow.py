@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import byte_size, duration
@@ -102,13 +103,16 @@ def _data(case: Evidence) -> Finding | None:
 
 
 def _graph(case: Evidence) -> Finding | None:
-    if case.progress.carried is None or not case.progress.backward_s:
+    passes = case.progress.passes
+    if passes.carrier is None or not passes.began_s:
         return None
-    name, steps = case.progress.carried
-    return case.found(
-        "slow", "growing_graph", f"each backward pass goes through the graphs of all {steps} so far, as `{name}` carries them on",
-        f"`{name} = {name}.detach()` at the start of each step", at=case.main,
+    name, fix = passes.carrier
+    whose = f", which `{name}` keeps" if name else ""
+    found = case.found(
+        "slow", "growing_graph", f"each backward pass also goes through the graphs of earlier steps{whose}",
+        f"{fix} at the start of each step", at=case.main,
     )  # fmt: skip
+    return replace(found, location=passes.carried_at or found.location)
 
 
 def _oversubscribed(case: Evidence) -> Finding | None:
