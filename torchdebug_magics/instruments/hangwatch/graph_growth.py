@@ -7,6 +7,9 @@ import heapq
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,10 +28,22 @@ __all__ = ["BackwardPasses", "goes_through_earlier"]
 _LONG_S, _EVERY_S = 0.5, 2.0
 """A pass that takes so long is looked at, and again after so long."""
 _LEAST_STEPS = 2
-_MOST_HOPS, _MOST_HELD = 60_000, 64
+_LEAST_PASSES = 3
+_GROWS, _GROWS_S, _SAME = 1.5, 0.75, 0.1
+"""Over the median of the passes before, and over the shortest, as looks measure each to half a second; while steps are as large."""
+_MOST_NODES, _MOST_HELD = 5_000, 64
 _MOST_PASSES = 16
 _BREAKS = frozenset({"detach", "detach_", "data", "item"})
 """Attributes of a tensor that leave its graph behind."""
+
+
+@dataclass
+class _Pass:
+    number: int
+    """Of the node in which the graph ends."""
+    began_s: float
+    """When a look met it first."""
+    took_s: float = 0.0
 
 
 class BackwardPasses:
@@ -41,50 +56,43 @@ class BackwardPasses:
         """(variable that keeps the graphs of earlier steps, how to detach it), once a pass goes through them."""
         self.carried_at: Location | None = None
         """The line that called backward then."""
-        self._numbers: dict[object, deque[int]] = {}
-        """By the line that calls backward: the number of the last node of each pass."""
+        self._met: dict[object, deque[_Pass]] = {}
+        """By the line that calls backward."""
         self._looked_s = 0.0
 
     def look(self, backward: FrameType | None, now_s: float) -> None:
         """Note the pass that runs: `backward` is the frame that waits for the engine."""
         held = {} if backward is None else names_of(backward)
-        outputs = () if _goes_further(held.get("args", ())) else held.get("t_outputs", ())
+        _, keeps_graph, create_graph, inputs = (*held.get("args", ()), *[None] * 4)[:4]
         with torch._C.DisableTorchFunctionSubclass():  # nothing of the user's is called
-            roots = [root for one in outputs if (root := getattr(one, "grad_fn", None)) is not None]
+            roots = [root for one in held.get("t_outputs", ()) if (root := getattr(one, "grad_fn", None)) is not None]
         user = next((one for one in frames_above(backward) if is_user_code(one.f_code)), None)
-        if not roots or user is None:
+        if not roots or user is None or create_graph or inputs:  # gradients of gradients, or of some inputs: earlier steps on purpose
             self.began_s = 0.0
             return
         root = max(roots, key=_number)
-        numbers = self._numbers.setdefault((id(user.f_code), user.f_lasti), deque(maxlen=_MOST_PASSES))
-        if not numbers or numbers[-1] != _number(root) or not self.began_s:
-            self.began_s = now_s
-            numbers.append(_number(root))
-        is_time = now_s - self.began_s >= _LONG_S and now_s - self._looked_s >= _EVERY_S
-        if self.carrier is None and is_time:
-            self._looked_s = now_s
-            if goes_through_earlier(root, sorted(numbers)[:-1]):
-                self.carrier, self.carried_at = _carrier(user), locate(user)
+        met = self._met.setdefault((id(user.f_code), user.f_lasti), deque(maxlen=_MOST_PASSES))
+        if not met or met[-1].number != _number(root) or not self.began_s:
+            met.append(_Pass(_number(root), now_s))
+        self.began_s, met[-1].took_s = met[-1].began_s, now_s - met[-1].began_s
+        is_time = met[-1].took_s >= _LONG_S and now_s - self._looked_s >= _EVERY_S
+        if self.carrier is None and keeps_graph and is_time:
+            self._looked_s, where, carrier = now_s, locate(user), _carrier(user)  # before the pass may end
+            found = goes_through_earlier(root, [one.number for one in met][:-1])
+            if found or (found is None and carrier[0] and _take_longer(met)):
+                self.carrier, self.carried_at = carrier, where
 
 
-def _goes_further(arguments: Sequence[Any]) -> bool:
-    """Whether it is for gradients of gradients, or of some inputs alone: then earlier steps may be gone through on purpose."""
-    _, _, create_graph, inputs = (*arguments, *[None] * 4)[:4]
-    return bool(create_graph) or bool(inputs)
-
-
-def goes_through_earlier(root: Any, earlier: Sequence[int]) -> bool:
+def goes_through_earlier(root: Any, earlier: Sequence[int]) -> bool | None:
     """Whether a graph holds nodes of at least two earlier steps; `earlier` are the numbers with which those ended, ascending.
 
-    Goes on to the oldest node that is known, and holds few at a time: handles of Python's on many nodes end in a crash when the graph is
-    freed.
+    None where the graph is too large for an answer: PyTorch keeps a handle for each node that Python has seen, and the kernel crashes when
+    a graph with many of them is freed. Always goes on to the oldest node that is known.
     """
     steps: set[int] = set()
     met = {_number(root)}
     known = [(_number(root), root)]
-    for _ in range(_MOST_HOPS):
-        if not known or len(steps) >= _LEAST_STEPS:
-            break
+    while known and len(met) < _MOST_NODES and len(steps) < _LEAST_STEPS:
         number, node = heapq.heappop(known)
         steps |= {step} if 0 < (step := bisect_left(earlier, number)) < len(earlier) else set()
         for inner, _ in node.next_functions:
@@ -93,7 +101,16 @@ def goes_through_earlier(root: Any, earlier: Sequence[int]) -> bool:
                 heapq.heappush(known, (its, inner))
         if len(known) > 2 * _MOST_HELD:
             known = heapq.nsmallest(_MOST_HELD, known)
-    return len(steps) >= _LEAST_STEPS
+    return True if len(steps) >= _LEAST_STEPS else None if known else False
+
+
+def _take_longer(passes: Sequence[_Pass]) -> bool:
+    """Whether a pass takes longer than those before, though each step has created as many nodes."""
+    *before, latest = [one.took_s for one in passes] or [0.0]
+    sizes = [after.number - one.number for one, after in pairwise(passes)]
+    if len(before) < _LEAST_PASSES - 1 or any(size % min(sizes) > _SAME * min(sizes) for size in sizes):
+        return False
+    return latest >= max(_GROWS * median(before), min(before) + _GROWS_S, *before)
 
 
 def _number(node: Any) -> int:
