@@ -11,6 +11,7 @@ import torch
 from torch._C._autograd import _get_sequence_nr
 
 from torchdebug_magics.probing.compiling import is_rewritten
+from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.where import adopt_timed, is_user_code, location
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Line", "Lines"]
 
-_MOST_NODES = 1 << 18
+_MOST_KNOWN = 1 << 18
 
 
 class Line:
@@ -48,6 +49,8 @@ class Lines(Generic[LineT]):
         """By the id of the code, which is held for that: what a compiler has written may hold constants that have no hash."""
         self._made: dict[int, tuple[LineT | None, str]] = {}
         """What made each autograd node, by its sequence number."""
+        self._task, self._asked = -1, 0
+        """The backward pass that asked last, and for how many nodes."""
         self._latest = _get_sequence_nr()
 
     def here(self, frame: FrameType | None) -> LineT | None:
@@ -82,18 +85,20 @@ class Lines(Generic[LineT]):
     def made(self, line: LineT | None, module: str) -> None:
         """The op at `line` is the one that the newest node is for; the nodes before it, which ran no op of their own, are too."""
         number = _get_sequence_nr()
-        if len(self._made) > _MOST_NODES:
+        if len(self._made) > _MOST_KNOWN:
             self._made.clear()
         for one in range(max(self._latest, number - 8), number):
             self._made[one] = (line, module)
         self._latest = number
 
     def of_node(self) -> tuple[LineT | None, str] | None:
-        """Of the autograd node that runs now in this thread: what made it; None where that is not known.
+        """Of the autograd node that runs now in this thread: what made it; None where that is not known, as in a very large graph.
 
         One whose backward the user has written is at the line of that.
         """
-        node = torch._C._current_autograd_node()
+        task = torch._C._current_graph_task_id()
+        self._task, self._asked = task, self._asked + 1 if task == self._task else 1
+        node = torch._C._current_autograd_node() if self._asked <= MOST_NODES else None
         made = None if node is None else self._made.get(node._sequence_nr())
         return (self.here(sys._getframe()), made[1]) if made is not None and _is_written_by_user(node) else made
 

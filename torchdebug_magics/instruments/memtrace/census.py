@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from torchdebug_magics.probing.graphs import upstream
 from torchdebug_magics.probing.modules import live_kinds
 from torchdebug_magics.probing.storages import storages
 
@@ -21,8 +22,6 @@ __all__ = [
 
 PARAMETER, GRADIENT, OPTIMIZER_STATE = "parameter", "gradient", "optimizer state"
 ACTIVATION, BUFFER, TEMPORARY, OTHER = "activation", "buffer", "temporary", "other"
-
-_MOST_NODES = 1 << 18
 
 
 class Census:
@@ -59,14 +58,8 @@ class Census:
 
 def saved_tensors(roots: Iterable[Any]) -> Iterator[torch.Tensor]:
     """What autograd keeps for the backward pass of these nodes and all before them. No unpack hook of the user's is run."""
-    todo, seen = list(roots), set[Any]()
     names: dict[type, list[str]] = {}
-    while todo and len(seen) < _MOST_NODES:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        todo += [following for following, _ in node.next_functions]
+    for node in upstream(roots):
         kind = type(node)
         if kind not in names:
             names[kind] = [name for name in dir(kind) if name.startswith("_raw_saved_")]

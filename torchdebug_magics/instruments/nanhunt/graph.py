@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.tensors import INF, NAN, is_bad, kind_of
 
 __all__ = ["SavedGraph", "Suspect"]
@@ -116,9 +117,10 @@ class SavedGraph:
 
 
 def _in_order(last: Any) -> Iterator[Any]:
-    """Every node upstream, each after all that it takes from."""
-    todo, entered, done = [last] if last is not None else [], set(), set()
-    while todo:
+    """Every node upstream, each after all that it takes from; none of a graph with very many, for which there is the trace."""
+    todo: list[Any] = [last] if last is not None else []
+    entered, done = set[Any](), set[Any]()
+    while todo and len(entered) < MOST_NODES:
         node = todo[-1]
         if node not in entered:
             entered.add(node)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch._C._autograd import _get_sequence_nr
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchdebug_magics.probing.graphs import upstream
 from torchdebug_magics.probing.tensors import are_ordinary, dense, extremes, largest, peak_of
 
 __all__ = ["Leaves", "leaves_of", "survey"]
@@ -73,18 +74,11 @@ class Leaves:
         return {**parameters, **leaves}
 
 
-def leaves_of(roots: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Every leaf tensor that the graph of `roots` ends in."""
-    todo: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
+def leaves_of(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaf tensors that the graph of `roots` ends in; of a graph with very many nodes, those of its last part."""
     found: dict[int, torch.Tensor] = {id(root): root for root in roots if root.is_leaf and root.requires_grad}
-    seen: set[Any] = set()
-    while todo:
-        node = todo.pop()
-        if node in seen:
-            continue
-        seen.add(node)
+    for node in upstream(root.grad_fn for root in roots):
         variable = getattr(node, "variable", None)
         if isinstance(variable, torch.Tensor):
             found[id(variable)] = variable
-        todo += [following for following, _ in node.next_functions if following is not None]
     return list(found.values())

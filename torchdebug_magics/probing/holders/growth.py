@@ -20,7 +20,8 @@ from torchdebug_magics.probing.holders.walk import Walk, undisturbed
 __all__ = ["Histories", "count_graph_nodes"]
 
 _STEPS = 3
-_MOST_OBJECTS, _MOST_NODES, _MOST_NAMES = 30_000, 200_000, 50
+_MOST_OBJECTS, _MOST_NODES, _MOST_NAMES = 30_000, 30_000, 50
+"""Of all graphs together: see `probing.graphs`."""
 
 
 @dataclass(frozen=True, kw_only=True)

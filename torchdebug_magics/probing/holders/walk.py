@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.holders.containers import CONTAINERS
 from torchdebug_magics.probing.holders.objects import held_by, is_entered
 from torchdebug_magics.probing.holders.outside import of_type
 from torchdebug_magics.probing.holders.roots import Rank, Root, namespaces
-from torchdebug_magics.probing.holders.tensors import addresses_of
+from torchdebug_magics.probing.holders.tensors import addresses_of, in_node
 
 __all__ = ["Walk", "undisturbed"]
 
@@ -58,6 +59,8 @@ class Walk:
         """Roots that count as nearer than all others."""
         self._number: dict[int, int] = {}
         self._costs = array("q")
+        self._depths = array("q")
+        """How many nodes of autograd graphs led to it."""
         self._queue: list[list[int]] = []
         self._ways: dict[int, tuple[_Way, bool] | None] = {}
         self._types: list[type] = []
@@ -96,6 +99,9 @@ class Walk:
         for address in addresses_of(holder):
             if self._wanted is None or address in self._wanted:
                 self.holders.setdefault(address, []).append(number)
+        if self._depths[number] > 2 * MOST_NODES:
+            self.is_whole = False
+            return
         ways, closed = self._ways, self._closed
         way, is_container = ways[id(type(holder))] or (tuple, True)  # never, as it would not have been met
         seen = 0
@@ -118,6 +124,9 @@ class Walk:
             self.objects.append(held)
             self.first.append(holder)
             self._costs.append(cost)
+            way = self._ways.get(id(type(held)))
+            is_node = way is not None and way[0] is in_node
+            self._depths.append((self._depths[holder] if holder >= 0 else 0) + is_node)
             self._put(number, cost)
         elif cost < self._costs[number]:  # never, once it was entered
             self.first[number] = holder
