@@ -129,7 +129,7 @@ SENTENCES = {
         r"^stuck self_deadlock worker 1 In\[\d+\] line 11 main +batch +waits for worker 1: batch 1",
         r"Stuck: DataLoader worker 0 has stopped in a debugger that cannot read your keyboard · .* line (9|10): .* `num_workers=0`",
         r"Stuck: the main thread waits in queue\.get\(\), and nobody is left to put anything in · .* line 11: .* sentinel",
-        r"Stuck: process evaluation waits for threads of its parent, .* \(OpenMP\) · .* line 8: .* `torch\.set_num_threads\(1\)`",
+        r"Stuck: process evaluation waits for OpenMP threads of its parent, .* · .* line 8: .* `torch\.set_num_threads\(1\)`",
         r"Stuck: rank 1 calls barrier #4 where rank 0 calls all_reduce #4 \[1\] · .* line 9: .* rank 0: all_reduce #4 \[1\] at .* line 8",
         r"Stuck: rank 1 has run out of batches, and rank 0 waits for it in backward \(all_reduce #11 \[5\]\) · .* `with model\.join\(\):`",
         r"Stuck: thread (saver and thread reporter|reporter and thread saver) wait for each other · .* line (8|15): .* in the same order",

@@ -25,7 +25,7 @@ class OutputMeter:
     def attach(self, stack: ExitStack) -> None:
         """From now on; a stream that does not allow it is not counted."""
         stack.callback(self.detach)
-        for stream in dict.fromkeys((sys.stdout, sys.stderr)):
+        for stream in (sys.stdout,) if sys.stdout is sys.stderr else (sys.stdout, sys.stderr):
             held = getattr(stream, "__dict__", None)
             if isinstance(held, dict):
                 counting = _Counting(self, stream.write, held.get("write"))

@@ -10,18 +10,18 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from torchdebug_magics.instruments.hangwatch.everybody.links import link
+from torchdebug_magics.instruments.hangwatch.everybody.participants import look_around
 from torchdebug_magics.instruments.hangwatch.getting_out import end_processes
 from torchdebug_magics.instruments.hangwatch.judge import judged
-from torchdebug_magics.instruments.hangwatch.links import link
-from torchdebug_magics.instruments.hangwatch.participants import look_around
-from torchdebug_magics.instruments.hangwatch.progress import Progress
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.instruments.hangwatch.report import HangReport
 from torchdebug_magics.machine.process_state import process_state
 from torchdebug_magics.probing.children.launching import Children
 from torchdebug_magics.probing.children.startup import environment_with_agents
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.participants import Look
+    from torchdebug_magics.instruments.hangwatch.everybody.participants import Look
     from torchdebug_magics.instruments.hangwatch.report import Finding
 
 __all__ = ["OutsideWatch"]
@@ -32,7 +32,7 @@ _ON_ERROR = "torchdebug_magics.probing.waits.error_facts:error_facts"
 
 
 class OutsideWatch:
-    """One command."""
+    """Runs one command, and watches the processes that it starts."""
 
     def __init__(self, command: Sequence[str], after_s: float, *, stops: bool) -> None:
         self.exit_code = 0

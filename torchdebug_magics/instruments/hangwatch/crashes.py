@@ -7,8 +7,8 @@ import signal
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.hangwatch.causes.ended import error_fix, exit_fix, how_it_ended
-from torchdebug_magics.instruments.hangwatch.participants import Participant
+from torchdebug_magics.instruments.hangwatch.causes.deaths import error_fix, exit_fix, how_it_ended
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
 from torchdebug_magics.instruments.hangwatch.report import Finding
 from torchdebug_magics.probing.children.asking import left_error
 from torchdebug_magics.probing.source.code_owner import owner

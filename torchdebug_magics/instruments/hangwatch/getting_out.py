@@ -1,96 +1,90 @@
-"""Ending a cell that does not end: what Stop alone cannot reach, and the processes that the cell has started."""
+"""Ending a cell that does not end by itself, and the processes that it has started."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-import socket
-import sys
-import threading
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakSet
+from typing import TYPE_CHECKING
 
+from torchdebug_magics.instruments.hangwatch.stop_presses import StopPresses, wake_loop
 from torchdebug_magics.machine.files import read
+from torchdebug_magics.machine.interrupts import interrupt_main
 from torchdebug_magics.machine.process_state import child_pids, process_state
-from torchdebug_magics.probing.source.call_sites import names_of
-from torchdebug_magics.probing.source.code_owner import frames_above
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+    from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
     from torchdebug_magics.probing.children.launching import Children
 
-__all__ = ["StopPresses", "end_processes", "new_processes", "wake_loop"]
+__all__ = ["GettingOut", "end_processes", "new_processes"]
 
+_STOP_S = 1.0
+"""For the main thread to act on an interrupt."""
+_MOST_INTERRUPTS = 6
 _GRACE_S = 2.0
 _HELPERS = ("resource_tracker", "forkserver", "compile_worker", "semaphore_tracker")
 """Processes that libraries start once and keep."""
 
 
-class StopPresses:
-    """Notices SIGINT when it arrives, also while the main thread is in native code, where Python cannot act on it."""
+class GettingOut:
+    """Helps Stop where the main thread does not act on it; with ``--stop``, presses it."""
 
-    _open: ClassVar[WeakSet[StopPresses]] = WeakSet()
-    """Those of all sessions: the descriptor is one for the process, and each hands on to the one before."""
+    def __init__(self, children: Children, *, stops: bool) -> None:
+        self.presses = StopPresses()
+        self.has_stopped = False
+        self.has_stopped_now = False
+        """In the cell that runs now."""
+        self.ended_count = 0
+        self._children = children
+        self._stops = stops
+        self._session_before: list[int] = []
+        self._before: list[int] = []
+        """The processes that ran before the session, and before the cell."""
+        self._interrupts = 0
 
-    def __init__(self) -> None:
-        self._ours: socket.socket | None = None
-        self._theirs: socket.socket | None = None
-        self._before = -1
-        self.at_s: float | None = None
-        """When Stop was pressed last."""
+    @property
+    def was_pressed(self) -> bool:
+        """Whether Stop was pressed, though another error may have come of it."""
+        return self.presses.at_s is not None
 
     def attach(self, stack: ExitStack) -> None:
-        """Take the place of the descriptor to which Python writes each signal; whoever had it is still told."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        self._ours, self._theirs = socket.socketpair()
-        self._ours.settimeout(0)
-        self._theirs.settimeout(0)
-        stack.callback(self.detach)
-        self._before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
-        self._open.add(self)
+        """Processes that run already are nobody's to end."""
+        self._session_before = self._before = child_pids(os.getpid())
+        self.presses.attach(stack)
 
-    def detach(self) -> None:
-        """Put back what was there. Harmless the second time."""
-        ours, theirs, self._ours, self._theirs = self._ours, self._theirs, None, None
-        if theirs is None or ours is None:
-            return
-        self._open.discard(self)
-        for later in self._open:
-            if later._before == theirs.fileno():
-                later._before = self._before
-        current = signal.set_wakeup_fd(-1)
-        wanted = self._before if current == theirs.fileno() else current  # somebody else has come since
-        with contextlib.suppress(OSError, ValueError):  # a descriptor that was closed meanwhile
-            signal.set_wakeup_fd(wanted)
-        ours.close()
-        theirs.close()
+    def between_cells(self) -> None:
+        """In a lasting session, what belongs to a cell is over with it."""
+        self.presses.at_s, self._interrupts, self.has_stopped_now = None, 0, False
+        self._before = child_pids(os.getpid())
 
-    def look(self) -> None:
-        """Read what has arrived."""
-        ours = self._ours
-        if ours is None:
+    def look(self, progress: Progress, found_s: float, now_s: float) -> None:
+        """Interrupt a cell that was found to be stuck at `found_s`, if that was asked for; 0 for one that was not."""
+        if self._stops and not self.has_stopped_now and found_s:
+            self.has_stopped_now = self.has_stopped = True
+            interrupt_main()
+            wake_loop()
+            self.presses.at_s = now_s
+        pressed_s = self.presses.at_s
+        if pressed_s is None or now_s - max(pressed_s, progress.rested_s) < _STOP_S or self._interrupts >= _MOST_INTERRUPTS:
             return
-        with contextlib.suppress(OSError, ValueError):
-            signals = ours.recv(4096)
-            if signal.SIGINT in signals:
-                self.at_s = time.monotonic()
-            if self._before >= 0:
-                os.write(self._before, signals)
+        if progress.rested_s > pressed_s and found_s <= pressed_s:
+            return  # it has acted on it, and goes on by itself
+        self._interrupts += 1
+        self.presses.at_s = now_s
+        wake_loop()
+        if self._interrupts == 1:
+            self.ended_count += end_processes(new_processes(self._children, self._before))
+        else:
+            interrupt_main()
 
-
-def wake_loop() -> None:
-    """Let the event loop of the main thread, if it runs one, act on a signal: it sleeps until something happens."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    for one in frames_above(frame):
-        if one.f_code.co_name == "_run_once" and one.f_globals.get("__name__") == "asyncio.base_events":
-            loop: Any = names_of(one).get("self")
-            with contextlib.suppress(RuntimeError, AttributeError):  # it has been closed, or cannot be looked at just now
-                loop.call_soon_threadsafe(int)
-            return
+    def end_rest(self) -> int:
+        """End what the session has started and still runs; how many were ended in all."""
+        self.ended_count += end_processes(new_processes(self._children, self._session_before))
+        return self.ended_count
 
 
 def new_processes(children: Children, before: Iterable[int]) -> list[int]:

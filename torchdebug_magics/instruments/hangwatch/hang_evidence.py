@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.instruments.hangwatch.report import Finding
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.chain import Chain
-    from torchdebug_magics.instruments.hangwatch.participants import Look, Participant
-    from torchdebug_magics.instruments.hangwatch.progress import Progress
-    from torchdebug_magics.instruments.hangwatch.rank_states import RankState
+    from torchdebug_magics.instruments.hangwatch.everybody.chain import Chain
+    from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant
+    from torchdebug_magics.instruments.hangwatch.everybody.rank_states import RankState
+    from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
     from torchdebug_magics.instruments.hangwatch.report import State
     from torchdebug_magics.report import Location
 

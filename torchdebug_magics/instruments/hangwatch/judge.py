@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.hangwatch.causes.slow import slow
 from torchdebug_magics.instruments.hangwatch.causes.stuck import debugger, stopped
-from torchdebug_magics.instruments.hangwatch.chain import follow, goes_on, moving
+from torchdebug_magics.instruments.hangwatch.everybody.chain import follow, goes_on, moving
+from torchdebug_magics.instruments.hangwatch.everybody.rank_states import rank_states
 from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
-from torchdebug_magics.instruments.hangwatch.rank_states import rank_states
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.participants import Look
-    from torchdebug_magics.instruments.hangwatch.progress import Progress
+    from torchdebug_magics.instruments.hangwatch.everybody.participants import Look
+    from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
     from torchdebug_magics.instruments.hangwatch.report import Finding
 
 __all__ = ["debugger_now", "judged"]

@@ -9,10 +9,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.hangwatch.getting_out import StopPresses, end_processes, new_processes
 from torchdebug_magics.instruments.hangwatch.report import HangReport
 from torchdebug_magics.instruments.hangwatch.watcher import Watcher
-from torchdebug_magics.machine.process_state import child_pids, has_proc
+from torchdebug_magics.machine.process_state import has_proc
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing.children.launching import Children
 from torchdebug_magics.probing.guard import Guard
@@ -41,10 +40,9 @@ class HangProbe:
         self._hooks = Hooks()
         self._children = Children(on_error="torchdebug_magics.probing.waits.error_facts:error_facts")
         self._output = OutputMeter()
-        self._presses = StopPresses()
-        self._watcher = Watcher(float(after), self._children, self._output, self._presses, self._guard, stops=stop)
+        self._watcher = Watcher(float(after), self._children, self._output, self._guard, stops=stop)
+        self._getting_out = self._watcher.getting_out
         self._sampler = Sampler(self._watcher.look, name="hangwatch", every_s=_EVERY_S)
-        self._before: list[int] = []
         self._ended_by = "itself"
         self._stopped_count = 0
         self._interrupted_at: tuple[Location, ...] = ()
@@ -56,11 +54,10 @@ class HangProbe:
         """Count steps and output, give processes that are started an agent, begin to look."""
         if not has_proc():
             self._guard.note("this system has no /proc: computing time and waits of other processes are known only in part")
-        self._before = child_pids(os.getpid())
         self._children.attach(stack)
         self._output.attach(stack)
         self._hooks.optimizer_steps(stack, _nothing, self._watcher.progress.step)
-        self._presses.attach(stack)
+        self._getting_out.attach(stack)
         self._watcher.begin()
         self._is_open = True
         stack.push(self._left)  # called when the sampler has stopped, before the children's folder is removed
@@ -70,7 +67,7 @@ class HangProbe:
         """Remove what an interrupt may have left."""
         self._sampler.stop()
         self._hooks.sweep()
-        self._presses.detach()
+        self._getting_out.presses.detach()
         self._output.detach()
         self._children.sweep()
 
@@ -89,7 +86,7 @@ class HangProbe:
         return traceback_of(error, finding.headline if finding is not None and finding.state == "stuck" else "")
 
     def kept(self) -> dict[str, object]:
-        """Nothing."""
+        """Nothing: no name of the user's is changed."""
         return {}
 
     def report(self) -> HangReport:
@@ -105,11 +102,11 @@ class HangProbe:
         self._is_open = False
         self._watcher.end()
         self._ended_by = "itself" if error is None else "error"
-        was_stopped = self._watcher.has_stopped_now or self._watcher.was_pressed
+        was_stopped = self._getting_out.has_stopped_now or self._getting_out.was_pressed
         if error is not None and (isinstance(error, KeyboardInterrupt) or was_stopped):
-            self._ended_by = "--stop" if self._watcher.has_stopped else "Stop"
+            self._ended_by = "--stop" if self._getting_out.has_stopped else "Stop"
             self._interrupted_at = _lines(trace if trace is not None or error is None else error.__traceback__)
-            self._stopped_count = self._watcher.ended_count + end_processes(new_processes(self._children, self._before))
+            self._stopped_count = self._getting_out.end_rest()
         else:
             self._watcher.explain(error)
 

@@ -100,7 +100,7 @@ class HangReport(Report):
     rate: float | None
     """Steps or iterations per second; None where no loop was seen."""
     rate_of: str
-    """``"step"`` (of an optimizer), ``"batch"`` or ``"iteration"``."""
+    """``"step"`` (of an optimizer) or ``"iteration"``."""
     remaining_s: float | None
     """To the end of the loop at that rate, when last seen; None where its bound is not known."""
     data_share: float | None

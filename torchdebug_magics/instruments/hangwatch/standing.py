@@ -6,8 +6,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from torchdebug_magics.instruments.hangwatch.causes.wording import named
-from torchdebug_magics.instruments.hangwatch.links import link
-from torchdebug_magics.instruments.hangwatch.participants import Participant, look_around
+from torchdebug_magics.instruments.hangwatch.everybody.links import link
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant, look_around
 from torchdebug_magics.probing.children.launching import Children
 from torchdebug_magics.probing.wrappers import MARK
 

@@ -13,26 +13,25 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.format import duration
 from torchdebug_magics.instruments.hangwatch.causes.wording import with_article
 from torchdebug_magics.instruments.hangwatch.crashes import explained, last_user_line
-from torchdebug_magics.instruments.hangwatch.endless import endless_loop, loop_progress
-from torchdebug_magics.instruments.hangwatch.getting_out import end_processes, new_processes, wake_loop
+from torchdebug_magics.instruments.hangwatch.everybody.links import link
+from torchdebug_magics.instruments.hangwatch.everybody.participants import look_around
+from torchdebug_magics.instruments.hangwatch.getting_out import GettingOut
 from torchdebug_magics.instruments.hangwatch.judge import debugger_now, judged
-from torchdebug_magics.instruments.hangwatch.links import link
-from torchdebug_magics.instruments.hangwatch.participants import look_around
-from torchdebug_magics.instruments.hangwatch.progress import Progress
+from torchdebug_magics.instruments.hangwatch.main_thread.endless import endless_loop, is_alone
+from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import LoopRate
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
+from torchdebug_magics.instruments.hangwatch.main_thread.tracers import installed_tracer
 from torchdebug_magics.instruments.hangwatch.report import Finding, LiveHang, Wait
-from torchdebug_magics.instruments.hangwatch.tracers import installed_tracer
-from torchdebug_magics.machine.interrupts import interrupt_main
-from torchdebug_magics.machine.process_state import child_pids, main_thread_ran_s
+from torchdebug_magics.machine.process_state import main_thread_ran_s
 from torchdebug_magics.probing.shell import running_shell
-from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, owner
+from torchdebug_magics.probing.source.code_owner import frames_above, owner
 from torchdebug_magics.probing.waits.thread_waits import wait_of
 from torchdebug_magics.probing.where import adopt_timed, locate
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from torchdebug_magics.instruments.hangwatch.getting_out import StopPresses
-    from torchdebug_magics.instruments.hangwatch.participants import Look
+    from torchdebug_magics.instruments.hangwatch.everybody.participants import Look
     from torchdebug_magics.probing.children.launching import Children
     from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.probing.output_meter import OutputMeter
@@ -48,52 +47,39 @@ _LEAST_LOOKS, _LEAST_S = 3, 0.5
 _LATE_S = 1.0
 """By which a look comes late, when no Python thread gets a turn."""
 _BUSY = 0.5
-_ALMOST, _EVERY_S = 0.7, 0.25
-_STOP_S = 1.0
-"""For the main thread to act on an interrupt."""
-_MOST_INTERRUPTS = 6
+_ALMOST, _EVERY_S, _LOOP_EVERY = 0.7, 0.25, 4
 _WORST = {"slow": 1, "stuck": 2}
 
 
 class Watcher:
     """All that the sampler's thread does; the main thread only reads it."""
 
-    def __init__(
-        self, after_s: float, children: Children, output: OutputMeter, presses: StopPresses, guard: Guard, *, stops: bool
-    ) -> None:  # fmt: skip
+    def __init__(self, after_s: float, children: Children, output: OutputMeter, guard: Guard, *, stops: bool) -> None:
         self.after_s = after_s
+        self.getting_out = GettingOut(children, stops=stops)
         self.progress = Progress()
         self.finding: Finding | None = None
         """The worst so far, at its latest."""
         self.hint = ""
         """What a cell that was stopped early was waiting for."""
-        self.has_stopped = False
-        self.has_stopped_now = False
-        """In the cell that runs now."""
         self._found_s = 0.0
         """When it was last found to be stuck."""
-        self.is_over = False
-        self.ended_count = 0
+        self._is_over = False
         self._children = children
         self._output = output
-        self._presses = presses
         self._guard = guard
-        self._stops = stops
         self._looks: deque[Look] = deque(maxlen=6)
         self._around_s = 0.0
         self._looked_s = 0.0
         self._cpu_s = 0.0
         self._at: Location | None = None
-        self._counts: deque[tuple[float, int]] = deque(maxlen=40)
-        self._bound: int | None = None
+        self._loop = LoopRate()
         self._began_s = time.monotonic()
         self._ended_s: float | None = None
-        self._before: list[int] = []
         self._still_at: Location | None = None
         self._still_kind = "python"
         self._still_what = ""
         """Where the main thread stood when it had made no progress for longest."""
-        self._interrupts = 0
         self._old_threads: set[int | None] = set()
         self._seen: dict[str, tuple[set[tuple[str, int, str]], object, float]] = {}
         """Lines at which each process was, its latest values, and when one of them was new."""
@@ -105,22 +91,16 @@ class Watcher:
         """Between the beginning and the end, or now."""
         return (self._ended_s if self._ended_s is not None else time.monotonic()) - self._began_s
 
-    @property
-    def was_pressed(self) -> bool:
-        """Whether Stop was pressed, though another error may have come of it."""
-        return self._presses.at_s is not None
-
     def begin(self) -> None:
         """From now on; in the main thread."""
         self._began_s = self._looked_s = self.progress.last_s = self.progress.rested_s = self.progress.new_line_s = time.monotonic()
-        self._before = child_pids(os.getpid())
         self._old_threads = {thread.ident for thread in threading.enumerate() if thread is not threading.main_thread()}
         self._cpu_s = main_thread_ran_s()
 
     def end(self) -> None:
         """No more; in the main thread, when the sampler has stopped."""
-        self.is_over = True
-        self._presses.look()
+        self._is_over = True
+        self.getting_out.presses.look()
         self._ended_s = time.monotonic()
         late_s = self._ended_s - self._looked_s
         if late_s > self.after_s:
@@ -138,7 +118,7 @@ class Watcher:
         """Every quarter of a second."""
         now_s = time.monotonic()
         late_s = now_s - self._looked_s
-        self._presses.look()
+        self.getting_out.presses.look()
         self._children.note_ends()
         self.progress.written = self._output.written
         frame = self._guard.run("a look at the main thread", self.progress.look)
@@ -156,11 +136,16 @@ class Watcher:
         if late_s > _LATE_S:
             self._was_held(late_s, frame)
         self._cpu_s = main_thread_ran_s()
-        self._guard.run("counting the iterations", self._count_loop, frame, now_s)
+        if self.progress.looks % _LOOP_EVERY == 0:
+            self._guard.run("counting the iterations", self._loop.look, frame, now_s)
         self._guard.run("a look at the graph", self._look_at_graph, now_s)
         self._guard.run("a look at everybody", self._look_closer, frame, now_s)
         del frame  # it holds the user's variables
-        self._guard.run("ending the cell", self._get_out, now_s)
+        if self.progress.is_idle:
+            self._found_s = 0.0
+            self.getting_out.between_cells()
+        elif not self._is_over:
+            self._guard.run("ending the cell", self.getting_out.look, self.progress, self._found_s, now_s)
         self._looked_s = time.monotonic()
 
     def live(self) -> LiveHang:
@@ -172,14 +157,10 @@ class Watcher:
 
     def rate(self) -> tuple[float | None, str, float | None]:
         """(per second, of what, seconds to the end of the loop)."""
-        steps = self.progress.rate()
-        if len(self._counts) > 1:
-            (first_s, first), (last_s, last) = self._counts[0], self._counts[-1]
-            if last > first and last_s > first_s:
-                pace = (last - first) / (last_s - first_s)
-                left_s = (self._bound - last) / pace if self._bound is not None else None
-                return (steps, "step", left_s) if steps is not None else (pace, "iteration", left_s)
-        return steps, "step", None
+        steps, pace = self.progress.rate(), self._loop.pace()
+        if pace is None:
+            return steps, "step", None
+        return (steps, "step", pace[1]) if steps is not None else (pace[0], "iteration", pace[1])
 
     def explain(self, error: BaseException | None) -> None:
         """The cell has ended, and a process of its own may have ended badly before it."""
@@ -195,7 +176,7 @@ class Watcher:
             self._looks.clear()
             return
         lines_s = now_s - progress.new_line_s
-        if still_s < self.after_s <= lines_s and (endless := endless_loop(frame, alone=_is_alone())) is not None:
+        if still_s < self.after_s <= lines_s and (endless := endless_loop(frame, alone=is_alone())) is not None:
             self._looks.clear()
             self._found(self._endless(endless, lines_s))
             return
@@ -258,7 +239,7 @@ class Watcher:
 
     def _judge(self, frame: FrameType | None, still_s: float) -> None:
         progress = self.progress
-        if (endless := endless_loop(frame, alone=_is_alone())) is not None:
+        if (endless := endless_loop(frame, alone=is_alone())) is not None:
             self._found(self._endless(endless, still_s))
             return
         progress.tracer = installed_tracer(frame)
@@ -318,66 +299,3 @@ class Watcher:
                 since_s=late_s,
             )
         )
-
-    def _count_loop(self, frame: FrameType | None, now_s: float) -> None:
-        found = loop_progress(frame) if self.progress.looks % 4 == 0 else None
-        if found is None:
-            return
-        count, self._bound = found
-        if self._counts and count < self._counts[-1][1]:
-            self._counts.clear()
-        self._counts.append((now_s, count))
-
-    def _get_out(self, now_s: float) -> None:
-        """Interrupt a cell that is stuck, where that was asked for; help Stop where the main thread does not act on it."""
-        if self.progress.is_idle:  # between two cells of a lasting session, what belongs to a cell is over
-            self._presses.at_s, self._interrupts, self._found_s = None, 0, 0.0
-            self.has_stopped_now = False
-            self._before = child_pids(os.getpid())
-            return
-        pressed_s = self._presses.at_s
-        if self._stops and not self.has_stopped_now and self._found_s:
-            self.has_stopped_now = True
-            self.has_stopped = True
-            interrupt_main()
-            wake_loop()
-            self._presses.at_s = pressed_s = now_s
-        if (
-            self.is_over
-            or pressed_s is None
-            or now_s - max(pressed_s, self.progress.rested_s) < _STOP_S
-            or self._interrupts >= _MOST_INTERRUPTS
-        ):
-            return
-        if self.progress.rested_s > pressed_s and self._found_s <= pressed_s:
-            return  # it has acted on it, and goes on by itself
-        self._interrupts += 1
-        self._presses.at_s = now_s
-        wake_loop()
-        if self._interrupts == 1:
-            self.ended_count += end_processes(new_processes(self._children, self._before))
-        else:
-            interrupt_main()
-
-
-def _is_alone() -> bool:
-    """Whether no other thread can run code of the user's."""
-    stacks = sys._current_frames()
-    main = threading.main_thread()
-    try:
-        return not any(_runs_users(one, stacks.get(one.ident or 0)) for one in threading.enumerate() if one is not main)
-    finally:
-        stacks.clear()  # the frame that looks is in it
-
-
-def _runs_users(thread: threading.Thread, frame: FrameType | None) -> bool:
-    """Whether a thread runs code of the user's, or is one of the standard library's that may be given some: a timer, an event loop."""
-    if thread.name.startswith("torchdebug-"):
-        return False
-    if any(is_user_code(one.f_code) for one in frames_above(frame)):
-        return True
-    work = getattr(thread, "_target", None) or type(thread).run
-    code = getattr(work, "__code__", None)
-    whose = owner(code.co_filename) if code is not None else "user"
-    is_pool = getattr(code, "co_name", "") == "_worker"  # which runs what the main thread gives it
-    return whose == "user" or (whose == "python" and not is_pool)

@@ -102,7 +102,6 @@ class _Task:
     name: str
     task: Any
     native_id: int | None = None
-    daemon: bool = True
 
 
 def _add_tasks(stacks: dict[int, list[FrameType]], waits: dict[int, Waiting | None]) -> list[_Task]:
@@ -136,7 +135,6 @@ def _thread(thread: threading.Thread | _Task, frames: Sequence[FrameType], waiti
         "name": thread.name,
         "number": thread.native_id,
         "is_main": thread is threading.main_thread(),
-        "is_daemon": thread.daemon,
         "frames": [(frame.f_code.co_filename, line_of(frame), frame.f_code.co_name) for frame in shown],
         "at": [frame.f_lasti for frame in shown],
         "values": _values(frames),

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.hangwatch import participants
+from torchdebug_magics.instruments.hangwatch.everybody import participants
+from torchdebug_magics.instruments.hangwatch.everybody.links import link
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, look_around
 from torchdebug_magics.instruments.hangwatch.judge import judged
-from torchdebug_magics.instruments.hangwatch.links import link
-from torchdebug_magics.instruments.hangwatch.participants import Look, look_around
-from torchdebug_magics.instruments.hangwatch.progress import Progress
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.machine.process_state import ProcessState
 from torchdebug_magics.probing.children import launching
 from torchdebug_magics.probing.children.asking import AgentError
@@ -53,7 +53,6 @@ def thread(ident: int = 1, waiting: dict[str, Any] | None = None, *, name: str =
         "name": name or ("MainThread" if ident == 1 else f"t{ident}"),
         "number": ident,
         "is_main": ident == 1,
-        "is_daemon": False,
         "frames": [] if line is None else [(FILE, line, "<module>")],
         "at": [line],
         "values": {},

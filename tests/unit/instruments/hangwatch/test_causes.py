@@ -12,7 +12,7 @@ import pytest
 from tests.unit.instruments.hangwatch.build import BACKWARD, FILE, US, World, backward, facts, issued, thread, waits
 from torchdebug_magics.instruments.hangwatch.causes import slow
 from torchdebug_magics.instruments.hangwatch.judge import debugger_now
-from torchdebug_magics.instruments.hangwatch.progress import Progress
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.machine.pressure import MemoryPressure
 
 if TYPE_CHECKING:
@@ -162,8 +162,9 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
     "native code": (
         lambda world: main(world, None, calls="library.wait"), "native_wait", "main", "in native code in `library.wait`", "timeout",
     ),
-    "a future that nobody computes": (
-        lambda world: main(world, waits("join", "the result of a future", future=True)), "event_never_set", "main", "nobody computes", "",
+    "a future that nobody resolves": (
+        lambda world: main(world, waits("join", "the result of a future", future=True)),
+        "event_never_set", "main", "nobody resolves", "set_result",
     ),
     "a task of a pool of one that waits for another of its tasks": (
         lambda world: main(

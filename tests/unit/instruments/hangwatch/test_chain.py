@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from torchdebug_magics.instruments.hangwatch.chain import Chain, follow, moving
-from torchdebug_magics.instruments.hangwatch.participants import Look, Participant
+from torchdebug_magics.instruments.hangwatch.everybody.chain import Chain, follow, moving
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant
 
 
 def one(who: str, *targets: str, kind: str = "lock", **more: Any) -> Participant:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from torchdebug_magics.instruments.hangwatch.endless import endless_loop, loop_progress
+from torchdebug_magics.instruments.hangwatch.main_thread.endless import endless_loop
+from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import loop_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable

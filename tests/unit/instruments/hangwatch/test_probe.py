@@ -42,7 +42,7 @@ def test_an_error_inside_is_the_users_and_the_report_is_there(observe: Observe) 
         "torchdebug_magics.machine.sampler.Sampler.start",
         "torchdebug_magics.probing.children.launching.Agent",
         "torchdebug_magics.probing.hooks.Hooks.optimizer_steps",
-        "torchdebug_magics.instruments.hangwatch.getting_out.StopPresses.attach",
+        "torchdebug_magics.instruments.hangwatch.stop_presses.StopPresses.attach",
     ],
 )
 def test_failing_while_attaching_leaves_nothing(part: str, monkeypatch: pytest.MonkeyPatch) -> None:

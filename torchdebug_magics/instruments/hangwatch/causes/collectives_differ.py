@@ -6,14 +6,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import listed
-from torchdebug_magics.instruments.hangwatch.causes.ended import how_it_ended
+from torchdebug_magics.instruments.hangwatch.causes.deaths import how_it_ended
 from torchdebug_magics.instruments.hangwatch.causes.wording import named
 from torchdebug_magics.probing.source.call_sites import loops_around
 
 if TYPE_CHECKING:
+    from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
+    from torchdebug_magics.instruments.hangwatch.everybody.rank_states import Issued, RankState
     from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
-    from torchdebug_magics.instruments.hangwatch.participants import Participant
-    from torchdebug_magics.instruments.hangwatch.rank_states import Issued, RankState
     from torchdebug_magics.instruments.hangwatch.report import Finding
     from torchdebug_magics.report import Location
 

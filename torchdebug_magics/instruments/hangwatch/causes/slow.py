@@ -12,8 +12,8 @@ from torchdebug_magics.instruments.hangwatch.causes.wording import named, with_a
 from torchdebug_magics.machine.pressure import memory_pressure
 
 if TYPE_CHECKING:
+    from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
     from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
-    from torchdebug_magics.instruments.hangwatch.participants import Participant
     from torchdebug_magics.instruments.hangwatch.report import Finding
 
 __all__ = ["slow"]
@@ -66,10 +66,12 @@ def _network(case: Evidence) -> Finding | None:
     if one is None:
         return None
     host = one.facts.get("host")
-    return case.found(
-        "slow", "network", f"{named(one.who)} waits for {f'an answer from {host}' if host else 'the network'}",
-        "set a timeout on the request; download once before the loop, and keep the file", at=one,
-    )  # fmt: skip
+    is_request = host or one.what != "a socket"
+    fix = (
+        "set a timeout on the request; download once before the loop, and keep the file" if is_request else "`settimeout(10)` on the socket"
+    )
+    what = f"an answer from {host}" if host else "the network"
+    return case.found("slow", "network", f"{named(one.who)} waits for {what}", fix, at=one)
 
 
 def _tracing(case: Evidence) -> Finding | None:

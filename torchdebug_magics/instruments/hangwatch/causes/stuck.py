@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import duration, listed
 from torchdebug_magics.instruments.hangwatch.causes.collectives_differ import differ
-from torchdebug_magics.instruments.hangwatch.causes.ended import failed
+from torchdebug_magics.instruments.hangwatch.causes.deaths import failed
 from torchdebug_magics.instruments.hangwatch.causes.wording import in_worker, named, with_article
 
 if TYPE_CHECKING:
+    from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
     from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
-    from torchdebug_magics.instruments.hangwatch.participants import Participant
     from torchdebug_magics.instruments.hangwatch.report import Finding
 
 __all__ = ["debugger", "stopped"]
@@ -52,7 +52,7 @@ def _openmp(case: Evidence) -> Finding | None:
     if not is_forked or root.facts.get("is_waiting") or root.kind == "dead" or parent <= 1 or root.sleeps_in not in {"futex", ""}:
         return None
     return case.found(
-        "stuck", "openmp_after_fork", f"{named(root.who)} waits for threads of its parent, which a fork does not copy (OpenMP)",
+        "stuck", "openmp_after_fork", f"{named(root.who)} waits for OpenMP threads of its parent, which a fork does not copy",
         "`torch.set_num_threads(1)` at the top of the child's function, or start it with the `spawn` method",
         "the parent had computed with several threads before it forked",
     )  # fmt: skip
@@ -201,7 +201,9 @@ def _future(case: Evidence) -> Finding | None:
             "stuck", "worker_blocked", f"{named(root.who)} waits for a future of a pool whose threads are in the parent process",
             f"make the pool in the process that uses it: a fork does not copy threads{in_worker(root)}", at=root,
         )  # fmt: skip
-    return case.found("stuck", "event_never_set", f"{named(root.who)} waits for a future that nobody computes", "", at=root)
+    return case.found("stuck", "event_never_set", f"{named(root.who)} waits for a future that nobody resolves",
+        "submit the work to a pool that runs, or call `set_result()` on every way, also in an `except:`", at=root,
+    )  # fmt: skip
 
 
 def _native(case: Evidence) -> Finding | None:

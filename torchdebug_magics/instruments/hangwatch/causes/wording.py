@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.format import one_line
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.participants import Participant
+    from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
 
 __all__ = ["in_worker", "named", "short_error", "with_article"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.participants import Look, Participant
+    from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant
 
 __all__ = ["Issued", "RankState", "link_ranks", "rank_states"]
 

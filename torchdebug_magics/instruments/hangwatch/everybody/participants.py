@@ -206,7 +206,7 @@ def _thread(facts: dict[str, Any], thread: dict[str, Any], who: str) -> Particip
         kind=waiting.pop("kind", "python"),
         what=waiting.pop("what", ""),
         timeout_s=waiting.pop("timeout_s", None),
-        facts={**waiting, "calls": thread["calls"], "is_waiting": is_waiting, "is_daemon": thread["is_daemon"]},
+        facts={**waiting, "calls": thread["calls"], "is_waiting": is_waiting},
         process=facts,
         is_main_thread=thread["is_main"],
         sleeps_in=waits_in(pid, thread["number"]),

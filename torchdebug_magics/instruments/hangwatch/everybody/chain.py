@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.machine.process_state import has_proc
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.participants import Look, Participant
+    from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant
 
 __all__ = ["Chain", "follow", "goes_on", "moving"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.hangwatch.rank_states import link_ranks
+from torchdebug_magics.instruments.hangwatch.everybody.rank_states import link_ranks
 from torchdebug_magics.machine.process_state import open_pipes
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.participants import Look, Participant
+    from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant
 
 __all__ = ["link"]
 

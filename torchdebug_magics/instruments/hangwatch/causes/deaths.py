@@ -10,8 +10,8 @@ from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.hangwatch.causes.wording import named, short_error
 
 if TYPE_CHECKING:
+    from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
     from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
-    from torchdebug_magics.instruments.hangwatch.participants import Participant
     from torchdebug_magics.instruments.hangwatch.report import Finding
 
 __all__ = ["error_fix", "exit_fix", "failed", "how_it_ended"]

@@ -1,4 +1,4 @@
-"""Loops whose condition cannot change, told from the source; and how far a loop with known bounds has come."""
+"""Loops whose condition cannot change, told from the source."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import ast
 import linecache
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import BuiltinFunctionType, FrameType
 from typing import Any
 
-from torchdebug_magics.probing.source.call_sites import MISSING, enclosing, function_node, line_of, names_of, value_of
-from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code
+from torchdebug_magics.probing.source.call_sites import MISSING, enclosing, function_node, line_of, value_of
+from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code, owner
 
-__all__ = ["endless_loop", "loop_progress"]
+__all__ = ["endless_loop", "is_alone"]
 
 _HARMLESS = frozenset({"print", "len", "abs", "min", "max", "int", "float", "str", "bool", "range", "isinstance", "id", "round"})
 _FIXED = (bool, int, float, str, bytes, type(None))
@@ -136,60 +138,24 @@ def _is_harmless(call: ast.Call, frame: FrameType) -> bool:
     return function.__module__ in {"time", "math"} or function.__name__ in _HARMLESS
 
 
-def loop_progress(frame: FrameType | None) -> tuple[int, int | None] | None:
-    """(iterations begun, bound) of the innermost counted loop of the user's around the frame; None where there is none."""
-    for one in frames_above(frame):
-        if not is_user_code(one.f_code):
-            continue
-        function = function_node(one.f_code)
-        around = [] if function is None else [loop for loop in enclosing(function, line_of(one)) if isinstance(loop, ast.For)]
-        for loop in reversed(around):
-            if (found := _counted(loop, one)) is not None:
-                return found
-    return None
+def is_alone() -> bool:
+    """Whether no other thread can run code of the user's."""
+    stacks = sys._current_frames()
+    main = threading.main_thread()
+    try:
+        return not any(_runs_users(one, stacks.get(one.ident or 0)) for one in threading.enumerate() if one is not main)
+    finally:
+        stacks.clear()  # the frame that looks is in it
 
 
-def _counted(loop: ast.For, frame: FrameType) -> tuple[int, int | None] | None:
-    names = names_of(frame)
-    iterated = _unwrapped(loop.iter)
-    target: ast.expr = loop.target
-    is_enumerated = isinstance(iterated, ast.Call) and getattr(iterated.func, "id", "") == "enumerate"
-    if is_enumerated and isinstance(target, ast.Tuple):
-        target = target.elts[0]
-    count = names.get(target.id) if isinstance(target, ast.Name) else None
-    if type(count) is not int or not isinstance(iterated, ast.Call) or getattr(iterated.func, "id", "") not in {"range", "enumerate"}:
-        return None
-    if is_enumerated:
-        return count, _length(value_of(iterated.args[0], frame, names)) if iterated.args else None
-    ends = [value_of(argument, frame, names) for argument in iterated.args]
-    if not all(type(end) is int for end in ends):
-        ends = [_length_call(argument, frame, names) for argument in iterated.args]
-    if not ends or not all(type(end) is int for end in ends):
-        return count, None
-    whole = range(*ends)
-    return (whole.index(count), len(whole)) if count in whole else (count, None)
-
-
-def _unwrapped(node: ast.expr) -> ast.expr:
-    """What is inside ``tqdm(...)``."""
-    while (
-        isinstance(node, ast.Call) and node.args and getattr(node.func, "id", getattr(node.func, "attr", "")) in {"tqdm", "track", "trange"}
-    ):
-        node = node.args[0]
-    return node
-
-
-def _length_call(node: ast.expr, frame: FrameType, names: dict[str, Any]) -> Any:
-    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "len" and node.args:
-        return _length(value_of(node.args[0], frame, names))
-    return value_of(node, frame, names)
-
-
-def _length(value: Any) -> int | None:
-    kind: Any = type(value)
-    if isinstance(value, (list, tuple, dict, set, str)) or kind.__module__.startswith("torch.utils.data"):
-        try:
-            return len(value) if isinstance(value, Sized) else None
-        except (TypeError, NotImplementedError):
-            return None
-    return None
+def _runs_users(thread: threading.Thread, frame: FrameType | None) -> bool:
+    """Whether a thread runs code of the user's, or is one of the standard library's that may be given some: a timer, an event loop."""
+    if thread.name.startswith("torchdebug-"):
+        return False
+    if any(is_user_code(one.f_code) for one in frames_above(frame)):
+        return True
+    work = getattr(thread, "_target", None) or type(thread).run
+    code = getattr(work, "__code__", None)
+    whose = owner(code.co_filename) if code is not None else "user"
+    is_pool = getattr(code, "co_name", "") == "_worker"  # which runs what the main thread gives it
+    return whose == "user" or (whose == "python" and not is_pool)
