@@ -173,6 +173,59 @@ items.get() #!
         raises=STOPPED,
     ),
     planted(
+        name="a_producer_that_an_exception_has_ended",
+        cell="""
+import queue
+import threading
+
+batches = queue.Queue(maxsize=2)
+
+
+def produce(paths):
+    for path in paths:
+        batches.put(path["label"])
+
+
+threading.Thread(target=produce, args=([{"label": 1}, {"lable": 2}],), name="producer", daemon=True).start()
+for _ in range(2):
+    print(batches.get()) #!
+""",
+        cause=("queue_never_fed",),
+        root="main",
+        says=("repair the error in thread producer",),
+        raises=STOPPED,
+    ),
+    planted(
+        name="a_gauge_ticks_while_a_process_waits_for_ever",
+        cell="""
+import multiprocessing
+import threading
+import time
+
+context = multiprocessing.get_context("fork")
+ticks = []
+
+
+def gauge():
+    while len(ticks) < 1000:
+        ticks.append(time.monotonic())
+        time.sleep(0.2)
+
+
+def work(jobs):
+    jobs.get() #!
+
+
+threading.Thread(target=gauge, name="gauge", daemon=True).start()
+process = context.Process(target=work, args=(context.Queue(),), name="worker")
+process.start()
+process.join()
+""",
+        cause=("queue_never_fed",),
+        root="process worker",
+        raises=STOPPED,
+    ),
+    planted(
         name="a_lock_of_a_thread_that_has_ended_while_another_sleeps",
         cell="""
 import threading

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pkgutil
 import sys
+import threading
 from multiprocessing.process import BaseProcess
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -122,7 +123,7 @@ def unwrap_all(owner: object) -> int:
 
 def _places() -> Iterator[tuple[Any, str]]:
     yield from ((torch.autograd, "backward"), (torch.autograd, "grad"), (_BaseDataLoaderIter, "__next__"))
-    yield from ((torch, "compile"), (torch_module, "_has_any_global_hook"), (BaseProcess, "start"))
+    yield from ((torch, "compile"), (torch_module, "_has_any_global_hook"), (BaseProcess, "start"), (threading, "excepthook"))
     if (place := _switch()) is not None:
         yield place
 

@@ -7,7 +7,7 @@ import signal
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.hangwatch.causes.deaths import error_fix, exit_fix, how_it_ended
+from torchdebug_magics.instruments.hangwatch.causes.deaths import error_fix, exit_fix, how_it_ended, last_line
 from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
 from torchdebug_magics.instruments.hangwatch.report import Finding
 from torchdebug_magics.probing.children.asking import left_error
@@ -54,7 +54,7 @@ def _rank(ended: list[Child], children: Children) -> Finding | None:
     rank = number if number is not None else absent[0] if len(absent) == 1 else sorted(children.started).index(child.pid)
     one = Participant(f"rank {rank}", child.pid, kind="dead", what="ended", child=child, exit_code=child.exit_code(), error=record)
     fix = exit_fix(child.exit_code()) if record is None else "repair the error of this rank: the others only lose the connection to it"
-    return _finding(one, "rank_died", f"rank {rank} {how_it_ended(one)}", fix, "", _line(record))
+    return _finding(one, "rank_died", f"rank {rank} {how_it_ended(one)}", fix, "", last_line(record))
 
 
 def _worker(child: Child, children: Children) -> Finding:
@@ -67,7 +67,7 @@ def _worker(child: Child, children: Children) -> Finding:
     if is_unpickled:
         fix = 'move the Dataset into a module that can be imported, or `DataLoader(..., multiprocessing_context="fork")`'
         reason = f"a worker that is started by `{child.method}` imports what it needs, and cannot import what is defined in a cell"
-    return _finding(one, "worker_died", f"DataLoader worker {number} {how_it_ended(one)}", fix, reason, _line(error))
+    return _finding(one, "worker_died", f"DataLoader worker {number} {how_it_ended(one)}", fix, reason, last_line(error))
 
 
 def _mismatch(child: Child, children: Children, first: int, second: int) -> Finding:
@@ -80,7 +80,7 @@ def _mismatch(child: Child, children: Children, first: int, second: int) -> Find
     return _finding(
         one, "collective_mismatch", f"gloo aborted {one.who}, whose tensor has another size: {who} ({first} against {second} bytes)",
         "give the tensor the same shape and dtype on every rank", "gloo ends the process where sizes differ, without an exception",
-        _line(record or None),
+        last_line(record or None),
     )  # fmt: skip
 
 
@@ -95,8 +95,3 @@ def last_user_line(error: BaseException | None) -> Location | None:
     return next(
         (location(code.co_filename, line, code.co_name) for code, line in reversed(walked) if owner(code.co_filename) == "user"), None
     )
-
-
-def _line(error: dict[str, Any] | None) -> Location | None:
-    frames = [tuple(frame) for frame in error["frames"] if owner(frame[0]) == "user" and not frame[0].startswith("<")] if error else []
-    return location(*frames[-1]) if frames else None

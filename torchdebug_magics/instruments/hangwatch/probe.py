@@ -56,6 +56,7 @@ class HangProbe:
             self._guard.note("this system has no /proc: computing time and waits of other processes are known only in part")
         self._children.attach(stack)
         self._output.attach(stack)
+        self._watcher.thread_errors.attach(stack)
         self._hooks.optimizer_steps(stack, _nothing, self._watcher.progress.step)
         self._getting_out.attach(stack)
         self._watcher.begin()
@@ -69,6 +70,7 @@ class HangProbe:
         self._hooks.sweep()
         self._getting_out.presses.detach()
         self._output.detach()
+        self._watcher.thread_errors.sweep()
         self._children.sweep()
 
     def live(self) -> object | None:

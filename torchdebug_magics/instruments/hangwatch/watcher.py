@@ -25,6 +25,7 @@ from torchdebug_magics.instruments.hangwatch.report import Finding, LiveHang, Wa
 from torchdebug_magics.machine.process_state import main_thread_ran_s
 from torchdebug_magics.probing.shell import running_shell
 from torchdebug_magics.probing.source.code_owner import frames_above, owner
+from torchdebug_magics.probing.thread_errors import ThreadErrors
 from torchdebug_magics.probing.waits.thread_waits import wait_of
 from torchdebug_magics.probing.where import adopt_timed, locate
 
@@ -65,6 +66,7 @@ class Watcher:
         self._found_s = 0.0
         """When it was last found to be stuck."""
         self._is_over = False
+        self.thread_errors = ThreadErrors()
         self._children = children
         self._output = output
         self._guard = guard
@@ -219,6 +221,7 @@ class Watcher:
         finally:
             self._children.fork_lock.release()
         link(look, self._ranks)
+        look.thread_errors = dict(self.thread_errors.records)
         for one in look.everybody.values():
             one.is_old = one.ident in self._old_threads and one.pid == os.getpid()
         return look

@@ -8,13 +8,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.probing.source.call_sites import line_of, names_of
-from torchdebug_magics.probing.source.code_owner import is_module_code, owner
+from torchdebug_magics.probing.source.code_owner import is_module_code, is_user_code, owner
 from torchdebug_magics.probing.waits.async_tasks import awaited_tasks, loop_tasks, root_task, scheduled_callbacks, task_frames, task_wait
 from torchdebug_magics.probing.waits.builtin_waits import called_name
 from torchdebug_magics.probing.waits.collectives import collectives, loaded, rank_of_process
@@ -48,7 +48,8 @@ def facts_of_this_process() -> dict[str, Any]:
     callbacks = [one for frames in stacks.values() for one in scheduled_callbacks(frames)]
     tasks = _add_tasks(stacks, waits)
     everybody: list[threading.Thread | _Task] = [*threads, *tasks]
-    _find_enders(tasks, callbacks, stacks, waits)
+    reach = functools.cache(lambda ident: Reach(stacks[ident], [task.task for task in tasks if task.ident == ident]))
+    _find_enders(reach, callbacks, stacks, waits)
     rank, world_size = rank_of_process()
     joining = next((one.facts for one in waits.values() if one is not None and one.facts.get("op") == "init_process_group"), {})
     rank = joining.get("rank") if rank is None else rank
@@ -61,7 +62,7 @@ def facts_of_this_process() -> dict[str, Any]:
         "world_size": world_size,
         "worker": _worker_number(),
         "torch_threads": torch.get_num_threads() if torch is not None and hasattr(torch, "get_num_threads") else None,
-        "threads": [_thread(one, stacks[one.ident or 0], waits[one.ident or 0]) for one in everybody],
+        "threads": [_thread(one, stacks[one.ident or 0], waits[one.ident or 0], reach) for one in everybody],
         "collectives": collectives(),
         "unused_parameters": _unused_parameters(stacks.values()) if rank is not None else [],
     }
@@ -72,11 +73,9 @@ def facts_of_this_process() -> dict[str, Any]:
 
 
 def _find_enders(
-    tasks: Sequence[_Task], callbacks: Sequence[Any], stacks: Mapping[int, list[FrameType]], waits: Mapping[int, Waiting | None]
+    reach: Callable[[int], Reach], callbacks: Sequence[Any], stacks: Mapping[int, list[FrameType]], waits: Mapping[int, Waiting | None]
 ) -> None:  # fmt: skip
     """Complete each wait with those who could end it: threads, tasks, and what a loop or an alarm will call."""
-    roots = {task.ident: [task.task] for task in tasks}
-    reach = functools.cache(lambda ident: Reach(stacks[ident], roots.get(ident, ())))
     planned = functools.cache(lambda: Reach([], callbacks))
     main = threading.main_thread().ident
     for ident, waiting in waits.items():
@@ -128,18 +127,22 @@ def _is_users(task: Any) -> bool:
     return any(owner(frame.f_code.co_filename) == "user" for frame in task_frames(task))
 
 
-def _thread(thread: threading.Thread | _Task, frames: Sequence[FrameType], waiting: Waiting | None) -> dict[str, Any]:
+def _thread(
+    thread: threading.Thread | _Task, frames: Sequence[FrameType], waiting: Waiting | None, reach: Callable[[int], Reach]
+) -> dict[str, Any]:  # fmt: skip
     shown = frames[:_MOST_FRAMES]
+    is_main = thread is threading.main_thread()
     return {
         "ident": thread.ident,
         "name": thread.name,
         "number": thread.native_id,
-        "is_main": thread is threading.main_thread(),
+        "is_main": is_main,
+        "shares": not is_main and any(is_user_code(frame.f_code) for frame in frames) and reach(thread.ident or 0).shares,
         "frames": [(frame.f_code.co_filename, line_of(frame), frame.f_code.co_name) for frame in shown],
         "at": [frame.f_lasti for frame in shown],
         "values": _values(frames),
         "calls": called_name(frames[0]) if frames else "",
-        "handling": _handled(thread.ident) if thread is threading.main_thread() else None,
+        "handling": _handled(thread.ident) if is_main else None,
         "waiting": None if waiting is None else _plain(waiting),
     }
 

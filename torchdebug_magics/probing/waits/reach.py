@@ -21,6 +21,7 @@ _MOST_ITEMS = 1_000
 """Of a container; one with more holds data."""
 _PLAIN: tuple[type, ...] = (int, float, complex, str, bytes, bytearray, bool, type(None), range, CodeType, FrameType, ModuleType, ref)
 _DATA = frozenset({"torch", "torch._C", "torch.nn.parameter", "numpy", "pandas.core.frame", "pandas.core.series", "PIL.Image"})
+_SHARED = ("multiprocessing.queues", "multiprocessing.connection", "multiprocessing.synchronize", "multiprocessing.managers")
 _LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 _KERNELS = ("IPython", "ipykernel", "jupyter", "tornado", "zmq", "traitlets", "debugpy", "pydevd", "_pydev")
 """They hold all of the user's names, which they do not use."""
@@ -31,6 +32,8 @@ class Reach:
 
     def __init__(self, frames: Sequence[FrameType], others: Iterable[object] = ()) -> None:
         self._met: set[int] = set()
+        self.shares = False
+        """Whether a queue, a pipe or a lock between processes is met."""
         self._is_cut = False
         """Whether there was more than we looked at, so that nothing can be said."""
         self._runs_users = any(is_user_code(frame.f_code) for frame in frames)
@@ -56,6 +59,7 @@ class Reach:
         if issubclass(kind, _PLAIN) or id(value) in self._met:
             return
         self._met.add(id(value))
+        self.shares |= str(kind.__module__).startswith(_SHARED)
         if issubclass(kind, FunctionType):
             waiting.extend(value.__closure__ or ())
             waiting.extend(value.__defaults__ or ())

@@ -53,6 +53,7 @@ def thread(ident: int = 1, waiting: dict[str, Any] | None = None, *, name: str =
         "name": name or ("MainThread" if ident == 1 else f"t{ident}"),
         "number": ident,
         "is_main": ident == 1,
+        "shares": False,
         "frames": [] if line is None else [(FILE, line, "<module>")],
         "at": [line],
         "values": {},

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.hangwatch.causes.wording import named, short_error
+from torchdebug_magics.probing.source.code_owner import owner
+from torchdebug_magics.probing.where import location
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
     from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
     from torchdebug_magics.instruments.hangwatch.report import Finding
+    from torchdebug_magics.report import Location
 
-__all__ = ["error_fix", "exit_fix", "failed", "how_it_ended"]
+__all__ = ["error_fix", "exit_fix", "failed", "how_it_ended", "last_line"]
 
 _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 _REDUCTION = "Expected to have finished reduction"
@@ -103,3 +106,9 @@ def _signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def last_line(error: dict[str, Any] | None) -> Location | None:
+    """The user's line that raised, of a recorded error."""
+    frames = [tuple(frame) for frame in error["frames"] if owner(frame[0]) == "user" and not frame[0].startswith("<")] if error else []
+    return location(*frames[-1]) if frames else None

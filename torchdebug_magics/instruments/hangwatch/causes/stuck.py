@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import duration, listed
 from torchdebug_magics.instruments.hangwatch.causes.collectives_differ import differ
-from torchdebug_magics.instruments.hangwatch.causes.deaths import failed
-from torchdebug_magics.instruments.hangwatch.causes.wording import in_worker, named, with_article
+from torchdebug_magics.instruments.hangwatch.causes.deaths import failed, last_line
+from torchdebug_magics.instruments.hangwatch.causes.wording import in_worker, named, short_error, with_article
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["debugger", "stopped"]
 
+_LEFT_UNDONE = frozenset({"queue_never_fed", "event_never_set", "lock_never_released"})
 _FEEDS = {"queue": "queue_never_fed", "io": "queue_never_fed", "event": "event_never_set"}
 
 
@@ -24,7 +26,16 @@ def stopped(case: Evidence) -> Finding | None:
     """Why nobody moves; None where somebody outside may still end the wait."""
     if case.root.kind == "python":
         case.root.kind = "native"  # it computes nothing
-    return next(filter(None, (cause(case) for cause in _CAUSES)), None)
+    found = next(filter(None, (cause(case) for cause in _CAUSES)), None)
+    return _after_error(case, found) if found is not None and found.cause in _LEFT_UNDONE and case.look.thread_errors else found
+
+
+def _after_error(case: Evidence, found: Finding) -> Finding:
+    """What a thread has left undone, as an exception has ended it."""
+    name, error = max(case.look.thread_errors.items(), key=lambda item: float(item[1]["at_s"]))
+    line = last_line(error)
+    where = f" · {line}: `{line.source}`" if line is not None else ""
+    return replace(found, fix=f"repair the error in thread {name}; {found.fix}", reason=f"thread {name} raised {short_error(error)}{where}")
 
 
 def debugger(case: Evidence) -> Finding | None:

@@ -37,8 +37,9 @@ def _link_to_writers(look: Look, reader: Participant) -> None:
     """Programs at the other end of a pipe; else every process that has work, as all have the pipe or the semaphore, and their threads."""
     programs = [other.who for other in look.everybody.values() if _holds_pipe(other, reader)]
     others = [other for other in look.everybody.values() if other.pid != reader.pid and bool(other.process) and _may_write(other, reader)]
-    reader.targets = reader.targets or programs or [other.who for other in others if other.is_main_thread]
-    reader.able += [other.who for other in others if bool(other.location)]
+    known = [*reader.targets, *(programs or [other.who for other in others if other.is_main_thread])]
+    reader.targets = list(dict.fromkeys(known))
+    reader.able += [other.who for other in others if other.facts.get("shares")]
 
 
 def _may_write(other: Participant, reader: Participant) -> bool:

@@ -95,6 +95,8 @@ class Look:
 
     at_s: float
     everybody: dict[str, Participant]
+    thread_errors: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The exceptions that have ended threads of this process, by their names; see `ThreadErrors`."""
 
     @property
     def main(self) -> Participant:
@@ -206,7 +208,7 @@ def _thread(facts: dict[str, Any], thread: dict[str, Any], who: str) -> Particip
         kind=waiting.pop("kind", "python"),
         what=waiting.pop("what", ""),
         timeout_s=waiting.pop("timeout_s", None),
-        facts={**waiting, "calls": thread["calls"], "is_waiting": is_waiting},
+        facts={**waiting, "calls": thread["calls"], "is_waiting": is_waiting, "shares": thread["shares"]},
         process=facts,
         is_main_thread=thread["is_main"],
         sleeps_in=waits_in(pid, thread["number"]),
