@@ -63,6 +63,8 @@ class Watcher:
         """The worst so far, at its latest."""
         self.hint = ""
         """What a cell that was stopped early was waiting for."""
+        self._suspected: str | None = None
+        """Why it would be stuck, by the last look."""
         self._found_s = 0.0
         """When it was last found to be stuck."""
         self._is_over = False
@@ -186,11 +188,10 @@ class Watcher:
         if look is None:
             return
         self._around_s = now_s
-        if self._looks and self._looks[-1].at_s < progress.last_s:
-            self._looks.clear()
         progress.went_on(self._others_last_s(look))
         if self._looks and self._looks[-1].at_s < progress.last_s:
             self._looks.clear()
+            self._suspected = None
         self._looks.append(look)
         if (found := debugger_now(look, progress)) is not None:
             self._found(found)
@@ -246,7 +247,10 @@ class Watcher:
             self._found(self._endless(endless, still_s))
             return
         progress.tracer = installed_tracer(frame)
-        self._found(judged(list(self._looks), progress, still_s, Counter(progress.doing)))
+        found = judged(list(self._looks), progress, still_s, Counter(progress.doing))
+        before, self._suspected = self._suspected, found.cause if found.state == "stuck" else None
+        if found.state != "stuck" or found.cause == before:  # a wait that has just ended looks like one, until its thread has the GIL
+            self._found(found)
 
     def _endless(self, endless: tuple[int, str], still_s: float) -> Finding:
         line, condition = endless

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import torchdebug_magics
 from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.instruments.hangwatch import watcher
 from torchdebug_magics.instruments.hangwatch.probe import HangProbe
 from torchdebug_magics.instruments.hangwatch.report import LiveHang
 
@@ -100,6 +102,20 @@ def test_a_lock_of_its_own_is_stuck_and_ended(observe: Observe) -> None:
     assert (report.location.line, report.root.acquired.line, report.root.waits_for) == (5, 4, "main")
     assert report.elapsed_s < 0.5 + 3
     assert threads() == []
+
+
+def test_one_look_alone_makes_no_cell_stuck(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged, asked = watcher.judged, []
+
+    def doubtful(*evidence: Any) -> Any:
+        found = judged(*evidence)
+        asked.append(found)
+        return replace(found, state="stuck", cause="native_wait") if len(asked) == 1 else found
+
+    monkeypatch.setattr(watcher, "judged", doubtful)
+    observed = observe("hangwatch", "import time\ntime.sleep(2)", after=0.5, stop=True)
+    assert (observed.error, observed.report.state) == (None, "slow")
+    assert len(asked) > 1
 
 
 def test_two_threads_that_wait_for_each_other(observe: Observe) -> None:
