@@ -11,7 +11,7 @@ import pytest
 from torchdebug_magics.probing.thread_errors import ThreadErrors
 
 
-class Unspeakable(Exception):
+class UnspeakableError(Exception):
     def __str__(self) -> str:
         raise RuntimeError
 
@@ -51,8 +51,8 @@ def test_what_cannot_be_recorded_is_printed_all_the_same(told: list[Any]) -> Non
     errors = ThreadErrors()
     with ExitStack() as stack:
         errors.attach(stack)
-        run(Unspeakable())
-    assert (told, errors.records) == ([Unspeakable], {})
+        run(UnspeakableError())
+    assert (told, errors.records) == ([UnspeakableError], {})
 
 
 def test_a_hook_that_the_user_sets_meanwhile_stays(told: list[Any]) -> None:
