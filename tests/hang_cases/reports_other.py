@@ -256,7 +256,7 @@ for i in range(400):
 """,
         after_s=1.0,
         ends="interrupt",
-        interrupt_s=18.0,
+        interrupt_s=30.0,
         state=("slow", "interrupted"),
         cause=("growing_graph",),
         line=(12, 21),
