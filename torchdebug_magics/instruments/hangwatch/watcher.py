@@ -203,7 +203,8 @@ class Watcher:
     def _look_at_graph(self, now_s: float) -> None:
         """A backward pass that goes through the graphs of earlier steps is told of before it takes too long."""
         passes = self.progress.passes
-        if passes.carrier is not None and passes.began_s and self.finding is None and (look := self._look_around()) is not None:
+        is_told = self.finding is not None and (self.finding.state == "stuck" or self.finding.cause == "growing_graph")
+        if passes.carrier is not None and passes.began_s and not is_told and (look := self._look_around()) is not None:
             self._found(judged([look], self.progress, now_s - passes.began_s, Counter()))
 
     def _is_time(self, now_s: float, still_s: float) -> bool:
