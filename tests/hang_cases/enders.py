@@ -196,6 +196,117 @@ for _ in range(2):
         raises=STOPPED,
     ),
     planted(
+        name="lock_between_processes_that_the_other_one_holds",
+        cell="""
+import multiprocessing
+import time
+
+context = multiprocessing.get_context("fork")
+lock, taken = context.Lock(), context.Event()
+
+
+def work():
+    with lock:
+        taken.set()
+        end = time.monotonic() + 6
+        while time.monotonic() < end: #!
+            sum(range(1000)) #!
+
+
+process = context.Process(target=work, name="worker")
+process.start()
+taken.wait()
+with lock: #!
+    print("mine")
+process.join()
+""",
+        ends="itself",
+        state=("slow",),
+    ),
+    planted(
+        name="queue_of_a_class_fed_by_an_inherited_method",
+        cell="""
+import queue
+import threading
+import time
+
+
+class Base:
+    results = queue.Queue()
+
+    def deliver(self):
+        self.results.put(1)
+
+
+class Job(Base):
+    def run(self):
+        time.sleep(6) #!
+        self.deliver()
+
+
+threading.Thread(target=Job().run, name="job").start()
+print(Base.results.get()) #!
+""",
+        ends="itself",
+        state=("slow",),
+    ),
+    planted(
+        name="shell_that_reads_from_its_own_child",
+        cell="""
+import subprocess
+
+subprocess.run(["bash", "-c", "x=$(sleep 6); echo $x"]) #!
+""",
+        ends="itself",
+        state=("slow",),
+    ),
+    planted(
+        name="loop_over_a_flag_that_the_last_item_ends",
+        cell="""
+import time
+
+
+def consume(items):
+    running = True
+    try:
+        while running:
+            next(items)
+            time.sleep(0.5) #!
+    except StopIteration:
+        return
+
+
+consume(iter(range(12)))
+""",
+        ends="itself",
+        state=("slow", "finished"),
+    ),
+    planted(
+        name="asyncio_queue_fed_by_a_reader",
+        cell="""
+import asyncio
+import os
+import threading
+import time
+
+r, w = os.pipe()
+items = asyncio.Queue()
+asyncio.get_running_loop().add_reader(r, lambda: items.put_nowait(os.read(r, 9)))
+
+
+def write():
+    time.sleep(6)
+    os.write(w, b"x")
+
+
+threading.Thread(target=write, name="writer").start()
+print(await items.get()) #!
+asyncio.get_running_loop().remove_reader(r)
+""",
+        ends="itself",
+        state=("slow",),
+    ),
+    planted(
         name="a_gauge_ticks_while_a_process_waits_for_ever",
         cell="""
 import multiprocessing

@@ -27,10 +27,12 @@ __all__ = [
 _CALLS: Mapping[str, Mapping[int, str]] = {
     "x86_64": {
         0: "read", 1: "write", 7: "poll", 23: "select", 35: "sleep", 42: "connect", 45: "receive", 47: "receive", 61: "wait",
-        202: "futex", 230: "sleep", 232: "poll", 247: "wait", 270: "select", 271: "poll", 281: "poll", 288: "accept",
+        9: "file", 16: "device", 17: "file", 26: "file", 44: "send", 46: "send", 73: "file lock", 74: "file", 75: "file", 202: "futex",
+        257: "file", 275: "file", 230: "sleep", 232: "poll", 247: "wait", 270: "select", 271: "poll", 281: "poll", 288: "accept",
     },
     "aarch64": {
         22: "poll", 63: "read", 64: "write", 72: "select", 73: "poll", 95: "wait", 98: "futex", 101: "sleep", 115: "sleep",
+        29: "device", 32: "file lock", 56: "file", 67: "file", 76: "file", 82: "file", 83: "file", 206: "send", 211: "send",
         202: "accept", 203: "connect", 207: "receive", 212: "receive", 260: "wait",
     },
 }  # fmt: skip
@@ -103,6 +105,8 @@ def main_thread_ran_s() -> float:
 def waits_in(pid: int, thread: int | None = None) -> str:
     """The system call that a thread sleeps in, and the pipe or socket of it: ``"write pipe:[123]"``, ``"futex"``; empty where it runs."""
     words = (read(f"/proc/{pid}/task/{thread or pid}/syscall") or "").split()
+    if words[:1] == ["-1"]:
+        return "memory"  # it waits for a page, such as that of a mapped file
     if not words or not words[0].isdigit():  # "running", or not for us to see
         return ""
     name = _CALLS.get(platform.machine(), {}).get(int(words[0]), "")

@@ -90,8 +90,8 @@ class GettingOut:
 def new_processes(children: Children, before: Iterable[int]) -> list[int]:
     """Processes that run and that this one has started since: `before` are those that ran already."""
     found = dict.fromkeys(child.pid for child in children.alive())
-    found.update(dict.fromkeys(pid for pid in child_pids(os.getpid()) if pid not in set(before) and not _is_helper(pid)))
-    return [pid for pid in found if _runs(pid)]
+    found.update(dict.fromkeys(pid for pid in child_pids(os.getpid()) if not _is_helper(pid)))
+    return [pid for pid in found if pid not in set(before) and _runs(pid)]
 
 
 def end_processes(pids: Iterable[int]) -> int:

@@ -126,17 +126,7 @@ class Watcher:
         self._children.note_ends()
         self.progress.written = self._output.written
         frame = self._guard.run("a look at the main thread", self.progress.look)
-        if frame is not None:
-            adopt_timed([frame])
-        self._at = locate(frame) if frame is not None and self.progress.still_s > _REST_S else self._at
-        if frame is not None and self.progress.still_s > _ALMOST * max(self.after_s, self.progress.longest_s - _EVERY_S):
-            waiting = wait_of([*frames_above(sys._current_frames().get(threading.main_thread().ident or 0))])
-            self._still_at, self._still_kind = locate(frame), waiting.kind if waiting is not None else "python"
-            self._still_what = waiting.what if waiting is not None else ""
-            self.hint = (
-                f"the main thread waited for {with_article(waiting.what)}" if waiting is not None and waiting.kind != "python" else ""
-            )
-            self.hint = f"the main thread slept in {waiting.what}" if waiting is not None and waiting.kind == "sleep" else self.hint
+        self._guard.run("a look at the line", self._note_line, frame)
         if late_s > _LATE_S:
             self._was_held(late_s, frame)
         self._cpu_s = main_thread_ran_s()
@@ -146,11 +136,26 @@ class Watcher:
         self._guard.run("a look at everybody", self._look_closer, frame, now_s)
         del frame  # it holds the user's variables
         if self.progress.is_idle:
-            self._found_s = 0.0
-            self.getting_out.between_cells()
+            self._found_s, self._suspected = 0.0, None
+            self.thread_errors.records.clear()
+            self._guard.run("the end of a cell", self.getting_out.between_cells)
         elif not self._is_over:
             self._guard.run("ending the cell", self.getting_out.look, self.progress, self._found_s, now_s)
         self._looked_s = time.monotonic()
+
+    def _note_line(self, frame: FrameType | None) -> None:
+        """For the live view, and for a cell that ends before anybody was asked: where the main thread stood longest."""
+        if frame is None:
+            return
+        adopt_timed([frame])
+        if self.progress.still_s > _REST_S:
+            self._at = locate(frame)
+        if self.progress.still_s > _ALMOST * max(self.after_s, self.progress.longest_s - _EVERY_S):
+            waiting = wait_of([*frames_above(sys._current_frames().get(threading.main_thread().ident or 0))])
+            kind, what = (waiting.kind, waiting.what) if waiting is not None else ("python", "")
+            self._still_at, self._still_kind, self._still_what = locate(frame), kind, what
+            waited = f"the main thread waited for {with_article(what)}" if kind != "python" else ""
+            self.hint = f"the main thread slept in {what}" if kind == "sleep" else waited
 
     def live(self) -> LiveHang:
         """For the live view, from any thread."""

@@ -39,6 +39,9 @@ def scheduled_callbacks(frames: Sequence[FrameType]) -> list[Any]:
     """What the event loop that a thread runs will call, with its arguments: what the user's code has asked it for."""
     loops = [names_of(frame).get("self") for frame in frames if _runs_loop(frame)]
     handles = [handle for loop in loops for name in ("_ready", "_scheduled") for handle in tuple(getattr(loop, name, ()))]
+    keys = [key for loop in loops for key in tuple(getattr(getattr(loop, "_selector", None), "_fd_to_key", {}).values())]
+    ready = [handle for key in keys if isinstance(key.data, tuple) for handle in key.data if handle is not None]
+    handles += [handle for handle in ready if not any(getattr(handle._callback, "__self__", None) is loop for loop in loops)]
     modules = [str(getattr(handle._callback, "__module__", "_asyncio")) for handle in handles]
     wanted = [one for one, module in zip(handles, modules, strict=True) if not is_kernels(module) and not module.startswith(_STEPS)]
     return [part for one in wanted for part in (one._callback, *(one._args or ()))]
@@ -74,7 +77,7 @@ def task_frames(task: Any) -> list[FrameType]:
     return found[::-1]
 
 
-def task_wait(task: Any, tasks: Sequence[Any]) -> Waiting:
+def task_wait(task: Any, tasks: Sequence[Any]) -> Waiting:  # noqa: PLR0911 - a table by module
     """What a task awaits."""
     waited = getattr(task, "_fut_waiter", None)
     for frame in reversed(task_frames(task)):
@@ -88,6 +91,9 @@ def task_wait(task: Any, tasks: Sequence[Any]) -> Waiting:
             return Waiting("queue", f"asyncio queue.{name}()", on=held.get("self"), facts={name: True})
         if module == "asyncio.tasks" and name == "sleep":
             return Waiting("sleep", f"asyncio.sleep({held.get('delay', 0)})")
+        pid = getattr(held.get("self"), "pid", None) if module == "asyncio.subprocess" else None
+        if isinstance(pid, int):
+            return Waiting("join", f"the end of process {pid}", targets=[("process", pid)])
         if module.startswith(("asyncio.streams", "asyncio.subprocess", "aiohttp", "httpx", "httpcore")):
             return Waiting("io", "the network", facts={"network": True})
     waits_for = [waited, *(getattr(waited, "_children", None) or ())]

@@ -7,11 +7,11 @@ import gc
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.probing.source.call_sites import MISSING, enclosing, function_node, line_of, names_of, value_of
-from torchdebug_magics.probing.source.code_owner import is_module_code, is_user_code
+from torchdebug_magics.probing.source.code_owner import is_module_code, is_user_code, owner
 from torchdebug_magics.probing.waits.builtin_waits import LOCKS
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ Stacks = Mapping[int, Sequence[FrameType]]
 """The frames of each thread, by its ident, innermost first."""
 _OWNER = re.compile(r"owner=(\d+)")
 _MOST_FUNCTIONS = 2000
+_WRITTEN_IN_PYTHON = 1 << 9
+"""Of a type's flags: it was made by a class statement."""
 
 
 def find_holders(ident: int, waiting: Waiting, stacks: Stacks, waits: Mapping[int, Waiting | None], reach: Callable[[int], Reach]) -> None:
@@ -56,11 +58,11 @@ def _is_alike(other: Waiting | None, waiting: Waiting) -> bool:
 
 def _lock_holder(ident: int, waiting: Waiting, stacks: Stacks) -> None:
     lock = waiting.on
-    owner = _OWNER.search(repr(lock)) if isinstance(lock, LOCKS) else None
-    if owner is not None and int(owner[1]):
-        waiting.targets = [("thread", int(owner[1]))]
+    told = _OWNER.search(repr(lock)) if isinstance(lock, LOCKS) else None
+    if told is not None and int(told[1]):
+        waiting.targets = [("thread", int(told[1]))]
     for other, frames in sorted(stacks.items(), key=lambda item: item[0] != ident):
-        for frame in frames:
+        for frame in (one for one in frames if owner(one.f_code.co_filename) in {"user", "library"}):
             line, by_with = _acquired_at(frame, lock)
             shared = getattr(lock, "_semlock", None)
             is_free = other == ident and shared is not None and not shared._count()  # this process does not hold it
@@ -141,7 +143,7 @@ def _acquired_somewhere(name: str) -> tuple[tuple[str, int, str] | None, bool]:
 def _user_functions() -> Iterator[CodeType]:
     space = vars(sys.modules["__main__"])
     for value in list(space.values())[:_MOST_FUNCTIONS]:
-        for function in (value, *(vars(value).values() if isinstance(value, type) else ())):
+        for function in (value, *(vars(value).values() if issubclass(type(value), type) else ())):
             if isinstance(function, FunctionType) and is_user_code(function.__code__):
                 yield function.__code__
 
@@ -201,5 +203,10 @@ def _refers(frames: Sequence[FrameType], wanted: Any) -> bool:
 
 
 def _holds(value: Any, wanted: Any) -> bool:
-    held = getattr(value, "__dict__", None)
-    return isinstance(held, dict) and not isinstance(value, type) and any(one is wanted for one in tuple(held.values()))
+    """Whether it is an attribute of an object; nothing of the user's is called, as `getattr` and `isinstance` could."""
+    kind: Any = type(value)
+    if issubclass(kind, (type, FunctionType, ModuleType)) or not (kind.__flags__ & _WRITTEN_IN_PYTHON or kind.__dictoffset__):
+        return False
+    held = gc.get_referents(value)
+    named = [one for space in held if type(space) is dict for one in tuple(space.values())]
+    return any(one is wanted for one in (*held, *named))

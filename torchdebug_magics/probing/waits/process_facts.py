@@ -41,13 +41,26 @@ _MOST_NODES = 2_000
 
 def facts_of_this_process() -> dict[str, Any]:
     """Plain data, as it is sent to the process that asks."""
-    threads = [thread for thread in threading.enumerate() if thread.ident is not None and not thread.name.startswith(_OURS)]
     current = sys._current_frames()
-    stacks = {thread.ident or 0: own_frames(current.get(thread.ident or 0)) for thread in threads}
-    waits = {ident: wait_of(frames) for ident, frames in stacks.items()}
+    stacks: dict[int, list[FrameType]] = {}
+    waits: dict[int, Waiting | None] = {}
+    try:
+        return _facts(current, stacks, waits)
+    finally:  # they hold the frame that looks, which holds them
+        for held in (current, stacks, waits):
+            held.clear()
+
+
+def _facts(current: Mapping[int, FrameType], stacks: dict[int, list[FrameType]], waits: dict[int, Waiting | None]) -> dict[str, Any]:
+    threads = [thread for thread in threading.enumerate() if thread.ident is not None and not thread.name.startswith(_OURS)]
+    known = {thread.ident for thread in threading.enumerate()}
+    unnamed = [_Task(ident, str(ident), None) for ident in current if ident not in known]  # started by `_thread`, or by native code
+    idents = [thread.ident or 0 for thread in threads] + [thread.ident for thread in unnamed]
+    stacks.update({ident: own_frames(current.get(ident)) for ident in idents})
+    waits.update({ident: wait_of(frames) for ident, frames in stacks.items()})
     callbacks = [one for frames in stacks.values() for one in scheduled_callbacks(frames)]
     tasks = _add_tasks(stacks, waits)
-    everybody: list[threading.Thread | _Task] = [*threads, *tasks]
+    everybody: list[threading.Thread | _Task] = [*threads, *unnamed, *tasks]
     reach = functools.cache(lambda ident: Reach(stacks[ident], [task.task for task in tasks if task.ident == ident]))
     _find_enders(reach, callbacks, stacks, waits)
     rank, world_size = rank_of_process()
@@ -55,7 +68,7 @@ def facts_of_this_process() -> dict[str, Any]:
     rank = joining.get("rank") if rank is None else rank
     world_size = joining.get("world_size") if world_size is None else world_size
     torch = loaded("torch")
-    facts = {
+    return {
         "pid": os.getpid(),
         "name": multiprocessing.current_process().name,
         "rank": rank,
@@ -66,10 +79,6 @@ def facts_of_this_process() -> dict[str, Any]:
         "collectives": collectives(),
         "unused_parameters": _unused_parameters(stacks.values()) if rank is not None else [],
     }
-    current.clear()  # they hold the frame that looks, which holds them
-    stacks.clear()
-    waits.clear()
-    return facts
 
 
 def _find_enders(
@@ -95,7 +104,7 @@ def _alarm_is_set() -> bool:
 
 @dataclass
 class _Task:
-    """A task of asyncio's, in the form of a thread."""
+    """A task of asyncio's, or a thread that `threading` does not know, in the form of a thread."""
 
     ident: int
     name: str
@@ -137,7 +146,7 @@ def _thread(
         "name": thread.name,
         "number": thread.native_id,
         "is_main": is_main,
-        "shares": not is_main and any(is_user_code(frame.f_code) for frame in frames) and reach(thread.ident or 0).shares,
+        "shares": not is_main and _has_relatives() and _runs_users(frames) and reach(thread.ident or 0).shares,
         "frames": [(frame.f_code.co_filename, line_of(frame), frame.f_code.co_name) for frame in shown],
         "at": [frame.f_lasti for frame in shown],
         "values": _values(frames),
@@ -145,6 +154,15 @@ def _thread(
         "handling": _handled(thread.ident) if is_main else None,
         "waiting": None if waiting is None else _plain(waiting),
     }
+
+
+def _runs_users(frames: Sequence[FrameType]) -> bool:
+    return any(is_user_code(frame.f_code) for frame in frames)
+
+
+def _has_relatives() -> bool:
+    """Whether another process could share a queue or a lock with this one."""
+    return multiprocessing.parent_process() is not None or bool(vars(multiprocessing.process)["_children"])
 
 
 def _plain(waiting: Waiting) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import gc
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
@@ -16,10 +17,12 @@ from torchdebug_magics.probing.source.code_owner import is_module_code, is_user_
 
 __all__ = ["Reach", "is_kernels"]
 
-_MOST_OBJECTS = 20_000
+_MOST_OBJECTS, _MOST_VISITS = 20_000, 100_000
+_MOST_DEEP = 3
 _MOST_ITEMS = 1_000
 """Of a container; one with more holds data."""
 _PLAIN: tuple[type, ...] = (int, float, complex, str, bytes, bytearray, bool, type(None), range, CodeType, FrameType, ModuleType, ref)
+_CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
 _DATA = frozenset({"torch", "torch._C", "torch.nn.parameter", "numpy", "pandas.core.frame", "pandas.core.series", "PIL.Image"})
 _SHARED = ("multiprocessing.queues", "multiprocessing.connection", "multiprocessing.synchronize", "multiprocessing.managers")
 _LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
@@ -46,9 +49,11 @@ class Reach:
             else:
                 waiting.extend(names.values())
                 waiting.extend(_globals_of(frame.f_code, frame.f_globals))
+        many = 0
         while waiting and not self._is_cut:
             self._go_on(waiting.popleft(), waiting)
-            self._is_cut = len(self._met) > _MOST_OBJECTS
+            many += 1
+            self._is_cut |= many > _MOST_VISITS or len(self._met) > _MOST_OBJECTS
 
     def can_get(self, wanted: object) -> bool:
         """Whether it could, as far as can be told; of a library's thread that leads to very much, only what was met counts."""
@@ -63,11 +68,20 @@ class Reach:
         if issubclass(kind, FunctionType):
             waiting.extend(value.__closure__ or ())
             waiting.extend(value.__defaults__ or ())
+            waiting.extend((value.__kwdefaults__ or {}).values())
             waiting.extend(_globals_of(value.__code__, value.__globals__))
         elif issubclass(kind, BuiltinFunctionType):
             waiting.append(value.__self__)  # of a bound method; of a plain function, its module
         elif issubclass(kind, type):
-            waiting.extend(one for one in tuple(vars(value).values()) if isinstance(one, FunctionType) and is_user_code(one.__code__))
+            bases = type.__dict__["__mro__"].__get__(value)
+            waiting.extend(held for base in bases if _is_users(base) for held in tuple(vars(base).values()))
+        elif issubclass(kind, (staticmethod, classmethod)):
+            waiting.append(value.__func__)
+        elif issubclass(kind, property):
+            waiting.extend((value.fget, value.fset))
+        elif issubclass(kind, _CONTAINERS) and (many := _length_of(kind, value)) > _MOST_ITEMS:
+            first = gc.get_referents(value)[:1] if many < _MOST_VISITS else []
+            self._is_cut |= not all(issubclass(type(one), (*_PLAIN, *_CONTAINERS)) or _is_data(one) for one in first)
         elif not _is_data(value):
             waiting.extend(gc.get_referents(value))
 
@@ -85,12 +99,28 @@ def _without_kernel(frames: Sequence[FrameType]) -> Sequence[FrameType]:
 
 def _globals_of(code: CodeType, space: dict[str, Any]) -> Iterator[Any]:
     """What the global names of a function of the user's stand for; a library's own functions are trusted to use what they are given."""
-    used, attributes = _names_in(code) if is_user_code(code) else ((), ())
+    used, attributes = _names_in(code) if is_user_code(code) else (frozenset[str](), frozenset[str]())
     for name in used:
         value = space.get(name)
         yield value
-        if isinstance(value, ModuleType) and (file := vars(value).get("__file__")) and owner(file) == "user":
-            yield from (vars(value).get(attribute) for attribute in attributes)
+        if type(value) is ModuleType:
+            yield from _of_module(value, attributes)
+
+
+def _of_module(module: ModuleType, attributes: frozenset[str], depth: int = 0) -> Iterator[Any]:
+    """``module.name``, and ``module.inner.name``."""
+    file = vars(module).get("__file__")
+    if file and owner(file) == "user":
+        for value in (vars(module).get(attribute) for attribute in attributes):
+            yield value
+            if type(value) is ModuleType and depth < _MOST_DEEP:
+                yield from _of_module(value, attributes, depth + 1)
+
+
+def _is_users(kind: type) -> bool:
+    module = str(kind.__module__)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return module == "__main__" or module not in sys.modules or (file is not None and owner(file) == "user")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -111,4 +141,10 @@ def _is_data(value: Any) -> bool:
     kind: Any = type(value)
     if kind is dict and "__builtins__" in value and "__name__" in value:
         return True
-    return len(value) > _MOST_ITEMS if kind in {list, tuple, dict, set, frozenset} else str(kind.__module__) in _DATA
+    return str(kind.__module__) in _DATA
+
+
+def _length_of(kind: type, value: Any) -> int:
+    """Of the container itself, whatever a subclass of the user's says."""
+    base = next(one for one in _CONTAINERS if issubclass(kind, one))
+    return int(base.__len__(value))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -74,11 +76,29 @@ def _connection(held: Mapping[str, Any]) -> Waiting | None:
         if pids:
             return Waiting("join", _ends(pids), targets=[("process", pid) for pid in pids], timeout_s=_timeout(held))
         return Waiting("io", "a pipe", timeout_s=timeout if isinstance(timeout, (int, float)) else None)
-    return Waiting("io", "a message from a pipe", timeout_s=_timeout(held), facts=_pipe_of(held.get("self")))
+    connection = held.get("self")
+    facts = {"network": True} if _leads_elsewhere(connection) else _pipe_of(connection)
+    return Waiting("io", "a message from a pipe", timeout_s=_timeout(held), facts=facts)
 
 
 def _pipe_full(held: Mapping[str, Any]) -> Waiting | None:
     return Waiting("io", "room in a pipe that nobody reads", facts={"pipe_full": True, **_pipe_of(held.get("self"))})
+
+
+def _leads_elsewhere(connection: Any) -> bool:
+    """Whether it is a socket with an address: whoever answers may be on another machine, or no process of ours."""
+    try:
+        number = os.dup(connection.fileno())
+    except (OSError, AttributeError, ValueError):  # closed
+        return False
+    try:
+        copy = socket.socket(fileno=number)
+    except OSError:  # a pipe
+        os.close(number)
+        return False
+    with copy, contextlib.suppress(OSError):
+        return bool(copy.family != getattr(socket, "AF_UNIX", None) or copy.getpeername() or copy.getsockname())
+    return False
 
 
 def _pipe_of(connection: Any) -> dict[str, Any]:

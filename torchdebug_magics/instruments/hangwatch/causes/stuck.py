@@ -107,6 +107,12 @@ def _circle(case: Evidence) -> Finding | None:
 
 def _release_own(one: Participant) -> str:
     """What to do about a lock that a thread takes twice."""
+    if one.what.startswith("asyncio "):
+        return "do not await this while the lock is held, or take the lock in the outermost coroutine alone"
+    if "emaphore" in one.what:
+        return "release it after each `acquire()`, in a `finally:`, or give it a higher initial value"
+    if one.what.startswith("multiprocessing "):
+        return f"release it with `with lock:`, or make it a `multiprocessing.RLock()`{in_worker(one)}"
     if one.location is not None and one.location.source.startswith("with "):
         return f"make it a `threading.RLock()`, or do not call this while the lock is held{in_worker(one)}"
     return f"release it with `with lock:`, or make it a `threading.RLock()`{in_worker(one)}"

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.hangwatch.everybody.rank_states import link_ranks
-from torchdebug_magics.machine.process_state import open_pipes
+from torchdebug_magics.machine.process_state import child_pids, open_pipes
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant
@@ -25,11 +25,15 @@ def link(look: Look, ranks: dict[int, int]) -> None:
     for one in look.everybody.values():
         if ("pipe" in one.facts or one.facts.get("shared")) and not one.facts.get("pipe_full"):
             _link_to_writers(look, one)
+        elif one.facts.get("semaphore") and not one.targets:
+            one.able += [other.who for other in look.everybody.values() if other.pid != one.pid and _may_write(other, one)]
         elif one.facts.get("future") and not one.targets:
             one.targets = [other.who for other in look.everybody.values() if _works_for_pool(other)]
             one.kind = "join" if one.targets else one.kind
         elif not one.process and one.sleeps_in.startswith("read pipe"):
             one.facts["our_pipe"] = one.sleeps_in.partition(" ")[2] in open_pipes(os.getpid(), for_writing=True)
+        if not one.process and one.sleeps_in.startswith(("read pipe", "write pipe")):
+            one.facts["may_end"] = _is_held_by_others(one)
     link_ranks(look)
 
 
@@ -39,13 +43,24 @@ def _link_to_writers(look: Look, reader: Participant) -> None:
     others = [other for other in look.everybody.values() if other.pid != reader.pid and bool(other.process) and _may_write(other, reader)]
     known = [*reader.targets, *(programs or [other.who for other in others if other.is_main_thread])]
     reader.targets = list(dict.fromkeys(known))
-    reader.able += [other.who for other in others if other.facts.get("shares")]
+    reader.able += [other.who for other in look.everybody.values() if other.facts.get("shares") and _may_write(other, reader)]
 
 
 def _may_write(other: Participant, reader: Participant) -> bool:
     """Whether a thread of another process could: not one without work of its own, and not one that waits for the very same."""
     waits_for_same = other.what == reader.what and other.facts.get("pipe") == reader.facts.get("pipe")
     return not waits_for_same and other.kind != "dead" and not other.facts.get("idle")
+
+
+def _is_held_by_others(program: Participant) -> bool:
+    """Whether a program that is none of ours to ask has the other end of the pipe at which this one waits."""
+    call, _, pipe = program.sleeps_in.partition(" ")
+    others = [pid for pid in _descendants(os.getpid()) if pid != program.pid]
+    return any(pipe in open_pipes(pid, for_writing=call == "read") for pid in others)
+
+
+def _descendants(pid: int) -> list[int]:
+    return [each for child in child_pids(pid) for each in (child, *_descendants(child))]
 
 
 def _holds_pipe(other: Participant, reader: Participant) -> bool:

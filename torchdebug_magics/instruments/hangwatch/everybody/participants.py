@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -196,7 +197,7 @@ def _thread(facts: dict[str, Any], thread: dict[str, Any], who: str) -> Particip
     cpu_s = thread_cpu_s(pid, thread["number"])
     is_waiting = bool(waiting) and waiting["kind"] != "python"
     if thread["is_main"] and not is_waiting and state is not None:
-        cpu_s = state.cpu_s  # what it has called may compute in other threads
+        cpu_s = state.cpu_s - _own_cpu_s(pid)  # what it has called may compute in other threads
     numbers = [*((facts["collectives"] or {}).get("status", {}).values())]
     one = Participant(
         who=who,
@@ -216,6 +217,12 @@ def _thread(facts: dict[str, Any], thread: dict[str, Any], who: str) -> Particip
     for name in ("targets", "able"):
         one.facts[name] = [(pid, number) if kind == "thread" else (number, 0) for kind, number in waiting.get(name, ())]
     return one
+
+
+def _own_cpu_s(pid: int) -> float:
+    """Of the threads that look, which are no movement."""
+    ours = [one for one in threading.enumerate() if one.name.startswith("torchdebug-") and one.native_id is not None]
+    return sum(thread_cpu_s(pid, one.native_id) or 0.0 for one in ours) if pid == os.getpid() else 0.0
 
 
 def _ended(pid: int, child: Child | None, exit_code: int | None, error: dict[str, Any] | None, children: Children | None) -> Participant:

@@ -113,8 +113,8 @@ def _never_left(loop: ast.While, test: _Test, frame: FrameType) -> bool:
         is_stored = not isinstance(getattr(node, "ctx", None), (ast.Load, type(None)))
         if is_stored and (not isinstance(node, ast.Name) or node.id in test.names) and (isinstance(node, ast.Name) or calls_nothing):
             return False
-        if isinstance(node, ast.Call) and calls_nothing and not _is_harmless(node, frame):
-            return False
+        if isinstance(node, ast.Call) and not _is_harmless(node, frame):
+            return False  # it may raise
     return True
 
 

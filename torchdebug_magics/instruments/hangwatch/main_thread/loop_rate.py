@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections import deque
-from collections.abc import Sized
 from types import FrameType
 from typing import Any
 
@@ -14,6 +13,7 @@ from torchdebug_magics.probing.source.code_owner import frames_above, is_user_co
 __all__ = ["LoopRate", "loop_progress"]
 
 _MOST_COUNTS = 40
+_BUILT_IN = frozenset({list, tuple, dict, set, str, range})
 
 
 class LoopRate:
@@ -94,10 +94,8 @@ def _length_call(node: ast.expr, frame: FrameType, names: dict[str, Any]) -> Any
 
 
 def _length(value: Any) -> int | None:
-    kind: Any = type(value)
-    if isinstance(value, (list, tuple, dict, set, str)) or kind.__module__.startswith("torch.utils.data"):
-        try:
-            return len(value) if isinstance(value, Sized) else None
-        except (TypeError, NotImplementedError):
-            return None
-    return None
+    """Of what is built in; of a DataLoader over such: a Dataset of the user's has code of its own for it."""
+    if type(value) in _BUILT_IN:
+        return len(value)
+    data = getattr(value, "dataset", None) if type(value).__module__.startswith("torch.utils.data") else None
+    return len(value) if data is not None and (type(data) in _BUILT_IN or type(data).__name__ == "TensorDataset") else None
