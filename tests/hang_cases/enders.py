@@ -266,12 +266,16 @@ subprocess.run(["bash", "-c", "x=$(sleep 6); echo $x"]) #!
 import time
 
 
+def step(items):
+    next(items)
+    time.sleep(0.5) #!
+
+
 def consume(items):
     running = True
     try:
         while running:
-            next(items)
-            time.sleep(0.5) #!
+            step(items)
     except StopIteration:
         return
 

@@ -18,6 +18,7 @@ from torchdebug_magics.probing.source.code_owner import frames_above, is_module_
 __all__ = ["endless_loop", "is_alone"]
 
 _HARMLESS = frozenset({"print", "len", "abs", "min", "max", "int", "float", "str", "bool", "range", "isinstance", "id", "round"})
+_ENDS = re.compile("KeyboardInterrupt|SystemExit|GeneratorExit")
 _FIXED = (bool, int, float, str, bytes, type(None))
 _SIMPLE = (ast.Expr, ast.Pass, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Continue)
 """Statements that neither leave a loop nor bind a name in another way than by an assignment."""
@@ -38,7 +39,7 @@ def endless_loop(frame: FrameType | None, *, alone: bool) -> tuple[int, str] | N
     loops = [one for one in enclosing(function, line_of(frame)) if isinstance(one, ast.While)] if function is not None else []
     for loop in reversed(loops):
         test = _Test(frame, alone=alone)
-        if test.holds(loop.test) and _never_left(loop, test, frame):
+        if test.holds(loop.test) and _never_left(loop, test, frame) and not _is_caught(frame, loop.lineno):
             return loop.lineno, ast.unparse(loop.test)
     return None
 
@@ -113,9 +114,27 @@ def _never_left(loop: ast.While, test: _Test, frame: FrameType) -> bool:
         is_stored = not isinstance(getattr(node, "ctx", None), (ast.Load, type(None)))
         if is_stored and (not isinstance(node, ast.Name) or node.id in test.names) and (isinstance(node, ast.Name) or calls_nothing):
             return False
-        if isinstance(node, ast.Call) and not _is_harmless(node, frame):
-            return False  # it may raise
+        if isinstance(node, ast.Call) and (calls_nothing or getattr(node.func, "id", "") == "next") and not _is_harmless(node, frame):
+            return False
     return True
+
+
+def _is_caught(frame: FrameType, line: int) -> bool:
+    """Whether an exception is expected to end a loop at that line: here, or in a function of the user's that has called this one."""
+    for one in frames_above(frame):
+        function = function_node(one.f_code) if is_user_code(one.f_code) else None
+        around = enclosing(function, line if one is frame else line_of(one)) if function is not None else ()
+        if any(_catches(statement) for statement in around):
+            return True
+    return False
+
+
+def _catches(statement: ast.stmt) -> bool:
+    """An error; what ends the program from outside is none."""
+    if isinstance(statement, ast.With):
+        texts = [ast.unparse(item.context_expr) for item in statement.items]
+        return any("suppress" in text and not _ENDS.search(text) for text in texts)
+    return any(one.type is None or not _ENDS.search(ast.unparse(one.type)) for one in getattr(statement, "handlers", ()))
 
 
 def _live(body: Sequence[ast.stmt], test: _Test) -> Iterable[ast.AST]:
