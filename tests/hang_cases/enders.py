@@ -299,7 +299,7 @@ asyncio.get_running_loop().add_reader(r, lambda: items.put_nowait(os.read(r, 9))
 
 
 def write():
-    time.sleep(6)
+    time.sleep(6) #!
     os.write(w, b"x")
 
 

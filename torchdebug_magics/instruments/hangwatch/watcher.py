@@ -24,10 +24,11 @@ from torchdebug_magics.instruments.hangwatch.main_thread.tracers import installe
 from torchdebug_magics.instruments.hangwatch.report import Finding, LiveHang, Wait
 from torchdebug_magics.machine.process_state import main_thread_ran_s
 from torchdebug_magics.probing.shell import running_shell
+from torchdebug_magics.probing.source.call_sites import line_of
 from torchdebug_magics.probing.source.code_owner import frames_above, owner
 from torchdebug_magics.probing.thread_errors import ThreadErrors
 from torchdebug_magics.probing.waits.thread_waits import wait_of
-from torchdebug_magics.probing.where import adopt_timed, locate
+from torchdebug_magics.probing.where import adopt_timed, locate, location
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -77,6 +78,7 @@ class Watcher:
         self._looked_s = 0.0
         self._cpu_s = 0.0
         self._at: Location | None = None
+        self._latest_at: tuple[str, int, str] | None = None
         self._loop = LoopRate()
         self._began_s = time.monotonic()
         self._ended_s: float | None = None
@@ -148,6 +150,7 @@ class Watcher:
         if frame is None:
             return
         adopt_timed([frame])
+        self._latest_at = frame.f_code.co_filename, line_of(frame), frame.f_code.co_name
         if self.progress.still_s > _REST_S:
             self._at = locate(frame)
         if self.progress.still_s > _ALMOST * max(self.after_s, self.progress.longest_s - _EVERY_S):
@@ -258,10 +261,12 @@ class Watcher:
         if found.state != "stuck" or found.cause == before:  # a wait that has just ended looks like one, until its thread has the GIL
             self._found(found)
 
-    def _endless(self, endless: tuple[int, str], still_s: float) -> Finding:
+    def _endless(self, endless: tuple[int, str], still_s: float) -> Finding | None:
         line, condition = endless
         look = look_around(None)
         main = look.main.as_wait()
+        if main.location is None:
+            return None  # it has been interrupted meanwhile
         return Finding(
             state="stuck",
             cause="infinite_loop",
@@ -275,7 +280,9 @@ class Watcher:
             since_s=still_s,
         )
 
-    def _found(self, finding: Finding) -> None:
+    def _found(self, finding: Finding | None) -> None:
+        if finding is None:
+            return
         if finding.state == "stuck":
             self._found_s = time.monotonic()
         with self._lock:
@@ -296,7 +303,7 @@ class Watcher:
         self.progress.passed(late_s)
         if late_s < self.after_s or (main_thread_ran_s() - self._cpu_s) / late_s < _BUSY:
             return
-        where = locate(frame) if frame is not None else self._at
+        where = locate(frame) if frame is not None else self._at or (location(*self._latest_at) if self._latest_at else None)
         root = Wait(who="main", pid=os.getpid(), location=where, kind="gil", waits_for=None, what="one call that holds the GIL")
         self._found(
             Finding(

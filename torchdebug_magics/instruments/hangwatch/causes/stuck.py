@@ -150,7 +150,7 @@ def _lock(case: Evidence) -> Finding | None:
     root = case.root
     if root.kind != "lock":
         return None
-    is_copy = root.child is not None and root.child.method == "fork" and not root.facts.get("semaphore")
+    is_copy = root.child is not None and root.child.method == "fork" and "semaphore" not in root.facts
     is_copy = is_copy and (not root.facts.get("acquired") or bool(root.facts.get("acquired_by_with")))
     what = root.what or "lock"
     if is_copy:

@@ -25,7 +25,7 @@ def link(look: Look, ranks: dict[int, int]) -> None:
     for one in look.everybody.values():
         if ("pipe" in one.facts or one.facts.get("shared")) and not one.facts.get("pipe_full"):
             _link_to_writers(look, one)
-        elif one.facts.get("semaphore") and not one.targets:
+        elif "semaphore" in one.facts and not one.targets:
             one.able += [other.who for other in look.everybody.values() if other.pid != one.pid and _may_write(other, one)]
         elif one.facts.get("future") and not one.targets:
             one.targets = [other.who for other in look.everybody.values() if _works_for_pool(other)]
