@@ -120,13 +120,9 @@ def _never_left(loop: ast.While, test: _Test, frame: FrameType) -> bool:
 
 
 def _is_caught(frame: FrameType, line: int) -> bool:
-    """Whether an exception is expected to end a loop at that line: here, or in a function of the user's that has called this one."""
-    for one in frames_above(frame):
-        function = function_node(one.f_code) if is_user_code(one.f_code) else None
-        around = enclosing(function, line if one is frame else line_of(one)) if function is not None else ()
-        if any(_catches(statement) for statement in around):
-            return True
-    return False
+    """Whether its own function expects that an exception ends the loop at that line."""
+    function = function_node(frame.f_code)
+    return function is not None and any(map(_catches, enclosing(function, line)))
 
 
 def _catches(statement: ast.stmt) -> bool:
