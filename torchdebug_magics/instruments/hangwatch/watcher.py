@@ -64,8 +64,8 @@ class Watcher:
         """The worst so far, at its latest."""
         self.hint = ""
         """What a cell that was stopped early was waiting for."""
-        self._suspected: str | None = None
-        """Why it would be stuck, by the last look."""
+        self._suspected: tuple[object, ...] | None = None
+        """What the last look said: a wait that has just ended looks like one until its thread has the GIL, or has left the line."""
         self._found_s = 0.0
         """When it was last found to be stuck."""
         self._is_over = False
@@ -257,9 +257,12 @@ class Watcher:
             return
         progress.tracer = installed_tracer(frame)
         found = judged(list(self._looks), progress, still_s, Counter(progress.doing))
-        before, self._suspected = self._suspected, found.cause if found.state == "stuck" else None
-        if found.state != "stuck" or found.cause == before:  # a wait that has just ended looks like one, until its thread has the GIL
+        said = (found.cause,) if found.state == "stuck" else (found.cause, found.location)
+        before, self._suspected = self._suspected, said
+        if said == before or (found.state == "slow" and self.finding is None):
             self._found(found)
+        elif self.finding is not None and self.finding.state == found.state:
+            self._found(replace(self.finding, since_s=found.since_s))
 
     def _endless(self, endless: tuple[int, str], still_s: float) -> Finding | None:
         line, condition = endless
