@@ -1,0 +1,13 @@
+"""Real reports: what people asked in public, rebuilt with their structure and sizes, judged by the answer that they accepted."""
+
+from __future__ import annotations
+
+from tests.reports import differing_runs, memory, nan, shape_errors
+from tests.reports.case import ReportCase
+
+__all__ = ["ReportCase", "all_reports"]
+
+
+def all_reports() -> tuple[ReportCase, ...]:
+    """Every report, those of one magic together."""
+    return (*nan.CASES, *shape_errors.CASES, *memory.CASES, *differing_runs.CASES)

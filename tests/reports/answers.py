@@ -1,0 +1,68 @@
+"""What each magic's report answers: where, which op, which module, what to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torchdebug_magics.report import Location
+
+__all__ = ["ANSWERS", "Answer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Of one report, whichever magic gave it."""
+
+    found: bool
+    places: tuple[tuple[int | None, int], ...] = ()
+    """(In[n], line) that the report names first; no list of all that could be."""
+    ops: tuple[str, ...] = ()
+    modules: tuple[str | None, ...] = ()
+    fix: str = ""
+    text: str = ""
+    """Explanations and tables that stand beside the verdict."""
+
+
+def _places(locations: Iterable[Location | None]) -> tuple[tuple[int | None, int], ...]:
+    return tuple((location.cell, location.line) for location in locations if location is not None)
+
+
+def _of_nanhunt(report: Any) -> Answer:
+    finding = report.finding
+    if finding is None:
+        return Answer(found=False)
+    return Answer(
+        found=True,
+        places=_places((finding.location,)),
+        ops=(finding.op,) if finding.op else (),
+        modules=(finding.module,),
+        fix=finding.fix,
+        text=finding.explanation,
+    )
+
+
+def _of_shapes(report: Any) -> Answer:
+    failure = report.failure
+    if failure is None:
+        return Answer(found=bool(report.warning), text=report.warning)
+    raise NotImplementedError
+
+
+def _of_memtrace(report: Any) -> Answer:
+    raise NotImplementedError
+
+
+def _of_deterministic(report: Any) -> Answer:
+    raise NotImplementedError
+
+
+ANSWERS: Mapping[str, Callable[[Any], Answer]] = {
+    "nanhunt": _of_nanhunt,
+    "shapes": _of_shapes,
+    "memtrace": _of_memtrace,
+    "deterministic": _of_deterministic,
+}

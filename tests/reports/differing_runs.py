@@ -1,0 +1,7 @@
+"""Reports."""
+
+from __future__ import annotations
+
+from tests.reports.case import ReportCase
+
+CASES: tuple[ReportCase, ...] = ()
