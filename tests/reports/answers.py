@@ -49,15 +49,41 @@ def _of_shapes(report: Any) -> Answer:
     failure = report.failure
     if failure is None:
         return Answer(found=bool(report.warning), text=report.warning)
-    raise NotImplementedError
+    best = next((fix for fix in failure.fixes if fix.verified), next(iter(failure.fixes), None))
+    return Answer(
+        found=True,
+        places=_places((failure.location,)),
+        ops=(failure.op,) if failure.op else (),
+        modules=(failure.module,),
+        fix=f"{best.code}\n{best.why}" if best is not None else "",
+        text=failure.explanation,
+    )
 
 
 def _of_memtrace(report: Any) -> Answer:
-    raise NotImplementedError
+    found = [one for one in (report.growth, report.rerun_growth, report.graph_growth) if one is not None]
+    leading = next((one for one in found if f"fix: {one.fix}" in report.verdict), found[0] if found else None)
+    return Answer(
+        found=leading is not None or report.oom is not None,
+        places=_places((getattr(leading, "location", None),)),
+        fix="" if leading is None else leading.fix,
+        text="" if leading is None else leading.holder,
+    )
 
 
 def _of_deterministic(report: Any) -> Answer:
-    raise NotImplementedError
+    dependences = getattr(report, "depends_on", ())
+    first = dependences[0] if dependences else report.divergence
+    if first is None:
+        return Answer(found=False)
+    explanation = first.what if dependences else first.explanation
+    return Answer(
+        found=True,
+        places=_places((first.location,)),
+        ops=(first.op, *first.op.split(".")),
+        fix=first.fix,
+        text="\n".join(filter(None, (explanation, ", ".join(getattr(report, "carried", ()))))),
+    )
 
 
 ANSWERS: Mapping[str, Callable[[Any], Answer]] = {
