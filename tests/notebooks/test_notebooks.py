@@ -102,7 +102,7 @@ SENTENCES = {
         r"^True$",
         r"none of which is known to be seeded from entropy .* 7 by %deterministic",
         r"Seeded with 7; \d+ settings changed, all put back",
-        r"seeded from entropy, and so different in every run: `surprise`",
+        r"seeded from entropy, and so different in every run: `numpy.random`, `surprise`",
         r"yet `put_` at In\[\d+\] line 3: .* may give other numbers in every run · fix: write `x\.view\(-1\)\[index\] = values`",
         r"Same numbers as before\.json: 11 ops are bit-identical",
         r"Different from before\.json: aten\.mul\.Tensor · In\[\d+\] line 5: `return \(layer\(x\) \* scale\)",

@@ -8,7 +8,7 @@ _HERE = __name__
 
 INSTRUMENT = Instrument(
     name="deterministic",
-    summary="the same numbers twice: all seeds and flags set for the cell and put back after it; --verify names the op that differs",
+    summary="the same numbers twice: all seeds and flags set for the cell and put back after it; --verify names what the numbers depend on",
     description="""Seed everything, tell torch to be deterministic, and put all of it back when the cell ends.
 
 Seeded: Python, NumPy's global generator, torch on every device, and each generator that your names lead to, with a seed of its own. Set:
@@ -17,7 +17,8 @@ Workers of a DataLoader draw their seeds from torch's, so that they follow; `np.
 What is too late in a running process is said. CUDA is never started.
 
     %%deterministic --seed 7        above a cell: for this cell alone
-    %%deterministic --verify        run it twice from the same start, and name the first op that differs, and why
+    %%deterministic --verify        run it again with one thing otherwise at a time, and name what its numbers depend on
+    %%deterministic --verify --quick            ... with the same seeds and with other seeds only
     %%deterministic --save run.json             write down what each op gave
     %%deterministic --against run.json          ... and compare a later run with it, to the last bit or to within --rtol
     %deterministic --seed 7         from now on, over all cells
@@ -28,13 +29,22 @@ What is too late in a running process is said. CUDA is never started.
     torchdebug_magics.verify(function)          --verify of a function, in a script or a test
 
 One of these settings that the cell changes itself is put back, too, and the report says so; any other stays as the cell leaves it.
-Nothing is added to the cost of torch's own flags; those may double the time of a training step. --verify takes the time of the second run,
-too, and looks at every op of both. With -o NAME, what each op gave is written down, for a later --against.""",
+--verify runs the cell again from the same start: with the same seeds, with other seeds, and twice without these settings; then once
+more from where the first run ended. What moves the results is named with its line, worst first, in `depends_on`: an op that draws from a
+generator that nothing seeded, a sum in another order, the weights or the list that the next run finds changed (`carried`).
+
+Nothing is added to the cost of torch's own flags; those may double the time of a training step. --verify takes the time of five runs or
+more, and looks at every op. With -o NAME, what each op gave is written down, for a later --against.""",
     options=(
         Option("--seed", "a whole number from 0 to 4294967295 (default 42)", {"type": int, "default": 42, "metavar": "N"}),
         Option("--strict", "raise where torch has no deterministic way, in place of a warning", {"action": "store_true"}),
         Option("--keep-rng", "do not put the generators of random numbers back", {"action": "store_true"}),
-        Option("--verify", "run the cell twice from the same start, and name the first op that differs", {"action": "store_true"}),
+        Option(
+            "--verify",
+            "run the cell again, with one thing otherwise at a time, and name what its numbers depend on",
+            {"action": "store_true"},
+        ),
+        Option("--quick", "with --verify: no runs but the second one and those with other seeds", {"action": "store_true"}),
         Option("--against", "compare with a report that was kept before, by its name or file", {"metavar": "NAME"}),
         Option("--save", "write what each op gave to a file, for a later --against", {"metavar": "PATH"}),
         Option(

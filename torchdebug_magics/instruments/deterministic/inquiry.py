@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.errors import DeterminismError, TorchDebugError
+from torchdebug_magics.instruments.deterministic.counterfactual.dependences import dependences, of_divergence, of_potential
+from torchdebug_magics.instruments.deterministic.counterfactual.other_seeds import Draws
 from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.recording import Recording
 from torchdebug_magics.instruments.deterministic.prints.against import compared, earlier_print
@@ -27,13 +30,13 @@ from torchdebug_magics.probing.modules import live_modules
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from torchdebug_magics.instruments.deterministic.counterfactual.dependences import Why
     from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
     from torchdebug_magics.instruments.deterministic.ops.op import Op
     from torchdebug_magics.instruments.deterministic.ops.recording import Seen
     from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
     from torchdebug_magics.instruments.deterministic.twice.body import Body
     from torchdebug_magics.probing.guard import Guard
-    from torchdebug_magics.probing.names import Named
 
 __all__ = ["Inquiry"]
 
@@ -48,6 +51,8 @@ class Inquiry:
         self.found: dict[str, Any] = {}
         self._ritual = ritual
         self._guard = guard
+        self._draws = Draws(())
+        self._quick = bool(asked.get("quick"))
         self._strict = strict
         self._body: Body | None = asked.get("body")
         self._verify, self._cost = bool(asked.get("verify")), bool(asked.get("cost"))
@@ -118,6 +123,7 @@ class Inquiry:
         self._leftovers = Leftovers(self._body.variables, runs.is_found_again)
         if self._strict and (names := self._leftovers.at_risk()):
             raise DeterminismError(_TAKEN.format(names[0]))
+        self._draws = Draws(self._ritual.seedables)
         self._outside, self._runs = outside, runs
         self._outside.first(stack, self._body.variables)
 
@@ -149,19 +155,31 @@ class Inquiry:
             self.found["not_verified"] = self._outside.refusal
             return
         written = self._recorder.contents.tensors()
-        elsewhen = self._guard.run("looking for what is otherwise in another process", in_other_processes, runs.body, self._drawn_from())
+        self._draws.over()
+        elsewhen = self._guard.run("looking for what is otherwise in another process", in_other_processes, runs.body)
         results = results_of(runs.body, self._recorder.is_unwritten)
         runs.over(self._recorder.contents)
         used_up = self._leftovers.names()
         if self._verify:
+            begin_s = time.monotonic()
             found = second_run(runs, self._recording, results, used_up)
-            self._twice({"not_verified": "", **found, "potential": (*found.get("potential", ()), *(elsewhen or ()))})
+            potential = (*found.get("potential", ()), *(elsewhen or ()))
+            self._twice({"not_verified": "", **found, "potential": potential})
+            why = self._guard.run("looking for what the numbers depend on", self._why, runs, results, found, used_up)
+            depends_on, carried = why or ((), ())
+            self.found |= {"depends_on": (*depends_on, *of_potential(potential)), "carried": (*used_up, *carried)}
+            self.found |= {"runs_count": runs.count, "runs_s": time.monotonic() - begin_s}
         self.found |= {"unrestorable": (*used_up, *self._outside.said)}
         if self._cost:
             self.found |= {"not_verified": self.found["not_verified"] if self._verify else "", **measured(runs, written, self._ritual)}
 
-    def _drawn_from(self) -> tuple[Named, ...]:
-        return self._guard.run("looking at generators", self._ritual.unseeded.drawn_from) or ()
+    def _why(self, runs: Runs, results: Mapping[str, int], found: Mapping[str, Any], used_up: tuple[str, ...]) -> Why:
+        """(dependences, names of what is carried); where a run takes from what no further one finds, there are no more runs."""
+        if (divergence := found.get("divergence")) is not None:
+            return of_divergence(divergence), ()
+        if used_up or not found.get("verified"):
+            return (), ()
+        return dependences(runs, self._recording, results, self._draws, self._ritual, quick=self._quick)
 
     def _twice(self, found: Mapping[str, Any]) -> None:
         """A difference between the two runs is told first, then one from the earlier run."""

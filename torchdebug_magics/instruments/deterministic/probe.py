@@ -24,6 +24,7 @@ class Asked(TypedDict, total=False):
     """What is wanted besides the ritual."""
 
     verify: bool
+    quick: bool
     against: object
     save: str | Path | None
     rtol: float | None

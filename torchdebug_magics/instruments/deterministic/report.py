@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
 
 __all__ = [
-    "Cause", "Cost", "DeterministicReport", "Divergence", "LiveRitual", "Loader", "Potential", "SeededBy", "Setting", "Source",
-    "StatusReport", "Warned",
+    "Cause", "Cost", "Dependence", "DeterministicReport", "Divergence", "LiveRitual", "Loader", "On", "Potential", "SeededBy", "Setting",
+    "Source", "StatusReport", "Warned",
 ]  # fmt: skip
 
 SeededBy: TypeAlias = Literal["hand", "ritual", "entropy", "default", "unknown"]
@@ -28,6 +28,8 @@ Cause: TypeAlias = Literal[
     "unseeded_generator", "python_random", "numpy_random", "wall_clock", "os_entropy", "hash_order", "control_flow", "uninitialized_memory",
     "nondeterministic_op", "worker_seed", "state_leak", "outside_data", "unknown",
 ]  # fmt: skip
+
+On: TypeAlias = Literal["seed", "carried_state", "settings", "order", "clock", "entropy", "race", "memory", "hardware"]
 
 
 class Setting(NamedTuple):
@@ -53,11 +55,28 @@ class Divergence:
     """One sentence on what differed, and why."""
     fix: str
     """What to change; empty where nothing can be said."""
+    because: Cause | None = None
+    """Of a ``"control_flow"``: why what decides the way differs, where that is known."""
     other: Location | None = None
     """A second line that belongs to it: where the data comes from, what decides which way is taken, where the memory is read, or, where
     nothing is known of that, where the other run went."""
     phase: str = "forward"
     """``"forward"`` or ``"backward"``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dependence:
+    """What another run has otherwise than this one had, and by which its numbers change."""
+
+    on: On
+    op: str
+    """The first op whose numbers change, and go on to the results; empty where no op of torch's is concerned."""
+    module: str | None = None
+    location: Location | None
+    what: str
+    """A clause: subject, verb, object."""
+    fix: str
+    """What to change; empty where nothing can be said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +149,14 @@ class DeterministicReport(Report):
     divergence: Divergence | None = None
     ops_count: int | None = None
     """How many ops were compared or recorded; None where none was looked at."""
+    depends_on: tuple[Dependence, ...] = ()
+    """What the numbers depend on besides the code and its data, worst first."""
+    carried: tuple[str, ...] = ()
+    """Names of what the next run of the cell finds changed, as far as its numbers depend on it."""
+    runs_count: int = 0
+    """Further runs of the cell that were made to find out."""
+    runs_s: float = 0.0
+    """How long they took."""
     potential: tuple[Potential, ...] = ()
     unrestorable: tuple[str, ...] = ()
     """What the second run did not find as the first one did, such as a consumed iterator; a name or a phrase each."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
-from torchdebug_magics.format import listed, plural
+from torchdebug_magics.format import plural
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.report import DeterministicReport, Divergence
@@ -14,6 +15,13 @@ __all__ = ["sentence", "standing"]
 
 _IN_WORDS = {"aten.lift_fresh.default": "data that enters torch"}
 """What is an op to torch alone."""
+_ONLY: Final[Mapping[str, str]] = {
+    "seed": "Equal only because this magic seeded it",
+    "settings": "Equal only because this magic set torch to be deterministic",
+    "order": "Same numbers in this process, others in the next",
+    "race": "Same numbers in these two runs, by chance",
+}
+"""By what the numbers depend on most."""
 _WORTH_SAYING = 1.05
 """A smaller ratio may be the machine's."""
 
@@ -55,11 +63,12 @@ def _agreement(report: DeterministicReport) -> str:
         return f"Seeded with {report.seed}; no op of torch's ran, so there was nothing to compare"
     whom = f"as {report.against}" if report.against else "twice"
     how = "bit-identical" if report.rtol is None else f"equal to within {report.rtol:g}"
-    parts = [f"Same numbers {whom}: {plural(report.ops_count, 'op')} {'is' if report.ops_count == 1 else 'are'} {how} (seed {report.seed})"]
-    if report.potential:
-        names = [f"{one.op} at {one.location}" if one.location else one.op for one in report.potential]
-        parts.append(f"other runs may differ by {listed(names)}")
-    return " · ".join([*parts, *_slower(report)])
+    first = None if report.against else next(iter(report.depends_on), None)
+    same = f"Same numbers {whom}: {plural(report.ops_count, 'op')} {'is' if report.ops_count == 1 else 'are'} {how} (seed {report.seed})"
+    parts = [same if first is None else _ONLY.get(first.on, f"{same}, others when this cell runs again")]
+    if first is not None:
+        parts += [standing(first.location), first.what, f"fix: {first.fix}" if first.fix else ""]
+    return " · ".join([*filter(None, parts), *_slower(report)])
 
 
 def _met(report: DeterministicReport) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import plural
+from torchdebug_magics.format import duration, plural
 from torchdebug_magics.html.page import Code, Facts, Fold, Note, Page, Table
 from torchdebug_magics.instruments.deterministic.report import StatusReport
 from torchdebug_magics.instruments.deterministic.verdict import standing
@@ -28,6 +28,7 @@ _SEEDED = {
 }
 _SOURCES: Mapping[str, Format] = {"source": "code", "kind": "text", "seed": "text", "seeded": "text", "state": "code"}
 _LOADERS: Mapping[str, Format] = {"loader": "code", "workers": "count", "seeds from": "text", "workers alive": "text"}
+_DEPENDS: Mapping[str, Format] = {"on": "text", "what": "prose", "line": "prose", "fix": "prose"}
 _POTENTIAL: Mapping[str, Format] = {"op": "code", "line": "prose", "module": "code", "differed": "text", "what to do": "prose"}
 _WARNED: Mapping[str, Format] = {"op": "code", "line": "prose", "times": "count", "in its place": "prose"}
 
@@ -54,7 +55,14 @@ def after_cell(before: LiveRitual | None, now: LiveRitual) -> Page | None:
 def _status(report: DeterministicReport) -> Status:
     if report.divergence is not None or report.verified is False:
         return "bad"
-    if report.warnings or report.potential or report.problems or report.not_verified or not report.restored:
+    if (
+        any(one.on != "carried_state" for one in report.depends_on)
+        or report.warnings
+        or report.potential
+        or report.problems
+        or report.not_verified
+        or not report.restored
+    ):
         return "warn"
     return "good" if report.verified else "info"
 
@@ -62,6 +70,7 @@ def _status(report: DeterministicReport) -> Status:
 def _blocks(report: DeterministicReport) -> Iterator[Block]:
     if report.divergence is not None:
         yield from _divergence(report.divergence)
+    yield from _dependences(report)
     yield from _potential(report)
     yield from _warnings(report)
     yield from (Note(problem, "warn") for problem in report.problems)
@@ -92,6 +101,20 @@ def _divergence(found: Divergence) -> Iterator[Block]:
 def _code(location: Location | None, whose: str) -> Iterator[Block]:
     if location is not None and location.source:
         yield Code(((location.line, location.source),), location.line, f"{whose}{location}")
+
+
+def _dependences(report: DeterministicReport) -> Iterator[Block]:
+    """All of them; the first is in the verdict, save where two runs differed already."""
+    if report.depends_on and report.divergence is None:
+        yield from _code(report.depends_on[0].location, "")
+    if len(report.depends_on) > 1:
+        rows = tuple((one.on.replace("_", " "), one.what, standing(one.location) or None, one.fix or None) for one in report.depends_on)
+        yield Table("What the numbers depend on", tuple(_DEPENDS), rows, _DEPENDS)
+    if report.carried:
+        names = ", ".join(f"`{name}`" if name.isidentifier() else name for name in report.carried)
+        yield Facts((("the next run finds changed", names),))
+    if report.runs_count:
+        yield Note(f"{plural(report.runs_count, 'further run')} of this cell, in {duration(report.runs_s)}")
 
 
 def _potential(report: DeterministicReport) -> Iterator[Block]:

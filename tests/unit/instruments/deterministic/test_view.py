@@ -9,6 +9,7 @@ import pytest
 from torchdebug_magics.html import markup, plain
 from torchdebug_magics.instruments.deterministic.report import (
     Cost,
+    Dependence,
     DeterministicReport,
     Divergence,
     LiveRitual,
@@ -39,7 +40,14 @@ SETTINGS = {"cudnn.benchmark": Setting(True, False), "PYTHONHASHSEED": Setting(N
 LINE = "In[4] line 7: `x = torch.randn(3, generator=g)`"
 ELSEWHERE = Divergence(op="", module=None, location=None, occurrence=1, cause="hash_order", explanation="sets differ", fix="")
 COSTS = (Cost("cudnn.benchmark", 1.7), Cost("sdpa.flash", 1.1))
-IDENTICAL = "Same numbers twice: 9 ops are bit-identical (seed 42)"
+DRAWN = Dependence(
+    on="seed",
+    op="aten.randperm.default",
+    location=FOUND.location,
+    what="`randperm` draws from torch's generator, which nothing seeded",
+    fix="`torch.manual_seed(42)` before it",
+)
+RACED = Dependence(on="race", op="aten.index_put_.default", location=None, what="`index_put_` adds in any order", fix="")
 
 VERDICTS = [
     (
@@ -56,7 +64,11 @@ VERDICTS = [
     ({"verified": True, "ops_count": 1}, "Same numbers twice: 1 op is bit-identical (seed 42)"),
     ({"verified": True, "ops_count": 0}, "Seeded with 42; no op of torch's ran, so there was nothing to compare"),
     ({"verified": True, "ops_count": 9, "against": "ref", "rtol": 1e-5}, "Same numbers as ref: 9 ops are equal to within 1e-05 (seed 42)"),
-    ({"verified": True, "ops_count": 9, "potential": (RACE,)}, f"{IDENTICAL} · other runs may differ by aten.index_put_ at In[4] line 9"),
+    (
+        {"verified": True, "ops_count": 9, "depends_on": (DRAWN, RACED)},
+        f"Equal only because this magic seeded it · {LINE} · {DRAWN.what} · fix: {DRAWN.fix}",
+    ),
+    ({"verified": True, "ops_count": 9, "depends_on": (RACED,)}, f"Same numbers in these two runs, by chance · {RACED.what}"),
     ({"settings": SETTINGS}, "Seeded with 42; 2 settings changed, all put back"),
     ({"settings": SETTINGS, "keep_rng": True}, "Seeded with 42; 2 settings changed, all put back, the generators left as they are"),
     ({"settings": SETTINGS, "restored": False}, "Seeded with 42; not all of what was set could be put back"),

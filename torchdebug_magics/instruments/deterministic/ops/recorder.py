@@ -83,7 +83,8 @@ class Recorder:
         """Of these, the ones that were never written as a whole, and what made them."""
         self._kwargs: dict[str, Any] = {}
         self._given = EMPTY
-        self._inputs: set[int] = set()
+        self.inputs: set[int] = set()
+        """Storages that the op which runs was given."""
         self._overwritten: set[int] = set()
         """Of these, the ones whose numbers do not matter to the op that runs."""
         self._kept_count = 0
@@ -126,7 +127,7 @@ class Recorder:
             if self._keeps and memory and memory not in self._made:
                 self.contents.keep(tensor)
         self._given = EMPTY
-        self._inputs.clear()
+        self.inputs.clear()
         self._overwritten.clear()
         plan = plan_of(func)
         if plan.is_overwriting:
@@ -155,7 +156,7 @@ class Recorder:
     def _take_in(self, value: Any) -> None:
         if isinstance(value, torch.Tensor):
             memory = memory_of(value)
-            self._inputs.add(memory)
+            self.inputs.add(memory)
             if memory not in self._known or self.count == self._thorough_at:
                 self._given = folded(self._given, self._met(value, memory))
             elif (views := self._in_part.get(memory)) is not None and view_of(value) not in views:
@@ -183,13 +184,13 @@ class Recorder:
 
     def _take_down(self, plan: Plan, args: tuple[Any, ...], result: Any, line: Line | None) -> None:
         results = list(tensors(result))
-        empty = next((self._tainted[one] for one in self._inputs if one in self._tainted), None) if self._tainted else None
+        empty = next((self._tainted[one] for one in self.inputs if one in self._tainted), None) if self._tainted else None
         for tensor in self._written if self._overwritten else ():
             if tensor.numel() * tensor.element_size() >= size_bytes(tensor):
                 self._tainted.pop(memory_of(tensor), None)
         for tensor in results:
             memory = memory_of(tensor)
-            if memory and memory not in self._inputs and memory not in self._overwritten and not plan.is_view:
+            if memory and memory not in self.inputs and memory not in self._overwritten and not plan.is_view:
                 self._know(tensor.untyped_storage(), memory)
                 self._made.add(memory)
         gave = EMPTY

@@ -82,8 +82,10 @@ class Judge:
             cause=cause,
             location=_location(at, at.line),
             branch=None if after is None else branch_after(after),
+            branch_head=branch,
             other=None if other is None or other is at else _location(other, other.line),
             decided=None if told is None else told.location,
+            because=None if told is None else told.cause,
             names=names,
             sources=told.sources if told else (),
             explanation=sentence(cause, at, names, (), is_old=False, file="")

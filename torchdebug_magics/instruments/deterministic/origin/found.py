@@ -24,10 +24,14 @@ class Origin:
     """The line that made the runs go different ways, where its cause is known."""
     branch: tuple[str, int, int] | None = None
     """The file, and the first and the last line, of the statement after which the runs went different ways."""
+    branch_head: Location | None = None
+    """The first line of that statement."""
     names: tuple[str, ...] = ()
     """What differs after the line, as the user writes it, such as ``"noise"`` or ``"self.scale"``."""
     sources: tuple[str, ...] = ()
     """What the line asked for numbers that are different each time, such as ``"time.perf_counter"``."""
+    because: Cause | None = None
+    """Why what decides the way differs, where the runs went different ways and that is known."""
     explanation: str
     """One sentence."""
     fix: str = ""

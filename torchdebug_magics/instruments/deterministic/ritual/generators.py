@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.probing.kinds import Kind
     from torchdebug_magics.probing.names import Named
 
-__all__ = ["Held", "derived_seed", "is_shared", "state_of"]
+__all__ = ["Held", "derived_seed", "is_shared", "put_state", "seed_generator", "state_of"]
 
 
 def derived_seed(seed: int, name: str) -> int:
@@ -29,6 +29,11 @@ def derived_seed(seed: int, name: str) -> int:
 def state_of(generator: Any) -> Any:
     """Where it stands; `same_state` compares two of them."""
     return _kind(generator).read(generator)
+
+
+def put_state(generator: Any, state: Any) -> None:
+    """Let it go on from there."""
+    _kind(generator).write(generator, state)
 
 
 class Held:
@@ -42,19 +47,20 @@ class Held:
     def seed(self, seed: int) -> None:
         """Begin each anew."""
         for one, _ in self._states:
-            self._guard.run(f"seeding {one.name}", _seed, one.value, derived_seed(seed, one.name))
+            self._guard.run(f"seeding {one.name}", seed_generator, one.value, derived_seed(seed, one.name))
 
     def put_back(self) -> None:
         """Make each go on from where it stood."""
         for one, state in self._states:
-            self._guard.run(f"putting back {one.name}", _kind(one.value).write, one.value, state)
+            self._guard.run(f"putting back {one.name}", put_state, one.value, state)
 
     def is_back(self) -> bool:
         """Whether each stands where it stood."""
         return all(same_state(state_of(one.value), state) for one, state in self._states)
 
 
-def _seed(generator: Any, seed: int) -> None:
+def seed_generator(generator: Any, seed: int) -> None:
+    """Begin it anew."""
     if isinstance(generator, torch.Generator):
         generator.manual_seed(seed)
     elif isinstance(generator, random.Random) or not hasattr(generator, "bit_generator"):

@@ -16,13 +16,14 @@ import torch
 from torchdebug_magics.instruments.deterministic.report import Setting
 from torchdebug_magics.instruments.deterministic.ritual.alerts import Alerts
 from torchdebug_magics.instruments.deterministic.ritual.late import too_late
+from torchdebug_magics.instruments.deterministic.ritual.seedable import seedables
 from torchdebug_magics.instruments.deterministic.ritual.seeds import Seeds, checked_seed
 from torchdebug_magics.instruments.deterministic.ritual.sources import Sources
 from torchdebug_magics.instruments.deterministic.ritual.switches import Switch, mode, switches
-from torchdebug_magics.instruments.deterministic.ritual.unseeded import Unseeded
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.report import Warned
+    from torchdebug_magics.instruments.deterministic.ritual.seedable import Seedable
     from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["Ritual"]
@@ -40,7 +41,8 @@ class Ritual:
         """What the user's code has set otherwise, a sentence each."""
         self.generators: tuple[str, ...] = ()
         """Names of the user's own that were seeded."""
-        self.unseeded = Unseeded()
+        self.seedables: tuple[Seedable, ...] = ()
+        """As they were before the ritual seeded them."""
         self.threads_count = torch.get_num_threads()
         self._strict = strict
         self._keep_rng = keep_rng
@@ -58,13 +60,12 @@ class Ritual:
         sources = self._guard.run("looking for generators and loaders", Sources.found_from, sys._getframe()) or Sources((), ())
         self.too_late = tuple(too_late(sources.loaders))
         self.generators = tuple(one.name for one in sources.generators)
-        self.unseeded = self._guard.run("looking for seeds", Unseeded, sources.generators) or Unseeded()
+        self.seedables = self._guard.run("looking for seeds", seedables, sources.generators) or ()
         self.threads_count = torch.get_num_threads()
         stack.callback(self.undo)
         self._alerts.attach(stack)
         self._turn_all()
         self._seeds.attach(stack, sources.generators, keep=self._keep_rng)
-        self.unseeded.begin()
 
     @contextmanager
     def with_only(self, name: str) -> Iterator[None]:

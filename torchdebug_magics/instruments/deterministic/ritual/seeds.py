@@ -7,13 +7,14 @@ import random
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex
 
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.deterministic.ritual.generators import Held
 from torchdebug_magics.instruments.deterministic.ritual.queued import QueuedSeeds
+from torchdebug_magics.instruments.deterministic.ritual.seedable import sow_numpy
 from torchdebug_magics.probing.rng import RandomState
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Seeds:
         """Begin all anew, once more. CUDA is not started for it: torch seeds it when it starts."""
         random.seed(self.seed)
         if "numpy" in sys.modules:
-            self._guard.run("seeding NumPy", _seed_numpy, self.seed)
+            self._guard.run("seeding NumPy", sow_numpy, self.seed)
         torch.manual_seed(self.seed)
         self._held.seed(self.seed)
 
@@ -78,8 +79,3 @@ class Seeds:
     def are_back(self) -> bool:
         """Whether all stand where they stood."""
         return self._before is not None and self._before.holds() and self._queued.are_back() and self._held.is_back()
-
-
-def _seed_numpy(seed: int) -> None:
-    numpy: Any = sys.modules["numpy"]
-    numpy.random.seed(seed)

@@ -21,7 +21,7 @@ from torchdebug_magics.probing.guard import Guard
 if TYPE_CHECKING:
     from torchdebug_magics.probing.names import Named
 
-__all__ = ["source_of", "status"]
+__all__ = ["global_sources", "source_of", "status"]
 
 _DEFAULT_SEED = 67280421310721
 """Torch's own, for a generator that nobody has seeded."""
@@ -35,7 +35,7 @@ def status(on: LiveRitual | None = None) -> StatusReport:
     found = guard.run("looking for generators and loaders", Sources.found_from, sys._getframe()) or Sources((), ())
     names = {id(one.value): one.name for one in found.generators}
     own = (guard.run(f"looking at {one.name}", source_of, one) for one in found.generators)
-    sources = (*_global(), *filter(None, own))
+    sources = (*global_sources(), *filter(None, own))
     return StatusReport(
         sources=sources if on is None else tuple(_under(on, one) for one in sources),
         settings={one.name: one.read() for one in switches(0, strict=False)},
@@ -46,14 +46,23 @@ def status(on: LiveRitual | None = None) -> StatusReport:
     )
 
 
-def _global() -> Iterator[Source]:
+def global_sources() -> Iterator[Source]:
+    """Those that a library draws from by itself."""
     yield Source(name="random", kind="Python", is_global=True, seed=None, seeded="unknown", state=_letters(random.getstate()))
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
-        yield Source(name="numpy.random", kind="NumPy", is_global=True, seed=None, seeded="unknown", state=_letters(numpy.get_state()))
+        yield Source(
+            name="numpy.random", kind="NumPy", is_global=True, seed=None, seeded=_of_numpy(numpy), state=_letters(numpy.get_state())
+        )
     yield _torch("torch", torch.default_generator)
     if torch.cuda.is_initialized():
         yield from (_torch(f"torch.cuda:{index}", one) for index, one in enumerate(torch.cuda.default_generators))
+
+
+def _of_numpy(numpy: Any) -> SeededBy:
+    """`np.random.seed` takes away the sequence from the system that it began with."""
+    generator: Any = getattr(numpy.mtrand, "_rand", None)
+    return "entropy" if getattr(getattr(generator, "_bit_generator", None), "seed_seq", None) is not None else "hand"
 
 
 def source_of(found: Named) -> Source:

@@ -45,6 +45,8 @@ class Difference:
     phase: str
     names: dict[str, Any]
     """Variables of the frame that the op was called from, to name generators by."""
+    module_kind: type | None = None
+    """The class of the module."""
 
 
 class Comparison:
@@ -92,20 +94,28 @@ class Comparison:
     def _seen(self, seen: Seen, op: Op) -> None:
         if self.difference is not None:
             return
-        lines = self.recorder.lines
-        running = self._calls.current
-        if lines.has_new_node():
-            lines.made(op.line, running.path if running is not None else "")
-        kind = self._compared(seen, op)
+        kind = self.kind_of(seen, op)
         if kind is None:
             return
-        line, module = self.here()
-        phase = "forward" if torch._C._current_autograd_node() is None else "backward"
-        frame = lines.user_frame(sys._getframe())
-        names = {} if frame is None else {**frame.f_globals, **frame.f_locals}
-        self.difference = Difference(kind, op.place, op, seen, line, module, phase, names)
+        self.difference = self.described(kind, seen, op)
         if not self._to_its_end:
             raise Enough
+
+    def described(self, kind: Kind, seen: Seen, op: Op) -> Difference:
+        """The difference at the op that has just run."""
+        line, module = self.here()
+        phase = "forward" if torch._C._current_autograd_node() is None else "backward"
+        frame = self.recorder.lines.user_frame(sys._getframe())
+        names = {} if frame is None else {**frame.f_globals, **frame.f_locals}
+        running = self._calls.current
+        return Difference(kind, op.place, op, seen, line, module, phase, names, None if running is None else type(running.module))
+
+    def kind_of(self, seen: Seen, op: Op) -> Kind | None:
+        """How the op that has just run differs from that of the earlier run; None where it does not."""
+        lines, running = self.recorder.lines, self._calls.current
+        if lines.has_new_node():
+            lines.made(op.line, running.path if running is not None else "")
+        return self._compared(seen, op)
 
     def _compared(self, seen: Seen, op: Op) -> Kind | None:
         if op.place >= len(self.earlier):

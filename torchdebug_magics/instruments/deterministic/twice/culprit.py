@@ -10,8 +10,8 @@ import torch
 
 from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.recording import Recording
-from torchdebug_magics.instruments.deterministic.origin import first_difference
 from torchdebug_magics.instruments.deterministic.report import Divergence
+from torchdebug_magics.instruments.deterministic.twice.origin_line import origin_before
 from torchdebug_magics.instruments.deterministic.twice.runs import Enough
 from torchdebug_magics.instruments.deterministic.twice.told import Told, location_of, name_of, of_empty, of_kernel, raised_at
 
@@ -76,6 +76,7 @@ class _Culprit:
             cause=told.cause,
             explanation=told.explanation,
             fix=told.fix,
+            because=told.because,
             other=told.other if told.other != at else None,
             phase=difference.phase,
         )
@@ -145,6 +146,7 @@ class _Culprit:
             cause="state_leak" if is_leak else "control_flow",
             explanation=f"{said}: {origin.explanation}" if origin is not None else f"{said}: {_FIRST_ALONE}" if is_leak else said,
             fix=origin.fix if origin is not None else _IN_THE_CELL if is_leak else "",
+            because=origin.because or origin.cause if origin is not None else None,
             op=name,
             location=there,
             other=origin.decided if origin is not None and origin.decided is not None else here if before is not None else None,
@@ -179,18 +181,7 @@ class _Culprit:
         return None
 
     def _origin(self, place: int, drawn: object = None, *, is_way: bool = False) -> Origin | None:
-        """The line of Python on the way to an op at which two more runs begin to differ."""
-        watch = self._recorder(_until(place))
-
-        def run() -> None:
-            nonlocal watch
-            watch = self._recorder(_until(place))
-            self._runs.through(watch)
-
-        try:
-            return first_difference(run, lambda: self._runs.back(watch), guard=self._runs.guard, drawn=drawn, is_way=is_way)
-        finally:
-            self._runs.back(watch)
+        return origin_before(place, self._runs, drawn, is_way=is_way)
 
     def _is_first_alone(self, difference: Difference) -> bool:
         """Whether two more runs do what the second one did: then the first one has left something that it did not find itself."""
@@ -235,16 +226,3 @@ def _is_inside(location: Location | None, branch: tuple[str, int, int] | None) -
 
 def _look_on(_seen: Seen, _op: Op) -> None:
     return None
-
-
-def _until(place: int) -> Callable[[Seen, Op], None]:
-    """Ends a run at an op, once: what runs on the way out is let through."""
-    is_over = False
-
-    def seen(_seen: Seen, op: Op) -> None:
-        nonlocal is_over
-        if op.place >= place and not is_over:
-            is_over = True
-            raise Enough
-
-    return seen

@@ -1,10 +1,10 @@
-"""What is the same in two runs of one process, and another thing in the next: generators that this magic seeds, salted hashes."""
+"""What is the same in two runs of one process, and another thing in the next: salted hashes."""
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.deterministic.origin.statements import dotted
@@ -14,7 +14,6 @@ from torchdebug_magics.probing.where import location
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.twice.body import Body
-    from torchdebug_magics.probing.names import Named
 
 __all__ = ["in_other_processes"]
 
@@ -26,30 +25,10 @@ _SALTED = (str, bytes)
 _MOST_ITEMS = 1000
 
 
-def in_other_processes(body: Body, drawn_from: Iterable[Named]) -> tuple[Potential, ...]:
+def in_other_processes(body: Body) -> tuple[Potential, ...]:
     """A row for each, with the line that draws or asks."""
-    rows = [_of_generator(body, one) for one in drawn_from]
-    if sys.flags.hash_randomization and not (began_with("PYTHONHASHSEED") or "random").isdigit():
-        rows += _Salted(body).rows()
-    return tuple(rows)
-
-
-def _of_generator(body: Body, found: Named) -> Potential:
-    root = found.name.partition(".")[0].partition("[")[0]
-    named = [node for one in body.statements for node in ast.walk(one) if isinstance(node, (ast.Name, ast.Attribute))]
-    exact = [node.lineno for node in named if dotted(node) == found.name]
-    lines = exact or [node.lineno for node in named if dotted(node) == root]
-    kind = type(found.value).__module__.partition(".")[0]
-    make = "np.random.default_rng(42)" if kind == "numpy" else "torch.Generator().manual_seed(42)"
-    return Potential(
-        op=found.name,
-        module=None,
-        location=location(body.file, min(lines), "<module>") if lines else None,
-        differed_count=0,
-        repetitions_count=0,
-        explanation=f"`{found.name}` was made before the cell and has no seed of yours; this magic has given it one, for this cell alone",
-        fix=f"make `{found.name}` with a seed: `{make}`",
-    )
+    is_salted = sys.flags.hash_randomization and not (began_with("PYTHONHASHSEED") or "random").isdigit()
+    return tuple(_Salted(body).rows()) if is_salted else ()
 
 
 class _Salted:

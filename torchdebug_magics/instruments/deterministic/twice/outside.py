@@ -8,6 +8,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.errors import DeterminismError
@@ -51,6 +52,11 @@ class Outside:
         return (*asked, *added_to, *self._closed, *self._children.said)
 
     @property
+    def changed(self) -> tuple[str, ...]:
+        """Names of the files that the first run has written, made or removed."""
+        return tuple(Path(path).name for path in self._before)
+
+    @property
     def refusal(self) -> str:
         """Why there can be no later run, now that the first one has ended; or nothing."""
         name = self._databases.changed()
@@ -77,10 +83,12 @@ class Outside:
         """The first run has ended."""
         self._closed = self._handles.over()
 
-    def again(self, stack: ExitStack) -> None:
-        """Nothing gets out, from here until the stack closes."""
+    def again(self, stack: ExitStack, *, as_left: bool = False) -> None:
+        """Nothing gets out, from here until the stack closes; the disk is as the first run found it, or, `as_left`, has left it."""
         answers = deque(self._answers)
-        view = View(self._before, stack.enter_context(tempfile.TemporaryDirectory(prefix="torchdebug-")))
+        view = View(
+            self._before.as_now() if as_left else self._before, stack.enter_context(tempfile.TemporaryDirectory(prefix="torchdebug-"))
+        )
         stack.callback(view.finish)
 
         def asked(*_prompt: Any) -> str:

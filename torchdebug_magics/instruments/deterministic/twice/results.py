@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.twice.body import Body
     from torchdebug_magics.report import Location
 
-__all__ = ["different", "results_of"]
+__all__ = ["different", "results_of", "tensors_left"]
 
 _MOST = 64
 """Members of a list or a dict that are looked at."""
@@ -25,8 +25,12 @@ _MOST = 64
 
 def results_of(body: Body, is_unwritten: Callable[[torch.Tensor], bool]) -> dict[str, int]:
     """A digest of each tensor that a name of the user's leads to; memory that nobody has written has none."""
-    found = (one for name, value in body.left().items() for one in _tensors(name, value))
-    return {name: of_tensor(tensor) for name, tensor in found if not is_lazy(tensor) and not is_unwritten(tensor)}
+    return {name: of_tensor(tensor) for name, tensor in tensors_left(body) if not is_lazy(tensor) and not is_unwritten(tensor)}
+
+
+def tensors_left(body: Body) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each tensor that a name of the user's leads to, after a run."""
+    return (one for name, value in body.left().items() for one in _tensors(name, value))
 
 
 def different(first: Mapping[str, int], second: Mapping[str, int], body: Body) -> Divergence | None:

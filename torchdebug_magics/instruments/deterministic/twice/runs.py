@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 from torchdebug_magics.instruments.deterministic.twice.imported import Imported
 from torchdebug_magics.instruments.deterministic.twice.start import State
 from torchdebug_magics.instruments.deterministic.twice.unheard import Unheard
-from torchdebug_magics.probing.contents import Contents
+from torchdebug_magics.probing.contents import Contents, memory_of
 from torchdebug_magics.probing.modules import is_compiled, live_modules, unwrapped
+from torchdebug_magics.probing.rng import RandomState
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -61,6 +62,28 @@ class Runs:
         self._unseen_end = Contents()
         self._end: State | None = None
         self._written: Contents | None = None
+        self._undo = Contents()
+        """What tensors held at the start, while a run begins at the end of the first one."""
+        self._vary: Callable[[ExitStack], object] = _nothing
+        self._from_end: Callable[[], bool] = _never
+        self.count = 0
+        """Runs after the first one."""
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether a run may begin where the first one ended."""
+        return self._end is not None and self._end.is_whole
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the files that the first run has changed."""
+        return self._outside.changed
+
+    @property
+    def written(self) -> frozenset[int]:
+        """Where the storages are that the first run has written to, of those that were there before it."""
+        kept = () if self._written is None else self._written.tensors()
+        return frozenset(memory_of(tensor) for tensor in (*kept, *self._unseen_end.tensors()))
 
     def is_found_again(self, value: object) -> bool:
         """Whether a later run finds it as the first one did, though it cannot be put back in place."""
@@ -79,6 +102,17 @@ class Runs:
             self._imported.over()
             self._start.put_back()
 
+    @contextmanager
+    def otherwise(
+        self, vary: Callable[[ExitStack], object] = lambda _: None, *, from_end: Callable[[], bool] = lambda: False
+    ) -> Iterator[None]:
+        """Meanwhile each run begins after `vary`, which may register what to undo; if `from_end`, it begins where the first run ended."""
+        self._vary, self._from_end = vary, from_end
+        try:
+            yield
+        finally:
+            self._vary, self._from_end = _nothing, _never
+
     def again(self, watch: Watch, at_end: Callable[[], object] = lambda: None) -> Exception | None:
         """One more run; what it raised, if it raised. An interrupt passes. `at_end` sees what a whole run has left."""
         try:
@@ -95,9 +129,13 @@ class Runs:
     def through(self, watch: Watch) -> None:
         """The same, and whatever it raises is raised; to be followed by `back`."""
         with ExitStack() as stack:
+            self.count += 1
             stack.enter_context(self._unheard.meanwhile())
-            self._outside.again(stack)
-            self._start.stand_in()
+            is_from_end = self._from_end()
+            state = self._to_end() if is_from_end else self._start
+            self._outside.again(stack, as_left=is_from_end)
+            state.stand_in()
+            self._vary(stack)
             watch.attach(stack)
             try:
                 self._context.copy().run(self.body.run)
@@ -109,9 +147,24 @@ class Runs:
         """To where it began. Harmless the second time."""
         with _held():
             watch.contents.put_back()
+            self._undo.put_back()
+            self._undo = Contents()
             self._unseen.put_back()
             self._imported.drop()
             self._start.put_back()
+
+    def _to_end(self) -> State:
+        """From the start to where the first run ended, the generators of random numbers left as they are."""
+        assert self._end is not None
+        assert self._written is not None
+        for tensor in (*self._written.tensors(), *self._unseen_end.tensors()):
+            self._undo.keep(tensor)
+        self._written.put_back()
+        self._unseen_end.put_back()
+        random = RandomState.take()
+        self._end.put_back()
+        random.put_back()
+        return self._end
 
     def finish(self) -> None:
         """Everything as the first run has left it. Harmless the second time."""
@@ -122,6 +175,14 @@ class Runs:
                 self._unseen_end.put_back()
                 self._end.put_back()
             self._end = self._written = None  # last: what an interrupt cut short is finished by another call
+
+
+def _nothing(_stack: ExitStack) -> None:
+    return None
+
+
+def _never() -> bool:
+    return False
 
 
 def _is_compiled(body: Body) -> bool:

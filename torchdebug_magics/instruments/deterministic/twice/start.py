@@ -48,6 +48,11 @@ class State:
         self._process = Process(guard)
         self._environment = dict(os.environ)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether a run that begins here can be undone: what is added to a sparse gradient is seen by nobody."""
+        return all(gradient is None or gradient.layout is torch.strided for _, gradient, _ in self._gradients)
+
     def contents(self) -> Contents:
         """What all tensors hold now."""
         contents = Contents()

@@ -31,6 +31,7 @@ class Told:
     """Where another one is to blame."""
     location: Location | None = None
     other: Location | None = None
+    because: Cause | None = None
 
 
 def raised_at(error: Exception) -> Location | None:

@@ -36,6 +36,13 @@ class Before:
     def __iter__(self) -> Iterator[str]:
         return iter(self._was)
 
+    def as_now(self) -> Before:
+        """Of the same paths, as they are now."""
+        now = Before()
+        for path in self._was:
+            now.note(path)
+        return now
+
     def of(self, path: str) -> Was | None:
         """None where the first run has changed nothing there."""
         return self._was.get(path)

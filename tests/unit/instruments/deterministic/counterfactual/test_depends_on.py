@@ -1,0 +1,246 @@
+"""Why another run would give other numbers: each cause with its line, only where it moves the results, and gone when the fix is applied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from tests.unit.instruments.deterministic.planted import IMPORTS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from torchdebug_magics.instruments.deterministic.report import DeterministicReport
+
+
+@dataclass(frozen=True)
+class Told:
+    """A cell, the first dependence of which is at the marked line."""
+
+    setup: str
+    body: str
+    on: str
+    op: str
+    says: str
+    fixed: tuple[str, str]
+    """Of the whole notebook: the text before the fix, and after it."""
+    carried: tuple[str, ...] = ()
+
+
+TOLD = {
+    "a split": Told(
+        "",
+        "data = TensorDataset(torch.arange(10.0))\ntrain, test = torch.utils.data.random_split(data, [8, 2])  # <-\n"
+        "x = torch.stack([row for row, in test])",
+        "seed",
+        "aten.randperm.generator",
+        "`randperm` draws from torch's generator, which nothing seeded",
+        ("data = Tensor", "torch.manual_seed(42)\ndata = Tensor"),
+    ),
+    "a head": Told(
+        "torch.manual_seed(0)\nbody = nn.Linear(4, 4)\ntorch.seed()",
+        "head = nn.Linear(4, 2)  # <-\ny = head(body(torch.ones(1, 4)))",
+        "seed",
+        "aten.uniform_.default",
+        "torch's generator, which nothing seeded",
+        ("head = nn", "torch.manual_seed(42)\nhead = nn"),
+    ),
+    "weights that are written over come before": Told(
+        "torch.manual_seed(0)\nsaved = nn.Linear(4, 4).state_dict()\ntorch.seed()",
+        "net = nn.Linear(4, 4)\nnet.load_state_dict(saved)\ny = net(torch.ones(1, 4))\nz = y + torch.randn(4)  # <-",
+        "seed",
+        "aten.randn.default",
+        "`randn` draws from torch's generator",
+        ("z = y", "torch.manual_seed(42)\nz = y"),
+    ),
+    "NumPy": Told(
+        "",
+        "order = np.random.permutation(10)  # <-\nx = torch.arange(10.0)[order[:3].tolist()].sum()",
+        "seed",
+        "",
+        "draws from NumPy's global generator, which nothing seeded",
+        ("order = np", "np.random.seed(42)\norder = np"),
+    ),
+    "Python": Told(
+        "rows = list(range(10))",
+        "some = random.sample(rows, 3)  # <-\nx = torch.tensor(some).sum()",
+        "seed",
+        "",
+        "draws from Python's `random`, which nothing seeded",
+        ("some = ", "random.seed(42)\nsome = "),
+    ),
+    "a generator of the user's": Told(
+        "rng = np.random.default_rng()",
+        "x = torch.ones(3)\ny = x + torch.tensor(rng.normal(size=3))  # <-",
+        "seed",
+        "",
+        "draws from `rng`, which nothing seeded",
+        ("x = torch", "rng = np.random.default_rng(42)\nx = torch"),
+    ),
+    "one in an object": Told(
+        "class Augment:\n    def __init__(self): self.rng = np.random.default_rng()\naugment = Augment()",
+        "x = torch.ones(3)\ny = x * augment.rng.random()  # <-",
+        "seed",
+        "",
+        "draws from `augment.rng`, which nothing seeded",
+        ("x = torch", "augment.rng = np.random.default_rng(42)\nx = torch"),
+    ),
+    "dropout where nothing is trained": Told(
+        "torch.manual_seed(0)\nnet = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5))",
+        "y = net(torch.ones(4, 3))  # <-",
+        "seed",
+        "aten.bernoulli_.float",
+        "is in training mode",
+        ("y = net", "net.eval()\ny = net"),
+    ),
+    "running statistics where nothing is trained": Told(
+        "torch.manual_seed(0)\nnet = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8))",
+        "y = net(torch.arange(12.0).view(4, 3))  # <-",
+        "carried_state",
+        "",
+        "is in training mode",
+        ("y = net", "net.eval()\ny = net"),
+        ("net",),
+    ),
+    "a generator that was seeded before": Told(
+        "torch.manual_seed(3)",
+        "x = torch.randn(3)  # <-",
+        "carried_state",
+        "aten.randn.default",
+        "was seeded before this cell",
+        ("x = torch", "torch.manual_seed(42)\nx = torch"),
+        ("torch's generator",),
+    ),
+    "weights": Told(
+        "torch.manual_seed(0)\nnet = nn.Linear(3, 1)",
+        "opt = torch.optim.Adam(net.parameters())\nfor _ in range(3):\n    loss = net(torch.ones(2, 3)).pow(2).mean()  # <-\n"
+        "    opt.zero_grad()\n    loss.backward()\n    opt.step()",
+        "carried_state",
+        "aten.addmm.default",
+        "begins with `net` as this run has trained it",
+        ("opt = torch", "torch.manual_seed(0)\nnet = nn.Linear(3, 1)\nopt = torch"),
+        ("net",),
+    ),
+    "a list that the cell changes": Told(
+        "data = [1.0, 2.0, 3.0]",
+        "for i in range(3):\n    data[i] /= 2  # <-\nx = torch.tensor(data).sum()",
+        "carried_state",
+        "",
+        "finds `data` changed by this run",
+        ("for i", "data = [1.0, 2.0, 3.0]\nfor i"),
+        ("data",),
+    ),
+    "a tensor that the cell changes": Told(
+        "images = torch.arange(6.0)",
+        "images.sub_(images.mean()).div_(2)  # <-\nx = images.sum()",
+        "carried_state",
+        "",
+        "finds `images` changed by this run",
+        ("images.sub_(images.mean()).div_(2)", "normal = images.sub(images.mean()).div(2)"),
+        ("images",),
+    ),
+    "a file": Told(
+        "",
+        "if os.path.exists('features.pt'):  # <-\n    x = torch.load('features.pt') * 2\nelse:\n    x = torch.ones(3)\n"
+        "    torch.save(x, 'features.pt')\ny = x.sum()",
+        "carried_state",
+        "",
+        "finds `features.pt`",
+        ("if os.path", "if os.path.exists('features.pt'):\n    os.remove('features.pt')\nif os.path"),
+        ("features.pt",),
+    ),
+}
+SAME = {
+    "seeded in the cell": ("", "torch.manual_seed(1)\nx = torch.randn(3)"),
+    "weights that are written over": (
+        "torch.manual_seed(0)\nsaved = nn.Linear(4, 4).state_dict()\ntorch.seed()",
+        "net = nn.Linear(4, 4)\nnet.load_state_dict(saved)\ny = net(torch.ones(1, 4)).sum()\nprint(y.item())",
+    ),
+    "a generator that nobody draws from": ("rng = np.random.default_rng()", "torch.manual_seed(0)\ny = torch.rand(2)"),
+    "generators of the cell's own": ("", "g = torch.Generator().manual_seed(1)\nx = torch.randn(3, generator=g)"),
+    "inference": (
+        "torch.manual_seed(0)\nnet = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.BatchNorm1d(8)).eval()",
+        "y = net(torch.ones(2, 3))",
+    ),
+    "a model of its own, trained": (
+        "",
+        """\
+torch.manual_seed(0)
+net = nn.Linear(3, 1)
+opt = torch.optim.Adam(net.parameters())
+for _ in range(3):
+    loss = net(torch.ones(2, 3)).pow(2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    "a list that it fills": ("", "losses = []\nfor i in range(3):\n    losses.append(torch.tensor(float(i)).item())"),
+}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def verified(shell: InteractiveShell, setup: str, body: str, flags: str = "") -> DeterministicReport:
+    shell.run_cell(IMPORTS + "torch.seed()\n" + setup).raise_error()
+    shell.run_cell(f"%%deterministic --verify -q -o d {flags}\n{body}", store_history=True).raise_error()
+    report: DeterministicReport = shell.user_ns["d"]
+    assert report.problems == ()
+    assert report.verified
+    return report
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_the_first_dependence_is_the_one_and_its_fix_ends_it(shell: InteractiveShell, name: str, tmp_path: Path) -> None:
+    case = TOLD[name]
+    report = verified(shell, case.setup, case.body)
+    first = report.depends_on[0]
+    assert (first.on, first.location is not None and first.location.source.endswith("# <-")) == (case.on, True), first
+    assert case.says in first.what
+    assert first.op == case.op or not case.op
+    assert case.carried == report.carried[: len(case.carried)]
+    assert first.what in report.verdict
+    assert first.fix in report.verdict
+    for file in tmp_path.iterdir():
+        file.unlink()
+    old, new = case.fixed
+    assert old in case.body
+    assert verified(shell, case.setup, case.body.replace(old, new, 1)).depends_on == ()
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_depends_on_nothing(shell: InteractiveShell, name: str) -> None:
+    report = verified(shell, *SAME[name])
+    assert (report.depends_on, report.carried) == ((), ())
+    assert "Same numbers twice" in report.verdict
+
+
+def test_quick_leaves_out_what_is_carried(shell: InteractiveShell) -> None:
+    case = TOLD["weights"]
+    report = verified(shell, case.setup, case.body, "--quick")
+    assert (report.depends_on, report.runs_count) == ((), 1)
+    drawing = verified(shell, "", "x = torch.randn(3)", "--quick")
+    assert [one.on for one in drawing.depends_on] == ["seed"]
+    assert drawing.runs_count == 2
+
+
+def test_only_the_settings_keep_the_order_of_a_sum(shell: InteractiveShell) -> None:
+    setup = "torch.manual_seed(0)\nrows = torch.randint(0, 10, (500_000,))\nvalues = torch.randn(500_000)"
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        report = verified(shell, setup, "x = torch.zeros(10).index_put_((rows,), values, accumulate=True)\ny = x.sum()")
+    finally:
+        torch.set_num_threads(before)
+    if report.depends_on:  # two threads may come in the same order by chance
+        (first,) = report.depends_on
+        assert (first.on, first.op) == ("settings", "aten.index_put_.default")
+        assert "use_deterministic_algorithms(True)" in first.fix

@@ -1,0 +1,111 @@
+"""The same start and other seeds: what draws from a generator that the cell does not seed."""
+
+from __future__ import annotations
+
+import multiprocessing.process
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.instruments.deterministic.counterfactual.effect import effect_of
+from torchdebug_magics.instruments.deterministic.report import Dependence
+from torchdebug_magics.instruments.deterministic.twice.told import location_of
+from torchdebug_magics.probing.rng import same_state
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+    from torchdebug_magics.instruments.deterministic.counterfactual.effect import Effect
+    from torchdebug_magics.instruments.deterministic.ops.recording import Recording
+    from torchdebug_magics.instruments.deterministic.origin import Origin
+    from torchdebug_magics.instruments.deterministic.ritual.seedable import Seedable
+    from torchdebug_magics.instruments.deterministic.twice.compare import Difference
+    from torchdebug_magics.instruments.deterministic.twice.runs import Runs
+    from torchdebug_magics.report import Location
+
+__all__ = ["Draws"]
+
+_FIRST_SEED = 20_011
+_LIBRARY = {"torch": "torch's generator", "numpy.random": "NumPy's global generator", "random": "Python's `random`"}
+
+
+class Draws:
+    """Which generators the first run has drawn from, and what changes when each of them has another seed."""
+
+    def __init__(self, seedables: tuple[Seedable, ...]) -> None:
+        self._begin = [(one, one.read()) for one in seedables]
+        self._processes = _processes_count()
+        self._drawn: tuple[Seedable, ...] = ()
+        self._seeds = count(_FIRST_SEED)
+        self.carried: tuple[str, ...] = ()
+        """Generators that the user has seeded before the cell, and that the next run finds further on."""
+
+    def over(self) -> None:
+        """The first run has ended. Processes that it has started may draw from what they were forked with."""
+        has_children = _processes_count() != self._processes
+        self._drawn = tuple(one for one, state in self._begin if not same_state(one.read(), state) or (has_children and one.is_global))
+
+    def sow_as_before(self, _stack: ExitStack) -> None:
+        """Let each generator stand where the first run found it."""
+        for one, state in self._begin:
+            one.write(state)
+
+    def dependences(
+        self, runs: Runs, earlier: Recording, results: Mapping[str, int], origin_of: Callable[[Difference], Origin | None]
+    ) -> Iterator[Dependence]:
+        """One for each generator whose seed moves the results; a run each, and a few more where Python hands the numbers to torch."""
+        for one in self._drawn:
+            with runs.otherwise(lambda _, one=one: one.sow(next(self._seeds))):  # type: ignore[misc]  # the name is bound anew in each round
+                effect = effect_of(runs, earlier, results)
+                if effect is None or not effect.reached:
+                    continue
+                begin = _begin_of(effect)
+                origin = None if begin.op is not None and begin.op.plan.is_random else origin_of(begin)
+            found = _dependence(one, begin, origin)
+            found = found if effect.has_backward else _of_dropout(found, begin) or found
+            if found.on == "carried_state":
+                self.carried += (_LIBRARY.get(one.name, one.name),)
+            yield found
+
+
+def _begin_of(effect: Effect) -> Difference:
+    """Where the numbers are drawn: an op that draws is surer than what came to torch from Python, be it by way of the same generator."""
+    first = min(effect.reached, key=lambda one: one.place)
+    if first.op is not None and first.op.plan.is_random:
+        return first
+    drawn = [one for one in effect.begins if one.op is not None and one.op.plan.is_random and one.place < first.place]
+    return drawn[-1] if drawn else first
+
+
+def _dependence(generator: Seedable, begin: Difference, origin: Origin | None) -> Dependence:
+    is_by_hand = generator.seeded in {"hand", "default", "ritual"}
+    whose = _LIBRARY.get(generator.name, f"`{generator.name}`")
+    op = "" if begin.op is None else begin.op.plan.name
+    base = "" if begin.op is None else begin.op.plan.base
+    at: Location | None = location_of(begin) if origin is None else origin.location
+    drawing = f"`{base}` draws" if origin is None and base and begin.op is not None and begin.op.plan.is_random else "this line draws"
+    if is_by_hand:
+        what = f"{drawing} from {whose}, which was seeded before this cell and goes on from where the last run left it"
+        fix = f"`{generator.fix}` at the top of this cell"
+    else:
+        what = f"{drawing} from {whose}, which nothing seeded"
+        fix = f"`{generator.fix}` before it"
+        if base == "randperm" and generator.name == "torch":
+            fix += ", or pass `generator=torch.Generator().manual_seed(42)`"
+    return Dependence(on="carried_state" if is_by_hand else "seed", op=op, module=begin.module, location=at, what=what, fix=fix)
+
+
+def _of_dropout(found: Dependence, begin: Difference) -> Dependence | None:
+    """Dropout where nothing is trained: the mode is the fault, and no seed."""
+    if begin.module_kind is None or not issubclass(begin.module_kind, torch.nn.modules.dropout._DropoutNd):
+        return None
+    what = f"`{begin.module or begin.module_kind.__name__}` is in training mode and drops other elements in each run"
+    return replace(found, on="seed", what=what, fix="call `.eval()` of the model before it computes")
+
+
+def _processes_count() -> str:
+    counter: Any = getattr(multiprocessing.process, "_process_counter", None)
+    return repr(counter)

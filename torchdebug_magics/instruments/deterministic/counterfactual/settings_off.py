@@ -1,0 +1,47 @@
+"""Two runs without the determinism settings: what is the same in each run only because the magic has set them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.instruments.deterministic.counterfactual.effect import effect_of
+from torchdebug_magics.instruments.deterministic.knowledge import repair
+from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
+from torchdebug_magics.instruments.deterministic.report import Dependence
+from torchdebug_magics.instruments.deterministic.twice.results import results_of
+from torchdebug_magics.instruments.deterministic.twice.told import location_of
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.ops.op import Op
+    from torchdebug_magics.instruments.deterministic.ops.recording import Recording, Seen
+    from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
+    from torchdebug_magics.instruments.deterministic.twice.runs import Runs
+
+__all__ = ["on_settings"]
+
+
+def on_settings(runs: Runs, earlier: Recording, ritual: Ritual) -> Dependence | None:
+    """The first op that differs between them."""
+    recording, results = earlier.another(), dict[str, int]()
+
+    def add(seen: Seen, _op: Op) -> None:
+        recording.add(seen)
+
+    with ritual.with_only(""):
+        recorder = Recorder(recording, add, runs.guard, runs.hooks)
+        error = runs.again(recorder, lambda: results.update(results_of(runs.body, recorder.is_unwritten)))
+        effect = effect_of(runs, recording, results) if error is None and not recorder.failed else None
+    if effect is None or not effect.reached:
+        return None
+    begin = min(effect.reached, key=lambda one: one.place)
+    if begin.op is None or not repair(begin.op.plan.base):
+        return None  # by chance in these two runs and not in the others: no setting does anything for it
+    op = begin.op.plan
+    return Dependence(
+        on="settings",
+        op=op.name,
+        module=begin.module,
+        location=location_of(begin),
+        what=f"`{op.base}` adds in another order in each run without the determinism settings",
+        fix="`torch.use_deterministic_algorithms(True)` before it",
+    )

@@ -1,0 +1,51 @@
+"""The line of Python on the way to an op at which runs begin to differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.recording import Recording
+from torchdebug_magics.instruments.deterministic.origin import first_difference
+from torchdebug_magics.instruments.deterministic.twice.runs import Enough
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.ops.op import Op
+    from torchdebug_magics.instruments.deterministic.ops.recording import Seen
+    from torchdebug_magics.instruments.deterministic.origin import Origin
+    from torchdebug_magics.instruments.deterministic.twice.runs import Runs
+
+__all__ = ["origin_before"]
+
+
+def origin_before(place: int, runs: Runs, drawn: object = None, *, is_way: bool = False) -> Origin | None:
+    """Run as far as the op at `place`, several times; `drawn` is the generator that it draws from. See `first_difference`."""
+
+    def recorder() -> Recorder:
+        return Recorder(Recording(), _until(place), runs.guard, runs.hooks)
+
+    watch = recorder()
+
+    def run() -> None:
+        nonlocal watch
+        watch = recorder()
+        runs.through(watch)
+
+    try:
+        return first_difference(run, lambda: runs.back(watch), guard=runs.guard, drawn=drawn, is_way=is_way)
+    finally:
+        runs.back(watch)
+
+
+def _until(place: int) -> Callable[[Seen, Op], None]:
+    """Ends a run at an op, once: what runs on the way out is let through."""
+    is_over = False
+
+    def seen(_seen: Seen, op: Op) -> None:
+        nonlocal is_over
+        if op.place >= place and not is_over:
+            is_over = True
+            raise Enough
+
+    return seen
