@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 BEGIN = """
 import sys, types, torch
 from torch import nn
-from torchdebug_magics.probing.holders import find_holders, count_graph_nodes
+from torchdebug_magics.probing.holders import find_holders, histories
 wanted = {}
 def want(name, tensor): wanted[name] = tensor.untyped_storage()._cdata
 sys.modules['mymod'] = mymod = types.ModuleType('mymod')
@@ -96,5 +96,6 @@ def test_an_error_holds_the_locals_of_the_call_that_failed(bare: Kernel) -> None
 
 
 def test_histories_are_counted_by_the_names_of_variables(bare: Kernel) -> None:
-    grow = "total = {start} + (torch.ones(2, requires_grad=True) * 2).sum()\nprint(count_graph_nodes().nodes.get('total'))"
-    assert [bare.run(grow.format(start=start)).stdout.strip() for start in ("0", "total", "total")] == ["4", "8", "12"]
+    count = "histories(lambda number: int(number < 1 << 62))['total'].count"
+    grow = f"total = {{start}} + (torch.ones(2, requires_grad=True) * 2).sum()\nprint({count})"
+    assert [bare.run(grow.format(start=start)).stdout.strip() for start in ("0", "total", "total")] == ["3", "6", "9"]

@@ -61,13 +61,14 @@ def _of_shapes(report: Any) -> Answer:
 
 
 def _of_memtrace(report: Any) -> Answer:
-    found = [one for one in (report.growth, report.rerun_growth, report.graph_growth) if one is not None]
+    findings = (report.kept_by_cycles, report.growth, report.rerun_growth, report.graph_growth)
+    found = [one for one in findings if one is not None]
     leading = next((one for one in found if f"fix: {one.fix}" in report.verdict), found[0] if found else None)
     return Answer(
         found=leading is not None or report.oom is not None,
-        places=_places((getattr(leading, "location", None),)),
+        places=_places((getattr(leading, "kept_at", None), getattr(leading, "location", None))),
         fix="" if leading is None else leading.fix,
-        text="" if leading is None else leading.holder,
+        text=getattr(leading, "holder", ""),
     )
 
 

@@ -53,6 +53,15 @@ class Lines(Generic[LineT]):
         """The backward pass that asked last, and for how many nodes."""
         self._latest = _get_sequence_nr()
 
+    @property
+    def files(self) -> list[str]:
+        """Those of the user's code that was met, the latest first."""
+        return list(dict.fromkeys(code.co_filename for code, is_user in reversed(self._is_user.values()) if is_user))
+
+    def line_of_node(self, number: int) -> LineT | None:
+        """What made the autograd node with that sequence number."""
+        return self._made.get(number, (None, ""))[0]
+
     def here(self, frame: FrameType | None) -> LineT | None:
         """The innermost line of the user's own code."""
         frame = self.user_frame(frame)

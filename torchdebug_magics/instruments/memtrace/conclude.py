@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.census import Census
 from torchdebug_magics.instruments.memtrace.keepers import Keepers, holders
 from torchdebug_magics.instruments.memtrace.oom import explained, refused_by
-from torchdebug_magics.instruments.memtrace.report import Cycle, MemtraceReport, Peak
+from torchdebug_magics.instruments.memtrace.reference_cycles import cycles as found_cycles
+from torchdebug_magics.instruments.memtrace.reference_cycles import kept_by_cycles
+from torchdebug_magics.instruments.memtrace.report import MemtraceReport, Peak
 from torchdebug_magics.instruments.memtrace.reruns import rerun_growth
 from torchdebug_magics.instruments.memtrace.sites import by_category, by_module
 from torchdebug_magics.instruments.memtrace.timeline import timeline
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.memtrace.blocks import Block, Ledger
     from torchdebug_magics.instruments.memtrace.devices import Devices
+    from torchdebug_magics.instruments.memtrace.keeping_lines import KeepingLines
     from torchdebug_magics.instruments.memtrace.marks import MarkListener
     from torchdebug_magics.instruments.memtrace.phases import Phases
     from torchdebug_magics.instruments.memtrace.process import ProcessMemory
-    from torchdebug_magics.instruments.memtrace.report import Growth, Oom
+    from torchdebug_magics.instruments.memtrace.report import Cycle, Growth, Oom
     from torchdebug_magics.instruments.memtrace.reruns import Run
     from torchdebug_magics.instruments.memtrace.snapshot import Snapshot
     from torchdebug_magics.instruments.memtrace.steps import Steps
@@ -58,7 +60,7 @@ class Seen:
 def concluded(seen: Seen, error: BaseException | None) -> MemtraceReport:
     """The report; the ledger is complete then, and may be closed."""
     ledger, tracer, steps, process, guard = seen.ledger, seen.tracer, seen.steps, seen.process, seen.guard
-    cycles = guard.run("the look for cycles", _collected, ledger) or ()
+    cycles = guard.run("the look for cycles", _collected, ledger, seen.watch.lines) or ()
     ledger.counted_until = ledger.clock
     tracer.adopt_all(Census())
     alive = list(ledger.live.values())
@@ -84,6 +86,7 @@ def concluded(seen: Seen, error: BaseException | None) -> MemtraceReport:
         rerun_growth=guard.run("the look at earlier runs", rerun_growth, seen.runs, ledger, made, trains=seen.phases.trains),
         holders=holders(keepers, made),
         cycles=cycles,
+        kept_by_cycles=kept_by_cycles(cycles, total.peak_bytes),
         oom=oom,
         freed_before_bytes=sites.freed_before_bytes,
         rss_peak_bytes=process.peak_bytes(),
@@ -112,14 +115,10 @@ def _out_of_memory(seen: Seen, error: BaseException | None, alive: list[Block], 
     return explained(refused, seen.tracer.out_of_memory, alive, growth, iteration=seen.steps.count, unused_bytes=unused_bytes)
 
 
-def _collected(ledger: Ledger) -> tuple[Cycle, ...]:
+def _collected(ledger: Ledger, lines: KeepingLines) -> tuple[Cycle, ...]:
     """What only the collector frees, of all that was made in the cell."""
     made = {block.ref.key: block for block in ledger.live.values() if block.ref is not None and not block.is_old}
-    found = cycles_of([block.ref for block in made.values() if block.ref is not None])
-    freed: Counter[str] = Counter()
-    for key, path in found.paths.items():
-        freed[path] += made[key].bytes
-    return tuple(Cycle(path=path, freed_bytes=size_bytes) for path, size_bytes in freed.most_common())
+    return found_cycles(cycles_of([block.ref for block in made.values() if block.ref is not None]).paths, made, lines)
 
 
 def _peak(ledger: Ledger, blocks: list[Block]) -> Peak:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["Cause", "collection", "fix", "graph_fix", "is_local", "is_part", "root"]
+__all__ = ["Cause", "collection", "fix", "graph_fix", "is_in_collection", "is_local", "is_part", "root"]
 
 _ROOT = re.compile(r"(?:.* local ')?([^\[.{ ']+)")
 _LOCAL = re.compile(r".*\(\) local '([^']*)'(?: in thread '[^']*')?")
@@ -73,7 +73,7 @@ def _of_data(path: str, kept: str) -> str:
         return f"a default value is made once and shared by all calls: write `{kept}=None`, and make it in the function"
     if "cache" in path.lower():
         return _of_cache(path, kept)
-    if not _is_in_collection(path):
+    if not is_in_collection(path):
         kept = root(path)  # many objects, each with one: the modules of a model, or a chain of records
     return f"keep in `{kept}` only what is needed, as a number or a mean; or bound it, as `deque(maxlen=100)` does"
 
@@ -108,7 +108,7 @@ def _of_graph(path: str, kept: str, *, trains: bool) -> str:
     if not trains:
         why = f"nothing calls `backward()` in it, and `{kept}` keeps the graph of every iteration"
         return f"run the loop under `with torch.no_grad():`, as {why}"
-    if _is_in_collection(path):
+    if is_in_collection(path):
         return f"put `.item()` (a number) or `.detach()` (a tensor) into `{kept}`: it keeps the graph of every iteration"
     return f"detach it, `{kept} = {kept}.detach()`, or add `.item()`: an iteration's graph then ends with it"
 
@@ -123,7 +123,8 @@ def is_local(path: str) -> bool:
     return _LOCAL.match(path) is not None
 
 
-def _is_in_collection(path: str) -> bool:
+def is_in_collection(path: str) -> bool:
+    """Whether it is the path of one of many things in a list or the like."""
     found = _PLACE.search(_LOCAL.sub(r"\1", path, count=1))
     return found is not None and found[0][0] in "[{"
 

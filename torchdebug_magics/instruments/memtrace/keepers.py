@@ -14,6 +14,7 @@ from torchdebug_magics.probing.holders import find_holders
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.blocks import Block
+    from torchdebug_magics.probing.holders import Owner
 
 __all__ = ["Keepers", "holders"]
 
@@ -40,6 +41,7 @@ class Keepers:
         self._paths = {id(block): paths[key] for key, block in wanted if key in paths}
         self._slices = frozenset(id(block) for key, block in wanted if found is not None and key in found.slices)
         self._bounded = frozenset(id(block) for key, block in wanted if found is not None and key in found.bounded)
+        self._owners = {id(block): found.owners[key] for key, block in wanted if found is not None and key in found.owners}
         self._with_history = frozenset(id(block) for key, block in wanted if found is not None and key in found.with_history)
 
     def path(self, blocks: Iterable[Block]) -> str:
@@ -53,6 +55,10 @@ class Keepers:
                 found[collection(self._paths[id(block)])].append(block)
         most = max(found.values(), key=lambda held: (len({block.iteration for block in held}) > 1, _size(held)), default=())
         return next((self._paths[id(block)] for block in most), "")
+
+    def owner(self, path: str) -> Owner | None:
+        """Whose attribute holds what is at that path; None where it is a variable's."""
+        return next((self._owners.get(id(block)) for block in self._wanted if self.of(block) == path), None)
 
     def beside(self, path: str) -> list[Block]:
         """All that the variable at that path holds, and what is in the graphs that it keeps."""

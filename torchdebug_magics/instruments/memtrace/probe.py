@@ -83,7 +83,7 @@ class MemtraceProbe:
             self._hooks, self._guard, self._outermost.modules, self._outermost.is_ours, self._compiled_begins, self._compiled_ended
         )
         self._steps = Steps(given_out_bytes, every=every_step)
-        self._watch = GrowthWatch(self._ledger, self._steps, is_light=light)
+        self._watch = GrowthWatch(self._ledger, self._steps, self._places, is_light=light)
         tracer = self._tracer_of(())
         self._course = Course(tracer, self._phases, self._places, self._steps, self._watch, self._guard, is_light=light)
         self._report: MemtraceReport | None = None

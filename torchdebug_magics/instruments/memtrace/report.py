@@ -86,6 +86,8 @@ class Growth:
     """Whether it is the graph of the backward pass that is kept, and not only data."""
     others: tuple[str, ...] = ()
     """Further variables that grow, with what they keep not counted here."""
+    kept_at: Location | None = None
+    """The line that puts it there, where it was found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +98,8 @@ class GraphGrowth:
     iterations_count: int
     holder: str
     fix: str
+    location: Location | None = None
+    """The line that puts it there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +121,12 @@ class Cycle:
 
     path: str
     freed_bytes: int
+    """In tensors that were made in the cell, when all of it was collected at the end."""
+    count: int = 1
+    """How often it was made, at least."""
+    location: Location | None = None
+    """The line that closes the circle."""
+    fix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +234,8 @@ class MemtraceReport(Report):
     """What each run of this same cell adds; `iterations_count` are its runs."""
     holders: tuple[Holder, ...] = ()
     cycles: tuple[Cycle, ...] = ()
+    kept_by_cycles: Cycle | None = None
+    """Of these the one that kept much of what there was, again and again."""
     freed_before_bytes: int = 0
     """Of what was there before the cell, freed in it."""
     rss_peak_bytes: int | None = None

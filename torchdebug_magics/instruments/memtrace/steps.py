@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -24,6 +24,7 @@ NOISE_BYTES = 16 << 10
 _UNSEEN_BYTES = 128 << 10
 _UNKNOWN = -1
 _NEARLY = 0.9
+_NUMBERLESS = 1 << 62
 
 
 @dataclass
@@ -68,6 +69,11 @@ class Loop:
         """By how much the heap grew from each step to the next, as far as it is known."""
         return [later - earlier for earlier, later in pairwise(self.heap) if _UNKNOWN not in {earlier, later}]
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether the system tells what is given out."""
+        return _UNKNOWN not in self.heap[-1:]
+
     def counted_bytes(self) -> float:
         """By how much the heap grows in a step that is only counted, usually and on the whole; in others the watch itself takes some."""
         grown = self.heap_growth()[FIRST_STEPS:] or [self.usual_bytes]
@@ -95,6 +101,8 @@ class Steps:
         """Numbers of the steps with a backward pass."""
         self._clocks = array("q")
         """Events of the ledger before each step."""
+        self._nodes = array("Q")
+        """Autograd nodes made before each step."""
         self._heap = heap
         self._every = every
         self._first: Loop | None = None
@@ -109,6 +117,7 @@ class Steps:
         """
         self.count += 1
         self._clocks.append(clock)
+        self._nodes.append(nodes)
         self._first = loop = self._gone_round(key, place, size, nodes)
         self._whole = follow = self._every or again or loop.heap[-1] == _UNKNOWN or loop.follow > 0
         loop.follow -= follow and loop.follow > 0
@@ -194,6 +203,10 @@ class Steps:
         """Events before the last step of all loops that went round between step `first` and step `last`: what is there then, was kept."""
         inside = (loop.numbers[-1] for loop in self.loops.values() if len(loop.between(first, last + 1)))
         return self._clocks[max(inside, default=last) - 1]
+
+    def of_node(self, number: int) -> int:
+        """The step in which the autograd node with that sequence number was made; 0 before any, and of what has no such number."""
+        return bisect_right(self._nodes, number) if number < _NUMBERLESS else 0
 
     def at(self, clock: int) -> int:
         """The step in which an event of the ledger was."""

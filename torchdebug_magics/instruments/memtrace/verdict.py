@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.format import byte_size, count, plural
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.report import GraphGrowth, Growth, MemtraceReport, Oom, Phase
+    from torchdebug_magics.instruments.memtrace.report import Cycle, GraphGrowth, Growth, MemtraceReport, Oom, Phase
+    from torchdebug_magics.report import Location
 
 __all__ = ["finding", "many"]
 
@@ -29,6 +30,9 @@ def finding(report: MemtraceReport) -> str:
     """What is worst first."""
     if report.oom is not None:
         return _refused(report.oom)
+    cycle = report.kept_by_cycles
+    if cycle is not None and cycle.freed_bytes >= _kept_bytes(report.growth):
+        return _held_in_cycles(cycle)
     for growth, said in ((report.growth, _grows), (report.rerun_growth, _grows_by_run)):
         if growth is not None and not _is_outgrown(growth, report.graph_growth):
             return said(growth)
@@ -40,6 +44,15 @@ def finding(report: MemtraceReport) -> str:
 def _is_outgrown(growth: Growth, graph: GraphGrowth | None) -> bool:
     """Whether the nodes of a graph that somebody else keeps take more."""
     return graph is not None and not growth.keeps_graph and growth.bytes_per_iteration < _NODE_BYTES * graph.nodes_per_iteration
+
+
+def _kept_bytes(growth: Growth | None) -> int:
+    return 0 if growth is None else growth.bytes_per_iteration * growth.iterations_count
+
+
+def _held_in_cycles(cycle: Cycle) -> str:
+    kept = f"{byte_size(cycle.freed_bytes)} stayed in reference cycles until Python's collector ran"
+    return f"{kept}{_at(cycle.location)} · cycle: `{cycle.path}` · fix: {cycle.fix}"
 
 
 def _refused(oom: Oom) -> str:
@@ -72,15 +85,22 @@ def _grows_by_run(growth: Growth) -> str:
 
 
 def _why(growth: Growth) -> str:
-    where = f" · {growth.location}: `{growth.location.source}`" if growth.location is not None else ""
+    where = _at(growth.kept_at or growth.location)
+    if None not in {growth.kept_at, growth.location} and growth.kept_at != growth.location:
+        where += f" · allocated at {growth.location}"
     kept = f" · kept by `{growth.holder}`" if growth.holder else " · no variable was found that keeps it"
     fix = f" · fix: {growth.fix}" if growth.fix else ""
     fix += f" · also growing: {', '.join(f'`{one}`' for one in growth.others)}" if growth.others else ""
     return f"{where}{kept}{fix}"
 
 
+def _at(location: Location | None) -> str:
+    return f" · {location}: `{location.source}`" if location is not None else ""
+
+
 def _graph_grows(growth: GraphGrowth) -> str:
-    kept = f" · kept by `{growth.holder}`" if growth.holder else ""
+    kept = _at(growth.location)
+    kept += f" · kept by `{growth.holder}`" if growth.holder else ""
     return f"the graph grows by {plural(growth.nodes_per_iteration, 'node')} each iteration{kept} · fix: {growth.fix}"
 
 

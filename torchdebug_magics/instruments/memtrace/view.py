@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.format import Format
     from torchdebug_magics.html.page import Block, Status
     from torchdebug_magics.instruments.memtrace.report import (
+        Cycle,
         GraphGrowth,
         Growth,
         LiveMemory,
@@ -57,6 +58,7 @@ def page(report: MemtraceReport | Comparison) -> Page:
         return Page("memtrace", "info", report.verdict, tuple(_compared(report)))
     blocks: list[Block] = [
         *_out_of_memory(report.oom),
+        *_cycle(report.kept_by_cycles),
         *_growth(report.growth, "iteration"),
         *_growth(report.rerun_growth, "run"),
         *_graph_growth(None if report.growth is not None and report.growth.keeps_graph else report.graph_growth),
@@ -112,7 +114,7 @@ def _grown(found: Growth | None) -> int:
 def _status(report: MemtraceReport) -> Status:
     if report.oom is not None or any(one is not None and one.keeps_graph for one in (report.growth, report.rerun_growth)):
         return "bad"
-    if report.growth is not None or report.rerun_growth is not None or report.graph_growth is not None:
+    if any(one is not None for one in (report.growth, report.rerun_growth, report.graph_growth, report.kept_by_cycles)):
         return "warn"
     return "good" if report.steps_count > 1 else "info"
 
@@ -129,7 +131,14 @@ def _growth(growth: Growth | None, each: str) -> list[Block]:
         ("each " + each, byte_size(growth.bytes_per_iteration)),
         ("so far", f"{byte_size(growth.bytes_per_iteration * growth.iterations_count)} in {plural(growth.iterations_count, each)}"),
     ]
-    return [Facts(tuple((name, text) for name, text in rows if text)), *_code(growth.location)]
+    return [Facts(tuple((name, text) for name, text in rows if text)), *_code(growth.kept_at or growth.location)]
+
+
+def _cycle(cycle: Cycle | None) -> list[Block]:
+    if cycle is None:
+        return []
+    rows = (("fix", cycle.fix), ("cycle", f"`{cycle.path}`"), ("made", plural(cycle.count, "time")), ("held", byte_size(cycle.freed_bytes)))
+    return [Facts(rows), *_code(cycle.location)]
 
 
 def _graph_growth(growth: GraphGrowth | None) -> list[Block]:
@@ -137,7 +146,7 @@ def _graph_growth(growth: GraphGrowth | None) -> list[Block]:
         return []
     said = f"{plural(growth.nodes_per_iteration, 'node')}, for {plural(growth.iterations_count, 'iteration')}"
     rows = (("fix", growth.fix), ("graph kept by", f"`{growth.holder}`" if growth.holder else ""), ("each iteration", said))
-    return [Facts(tuple((name, text) for name, text in rows if text))]
+    return [Facts(tuple((name, text) for name, text in rows if text)), *_code(growth.location)]
 
 
 def _out_of_memory(oom: Oom | None) -> list[Block]:

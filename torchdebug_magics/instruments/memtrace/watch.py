@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.census import Census, has_graph
@@ -12,6 +13,7 @@ from torchdebug_magics.instruments.memtrace.fixes import Cause, collection
 from torchdebug_magics.instruments.memtrace.graphs import GraphWatch
 from torchdebug_magics.instruments.memtrace.growth import leaking, repeated
 from torchdebug_magics.instruments.memtrace.keepers import Keepers
+from torchdebug_magics.instruments.memtrace.keeping_lines import KeepingLines
 from torchdebug_magics.instruments.memtrace.purpose import collected_in, is_collected, unintended
 from torchdebug_magics.instruments.memtrace.steps import NOISE_BYTES
 from torchdebug_magics.instruments.memtrace.tally import Tally
@@ -24,13 +26,15 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.blocks import Block, Ledger
     from torchdebug_magics.instruments.memtrace.counted import Kept
     from torchdebug_magics.instruments.memtrace.growth import Leak
-    from torchdebug_magics.instruments.memtrace.places import Place
+    from torchdebug_magics.instruments.memtrace.places import Place, Places
     from torchdebug_magics.instruments.memtrace.report import GraphGrowth, Growth
     from torchdebug_magics.instruments.memtrace.steps import Loop, Steps
+    from torchdebug_magics.probing.holders import History
+    from torchdebug_magics.report import Location
 
 __all__ = ["GrowthWatch"]
 
-_LOOKS_AT = frozenset({5, 8, 13, 21, 34, 55, 89, 233, 610, 1597})
+_LOOKS_AT = frozenset({3, 5, 8, 13, 21, 34, 55, 89, 233, 610, 1597})
 """Steps at whose beginning it is looked who holds what seems to grow: no multiples of each other, so that nothing that is emptied at times
 is always met full."""
 _MOST_AGAIN = 24
@@ -43,8 +47,9 @@ _IS_KEPT_BY_DESIGN = ("grad_fn", "hook", "<closure", "cache")
 class GrowthWatch:
     """Of one cell."""
 
-    def __init__(self, ledger: Ledger, steps: Steps, *, is_light: bool = False) -> None:
+    def __init__(self, ledger: Ledger, steps: Steps, places: Places, *, is_light: bool = False) -> None:
         self._ledger = ledger
+        self._places = places
         self._steps = steps
         self._is_light = is_light
         self._kept: Kept | None = None
@@ -110,13 +115,26 @@ class GrowthWatch:
         """What grew until the last step; `made` is what is still there, `peak_bytes` what it is measured by."""
         if self._is_light and self._steps.count:
             return self._found_lightly(made, keepers)
-        graph = self._graphs.growth(self._steps)
+        graph = self._graph_growth()
         if self._steps.count:
             named = self._unintended(made, keepers, graph)
         else:
             named = [(leak, keepers.path(leak.blocks)) for leak in repeated(made)]
             named = [one for one in named if any(word in one[1].lower() for word in _IS_KEPT_BY_DESIGN)]
-        return worst(named, graph, keepers, self._steps, peak_bytes), graph
+        return worst(named, graph, keepers, self._steps, peak_bytes, self.lines), graph
+
+    @cached_property
+    def lines(self) -> KeepingLines:
+        """Of the code that has run."""
+        return KeepingLines(self._places.files)
+
+    def _graph_growth(self) -> GraphGrowth | None:
+        def line_of(path: str, history: History) -> Location | None:
+            kept_at = self.lines.of(path, history.owner, adds_up=not history.is_collection)
+            made = self._places.line_of_node(history.latest) if kept_at is None else None
+            return kept_at if made is None else made.location
+
+        return self._graphs.growth(self._steps, line_of)
 
     def _unintended(self, made: Sequence[Block], keepers: Keepers, graph: GraphGrowth | None) -> list[tuple[Leak, str]]:
         leaks = leaking(self._followed(made), self._steps, is_over=True)
@@ -127,7 +145,7 @@ class GrowthWatch:
         return told
 
     def _found_lightly(self, made: Sequence[Block], keepers: Keepers) -> tuple[Growth | None, GraphGrowth | None]:
-        graph = self._graphs.growth(self._steps)
+        graph = self._graph_growth()
         loop = fastest(self._steps.loops.values())
         path = "" if loop is None or is_over(loop, self._steps) else self._path_in(loop, made, keepers)
         if loop is None or not path:

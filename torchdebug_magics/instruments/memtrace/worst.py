@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.census import GRADIENT, OPTIMIZER_STATE, PARAMETER
-from torchdebug_magics.instruments.memtrace.fixes import Cause, collection, fix
+from torchdebug_magics.instruments.memtrace.fixes import Cause, collection, fix, is_in_collection
 from torchdebug_magics.instruments.memtrace.growth import LEAST_BYTES
 from torchdebug_magics.instruments.memtrace.report import Growth
 from torchdebug_magics.instruments.memtrace.tally import place_of
@@ -15,6 +15,7 @@ from torchdebug_magics.instruments.memtrace.tally import place_of
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.growth import Leak
     from torchdebug_magics.instruments.memtrace.keepers import Keepers
+    from torchdebug_magics.instruments.memtrace.keeping_lines import KeepingLines
     from torchdebug_magics.instruments.memtrace.report import GraphGrowth
     from torchdebug_magics.instruments.memtrace.steps import Steps
 
@@ -25,7 +26,9 @@ _LARGE_PART = 0.25
 """What is less than both, an iteration and in all, is data that one wants to keep."""
 
 
-def worst(named: Sequence[tuple[Leak, str]], graph: GraphGrowth | None, keepers: Keepers, steps: Steps, peak_bytes: int) -> Growth | None:
+def worst(
+    named: Sequence[tuple[Leak, str]], graph: GraphGrowth | None, keepers: Keepers, steps: Steps, peak_bytes: int, lines: KeepingLines
+) -> Growth | None:
     """Of leaks with their paths; `peak_bytes` is what they are measured by. None where all of them are little."""
     if any(leak.role == PARAMETER for leak, _ in named):  # what optimizers keep for them follows from them
         named = [one for one in named if one[0].role not in {OPTIMIZER_STATE, GRADIENT}]
@@ -58,6 +61,7 @@ def worst(named: Sequence[tuple[Leak, str]], graph: GraphGrowth | None, keepers:
         fix=fix(path, cause),
         keeps_graph=keeps_graph,
         others=tuple(sorted(others)),
+        kept_at=lines.of(path, keepers.owner(path), adds_up=cause.swells or not is_in_collection(path)),
     )
 
 

@@ -2,7 +2,8 @@
 
 from torchdebug_magics.probing.holders.cycles import Cycles, cycles_of
 from torchdebug_magics.probing.holders.found import Held, find_holders
-from torchdebug_magics.probing.holders.growth import Histories, count_graph_nodes
+from torchdebug_magics.probing.holders.growth import History, histories
+from torchdebug_magics.probing.holders.owners import Owner
 from torchdebug_magics.probing.holders.tensors import addresses_of
 
-__all__ = ["Cycles", "Held", "Histories", "addresses_of", "count_graph_nodes", "cycles_of", "find_holders"]
+__all__ = ["Cycles", "Held", "History", "Owner", "addresses_of", "cycles_of", "find_holders", "histories"]

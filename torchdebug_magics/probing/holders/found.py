@@ -14,6 +14,7 @@ import torch
 
 from torchdebug_magics.probing.holders.edges import edges, reach
 from torchdebug_magics.probing.holders.outside import is_a
+from torchdebug_magics.probing.holders.owners import Owner, owner_of
 from torchdebug_magics.probing.holders.paths import Paths
 from torchdebug_magics.probing.holders.roots import Root, roots
 from torchdebug_magics.probing.holders.slices import is_sliced
@@ -42,6 +43,8 @@ class Held:
     """Those that are held for the sake of less than half of them: by a slice, or by several."""
     with_history: frozenset[int] = frozenset()
     """Those that are held as a tensor with a graph behind it."""
+    owners: dict[int, Owner] = field(default_factory=dict)
+    """Of those that are held by way of an attribute: whose it is."""
     is_whole: bool = True
     """Whether all that could be seen was seen; False where the budget was reached."""
 
@@ -60,8 +63,10 @@ def find_holders(
     """
     with undisturbed(), closing(Walk(roots(extra_roots), wanted, most_visits, first=first)) as walk:
         held_at, is_whole = roots_of(walk)
-        ways, paths, best_roots, others = Paths(walk), {}, {}, {}
+        ways, paths, best_roots, others, owners = Paths(walk), {}, {}, {}, {}
         for storage, numbers in walk.holders.items():
+            if (owner := owner_of(walk, ways, numbers[0])) is not None:
+                owners[storage] = owner
             paths[storage] = ways.to(numbers[0])
             best = ways.root_of(numbers[0])
             best_roots[storage] = best.label
@@ -73,6 +78,7 @@ def find_holders(
             paths=paths,
             roots=best_roots,
             others=others,
+            owners=owners,
             bounded=bounded,
             slices=slices,
             with_history=with_history,

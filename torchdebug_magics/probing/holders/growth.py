@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
@@ -10,37 +11,53 @@ from typing import Any
 import torch
 
 from torchdebug_magics.probing.attributes import attributes_of
+from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.holders.containers import CONTAINERS
 from torchdebug_magics.probing.holders.outside import is_a, of_type
+from torchdebug_magics.probing.holders.owners import Owner, owner_of
 from torchdebug_magics.probing.holders.paths import Paths
 from torchdebug_magics.probing.holders.roots import Rank, roots
-from torchdebug_magics.probing.holders.tensors import history_of, is_node, next_nodes
+from torchdebug_magics.probing.holders.tensors import history_of, is_node, is_used_up, next_nodes
 from torchdebug_magics.probing.holders.walk import Walk, undisturbed
 
-__all__ = ["Histories", "count_graph_nodes"]
+__all__ = ["History", "histories"]
 
-_STEPS = 3
+_STEPS = 5
 _MOST_OBJECTS, _MOST_NODES, _MOST_NAMES = 30_000, 30_000, 50
 """Of all graphs together: see `probing.graphs`."""
+_MOST_ASKED = 20
+"""Nodes of one step that are asked whether they were let go."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Histories:
-    """How many nodes lie behind what variables hold."""
+class History:
+    """The nodes that lie behind what one variable holds."""
 
-    nodes: dict[str, int]
-    """By the path of a variable, or of the collection in one, such as ``total`` or ``trainer.losses``."""
-    collections: frozenset[str]
-    """Those of these paths that are a collection's."""
-    numbers: frozenset[str]
-    """Those that are a tensor's with a single number."""
+    steps: Mapping[int, int]
+    """How many of them were made in each step."""
+    used_up: frozenset[int]
+    """The steps of which a backward pass has let go what its nodes had saved: no other can run through them."""
+    is_whole: bool
+    """False where there were more nodes than may be looked at."""
+    is_collection: bool
+    """Whether it is that of a list or the like, and not of one tensor."""
+    is_number: bool
+    """Whether it is that of a tensor with a single number."""
+    owner: Owner | None
+    latest: int
+    """The sequence number of the node that was made last."""
+
+    @property
+    def count(self) -> int:
+        """All of the nodes."""
+        return sum(self.steps.values())
 
 
-def count_graph_nodes(since: int = 0) -> Histories:
-    """The histories of all that is named.
+def histories(step_of: Callable[[int], int]) -> dict[str, History]:
+    """By the path of a variable, or of the collection in one, such as ``total`` or ``trainer.losses``: the history of all that is named.
 
-    Only nodes with a sequence number from `since` on are counted: what was made earlier leads to nothing later. A node that lies
-    behind two of the paths counts for both; what is not reached within the budget is left out.
+    `step_of` tells the step from the sequence number of a node; what was made in none, 0, is not counted, as what was made earlier leads
+    to nothing later. A node that lies behind two of the paths counts for both; what is not reached within the budget is left out.
     """
     with undisturbed(), ExitStack() as stack:
         starts = [root for root in roots() if root.rank not in {Rank.ERROR, Rank.DEBUGGER, Rank.IN_FLIGHT}]
@@ -49,17 +66,20 @@ def count_graph_nodes(since: int = 0) -> Histories:
         for number, held in enumerate(walk.objects):
             if is_a(type(held), torch.Tensor) and (node := history_of(held)) is not None:
                 groups.setdefault(_collection(walk, number), []).append(node)
-        counts, collections, numbers = dict[str, int](), set[str](), set[str]()
-        ways, left = Paths(walk), _MOST_NODES
+        ways, left, found = Paths(walk), _MOST_NODES, {}
         for number, nodes in list(groups.items())[:_MOST_NAMES]:
-            path = ways.to(number)
-            counts[path] = found = _count(nodes, left, since)
-            left -= found
-            if of_type(CONTAINERS, type(walk.objects[number])) is not None:
-                collections.add(path)
-            elif not torch._C.TensorBase.dim(walk.objects[number]):
-                numbers.add(path)
-        return Histories(nodes=counts, collections=frozenset(collections), numbers=frozenset(numbers))
+            holder = walk.objects[number]
+            history = _history(
+                nodes,
+                step_of,
+                min(left, MOST_NODES),
+                is_collection=of_type(CONTAINERS, type(holder)) is not None,
+                is_number=is_a(type(holder), torch.Tensor) and not torch._C.TensorBase.dim(holder),
+                owner=owner_of(walk, ways, number),
+            )
+            left -= history.count
+            found[ways.to(number)] = history
+        return found
 
 
 def _collection(walk: Walk, number: int) -> int:
@@ -75,15 +95,24 @@ def _is_attributes(walk: Walk, number: int) -> bool:
     return owner >= 0 and type(walk.objects[number]) is dict and attributes_of(walk.objects[owner]) is walk.objects[number]
 
 
-def _count(nodes: Iterable[Any], most: int, since: int) -> int:
-    todo = [node for node in nodes if _number(node) >= since]
+def _history(nodes: Iterable[Any], step_of: Callable[[int], int], most: int, **known: Any) -> History:
+    todo = [node for node in nodes if step_of(_number(node))]
     seen = {id(node): node for node in todo}  # held, as the id of a wrapper that is gone may be another's
-    while todo and len(seen) < most:
-        for node in next_nodes(todo.pop()):
-            if id(node) not in seen and _number(node) >= since:
-                seen[id(node)] = node
-                todo.append(node)
-    return len(seen)
+    steps, asked, used_up, latest = Counter[int](), Counter[int](), set[int](), 0
+    while todo:
+        node = todo.pop()
+        number = _number(node)
+        step, latest = step_of(number), max(latest, number)
+        steps[step] += 1
+        if step not in used_up and asked[step] < _MOST_ASKED:
+            asked[step] += 1
+            if is_used_up(node):
+                used_up.add(step)
+        for before in next_nodes(node):
+            if id(before) not in seen and step_of(_number(before)) and len(seen) < most:
+                seen[id(before)] = before
+                todo.append(before)
+    return History(steps=steps, used_up=frozenset(used_up), is_whole=len(seen) < most, latest=latest, **known)
 
 
 def _number(node: Any) -> int:

@@ -61,6 +61,10 @@ class Paths:
             return label + "".join(shortened(list(self._pieces([*begin, *end]))))
         return label + "".join(shortened([*self._pieces([*begin]), f"{_ARROW}{_GAP}", *self._pieces(end)]))
 
+    def piece(self, holder: object, held: object) -> str:
+        """How what an object holds is written behind its name; empty where its place has no name."""
+        return self._names.find(holder, held) or ""
+
     def root_of(self, number: int) -> Root:
         """Where that way begins."""
         return self._walk.roots[self._begin(number)[0]][0]

@@ -134,6 +134,25 @@ def next_nodes(node: Any) -> list[Any]:
     return [one for one, _ in reader.__get__(node) if one is not None]
 
 
+def is_used_up(node: Any) -> bool:
+    """Whether a backward pass has let go what it had saved, so that none can run through it again."""
+    kind: Any = type(node)
+    try:
+        if is_a(kind, _FUNCTION):
+            _FUNCTION._raw_saved_tensors.__get__(node)
+            return False
+        for name in _saved_names(kind):
+            saved = names_of_type(kind)[name].__get__(node)
+            # What was packed by a hook has data: so none of the user's is run.
+            if not isinstance(saved, (tuple, list)) and saved is not None and saved.data is None:
+                names_of_type(kind)[name.replace("_raw", "", 1)].__get__(node)
+    except RuntimeError:
+        return True
+    except AttributeError:
+        return False
+    return False
+
+
 def _name(node: Any) -> str:
     return type(node).__name__ if is_a(type(node), _FUNCTION) else str(node.name())
 

@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from torch._C._autograd import _get_sequence_nr
 
-from torchdebug_magics.probing.holders import count_graph_nodes
+from torchdebug_magics.probing.graphs import MOST_NODES
+from torchdebug_magics.probing.holders import histories
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+def counts(since: int = 0) -> dict[str, int]:
+    """Nodes by name, of those that have a number from `since` on."""
+    return {name: history.count for name, history in histories(lambda number: int(since <= number < 1 << 62)).items()}
 
 
 class Trainer:
@@ -59,7 +66,7 @@ def overwrite(trainer: Trainer, loss: torch.Tensor, _: int) -> None:
 
 
 def counted(trainer: Trainer) -> dict[str, int]:
-    return {name: nodes for name, nodes in count_graph_nodes().nodes.items() if "trainer" in name and name.startswith("grown")}
+    return {name: nodes for name, nodes in counts().items() if "trainer" in name and name.startswith("grown")}
 
 
 def grown(keep: Callable[[Any, torch.Tensor, int], None]) -> list[dict[str, int]]:
@@ -78,9 +85,9 @@ def grown(keep: Callable[[Any, torch.Tensor, int], None]) -> list[dict[str, int]
 def test_a_history_that_grows_is_named(keep: Any, name: str) -> None:
     seen = grown(keep)
     path = f"grown() local 'trainer'{name}"
-    counts = [one.get(path, 0) for one in seen[1:]]
-    assert counts == sorted(set(counts)), seen
-    assert counts[2] - counts[1] == counts[1] - counts[0] > 0
+    nodes = [one.get(path, 0) for one in seen[1:]]
+    assert nodes == sorted(set(nodes)), seen
+    assert nodes[2] - nodes[1] == nodes[1] - nodes[0] > 0
 
 
 @pytest.mark.parametrize("keep", [add_number, append_detached])
@@ -89,8 +96,7 @@ def test_no_history_is_none(keep: Any) -> None:
 
 
 def test_a_history_that_is_replaced_does_not_grow() -> None:
-    counts = [sum(one.values()) for one in grown(overwrite)]
-    assert len(set(counts)) == 1
+    assert len({sum(one.values()) for one in grown(overwrite)}) == 1
 
 
 def test_a_long_history_is_no_deep_recursion() -> None:
@@ -98,13 +104,13 @@ def test_a_long_history_is_no_deep_recursion() -> None:
     for _ in range(20_000):
         total = total + 1
     name = f"{test_a_long_history_is_no_deep_recursion.__name__}() local 'total'"
-    assert count_graph_nodes().nodes[name] == 20_001
+    assert counts()[name] == MOST_NODES
 
 
 def test_to_count_keeps_nothing() -> None:
     loss = (torch.ones(3, requires_grad=True) * 2).exp()
     saved = weakref.ref(loss.grad_fn._raw_saved_result.data)
-    count_graph_nodes()
+    counts()
     del loss
     gc.collect()
     assert saved() is None
@@ -112,8 +118,35 @@ def test_to_count_keeps_nothing() -> None:
 
 def test_what_was_made_before_is_not_counted() -> None:
     before = (torch.ones(2, requires_grad=True) * 2).sum()
-    since = torch.autograd._get_sequence_nr()
+    since = _get_sequence_nr()
     after = before + (torch.ones(2, requires_grad=True) * 3).sum()
-    counts = {name: nodes for name, nodes in count_graph_nodes(since).nodes.items() if "made_before" in name}
-    assert {name.split("'")[1]: nodes for name, nodes in counts.items()} == {"before": 0, "after": 4}
+    named = {name: nodes for name, nodes in counts(since).items() if "made_before" in name}
+    assert {name.split("'")[1]: nodes for name, nodes in named.items()} == {"before": 0, "after": 3}
     assert after.requires_grad
+
+
+def test_what_a_backward_pass_has_let_go_is_told_from_what_it_may_yet_need() -> None:
+    first = (torch.ones(3, requires_grad=True) * 2).exp().sum()
+    first.backward()
+    split = _get_sequence_nr()
+    second = first + (torch.ones(3, requires_grad=True) * 2).exp().sum()
+    name = "test_what_a_backward_pass_has_let_go_is_told_from_what_it_may_yet_need() local 'second'"
+    found = histories(lambda number: 0 if number >= 1 << 62 else 1 + (number >= split))[name]
+    assert (dict(found.steps), set(found.used_up)) == ({1: 3, 2: 4}, {1})
+    assert second.requires_grad
+
+
+def test_no_hook_is_run_to_ask_it() -> None:
+    ran: list[str] = []
+
+    def unpack(saved: torch.Tensor) -> torch.Tensor:
+        ran.append("unpacked")
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, unpack):
+        loss = (torch.ones(3, requires_grad=True) * 2).exp().sum()
+    assert counts()["test_no_hook_is_run_to_ask_it() local 'loss'"] == 3
+    loss.backward()
+    before = len(ran)
+    assert histories(lambda number: int(number < 1 << 62))["test_no_hook_is_run_to_ask_it() local 'loss'"].used_up == {1}
+    assert len(ran) == before

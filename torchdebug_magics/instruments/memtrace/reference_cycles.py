@@ -1,0 +1,97 @@
+"""Reference cycles that only Python's collector frees: what each held, where it is made, and how to do without it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.instruments.memtrace.report import Cycle
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.blocks import Block
+    from torchdebug_magics.instruments.memtrace.keeping_lines import KeepingLines
+    from torchdebug_magics.report import Location
+
+__all__ = ["cycles", "kept_by_cycles"]
+
+_FEWEST = 3
+_LARGE_PART = 0.25
+"""Of the peak: less than that may wait for the collector."""
+_LEAST_BYTES = 16 << 10
+_NUMBER = re.compile(r"\[\d+\]")
+_ON_NODE = re.compile(r"(\w+)Backward\.(\w+)")
+_ATTRIBUTE = re.compile(r"(\w+)\.([a-zA-Z]\w*)")
+_FUNCTION = re.compile(r"(\w+)\(\)\.<(?:closure|default) (\w+)>")
+_FRAME = re.compile(r"-> (\w+):\d+ '(\w+)'")
+_OF_TORCH = frozenset(
+    {"grad_fn", "grad", "__self__", "__func__", "run_function", "_base", "_forward_hooks", "_backward_hooks", "_forward_pre_hooks"}
+)
+
+_REGISTERS: Mapping[str, tuple[str, ...]] = {
+    "_forward_hooks": ("register_forward_hook",),
+    "_forward_pre_hooks": ("register_forward_pre_hook",),
+    "_backward_hooks": ("register_full_backward_hook", "register_backward_hook", "register_hook"),
+}
+"""By the table in which torch keeps them: how hooks are registered."""
+
+
+def cycles(paths: Mapping[int, str], made: Mapping[int, Block], lines: KeepingLines) -> tuple[Cycle, ...]:
+    """A row a cycle, however often it was made, the most bytes first; `paths` and `made` are by the storages that a collection freed."""
+    alike: dict[frozenset[str], list[tuple[str, Block]]] = defaultdict(list)
+    for key, path in paths.items():
+        alike[frozenset(_NUMBER.sub("[...]", path).split(" -> "))].append((_NUMBER.sub("[...]", path), made[key]))
+    rows = [_cycle(found[0][0], [block for _, block in found], lines) for found in alike.values()]
+    return tuple(sorted(rows, key=lambda row: -row.freed_bytes))
+
+
+def kept_by_cycles(found: Iterable[Cycle], peak_bytes: int) -> Cycle | None:
+    """The one that is worth a word: it was made again and again, and held much of what there was."""
+    return next((row for row in found if row.count >= _FEWEST and row.freed_bytes >= max(_LEAST_BYTES, _LARGE_PART * peak_bytes)), None)
+
+
+def _cycle(path: str, blocks: list[Block], lines: KeepingLines) -> Cycle:
+    alike = Counter((block.place, block.bytes) for block in blocks)
+    largest = max(alike, key=lambda one: one[1] * alike[one])[0]
+    return Cycle(
+        path=path,
+        freed_bytes=sum(block.bytes for block in blocks),
+        count=max(alike.values()),
+        location=_location(path, lines) or (None if largest is None else largest.location),
+        fix=_fix(path),
+    )
+
+
+def _location(path: str, lines: KeepingLines) -> Location | None:
+    """The line that closes the circle: that sets an attribute of the user's, registers a hook, or keeps an error."""
+    frame = _FRAME.search(path)
+    if frame is not None:
+        return lines.of(f"{frame[1]}() local '{frame[2]}'", None)
+    classes = re.findall(r"\b[A-Z]\w*", path)
+    calls = ("checkpoint",) if "CheckpointFunction" in path else next((names for table, names in _REGISTERS.items() if table in path), ())
+    called = lines.call_of(calls, classes) if calls else None
+    attributes = reversed([name for _, name in _ATTRIBUTE.findall(path) if name not in _OF_TORCH])
+    return called or next((found for name in attributes if (found := lines.of_attribute(name)) is not None), None)
+
+
+def _fix(path: str) -> str:
+    node, function, frame = _ON_NODE.search(path), _FUNCTION.search(path), _FRAME.search(path)
+    attributes = [".".join(pair) for pair in _ATTRIBUTE.findall(path) if pair[1] not in _OF_TORCH]
+    fix = "make one of the references weak; or call `gc.collect()` in the loop"
+    if attributes:
+        fix = f"make `{attributes[-1]}` a weak reference, `weakref.ref(...)`; or call `gc.collect()` in the loop"
+        if ".__self__" in path:
+            fix = f"do not keep a method of the object in its own attribute, `{attributes[0]}`: keep `weakref.WeakMethod(...)` there"
+    if frame is not None:
+        fix = f"end the block with `del {frame[2]}`: an error holds the frame that holds it"
+    if "_hooks" in path:
+        fix = "call `.remove()` of the handle that registering the hook returned, when the object is done with"
+        if function is not None:
+            weak = f"`this = weakref.ref({function[2]})`, with `this()` in `{function[1]}`"
+            fix = f"close over a weak reference, {weak}; or call `.remove()` of the hook's handle"
+    if node is not None:
+        fix = f"save it by `ctx.save_for_backward(...)`, not as `ctx.{node[2]}`: what hangs on `ctx` refers to its own node"
+    if "CheckpointFunction" in path:
+        fix = "call `checkpoint(..., use_reentrant=False)`: the other kind keeps the function that it runs"
+    return fix
