@@ -5,16 +5,19 @@ from __future__ import annotations
 import base64
 import dataclasses
 import struct
+from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torchdebug_magics.report import Location
 
-__all__ = ["RECORD", "Fingerprint", "OpPrint"]
+__all__ = ["OVERWRITTEN", "RECORD", "Fingerprint", "Flow", "OpPrint", "Update"]
 
 RECORD = struct.Struct("<IIIBQQdd")
 """Op, place, module, bits, and the four numbers of `OpPrint`; 45 bytes."""
+OVERWRITTEN = 1 << 31
+"""Added to the number of an op whose result is not read, but written over."""
 
 
 class OpPrint(NamedTuple):
@@ -37,6 +40,28 @@ class OpPrint(NamedTuple):
     """The sum of their absolute values."""
 
 
+class Flow(NamedTuple):
+    """Where the tensors that an op was given come from: the numbers of the ops that made, wrote or first met them."""
+
+    read: tuple[int, ...] = ()
+    overwritten: tuple[int, ...] = ()
+
+
+class Update(NamedTuple):
+    """One step of an optimizer, as it began."""
+
+    first: int
+    """The number of its first op."""
+    end: int
+    """The number of the first op after it."""
+    optimizer: str
+    """Its class."""
+    state: tuple[str, ...]
+    """Names of the tensors that it goes on with, such as ``exp_avg``; none at its first step."""
+    settings: tuple[tuple[str, str], ...]
+    """Learning rate and other numbers of its parameter groups, by name."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
     """One run, op by op. Names and places are told once; `records` holds a fixed number of bytes for each op."""
@@ -49,6 +74,11 @@ class Fingerprint:
     places: tuple[Location | None, ...]
     modules: tuple[str, ...]
     records: bytes
+    flow: bytes = b""
+    """For each op, how many numbers follow, then the numbers of `Flow` as `Printer` wrote them."""
+    updates: tuple[Update, ...] = ()
+    code: tuple[Location, ...] = ()
+    """Every line of the cells that ran."""
 
     def __len__(self) -> int:
         return len(self.records) // RECORD.size
@@ -57,9 +87,19 @@ class Fingerprint:
         for op, place, module, bits, *numbers in RECORD.iter_unpack(self.records):
             yield OpPrint(self.ops[op], self.places[place], self.modules[module], bool(bits & 1), bool(bits & 2), bool(bits & 4), *numbers)
 
+    def flows(self) -> Iterator[Flow]:
+        """One for each op; empty ones where nothing was written down of it."""
+        numbers = array("I", self.flow)
+        at = 0
+        for _ in range(len(self)):
+            count = numbers[at] if at < len(numbers) else 0
+            given = numbers[at + 1 : at + 1 + count]
+            at += 1 + count
+            yield Flow(tuple(one for one in given if one < OVERWRITTEN), tuple(one - OVERWRITTEN for one in given if one >= OVERWRITTEN))
+
     def to_dict(self) -> dict[str, Any]:
-        """As plain values; the records as base64."""
-        return {**dataclasses.asdict(self), "records": base64.b64encode(self.records).decode("ascii")}
+        """As plain values; bytes as base64."""
+        return {**dataclasses.asdict(self), **{name: base64.b64encode(getattr(self, name)).decode("ascii") for name in ("records", "flow")}}
 
     @classmethod
     def from_dict(cls, held: Mapping[str, Any]) -> Fingerprint:
@@ -72,4 +112,10 @@ class Fingerprint:
             places=tuple(None if place is None else Location(**place) for place in held["places"]),
             modules=tuple(held["modules"]),
             records=base64.b64decode(held["records"]),
+            flow=base64.b64decode(held.get("flow", "")),
+            updates=tuple(
+                Update(first, end, optimizer, tuple(state), tuple((name, value) for name, value in settings))
+                for first, end, optimizer, state, settings in held.get("updates", ())
+            ),
+            code=tuple(Location(**place) for place in held.get("code", ())),
         )

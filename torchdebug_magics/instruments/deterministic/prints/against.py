@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
-from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
-from torchdebug_magics.instruments.deterministic.report import Cause, DeterministicReport, Divergence
+from torchdebug_magics.instruments.deterministic.prints.alignment import Run, text_of
+from torchdebug_magics.instruments.deterministic.prints.changes import MADE_ANEW, difference, divergence, reason
+from torchdebug_magics.instruments.deterministic.report import DeterministicReport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torchdebug_magics.instruments.deterministic.fingerprint import OpPrint
+    from torchdebug_magics.instruments.deterministic.report import Divergence
 
 __all__ = ["compared", "earlier_print"]
-
-_Pair: TypeAlias = "tuple[OpPrint | None, OpPrint | None]"
 
 
 def earlier_print(named: object, namespace: Mapping[str, object]) -> Fingerprint:
@@ -44,48 +44,26 @@ def earlier_print(named: object, namespace: Mapping[str, object]) -> Fingerprint
 
 
 def compared(earlier: Fingerprint, later: Fingerprint, *, rtol: float | None) -> Divergence | None:
-    """The first op that differs; with `rtol`, the first whose sums differ by more than that, relative to the sum of magnitudes."""
-    seen: dict[tuple[str, object], int] = {}
-    foreign: OpPrint | None = None
-    for before, now in _exactly(earlier, later) if rtol is None else _aligned(earlier, later):
-        if now is not None:
-            key = now.op, now.place
-            seen[key] = seen.get(key, 0) + 1
-        occurrence = seen.get((now.op, now.place), 1) if now is not None else 1
-        if before is None or now is None or _way(before) != _way(now):
-            return _of_way(before, now, occurrence)
-        if rtol is None and before.given != now.given:
-            said = f"`{now.op}` was given other data than then, which no op of torch's has made"
-            return _divergence(now, occurrence, "outside_data", said, fix=_MADE_ANEW)
-        if foreign is None and before.given != now.given:
-            foreign = now
-        if not (before.gave == now.gave or before.is_unread) if rtol is None else not _close(before, now, rtol):
+    """The op from which the later run has other results; with `rtol`, the first whose sums are further apart."""
+    if rtol is None:
+        return None if earlier.records == later.records and earlier.ops == later.ops else difference(earlier, later)
+    run, foreign = Run(later), None
+    for before, now in _aligned(tuple(earlier), run.ops):
+        if foreign is None and before.given != run.ops[now].given:
+            foreign = run.ops[now]
+        if not (before.is_unread or _close(before, run.ops[now], rtol)):
             if foreign is not None:
                 said = f"what it comes from was other data than then, first met at `{foreign.op}`, which no op of torch's has made"
-                return _divergence(now, occurrence, "outside_data", said, fix=_MADE_ANEW)
-            cause, said = _why(earlier, later, now, rtol)
-            return _divergence(now, occurrence, cause, said)
+                return divergence(run, now, "outside_data", said, MADE_ANEW)
+            return divergence(run, now, *reason(earlier, later, run.ops[now], f"differs by more than {rtol:g} in"))
     return None
 
 
-_MADE_ANEW = "let the cell make or load its data and its model itself: weights that were trained since are other ones"
-
-
-def _exactly(earlier: Fingerprint, later: Fingerprint) -> Iterator[_Pair]:
-    return zip_longest(earlier, later)
-
-
-def _aligned(earlier: Fingerprint, later: Fingerprint) -> Iterator[_Pair]:
+def _aligned(before: Sequence[OpPrint], now: Sequence[OpPrint]) -> Iterator[tuple[OpPrint, int]]:
     """Another device or version computes some calls by other ops: what is between is passed by."""
-    before, now = list(earlier), list(later)
-    for block in SequenceMatcher(None, [_way(one) for one in before], [_way(one) for one in now], autojunk=False).get_matching_blocks():
-        yield from zip(before[block.a : block.a + block.size], now[block.b : block.b + block.size], strict=True)
-
-
-def _way(one: OpPrint) -> tuple[str, object]:
-    """The same line of the same code may be in a cell of another number, in another process."""
-    place = one.place
-    return one.op, None if place is None else (place.line, place.source, place.function)
+    then, later = ([(one.op, text_of(one.place)) for one in run] for run in (before, now))
+    for block in SequenceMatcher(None, then, later, autojunk=False).get_matching_blocks():
+        yield from zip(before[block.a : block.a + block.size], range(block.b, block.b + block.size), strict=True)
 
 
 def _close(before: OpPrint, now: OpPrint, rtol: float) -> bool:
@@ -95,49 +73,3 @@ def _close(before: OpPrint, now: OpPrint, rtol: float) -> bool:
     if math.isinf(largest):
         return before.total == now.total and before.magnitude == now.magnitude
     return max(abs(before.total - now.total), abs(before.magnitude - now.magnitude)) <= rtol * largest
-
-
-def _of_way(before: OpPrint | None, now: OpPrint | None, occurrence: int) -> Divergence:
-    one = now or before
-    assert one is not None
-    went = [f"`{each.op}` ({each.place})" if each is not None else "its end" for each in (before, now)]
-    said = f"then the run went to {went[0]}, now to {went[1]}"
-    return Divergence(
-        op=one.op,
-        module=one.module or None,
-        location=one.place,
-        occurrence=occurrence,
-        cause="control_flow",
-        explanation=said,
-        fix="",
-        other=before.place if before is not None and now is not None else None,
-        phase="backward" if one.is_backward else "forward",
-    )
-
-
-def _why(earlier: Fingerprint, later: Fingerprint, now: OpPrint, rtol: float | None) -> tuple[Cause, str]:
-    if now.is_random:
-        return "unseeded_generator", f"`{now.op}` drew other numbers than then: another seed, or a generator that is not seeded"
-    beyond = f"differs by more than {rtol:g} in" if rtol is not None else "gave other bits in"
-    names = {
-        "torch": (earlier.torch_version, later.torch_version),
-        "the device": (earlier.device, later.device),
-        "the number of threads": (earlier.threads_count, later.threads_count),
-    }
-    changed = [f"{name} was {before} then and is {after} now" for name, (before, after) in names.items() if before != after]
-    if changed:
-        return "unknown", f"`{now.op}` {beyond} its result on equal inputs: {', '.join(changed)}"
-    return "nondeterministic_op", f"`{now.op}` {beyond} its result on equal inputs"
-
-
-def _divergence(now: OpPrint, occurrence: int, cause: Cause, said: str, fix: str = "") -> Divergence:
-    return Divergence(
-        op=now.op,
-        module=now.module or None,
-        location=now.place,
-        occurrence=occurrence,
-        cause=cause,
-        explanation=said,
-        fix=fix,
-        phase="backward" if now.is_backward else "forward",
-    )

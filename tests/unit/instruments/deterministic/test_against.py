@@ -1,0 +1,153 @@
+"""--against, where the code was edited in between: what changed, in the user's terms."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+SETUP = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+X = torch.linspace(-1, 1, 48).reshape(12, 4)
+Y = X.sum(1, keepdim=True)
+"""
+TRAIN = """
+torch.manual_seed(0)
+scale = 2.0
+data = TensorDataset(X, Y)
+loader = DataLoader(data, batch_size=4, shuffle=True)
+net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+opt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+for epoch in range(2):
+    for x, y in loader:
+        x = x - 0.5
+        loss = scale * F.mse_loss(net(x), y)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+"""
+
+
+@pytest.fixture
+def against(shell: InteractiveShell) -> Any:
+    shell.run_cell(SETUP).raise_error()
+
+    def run(before: str, after: str) -> Any:
+        shell.user_ns.pop("r", None)
+        shell.run_cell(f"%%deterministic -q -o ref\n{textwrap.dedent(before).strip()}", store_history=True).raise_error()
+        shell.run_cell(f"%%deterministic -q --against ref -o r\n{textwrap.dedent(after).strip()}", store_history=True).raise_error()
+        held = shell.user_ns["ref"].fingerprint
+        assert Fingerprint.from_dict(json.loads(json.dumps(held.to_dict()))) == held
+        return shell.user_ns["r"]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("for epoch", "# two epochs\n\nfor epoch"),
+        ("opt.zero_grad()", "opt.zero_grad()  # clean"),
+        ("loss = scale", "loss=scale"),
+        ("loss.backward()", "print(loss.item(), net[0].weight.norm())\n        loss.backward()"),
+        ("F.mse_loss(net(x), y)", "nn.MSELoss()(net(x), y)"),
+        ("epoch", "number"),
+        ("range(2)", "range(3)"),
+        ("range(2)", "range(1)"),
+        ("loader = DataLoader(data", "other = DataLoader(data, batch_size=2, shuffle=True)\nloader = DataLoader(data"),
+        ("net = nn.S", "unused = nn.Linear(4, 4)\ntorch.manual_seed(0)\nnet = nn.S"),
+        ("data = TensorDataset(X, Y)", "print(X.mean())\ndata = TensorDataset(X, Y)"),
+    ],
+)
+def test_an_edit_that_changes_no_number_is_no_difference(against: Any, old: str, new: str) -> None:
+    report = against(TRAIN, TRAIN.replace(old, new))
+    assert report.verified is True, report.verdict
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "source", "said", "fix"),
+    [
+        ("scale = 2.0", "scale = 3.0", "scale = 3.0", "was `scale = 2.0`", ""),
+        ("batch_size=4", "batch_size=6", "loader = DataLoader(data, batch_size=6, shuffle=True)", "batch_size=4", ""),
+        ("nn.ReLU()", "nn.Tanh()", "nn.Tanh()", "nn.ReLU()", ""),
+        ("lr=0.1", "lr=0.2", "lr=0.2", "lr=0.1", ""),
+        ("manual_seed(0)", "manual_seed(1)", "torch.manual_seed(1)", "was `torch.manual_seed(0)`", ""),
+        ("        x = x - 0.5\n", "", "F.mse_loss", "`x`, which is gone", ""),
+        ("loss = scale", "y = y * 2\n        loss = scale", "y = y * 2", "line is new", ""),
+        ("net = nn.S", "aux = nn.Linear(4, 4)\nnet = nn.S", "aux = nn.Linear(4, 4)", "`aux` draws random numbers", "torch.manual_seed"),
+        (
+            "        opt.step()\n",
+            "        opt.step()\n    for x, y in DataLoader(data, batch_size=6):\n        pass\n",
+            "for x, y in DataLoader(data, batch_size=6):",
+            "draws a seed",
+            "give `loader` a generator",
+        ),
+        (
+            "loader = DataLoader(data, batch_size=4, shuffle=True)",
+            "loader = DataLoader(data, batch_size=4)",
+            "data, batch_size=4)",
+            "shuffle=True",
+            "",
+        ),
+    ],
+)
+def test_an_edit_is_named(against: Any, old: str, new: str, source: str, said: str, fix: str) -> None:
+    report = against(TRAIN, TRAIN.replace(old, new))
+    found = report.divergence
+    assert report.verified is False
+    assert source in found.location.source, report.verdict
+    assert said in found.explanation, report.verdict
+    assert fix in found.fix, report.verdict
+
+
+def test_layers_that_are_made_in_another_order_get_other_random_numbers(against: Any) -> None:
+    code = """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv1d(1, 2, 3)
+            self.fc = nn.Linear(4, 3)
+        def forward(self, x):
+            return self.conv(x.unsqueeze(1)).sum() + self.fc(x).sum()
+    torch.manual_seed(0)
+    out = Net()(X)
+    """
+    conv, fc = "        self.conv = nn.Conv1d(1, 2, 3)\n", "        self.fc = nn.Linear(4, 3)\n"
+    found = against(code, code.replace("    " + conv, "").replace("    " + fc, "    " + fc + "    " + conv)).divergence
+    assert "`fc` is made before `conv`: the random numbers go to other layers" in found.explanation
+    assert (found.cause, found.location.source) == ("unseeded_generator", "self.fc = nn.Linear(4, 3)")
+
+
+def test_a_run_that_goes_on_says_what_it_lacks(against: Any) -> None:
+    going_on = TRAIN.replace("net = ", "saved = {}\nnet = ").replace(
+        "for epoch in range(2):", "for epoch in range(4):\n    torch.manual_seed(epoch)"
+    )
+    going_on += (
+        "    if epoch == 1:\n        import copy\n        saved = copy.deepcopy({'net': net.state_dict(), 'opt': opt.state_dict()})\n"
+    )
+    resumed = TRAIN.replace(
+        "for epoch in range(2):", "net.load_state_dict(saved['net'])\nfor epoch in range(2, 4):\n    torch.manual_seed(epoch)"
+    )
+    found = against(going_on, resumed).divergence
+    assert "`opt` is new, without `momentum_buffer`" in found.explanation
+    assert "opt.load_state_dict" in found.fix
+    assert found.location.source == "opt.step()"
+    whole = resumed.replace("for epoch", "opt.load_state_dict(saved['opt'])\nfor epoch")
+    assert against(going_on, whole).verified is True
+    # The rate of the schedule that the checkpoint lacks.
+    slower = "    if epoch == 1:\n        for group in opt.param_groups:\n            group['lr'] = 0.01\n"
+    found = against(
+        going_on.replace("    if epoch == 1:", slower + "    if epoch == 1:"),
+        whole.replace("range(2, 4):", "range(2, 4):\n    opt.param_groups[0]['lr'] = 0.1"),
+    ).divergence
+    assert ("`lr` of `opt` was 0.01 then and is 0.1 now" in found.explanation, "scheduler" in found.fix) == (True, True)

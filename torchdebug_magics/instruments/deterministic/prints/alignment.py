@@ -1,0 +1,151 @@
+"""Two runs side by side: lines by their text, results by their bits, and the op from which the last one that differs has its difference."""
+
+from __future__ import annotations
+
+import io
+import tokenize
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from difflib import SequenceMatcher
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from torchdebug_magics.instruments.deterministic.ops.digest import EMPTY
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint, OpPrint
+    from torchdebug_magics.report import Location
+
+__all__ = ["Run", "edited_lines", "is_new", "roots", "text_of"]
+
+_NO_CODE = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER})
+_NO_LINE = ("#", "%", "get_ipython().run_cell_magic")
+_ALIKE = 0.5
+"""Of two texts in the same place, from where on one is the other, edited."""
+
+
+class Run:
+    """One run, read once."""
+
+    def __init__(self, fingerprint: Fingerprint) -> None:
+        self.ops: tuple[OpPrint, ...] = tuple(fingerprint)
+        flows = tuple(fingerprint.flows())
+        self.reads: tuple[tuple[int, ...], ...] = tuple(flow.read for flow in flows)
+        self.updates = fingerprint.updates
+        self._overwritten = {number for flow in flows for number in flow.overwritten}
+        self.values = {op.gave: number for number, op in enumerate(self.ops) if _has_value(op)}
+        """What each op gave -> the last op that did."""
+        self.lines: dict[str, Location] = {}
+        """Text -> where it is first."""
+        for place in (*fingerprint.code, *(op.place for op in self.ops)):
+            if place is not None and not place.source.startswith(_NO_LINE):
+                self.lines.setdefault(text_of(place), place)
+
+    def live(self) -> list[bool]:
+        """For each op, whether its result is read in the end, or left at the end: not, where it is only written over."""
+        found = [number not in self._overwritten for number in range(len(self.ops))]
+        for number in reversed(range(len(self.ops))):
+            if found[number]:
+                for given in self.reads[number]:
+                    found[given] = True
+        return found
+
+    def occurrence(self, number: int) -> int:
+        """Which call of that op at that line it is, 1-based."""
+        op, text = self.ops[number].op, text_of(self.ops[number].place)
+        return sum(1 for one in self.ops[: number + 1] if one.op == op and text_of(one.place) == text)
+
+
+def text_of(place: Location | None) -> str:
+    """A line without its comment and with single spaces: the same text is the same line, wherever it stands."""
+    return "" if place is None else _code_of(place.source)
+
+
+@cache
+def _code_of(source: str) -> str:
+    words: list[str] = []
+    with suppress(tokenize.TokenError, SyntaxError):  # a line that is a part of a statement
+        words.extend(token.string for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type not in _NO_CODE)
+    return " ".join(words) or source
+
+
+def edited_lines(earlier: Run, later: Run) -> Mapping[str, str]:
+    """The text of lines that are new, with the one that each has replaced."""
+    before, now = list(earlier.lines), list(later.lines)
+    found: dict[str, str] = {}
+    for kind, i, j, k, m in SequenceMatcher(None, before, now, autojunk=False).get_opcodes():
+        old = [text for text in before[i:j] if text not in later.lines] if kind == "replace" else []
+        for text in now[k:m] if old else ():
+            if text not in earlier.lines and old:
+                closest = max(old, key=lambda one: SequenceMatcher(None, one, text).ratio())
+                if SequenceMatcher(None, closest, text).ratio() >= _ALIKE:
+                    found[text] = closest
+                    old.remove(closest)
+    return found
+
+
+class _Line(NamedTuple):
+    earlier: list[int]
+    later: list[int]
+
+
+def roots(earlier: Run, later: Run, edited: Mapping[str, str]) -> list[int]:
+    """The ops of the later run from which the last result that differs has its difference, first to last; none where none differs."""
+    differing = _differing(earlier, later, edited)
+    live = later.live()
+    last = next((number for number in sorted(differing, reverse=True) if live[number]), None)
+    if last is None:
+        return []
+    found, seen, todo = [], {last}, [last]
+    while todo:
+        number = todo.pop()
+        made_anew = [given for given in later.reads[number] if is_new(later.ops[given], earlier)]
+        if not made_anew:
+            found.append(number)
+        todo += [given for given in made_anew if given not in seen]
+        seen.update(made_anew)
+    return sorted(found)
+
+
+def is_new(op: OpPrint, other: Run) -> bool:
+    """Whether the other run has nowhere had this result."""
+    return _has_value(op) and op.gave not in other.values
+
+
+def _has_value(op: OpPrint) -> bool:
+    return op.gave != EMPTY and not op.is_unread
+
+
+def _differing(earlier: Run, later: Run, edited: Mapping[str, str]) -> set[int]:
+    """Results that stand where the earlier run has others. What one of them has besides, such as further epochs, does not differ."""
+    lines: dict[str, _Line] = defaultdict(lambda: _Line([], []))
+    for number, op in enumerate(earlier.ops):
+        if _has_value(op):
+            lines[text_of(op.place)].earlier.append(number)
+    for number, op in enumerate(later.ops):
+        if _has_value(op):
+            text = text_of(op.place)
+            lines[edited.get(text, text)].later.append(number)
+    return {number for line in lines.values() for number in _replaced([earlier.ops[one].gave for one in line.earlier], line.later, later)}
+
+
+def _replaced(before: Sequence[int], now: Iterable[int], later: Run) -> list[int]:
+    places: dict[int, list[int]] = defaultdict(list)
+    for place, value in enumerate(before):
+        places[value].append(place)
+    found: list[int] = []
+    gap: list[int] = []
+    reached = 0
+    for number in now:
+        known = places.get(later.ops[number].gave)
+        if known is None:
+            gap.append(number)
+            continue
+        at = bisect_left(known, reached)
+        if at < len(known):
+            found += gap if known[at] > reached else ()
+            reached = known[at] + 1
+            gap = []
+    return found + (gap if reached < len(before) else [])
