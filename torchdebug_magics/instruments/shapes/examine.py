@@ -28,7 +28,7 @@ from torchdebug_magics.probing.rng import RandomState
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.report import Mode, ShapesReport
 
-__all__ = ["QUICK_FLOPS", "Seen", "examine", "see"]
+__all__ = ["QUICK_FLOPS", "Seen", "examine", "see", "see_call"]
 
 _SHORT_FLOPS = 2e10
 """Up to here a real run, to confirm an error that no op raised, takes about a second."""
@@ -103,6 +103,12 @@ def see(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *
             break
     assert first is not None
     return first
+
+
+def see_call(model: torch.nn.Module, given: Mapping[str, Any]) -> Seen:
+    """One forward with these values by name, each taken for what it is."""
+    inputs = Inputs((), given)
+    return _real(model, inputs) if _needs_data(model) else _fake(model, inputs)
 
 
 def _inner(model: torch.nn.Module) -> torch.nn.Module:

@@ -14,10 +14,13 @@ import torch
 
 from torchdebug_magics.instruments.shapes.called import outermost_call
 from torchdebug_magics.instruments.shapes.columns import layout as layout_of
-from torchdebug_magics.instruments.shapes.examine import see
+from torchdebug_magics.instruments.shapes.examine import see, see_call
 from torchdebug_magics.instruments.shapes.explain import of_op, place
 from torchdebug_magics.instruments.shapes.frames import failed_in
+from torchdebug_magics.instruments.shapes.program_slice import lines_to
 from torchdebug_magics.instruments.shapes.refused import refused_module
+from torchdebug_magics.instruments.shapes.repair.facts import is_loss
+from torchdebug_magics.instruments.shapes.repair.search import ALWAYS_THROUGH
 from torchdebug_magics.instruments.shapes.replay import Replay
 from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import tabulated
@@ -37,17 +40,44 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
     layout = layout or layout_of(**options)
     replay = Replay()
     called = outermost_call(error, replay)
-    if called is not None and not _is_loss(called.model):
+    if called is not None and not is_loss(called.model):
         seen = see(called.model, called.args, called.kwargs)
         if seen.error is not None and (_is_of_compiler(error) or _is_same(seen, error)):
             seen.notes.append("read from the error of the cell before; the cell was not run again")
             return _in_the_words_of(error, tabulated(seen, layout))
     if _is_of_compiler(error):
         return None
+    if (called is None or is_loss(called.model)) and (led := _led_to(error, layout)) is not None:
+        return led
     if (refused := refused_module(error)) is not None:
         return _without_rows(refused, layout)
     failed = failed_in(error, replay)
     return None if failed is None else _without_rows(of_op(failed, error, replay.known), layout)
+
+
+def _led_to(error: Exception, layout: Layout) -> ShapesReport | None:
+    """The report on an op outside every model, to which lines of the user's led from one; None where they cannot be run again."""
+    found = lines_to(error)
+    if found is None:
+        return None
+    lines, given = found
+    seen = see_call(lines, given)
+    failed = seen.run.failed
+    if failed is not None and (failed.op in ALWAYS_THROUGH or not failed.operands[1:]):
+        return None  # nothing comes after it, or stands beside it, that would tell what was meant
+    if seen.run.error is None or _user_line(seen.run.error) != _user_line(error):
+        return None
+    seen.notes.append("read from the error of the cell before; only the lines that led to it were run again, without data")
+    report = _in_the_words_of(error, tabulated(seen, layout))
+    models = [part for part in lines.children() if next(part.parameters(), None) is not None]
+    failure = replace(report.failure, module=None) if report.failure is not None else None
+    return replace(report, rows=report.rows[1:], model=", ".join(type(one).__name__ for one in models), failure=failure)
+
+
+def _user_line(error: BaseException) -> tuple[str, int] | None:
+    """The innermost line of the user's."""
+    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
+    return lines[-1] if lines else None
 
 
 def _is_same(seen: Seen, error: BaseException) -> bool:
@@ -70,11 +100,6 @@ def _deepest(error: BaseException) -> tuple[int | None, tuple[str, int] | None]:
         elif module is not None and is_user_code(frame.f_code):
             line = (frame.f_code.co_filename, number)
     return module, line
-
-
-def _is_loss(model: torch.nn.Module) -> bool:
-    """One of torch's own: its error is that of the function in it, whose arguments stand in the user's line."""
-    return type(model).__module__ == torch.nn.modules.loss.__name__
 
 
 def _without_rows(failure: Failure, layout: Layout) -> ShapesReport:

@@ -799,7 +799,7 @@ def gan_latent() -> tuple[Any, ...]:
 @case(
     "",
     "binary_cross_entropy_with_logits",
-    "`binary_cross_entropy_with_logits` wants a target of 4, as its input, gets 4 x 1",
+    "`binary_cross_entropy_with_logits` compares",
     fix="F.binary_cross_entropy_with_logits(score, real.squeeze(-1))",
 )
 def gan_labels() -> tuple[Any, ...]:

@@ -384,7 +384,7 @@ def anchors_of_more_classes() -> tuple[Any, ...]:
     return Net(head=nn.Conv2d(16, 75, 1), classes=21), torch.randn(2, 16, 8, 8)
 
 
-@case("", "mse_loss", "wants a target of 4 x 49", "gets 4 x 1 x 7 x 7", fix="F.mse_loss(y, x.flatten(1))")
+@case("", "mse_loss", "of 4 x 49 from `net.2` with `x` of 4 x 1 x 7 x 7", fix="F.mse_loss(y, x.flatten(1))")
 def a_picture_beside_its_rows() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:

@@ -1290,7 +1290,7 @@ def a_class_too_many() -> tuple[Any, ...]:
 @case(
     "criterion",
     "binary_cross_entropy_with_logits",
-    "wants a target of 3 x 1, as its input, gets 3",
+    "`binary_cross_entropy_with_logits` compares",
     fix="self.criterion(self.fc(x).squeeze(-1), y)",
 )
 def binary_loss() -> tuple[Any, ...]:
@@ -1306,7 +1306,7 @@ def binary_loss() -> tuple[Any, ...]:
     return Net(), torch.randn(3, 4), torch.ones(3)
 
 
-@case("", "mse_loss", "wants a target of 3 x 5", "gets 3 x 2", fix="fc = nn.Linear(4, 2)")
+@case("", "mse_loss", "of 3 x 5 from `fc`", "of 3 x 2", fix="fc = nn.Linear(4, 2)")
 def regression_width() -> tuple[Any, ...]:
     class Net(nn.Module):
         def __init__(self) -> None:

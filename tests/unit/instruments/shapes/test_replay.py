@@ -51,7 +51,7 @@ EXPRESSIONS = {
     ),
     "product of two calls": ("model(x) @ model(x)", "5 columns meet 2 rows", "model(x) @ model(x).transpose(-2, -1)"),
     "an index of an output": ("model(x)[0, 7]", "`model(x)[0, 7]` asks for position 7 of dimension 1, which has 5 (0 to 4)", ""),
-    "sum with another batch": ("model(x) - torch.randn(3, 5)", "`model(x)` of 2 x 5 to `torch.randn(3, 5)` of 3 x 5", ""),
+    "sum with another batch": ("model(x) - torch.randn(3, 5)", "`model(x)` of 2 x 5 (from `model.fc`) to `torch.randn(3, 5)` of 3 x 5", ""),
     "a size that is computed": ("torch.cat([x, torch.zeros(2, x.shape[1] + 2, 6)], 1)", "dimension 2 is 4 and 6", ""),
 }
 
@@ -78,7 +78,11 @@ OTHERS = {
         "",
     ),
     "an update": ("h = torch.zeros(3, 4)\nh += torch.ones(3, 5)", "`h += torch.ones(3, 5)` does not fit `h` of 3 x 4 to", ""),
-    "a comparison": ("(model(x).argmax(1) == torch.zeros(3)).float().mean()", "`model(x).argmax(1)` of 2 to `torch.zeros(3)` of 3", ""),
+    "a comparison": (
+        "(model(x).argmax(1) == torch.zeros(3)).float().mean()",
+        "`model(x).argmax(1)` of 2 (from `model.fc`) to `torch.zeros(3)` of 3",
+        "",
+    ),
     "a method in Python": ("model(x).unflatten(1, (2, 3))", "splits a dimension of 5 into 2 x 3 = 6", ""),
     "parts of a comprehension": (
         "torch.cat([one.flatten(1) for one in [x, x[:, :2]]])",
@@ -100,7 +104,11 @@ OTHERS = {
         "8 and 3 in the last dimension",
         "images - mean[None, :, None, None]",
     ),
-    "rows of two widths": ("out = model(x)\n((out - torch.randn(2, 6)) ** 2).mean()", "5 and 6 in the last dimension", ""),
+    "rows of two widths": (
+        "out = model(x)\n((out - torch.randn(2, 6)) ** 2).mean()",
+        "5 and 6 in the last dimension",
+        "model.fc = nn.Linear(12, 6)",
+    ),
 }
 
 LOSSES = {
@@ -133,12 +141,16 @@ LOSSES = {
     "a class too many": (
         "criterion(model(x), torch.tensor([0, 7]))",
         "`cross_entropy` has scores of 5 classes (0 to 4), and `torch.tensor([0, 7])` holds class 7",
-        "",
+        "model.fc = nn.Linear(12, 8)",
     ),
-    "a regression's width": ("F.mse_loss(model(x), torch.randn(2, 3))", "`mse_loss` wants a target of 2 x 5, as its input, gets 2 x 3", ""),
+    "a regression's width": (
+        "F.mse_loss(model(x), torch.randn(2, 3))",
+        "`mse_loss` compares `model(x)` of 2 x 5 from `model.fc` with `torch.randn(2, 3)` of 2 x 3",
+        "model.fc = nn.Linear(12, 3)",
+    ),
     "binary labels without a column": (
         "bce(model(x)[:, :1], y.float())",
-        "wants a target of 2 x 1, as its input, gets 2",
+        "compares `model(x)[:, :1]` of 2 x 1 from `model.fc` with `y",
         "bce(model(x)[:, :1].squeeze(-1), y.float())",
     ),
     "whole binary labels": (
@@ -148,7 +160,7 @@ LOSSES = {
     ),
     "whole binary labels without a column": (
         "bce(model(x)[:, :1], y)",
-        "wants a target of 2 x 1, as its input, gets 2",
+        "compares `model(x)[:, :1]` of 2 x 1 from `model.fc` with `y",
         "bce(model(x)[:, :1], y.unsqueeze(-1).float())",
     ),
 }

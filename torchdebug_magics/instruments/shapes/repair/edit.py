@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.shapes.leaves import rebuilt
+from torchdebug_magics.instruments.shapes.repair.facts import is_loss
 from torchdebug_magics.instruments.shapes.repair.history import same_input
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def together(first: Edit, second: Edit) -> Edit:
     typed = (second, first) if first.moves else (first, second)
     return Edit(
         "\n".join(edit.code for edit in typed),
-        "; ".join(filter(None, (first.why, second.why))),
+        "; ".join(dict.fromkeys(filter(None, (first.why, second.why)))),
         first.rank,
         {**first.modules, **second.modules},
         {**first.parameters, **second.parameters},
@@ -156,7 +157,8 @@ def on_operand(
         edit = _in_place(facts, at, change) if owned else None
         return [] if edit is None else [_ranked(edit, rank, why)]
     if facts.calls_module:
-        edit = _input(operand, change) or _argument(facts, at, change) or _insertion(facts, at, change)
+        at_call = _argument(facts, at, change) if is_loss(facts.module) else None
+        edit = at_call or _input(operand, change) or _argument(facts, at, change) or _insertion(facts, at, change)
         edit = edit or _input(replace(operand, made=same_input(operand.made), name=""), change)
     else:
         edit = (first and _input(operand, change)) or _in_place(facts, at, change) or _input(operand, change)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.forward import Forward
     from torchdebug_magics.instruments.shapes.origins import Failed, Made
 
-__all__ = ["Call", "Facts", "Operand", "Sizes", "facts_of", "facts_of_op", "first_line", "module_calls"]
+__all__ = ["Call", "Facts", "Operand", "Sizes", "facts_of", "facts_of_op", "first_line", "is_loss", "module_calls"]
 
 Sizes = tuple[int, ...]
 
@@ -213,11 +213,17 @@ def facts_of_op(failed: Failed, said: BaseException, known: Callable[[torch.Tens
     )
 
 
+def is_loss(module: torch.nn.Module | None) -> bool:
+    """One of torch's own: it hands its arguments on to the function in it."""
+    return type(module).__module__ == torch.nn.modules.loss.__name__
+
+
 def _operands(failed: Failed, site: Site | None, names: Mapping[int, str], below: list[Call]) -> tuple[Operand, ...]:
     found = []
     for at, ((place, tensor), made) in enumerate(zip(failed.operands, failed.made, strict=True)):
         owned = at in failed.owned
-        name = place if owned else _named(tensor, at, "", site, names, direct=len(below) <= 1 and not (below and at > 0))
+        one_each = not below or not at or is_loss(below[0].module)  # the arguments of the module are those of the op
+        name = place if owned else _named(tensor, at, "", site, names, direct=len(below) <= 1 and one_each)
         found.append(Operand(tensor, name, owned, made))
     return tuple(found)
 

@@ -59,13 +59,33 @@ _WITHOUT = {
 
 def arguments(module: nn.Module) -> tuple[type[nn.Module], dict[str, Any]] | None:
     """The class and its arguments that make a module like this one; None where it is not torch's own."""
-    kind = next((kind for kind in _KINDS if type(module).__init__ is kind.__init__ and isinstance(module, kind)), None)
-    kind = type(module) if type(module) in _KINDS else kind
-    if kind is None or hasattr(module, "parametrizations"):
+    own: Any = type(module)
+    if hasattr(module, "parametrizations"):  # torch makes a class for what it parametrizes
+        own = own.__mro__[1]
+    kind = next((kind for kind in _KINDS if own.__init__ is kind.__init__ and issubclass(own, kind)), None)
+    kind = own if own in _KINDS else kind
+    if kind is None or _wrapper(module) is None:
         return None
     places, keywords = _KINDS[kind]
     names = [*places, *(name for name in keywords if name not in _WITHOUT.get(kind, ()))]
-    return type(module), {name: _value(module, name) for name in names}
+    return own, {name: _value(module, name) for name in names}
+
+
+_PARAMETRIZED = {
+    "_WeightNorm": "weight_norm",
+    "_SpectralNorm": "spectral_norm",
+    "WeightNorm": "weight_norm",
+    "SpectralNorm": "spectral_norm",
+}
+
+
+def _wrapper(module: nn.Module) -> str | None:
+    """The function of torch's that has normed its weight, ``weight_norm``; empty for none, None for one that is not known."""
+    hooks = (one for one in module._forward_pre_hooks.values() if type(one).__name__ in _PARAMETRIZED)
+    held = getattr(module, "parametrizations", {})
+    norms = [*hooks, *(one for name in held for one in held[name])]
+    names = {_PARAMETRIZED.get(type(one).__name__) for one in norms}
+    return names.pop() if len(names) == 1 else None if names else ""
 
 
 def _value(module: Any, name: str) -> Any:
@@ -95,7 +115,8 @@ def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20
     new = {**made_with, **changes}
     if not _possible(kind, new):
         return []
-    code = f"{as_typed(path or '')} = {_code(kind, new)}"
+    wrapper, made = _wrapper(module), _code(kind, new)
+    code = f"{as_typed(path or '')} = {f'{wrapper}({made})' if wrapper else made}"
     return [Edit(code, why, rank, modules={path or "": _maker(kind, new)})]
 
 

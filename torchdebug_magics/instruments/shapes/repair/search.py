@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.edit import Edit
     from torchdebug_magics.instruments.shapes.repair.trial import Trials
 
-__all__ = ["fixes", "fixes_of_op"]
+__all__ = ["ALWAYS_THROUGH", "fixes", "fixes_of_op"]
 
 _SHOWN = 4
 _NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|[\d x]+")
-_ALWAYS_THROUGH = frozenset(["view", "reshape", "view_as", "reshape_as", "unflatten"])
+ALWAYS_THROUGH = frozenset(["view", "reshape", "view_as", "reshape_as", "unflatten"])
 """Alone, another view of a tensor comes through whatever was meant."""
 _WIDE = (5, 3, 2, 1)
 """How many half-way states are taken further after each round; there is one round more."""
@@ -88,7 +88,7 @@ def fixes_of_op(facts: Facts, candidates: Sequence[Edit]) -> tuple[Fix, ...]:
     """Those with which the op alone comes through, on zeros of the same shapes; those that could not be tried where none does."""
     told = facts.site.text if facts.site is not None else ""
     edits = [edit for edit in _by_rank(candidates) if edit.code != told]
-    if facts.op in _ALWAYS_THROUGH:
+    if facts.op in ALWAYS_THROUGH:
         return tuple(_fix((edit,), verified=False) for edit in edits[:2])
     tried = [(edit, tried_on_op(facts, edit)) for edit in edits]
     verified = [_fix((edit,), verified=True) for edit, worked in tried if worked]
@@ -110,6 +110,8 @@ class _Search:
             for edit in _by_rank(diagnosis(state.facts).edits if state.edits else candidates):
                 if not self._trials.left or self._is_full(state.rank + edit.rank):
                     break
+                if edit.ops and state.facts.site is not None and edit.code == state.facts.site.text:
+                    continue  # it reads as it was written
                 following += self._tried(state, edit)
         return following
 
@@ -130,7 +132,8 @@ class _Search:
             facts = facts_of(run, guard=self._trials.guard)
             further = run.reached - state.reached - len(edit.calls)  # a changed argument is one call more
             complaint = _complaint(facts)
-            if further > 0 or (not further and complaint not in state.complaints):
+            is_earlier = any(one.site is not state.facts.site for one in edit.ops)  # what it makes, the next part may refuse at first
+            if further > 0 or ((not further or is_earlier) and complaint not in state.complaints):
                 return [_State(edits, facts, run.reached, rank, remade, state.complaints | {complaint})]
             self.in_vain.add(edit.code)
         return []

@@ -46,11 +46,9 @@ def fitting_sizes(facts: Facts, found: Diagnosis, trials: Trials) -> tuple[Fix, 
     first = search.smallest(now, found.fit)
     if first is None or first < _largest_kernel(facts, spatial):  # a kernel would see but the padding
         return ()
-    if search.outcome(4 * first) == 0 and search.outcome(first + 1) == 0:
+    if now < first and all(search.outcome(size) == 0 for size in (first + 1, 4 * first)):
         return (_fix(name, f"{_shown(first, spatial)} or more"),)
-    last = first
-    while last - first < _MOST and search.outcome(last + 1) == 0:
-        last += 1
+    last = search.largest(first)
     shown = _shown(first, spatial) if first == last else f"{_shown(first, spatial)} to {_shown(last, spatial)}"
     return (_fix(name, shown),)
 
@@ -94,6 +92,16 @@ class _Search:
         if fit is None:  # it may have broken before it came there: too small for a kernel or a pool
             return -1 if "small" in facts.text or "greater than" in facts.text else None
         return -1 if fit[0] < fit[1] else 1
+
+    def largest(self, first: int) -> int:
+        """The largest size up to which all fit, from one that does."""
+        last, gap = first, 1
+        while self.outcome(last + gap) == 0:
+            last, gap = last + gap, 2 * gap
+        while gap > 1:
+            gap //= 2
+            last += gap if self.outcome(last + gap) == 0 else 0
+        return last
 
     def multiple(self, now: int) -> tuple[Fix, ...]:
         """The next multiple of 2, 4, 8, 16 or 32 that fits, where the next one after it fits, too."""

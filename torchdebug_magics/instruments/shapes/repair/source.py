@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import CodeType
 
-__all__ = ["Site", "assignments", "site_at", "site_of", "with_part"]
+__all__ = ["Site", "assignments", "site_at", "site_of", "tree_of", "with_part"]
 
 _SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@"}
 _LONGEST = 60
@@ -142,7 +142,7 @@ def site_at(code: CodeType, line: int, instruction: int) -> Site:
 
 def assignments(site: Site, name: str) -> list[ast.Assign]:
     """The lines of the same function, above this one, that give a variable; the last one first."""
-    tree = _tree("".join(linecache.getlines(site.code.co_filename)))
+    tree = tree_of("".join(linecache.getlines(site.code.co_filename)))
     lines = range(site.code.co_firstlineno, site.line + 1)
     found = [one for one in ast.walk(tree) if isinstance(one, ast.Assign) and one.lineno in lines] if tree is not None else []
     given = [one for one in found if len(one.targets) == 1 and isinstance(one.targets[0], ast.Name) and one.targets[0].id == name]
@@ -150,7 +150,7 @@ def assignments(site: Site, name: str) -> list[ast.Assign]:
 
 
 def _nodes(code: CodeType, instruction: int, line: int) -> tuple[ast.stmt | None, ast.AST | None]:
-    tree = _tree("".join(linecache.getlines(code.co_filename)))
+    tree = tree_of("".join(linecache.getlines(code.co_filename)))
     if tree is None:
         return None, None
     statements = [one for one in ast.walk(tree) if isinstance(one, ast.stmt) and one.lineno <= line <= (one.end_lineno or one.lineno)]
@@ -169,7 +169,8 @@ def _nodes(code: CodeType, instruction: int, line: int) -> tuple[ast.stmt | None
 
 
 @functools.lru_cache(maxsize=16)
-def _tree(source: str) -> ast.Module | None:
+def tree_of(source: str) -> ast.Module | None:
+    """A file or cell; None where it is no Python."""
     try:
         return ast.parse(source)
     except (SyntaxError, ValueError):

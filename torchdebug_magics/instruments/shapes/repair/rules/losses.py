@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, then
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, orders, producer_edits, short_dtype, turned
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, as_typed, method, on_operand, then
+from torchdebug_magics.instruments.shapes.repair.facts import is_loss
+from torchdebug_magics.instruments.shapes.repair.history import RESHAPES, maker, makers, steps
+from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import at_step
+from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, orders, producer_edits, short_dtype, told, turned
 from torchdebug_magics.instruments.shapes.repair.rules.pictures import padded, stretched
 
 if TYPE_CHECKING:
@@ -46,6 +53,10 @@ def loss(facts: Facts) -> Diagnosis | None:
 def _classes(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
     op = f"`{facts.op}`"
     many = len(scores.sizes)
+    if many == 2 and len(target.sizes) == 1 and scores.sizes[0] != target.sizes[0] and (found := _one_hot(facts, scores, target)):
+        return found
+    if target.sizes and target.sizes[0] != scores.sizes[0] and (found := _other_rows(facts, scores, target)):
+        return found
     classes = scores.sizes[1] if many > 1 else scores.sizes[0] if many else 0
     wanted = (*scores.sizes[:1], *scores.sizes[2:]) if many > 1 else ()
     if target.sizes == scores.sizes and not target.tensor.is_floating_point():
@@ -68,6 +79,32 @@ def _classes(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None
         f"{op} of scores {shape(scores.sizes)} wants a target of {shape(wanted)} (classes stand in dimension 1), gets {shape(target.sizes)}"
     )
     return Diagnosis(sentence, tuple(_class_edits(facts, scores, target, wanted)), target)
+
+
+def _one_hot(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
+    """One-hot rows of which a reshape made one row."""
+    step = target.made
+    values = facts.values(target.tensor)
+    if step is None or step.op not in RESHAPES or not step.inputs or step.inputs[0][0] != scores.sizes or values is None:
+        return None
+    rows = values.reshape(scores.sizes)
+    if not bool(((rows == 0) | (rows == 1)).all() and (rows.sum(1) == 1).all()):
+        return None
+    edits = at_step(step, lambda _, x: f"{x}.argmax(1)", lambda _, args, __: args[0].argmax(1))
+    sentence = f"`{facts.op}` of scores {shape(scores.sizes)} wants a class a row, and the target is one-hot, {shape(scores.sizes)}"
+    return Diagnosis(f"{sentence}: `{step.op}` made {target.sizes[0]} of it", edits, target)
+
+
+def _other_rows(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
+    """A reshape on the way to the scores, in which features went into the batch."""
+    many = target.sizes[0]
+    for step in steps(scores.made):
+        before = step.inputs[0][0] if step.inputs else ()
+        if step.op in RESHAPES and before[:1] == (many,) and step.shape[:1] == scores.sizes[:1] and len(before) > 2:
+            edits = at_step(step, lambda _, x: f"{x}.flatten(1)", lambda _, args, __: args[0].flatten(1))
+            went = f"`{step.op}`{f' in `{step.module}`' if step.module else ''} made {shape(step.shape)} of {shape(before)}"
+            return Diagnosis(f"`{facts.op}` gets {scores.sizes[0]} rows of scores for {many} targets: {went}", edits, scores)
+    return None
 
 
 def _class_edits(facts: Facts, scores: Operand, target: Operand, wanted: tuple[int, ...]) -> list[Edit]:
@@ -121,7 +158,21 @@ def _pairs(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
             return None
         casts = on_operand(facts, 1, method("float"), rank=2) if scores.tensor.dtype is torch.float32 else []
         return Diagnosis(f"`{facts.op}` wants a target of {short_dtype(scores)}, gets {short_dtype(target)}", tuple(casts), target)
+    step = maker(scores.made)
+    made = step is not None and step.module in facts.modules
     sentence = f"`{facts.op}` wants a target of {shape(scores.sizes)}, as its input, gets {shape(target.sizes)}"
+    if made:  # the target is data: what came to another size is the output
+        sentence = f"`{facts.op}` compares {told(scores)} with {told(target)}"
+    if classes := _classes_meant(facts, scores, target):
+        return Diagnosis(f"{sentence}: these are classes, for `cross_entropy`", tuple(classes), scores)
+    if larger := _one_each(facts, scores, target):
+        return replace(larger, sentence=f"{sentence}{larger.sentence}")
+    edits = [*_same_numbers(facts, scores, target), *_same_rank(facts, scores, target)]
+    return Diagnosis(sentence, tuple(edits), scores if made else target)
+
+
+def _same_numbers(facts: Facts, scores: Operand, target: Operand) -> list[Edit]:
+    """As many numbers on both sides, but for the dimensions in which they stand."""
     edits: list[Edit] = []
     for at, (one, other) in enumerate(((scores, target), (target, scores))):
         for dim in reversed(range(len(one.sizes))):
@@ -132,6 +183,12 @@ def _pairs(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
     if math.prod(scores.sizes[1:]) == math.prod(target.sizes[1:]) and scores.sizes[:1] == target.sizes[:1]:
         edits += _cast_too(facts, 1, method("flatten", 1), rank=3) if len(scores.sizes) == 2 < len(target.sizes) else []
         edits += on_operand(facts, 0, method("flatten", 1), rank=4) if len(target.sizes) == 2 < len(scores.sizes) else []
+    return edits
+
+
+def _same_rank(facts: Facts, scores: Operand, target: Operand) -> list[Edit]:
+    """As many dimensions on both sides, of other sizes or in another order."""
+    edits: list[Edit] = []
     if len(scores.sizes) == len(target.sizes):
         differ = [dim for dim, pair in enumerate(zip(scores.sizes, target.sizes, strict=True)) if pair[0] != pair[1]]
         edits += [*stretched(facts, scores, target), *padded(facts, scores, target)]
@@ -140,4 +197,40 @@ def _pairs(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
         if sorted(scores.sizes) == sorted(target.sizes):
             order = next((one for one in orders(len(target.sizes)) if tuple(target.sizes[dim] for dim in one) == scores.sizes), None)
             edits += turned(facts, 1, order, rank=6) if order is not None else []
-    return Diagnosis(sentence, tuple(edits), target)
+    return edits
+
+
+def _classes_meant(facts: Facts, scores: Operand, target: Operand) -> list[Edit]:
+    """Scores of several classes against the numbers of classes: the loss was meant to be another one."""
+    values = facts.values(target.tensor) if not target.tensor.is_floating_point() else None
+    if len(scores.sizes) != 2 or target.sizes != scores.sizes[:1] or scores.sizes[1] < 2 or values is None or not values.numel():
+        return []
+    if int(values.min()) < 0 or int(values.max()) >= scores.sizes[1]:
+        return []
+    why = "scores of several classes against class numbers"
+    if facts.path and is_loss(facts.module):
+        code = f"{as_typed(facts.path)} = nn.CrossEntropyLoss()"
+        return [Edit(code, why, 2, modules={facts.path: lambda _: nn.CrossEntropyLoss()})]
+    site = facts.site
+    if site is None or facts.op is None or not facts.direct or not isinstance(site.expression, ast.Call):
+        return []
+    code = f"F.cross_entropy({', '.join(map(ast.unparse, site.expression.args[:2]))})"
+    return [Edit(code, why, 2, ops=(OpEdit(site, facts.op, lambda _, args, __: nn.functional.cross_entropy(*args[:2])),))]
+
+
+def _one_each(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
+    """A convolution that was to leave one number of each picture, and leaves several as the pictures are larger than it was made for."""
+    many, rest = divmod(math.prod(scores.sizes), math.prod(target.sizes) or 1)
+    for step in makers(scores.made) if not rest and many > 1 else ():
+        module = facts.modules.get(step.module)
+        if not isinstance(module, nn.modules.conv._ConvNd) or module.transposed or math.prod(step.shape[2:]) != many:
+            continue
+        if math.prod(step.shape[:2]) != math.prod(target.sizes) or {*module.dilation} != {1} or len({*step.inputs[0][0][2:]}) != 1:
+            return None
+        whole = step.inputs[0][0][-1]
+        why = f"all {shape((whole,) * len(step.shape[2:]))} in one number"
+        is_last = {*module.stride} == {1} and not any(module.padding if isinstance(module.padding, tuple) else (1,))
+        edits = rebuilt_module(module, step.module, kernel_size=whole, rank=10, why=why) if is_last else []
+        words = f": `{step.module}` leaves {shape(step.shape[2:])} numbers of each picture, not one"
+        return Diagnosis(words, tuple(edits), scores, fit=(many, 1))
+    return None
