@@ -95,7 +95,12 @@ class Fingerprint:
             count = numbers[at] if at < len(numbers) else 0
             given = numbers[at + 1 : at + 1 + count]
             at += 1 + count
-            yield Flow(tuple(one for one in given if one < OVERWRITTEN), tuple(one - OVERWRITTEN for one in given if one >= OVERWRITTEN))
+            if count and max(given) >= OVERWRITTEN:
+                yield Flow(
+                    tuple(one for one in given if one < OVERWRITTEN), tuple(one - OVERWRITTEN for one in given if one >= OVERWRITTEN)
+                )
+            else:
+                yield Flow(tuple(given))
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values; bytes as base64."""

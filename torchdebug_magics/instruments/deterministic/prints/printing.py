@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.deterministic.fingerprint import OVERWRITTEN, RECORD, Fingerprint, Update
+from torchdebug_magics.instruments.deterministic.ops.values import tensors
 from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.tensors import tensors_in
@@ -91,26 +92,23 @@ class Printer:
     def _follow(self, op: Op) -> None:
         written = {id(tensor) for tensor in op.written}
         given: dict[int, None] = {}
-        for tensor in tensors_in((op.args, op.kwargs)):
+        met = []
+        for tensor in (*tensors(op.args), *tensors(tuple(op.kwargs.values()))):
             maker = self._maker(tensor)
-            if maker is not None:
+            if maker is None:
+                met.append(tensor)
+            else:
                 given[maker | OVERWRITTEN if op.plan.is_overwriting and id(tensor) in written else maker] = None
         self._flow.extend((len(given), *given))
-        for tensor in tensors_in((op.written, op.result)):
-            if id(tensor) in written or self._maker(tensor) is None:
-                self._makes(tensor)
-        for tensor in tensors_in((op.args, op.kwargs)):
-            if self._maker(tensor) is None:
-                self._makes(tensor)
+        made = [tensor for tensor in tensors(op.result) if id(tensor) not in written and self._maker(tensor) is None]
+        for tensor in (*met, *made, *op.written):
+            memory = memory_of(tensor)
+            if memory:
+                self._makers[memory] = weakref.ref(tensor.untyped_storage()), self._count
 
     def _maker(self, tensor: torch.Tensor) -> int | None:
         known = self._makers.get(memory_of(tensor))
         return known[1] if known is not None and known[0]() is tensor.untyped_storage() else None
-
-    def _makes(self, tensor: torch.Tensor) -> None:
-        memory = memory_of(tensor)
-        if memory:
-            self._makers[memory] = weakref.ref(tensor.untyped_storage()), self._count
 
     def _before_update(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         state: dict[str, Any] = next(iter(optimizer.state.values()), {})
