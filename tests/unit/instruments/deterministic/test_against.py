@@ -82,7 +82,7 @@ def test_an_edit_that_changes_no_number_is_no_difference(against: Any, old: str,
         ("nn.ReLU()", "nn.Tanh()", "nn.Tanh()", "nn.ReLU()", ""),
         ("lr=0.1", "lr=0.2", "lr=0.2", "lr=0.1", ""),
         ("manual_seed(0)", "manual_seed(1)", "torch.manual_seed(1)", "was `torch.manual_seed(0)`", ""),
-        ("        x = x - 0.5\n", "", "F.mse_loss", "`x`, which is gone", ""),
+        ("        x = x - 0.5\n", "", "F.mse_loss", "`x = x - 0.5` is gone", ""),
         ("loss = scale", "y = y * 2\n        loss = scale", "y = y * 2", "line is new", ""),
         ("net = nn.S", "aux = nn.Linear(4, 4)\nnet = nn.S", "aux = nn.Linear(4, 4)", "`aux` draws random numbers", "torch.manual_seed"),
         (

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.deterministic.prints.alignment import Run, edited_lines, roots, text_of
 from torchdebug_magics.instruments.deterministic.prints.draws import shifted
-from torchdebug_magics.instruments.deterministic.prints.edits import edit_behind, edit_with, quoted
+from torchdebug_magics.instruments.deterministic.prints.edits import Edit, edit_behind, edit_with
 from torchdebug_magics.instruments.deterministic.prints.updates import updated_otherwise
 from torchdebug_magics.instruments.deterministic.report import Divergence
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint, OpPrint
     from torchdebug_magics.instruments.deterministic.report import Cause
     from torchdebug_magics.report import Location
@@ -29,40 +32,60 @@ def difference(before: Fingerprint, now: Fingerprint) -> Divergence | None:
     if not found:
         return None
     first = found[0]
-    op = later.ops[first]
-    line = edit_behind(earlier, later, edited, op.place)
+    edit = edit_behind(earlier, later, edited, later.ops[first].place)
     shift = shifted(earlier, later, edited, first)
-    if shift is not None and shift.other is None:
-        line = line or edit_with("seed", earlier, later, edited)
-    if shift is not None and (shift.other is not None or line is None):
-        return divergence(later, shift.number, "unseeded_generator", shift.explanation, shift.fix, other=shift.other)
-    updated = None if shift is not None else updated_otherwise(earlier, later, first)
-    if updated is not None and (updated.is_state or line is None):
-        return divergence(later, first, "state_leak", updated.explanation, updated.fix)
-    if line is not None:
-        return replace(divergence(later, first, "control_flow", line.explanation, other=line.before), location=line.now)
+    if shift is not None:
+        edit = edit or edit_with(("seed",) if shift.other is None else (), earlier, later, edited)
+        if edit is None or shift.other is not None:
+            return divergence(later, shift.number, "unseeded_generator", shift.explanation, shift.fix, other=shift.other)
+        return _of_edit(later, first, edit)
+    updated = updated_otherwise(earlier, later, first)
+    if updated is not None:
+        edit = edit or edit_with(updated.words, earlier, later, edited)
+        if edit is None or not updated.words:
+            return divergence(later, first, "state_leak", updated.explanation, updated.fix)
+    edit = edit or _line_gone(earlier, later, edited)
+    return _of_inputs(earlier, later, first, edited, (before, now)) if edit is None else _of_edit(later, first, edit)
+
+
+def _line_gone(earlier: Run, later: Run, edited: Mapping[str, str]) -> Edit | None:
+    """The line of the earlier run's that made what the later one lacks, if it is there no more."""
     gone = roots(later, earlier, {old: new for new, old in edited.items()})
     place = earlier.ops[gone[0]].place if gone else None
-    if place is not None and text_of(place) not in later.lines:
+    return None if place is None or text_of(place) in later.lines else Edit(None, place)
+
+
+def _of_inputs(earlier: Run, later: Run, first: int, edited: Mapping[str, str], prints: tuple[Fingerprint, Fingerprint]) -> Divergence:
+    """No edited line is behind it: what came in from outside of torch, or an op that did not give the same on the same."""
+    op = later.ops[first]
+    foreign = _foreign(earlier, later, first)
+    if foreign is not None:
+        said = f"`{later.ops[foreign].op}` was given other data or numbers than then, which no op of torch's has made"
+        return divergence(later, foreign, "outside_data", said, MADE_ANEW)
+    partner = _partner(earlier, later, first)
+    if partner is not None and _same_inputs(earlier, partner, later, first):
+        return divergence(later, first, *reason(*prints, op, "gave other bits in"))
+    edit = edit_with(("",), earlier, later, edited)
+    said = f"`{op.op}` computes with other tensors than then"
+    if edit is not None:
         return divergence(
-            later, first, "control_flow", f"the earlier run computed its input by {quoted(place)}, which is gone", other=place
+            later, first, "control_flow", f"{said}: the cell was edited in between, first: {edit.standing}", other=edit.before
         )
-    return _of_inputs(earlier, later, first, (before, now))
+    other = None if partner is None else earlier.ops[partner].place
+    return divergence(
+        later, first, "control_flow", f"{said}, each of which the earlier run had elsewhere: they come in another order", other=other
+    )
 
 
-def _of_inputs(earlier: Run, later: Run, number: int, prints: tuple[Fingerprint, Fingerprint]) -> Divergence:
-    """No line has changed: what came in from outside of torch, or an op that did not give the same on the same."""
+def _of_edit(later: Run, number: int, edit: Edit) -> Divergence:
+    found = divergence(later, number, "control_flow", edit.explanation, other=edit.before)
+    return found if edit.now is None else replace(found, location=edit.now)
+
+
+def _foreign(earlier: Run, later: Run, number: int) -> int | None:
+    """The op that met data, or was given a number, that the earlier run did not have."""
     known = {(op.op, op.given) for op in earlier.ops}
-    met = [one for one in (*later.reads[number], number) if (later.ops[one].op, later.ops[one].given) not in known]
-    if met:
-        op = later.ops[min(met)]
-        said = f"`{op.op}` was given other data or numbers than then, which no op of torch's has made"
-        return divergence(later, min(met), "outside_data", said, MADE_ANEW)
-    partner = _partner(earlier, later, number)
-    if partner is not None and not _same_inputs(earlier, partner, later, number):
-        said = f"`{later.ops[number].op}` computes with other tensors than then, each of which the earlier run had elsewhere"
-        return divergence(later, number, "control_flow", f"{said}: they come in another order", other=earlier.ops[partner].place)
-    return divergence(later, number, *reason(*prints, later.ops[number], "gave other bits in"))
+    return next((one for one in sorted((*later.reads[number], number)) if (later.ops[one].op, later.ops[one].given) not in known), None)
 
 
 def _partner(earlier: Run, later: Run, number: int) -> int | None:
@@ -72,7 +95,8 @@ def _partner(earlier: Run, later: Run, number: int) -> int | None:
 
 
 def _same_inputs(earlier: Run, partner: int, later: Run, number: int) -> bool:
-    return [earlier.ops[one].gave for one in earlier.reads[partner]] == [later.ops[one].gave for one in later.reads[number]]
+    both = ((run.ops[one][6:8] for one in run.reads[at]) for run, at in ((earlier, partner), (later, number)))
+    return all(one == other for one, other in zip_longest(*both))
 
 
 def reason(before: Fingerprint, now: Fingerprint, op: OpPrint, beyond: str) -> tuple[Cause, str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-from difflib import SequenceMatcher
-from itertools import takewhile
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchdebug_magics.instruments.deterministic.prints.alignment import is_new, text_of
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Shift", "shifted"]
 
-_MOST_DRAWS = 500
-"""That are compared, from the first one on that is not the same."""
 _AGAIN = "`torch.manual_seed(...)`"
 
 
@@ -36,43 +33,50 @@ class Shift(NamedTuple):
 class _Draw(NamedTuple):
     number: int
     gave: int
-    op: str
-    text: str
+    key: tuple[str, str]
+    """The op, and the text of its line."""
 
 
 def shifted(earlier: Run, later: Run, edited: Mapping[str, str], last: int) -> Shift | None:
-    """None where no draw up to the op with that number gave other numbers."""
-    before = _draws(earlier, {})
-    now = _draws(later, edited)
-    same = sum(1 for _ in takewhile(lambda pair: pair[0][1:] == pair[1][1:], zip(before, now, strict=False)))
-    before, now = before[same : same + _MOST_DRAWS], now[same : same + _MOST_DRAWS]
+    """None where nothing was drawn otherwise on the way to the op with that number."""
+    before, now = _draws(earlier, {}), _draws(later, edited)
+    surplus = Counter(draw.key for draw in now)
+    surplus.subtract(draw.key for draw in before)
     live = later.live()
+    moved: Counter[tuple[str, str]] = Counter()
     added: list[_Draw] = []
     gone: list[_Draw] = []
-    then, present = ([draw[2:] for draw in draws] for draws in (before, now))
-    for kind, i, j, k, m in SequenceMatcher(None, then, present, autojunk=False).get_opcodes():
-        if kind != "equal":
-            added += now[k:m]
-            gone += before[i:j]
-            continue
-        for at in range(j - i):
-            one, other = before[i + at], now[k + at]
+    i = j = 0
+    while i < len(before) and j < len(now):
+        one, other = before[i], now[j]
+        if moved[one.key]:
+            moved[one.key] -= 1
+            i += 1
+        elif one.key != other.key and surplus[one.key] < 0:
+            surplus[one.key] += 1
+            gone.append(one)
+            i += 1
+        elif one.key != other.key:
+            if surplus[other.key] > 0:
+                surplus[other.key] -= 1
+            else:
+                moved[other.key] += 1
+            added.append(other)
+            j += 1
+        elif one.gave == other.gave or not live[other.number] or not is_new(later.ops[other.number], earlier):
             if one.gave == other.gave:
                 added, gone = [], []
-            elif live[other.number] and is_new(later.ops[other.number], earlier):
-                is_moved = (
-                    bool(added)
-                    and any(added[0].text == draw.text for draw in before[i:])
-                    and all(added[0].text != draw.text for draw in now[k:])
-                )
-                is_behind = min(draw.number for draw in (*added, other)) <= last
-                return _told(earlier, later, added, gone, other.number, is_moved=is_moved) if is_behind else None
+            i, j = i + 1, j + 1
+        elif min(draw.number for draw in (*added, other)) > last:
+            return None
+        else:
+            return _told(earlier, later, added, gone, other.number, is_moved=bool(added) and moved[added[0].key] > 0)
     return None
 
 
 def _draws(run: Run, edited: Mapping[str, str]) -> list[_Draw]:
     texts = ((number, op, text_of(op.place)) for number, op in enumerate(run.ops) if op.is_random)
-    return [_Draw(number, op.gave, op.op, edited.get(text, text)) for number, op, text in texts]
+    return [_Draw(number, op.gave, (op.op, edited.get(text, text))) for number, op, text in texts]
 
 
 def _told(earlier: Run, later: Run, added: list[_Draw], gone: list[_Draw], drawn: int, *, is_moved: bool) -> Shift:
@@ -80,17 +84,19 @@ def _told(earlier: Run, later: Run, added: list[_Draw], gone: list[_Draw], drawn
     if added:
         first = later.ops[added[0].number].place
         if is_moved:
-            names = quoted(first), quoted(place)
-            said = f"{names[0]} is made before {names[1]}: the random numbers go to other layers"
-            return Shift(added[0].number, place, said, f"make {names[1]} before {names[0]}, or call {_AGAIN} before each of them")
+            said = f"{quoted(first)} is made before {quoted(place)}: the random numbers go to other layers"
+            fix = f"make {quoted(place)} before {quoted(first)}, or call {_AGAIN} before each of them"
+            return Shift(added[0].number, place, said, fix)
         what = "a seed" if later.ops[added[0].number].magnitude == 0 else "random numbers"
-        said = f"{quoted(first)} draws {what}, which the earlier run did not: `{op.op}` at {place} draws other numbers from there on"
-        return Shift(
-            added[0].number, place, said, _apart(place) or f"call {_AGAIN} again after {quoted(first)}, or give it a generator of its own"
-        )
+        then = "more often than in the earlier run" if text_of(first) in earlier.lines else "which the earlier run did not"
+        said = f"{quoted(first)} draws {what}, {then}: `{op.op}` at {place} draws other numbers from there on"
+        drawing = f"the call of `{first.function}`" if first is not None and first.source.startswith("return") else quoted(first)
+        fix = _apart(place) or f"call {_AGAIN} again after {drawing}, or give it a generator of its own"
+        return Shift(added[0].number, place, said, fix)
     if gone:
         first = earlier.ops[gone[0].number].place
-        said = f"{quoted(first)} no longer draws random numbers before it: `{op.op}` draws other numbers from there on"
+        rarer = "draws random numbers less often than then" if text_of(first) in later.lines else "no longer draws random numbers before it"
+        said = f"{quoted(first)} {rarer}: `{op.op}` draws other numbers from there on"
         return Shift(drawn, first, said, _apart(place) or f"call {_AGAIN} before it")
     return Shift(drawn, None, f"`{op.op}` drew other numbers than then: another seed, or a generator that is not seeded", "")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torchdebug_magics.instruments.deterministic.prints.alignment import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from torchdebug_magics.instruments.deterministic.prints.alignment import Run
     from torchdebug_magics.report import Location
@@ -21,14 +21,22 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 class Edit(NamedTuple):
     """A line that is not as it was."""
 
-    now: Location
+    now: Location | None
+    """None where it is gone."""
     before: Location | None
     """None where it is new."""
 
     @property
     def explanation(self) -> str:
         """A clause on it."""
-        return "this line is new" if self.before is None else f"this line was `{_plain(self.before)}`"
+        if self.before is None:
+            return "this line is new"
+        return f"`{_plain(self.before)}` is gone" if self.now is None else f"this line was `{_plain(self.before)}`"
+
+    @property
+    def standing(self) -> str:
+        """The same, with the place."""
+        return self.explanation if self.now is None else self.explanation.replace("this line", str(self.now), 1)
 
 
 def edit_behind(earlier: Run, later: Run, edited: Mapping[str, str], place: Location | None) -> Edit | None:
@@ -39,10 +47,10 @@ def edit_behind(earlier: Run, later: Run, edited: Mapping[str, str], place: Loca
     text = text_of(place)
     if text in changed:
         return _edit(text, changed[text], earlier, edited)
-    targets = [(target_of(line).rsplit(".", 1)[-1], text) for text, line in later.lines.items()]
+    targets = [(_bound(line), text) for text, line in later.lines.items()]
     names, seen = set(_NAME.findall(text)), {text}
     while True:
-        behind = [text for target, text in targets if target in names and text not in seen]
+        behind = [text for target, text in targets if not target.isdisjoint(names) and text not in seen]
         for text in behind:
             if text in changed:
                 return _edit(text, changed[text], earlier, edited)
@@ -52,15 +60,25 @@ def edit_behind(earlier: Run, later: Run, edited: Mapping[str, str], place: Loca
         names = {name for text in behind for name in _NAME.findall(text)}
 
 
-def edit_with(word: str, earlier: Run, later: Run, edited: Mapping[str, str]) -> Edit | None:
-    """The first edited line with that word in it."""
-    return next(
-        (_edit(text, line, earlier, edited) for text, line in later.lines.items() if word in text and text not in earlier.lines), None
-    )
+def edit_with(words: Iterable[str], earlier: Run, later: Run, edited: Mapping[str, str]) -> Edit | None:
+    """The first line that was edited, or else is gone, with one of the words in it."""
+    for word in words:
+        now = [_edit(text, line, earlier, edited) for text, line in later.lines.items() if word in text and text not in earlier.lines]
+        old = set(edited.values())
+        gone = [Edit(None, line) for text, line in earlier.lines.items() if word in text and text not in later.lines and text not in old]
+        if now or gone:
+            return (*now, *gone)[0]
+    return None
 
 
 def _edit(text: str, line: Location, earlier: Run, edited: Mapping[str, str]) -> Edit:
     return Edit(line, earlier.lines[edited[text]] if text in edited else None)
+
+
+def _bound(place: Location) -> frozenset[str]:
+    """Every name that a line binds, of an attribute its own one."""
+    found = re.match(r"([\w\s.,*()\[\]]+?)(?::[^=]+)?=(?!=)", place.source) or re.match(r"(?:async )?for\b(.+?)\bin\b", place.source)
+    return frozenset() if found is None else frozenset(re.findall(r"(\w+)\s*(?![\w.])", found.group(1)))
 
 
 def target_of(place: Location | None) -> str:

@@ -19,8 +19,8 @@ class UpdatedOtherwise(NamedTuple):
 
     explanation: str
     fix: str
-    is_state: bool
-    """Whether it lacks what the earlier run went on with, such as ``exp_avg``; else a setting differs."""
+    words: tuple[str, ...]
+    """One of them is in the line that was edited, if one was; none where the run was resumed."""
 
 
 def updated_otherwise(earlier: Run, later: Run, number: int) -> UpdatedOtherwise | None:
@@ -36,7 +36,7 @@ def updated_otherwise(earlier: Run, later: Run, number: int) -> UpdatedOtherwise
     if missing:
         said = f"`{name}` is new, without {listed(missing)}, with which the earlier run went on"
         return UpdatedOtherwise(
-            said, f"save `{name}.state_dict()` with the model's, and load it with `{name}.load_state_dict(...)`", is_state=True
+            said, f"save `{name}.state_dict()` with the model's, and load it with `{name}.load_state_dict(...)`", words=()
         )
     values = dict(now.settings)
     changed = [(setting, value, values[setting]) for setting, value in then.settings if values.get(setting, value) != value]
@@ -44,9 +44,14 @@ def updated_otherwise(earlier: Run, later: Run, number: int) -> UpdatedOtherwise
         return None
     said = listed([f"`{setting}` of `{name}` was {value} then and is {present} now" for setting, value, present in changed])
     setting, value, _ = changed[0]
-    is_scheduled = setting.startswith("lr") and then is not earlier.updates[0]
-    fix = "save the scheduler's `state_dict()`, and load it with `load_state_dict`" if is_scheduled else f"set `{setting}={value}`"
-    return UpdatedOtherwise(said, fix, is_state=False)
+    if earlier.updates.index(then) != later.updates.index(now):
+        fix = (
+            "save the scheduler's `state_dict()`, and load it with `load_state_dict`"
+            if setting.startswith("lr")
+            else f"set `{setting}={value}`"
+        )
+        return UpdatedOtherwise(said, fix, ())
+    return UpdatedOtherwise(said, f"set `{setting}={value}`", ("sched", name.rsplit(".", 1)[-1]))
 
 
 def _same_step(earlier: Run, later: Run, now: Update) -> Update | None:
