@@ -32,6 +32,8 @@ class Chain:
     first_bytes: int
     iterations: list[int]
     """In which it grew, the first and the latest of them at the ends; what lies between is thinned out."""
+    dim: int | None = None
+    """Along which it grows; None where it is not one."""
 
     def grew(self, iteration: int) -> None:
         """Once more."""

@@ -47,6 +47,8 @@ class Course:
         """The phases in which those that run began."""
         self._called: set[int] = set()
         """The models called in the step that runs, as long as it has come to no backward pass or update."""
+        self._first: dict[object, int] = {}
+        """The first model that was called in the step that runs, by the place of the call."""
         self._at: list[_Call] = []
         """Where the user's code stood at the last call of a model."""
         self._ran: dict[object, int] = {}
@@ -125,7 +127,11 @@ class Course:
         self._ledger.span = self._phases.enter(phase, at=self._ledger.clock, keeps_graph=torch.is_grad_enabled())
 
     def _step(self, of: int, frame: FrameType | None, size: int, *, joins: bool = False) -> None:
-        key = of, *((frame.f_code, frame.f_lasti) if frame is not None else ())
+        place = (frame.f_code, frame.f_lasti) if frame is not None else (None, of)
+        if not joins:
+            self._first.clear()
+        # One that goes from model to model is one loop; of several that a step calls from one place, each has its own.
+        key = place if self._first.setdefault(place, of) == of else (of, *place)
         was_followed = self.is_followed
         if joins:
             follows = self._steps.join(key, self._places.here(frame), size, _get_sequence_nr())

@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["Cause", "collection", "fix", "graph_fix", "is_in_collection", "is_local", "is_part", "root"]
+from torchdebug_magics.instruments.memtrace.rewritten import adds_a_number, rewritten, target
+
+__all__ = ["Cause", "as_code", "collection", "fix", "graph_fix", "is_in_collection", "is_local", "is_part", "of_gradients", "root"]
 
 _ROOT = re.compile(r"(?:.* local ')?([^\[.{ ']+)")
 _LOCAL = re.compile(r".*\(\) local '([^']*)'(?: in thread '[^']*')?")
 _INSIDE = re.compile(r"[^\[{]*\.<(closure|default) (\w+)>")
 _PLACE = re.compile(r"\[-?\d+\]|\[\.\.\.\]|\{\.\.\.\}|\.grad_fn| -> |\.<")
 """Where in a path the collection ends, and one of the many things in it begins."""
+_CHILD = re.compile(r"\.(\d+)(?=\.|\[|$)")
+_PLAIN = re.compile(r"\w+(?:\.\w+|\[(?:-?\d+|'\w+')\])*$")
 _GRADIENT = ".grad"
 _FUNCTION_CACHE = ".<cache>"
 _KNOWN = (
@@ -38,6 +42,11 @@ def collection(path: str) -> str:
     return _PLACE.split(path, maxsplit=1)[0]
 
 
+def as_code(path: str) -> str:
+    """A path as Python has it: ``net[1].x`` for ``net.1.x``."""
+    return _CHILD.sub(r"[\1]", path)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cause:
     """Why a variable keeps more and more."""
@@ -47,6 +56,14 @@ class Cause:
     """Whether a backward pass runs in the loop."""
     swells: bool = False
     """Whether it is one tensor that gets larger."""
+    dim: int | None = None
+    """Along which; None where that is not known."""
+    line: str = ""
+    """The text of the line that puts it there."""
+    is_attribute: bool = False
+    """Whether each of many objects has one, in an attribute."""
+    empties: str = ""
+    """How to empty what holds it, as one would write it: ``metric.reset()``."""
     slices: bool = False
     """Whether each tensor is kept for the sake of a part of it."""
 
@@ -56,58 +73,73 @@ def fix(path: str, cause: Cause) -> str:
     known = next((text for words, text in _KNOWN if any(word in path for word in words)), None)
     if known is not None or not path:
         return known or ""
-    kept = collection(path)
+    kept = as_code(collection(path))
     if cause.swells:
-        return _swelling(kept, keeps_graph=cause.keeps_graph)
+        return _swelling(as_code(_LOCAL.sub(r"\1", path, count=1)), cause)
     if cause.keeps_graph:
-        return _of_graph(path, kept, trains=cause.trains)
+        return _of_graph(path, kept, cause)
     if cause.slices:
         copied = ".copy()" if path.endswith(".base") else ".clone()"
         return f"put a copy into `{kept}`, by `{copied}`: a slice keeps the whole tensor that it was cut from"
-    return _of_data(path, kept)
+    return _of_data(path, kept, cause)
 
 
-def _of_data(path: str, kept: str) -> str:
+def _of_data(path: str, kept: str, cause: Cause) -> str:
     inside = _INSIDE.match(path)
     if inside is not None and inside[1] == "default":
         return f"a default value is made once and shared by all calls: write `{kept}=None`, and make it in the function"
     if "cache" in path.lower():
         return _of_cache(path, kept)
+    if cause.is_attribute and (name := target(cause.line)):
+        return f"delete it when it has been used, `del {name}`, or set it to None: each object in `{kept}` keeps its own"
+    if cause.empties:
+        return f"call `{cause.empties}` when its result has been taken, such as after each epoch: until then it keeps all that it is given"
     if not is_in_collection(path):
         kept = root(path)  # many objects, each with one: the modules of a model, or a chain of records
-    return f"keep in `{kept}` only what is needed, as a number or a mean; or bound it, as `deque(maxlen=100)` does"
-
-
-def graph_fix(path: str, *, is_collection: bool, is_number: bool) -> str:
-    """What to write where the graph itself grows; `is_collection`: whether `path` is a list or the like, of tensors with a graph."""
-    kept = collection(path)
-    if kept.endswith(_GRADIENT):
-        return _of_gradients()
-    if is_collection:
-        return f"keep no graph in `{kept}`: put `.item()` (a number) or `.detach()` (a tensor) into it"
-    if not is_number:
-        return f"cut its graph off, `{kept} = {kept}.detach()`; or compute it under `with torch.no_grad():`"
-    return f"add a number to it, `{kept} += loss.item()`, or cut its graph off: `{kept} = {kept}.detach()`"
-
-
-def _swelling(kept: str, *, keeps_graph: bool) -> str:
-    detached = f"; and detach what is added: `{kept}.grad_fn` keeps the graph of every iteration, too" if keeps_graph else ""
-    return f"bound it, as `{kept} = {kept}[-1000:]` does; or append to a list and join it once, after the loop{detached}"
-
-
-def _of_gradients() -> str:
     return (
-        "`backward(create_graph=True)` leaves a graph in every gradient: take the slopes by `torch.autograd.grad(..., create_graph=True)`, "
-        "or set the gradients to None after each step, `optimizer.zero_grad()`"
+        f"keep in `{kept}` only what is needed, such as a number or a mean, and empty it when it has been used, `{kept}.clear()`; "
+        "or bound it, as `deque(maxlen=100)` does"
     )
 
 
-def _of_graph(path: str, kept: str, *, trains: bool) -> str:
+def graph_fix(path: str, *, is_collection: bool, is_number: bool, line: str = "", cure: str = ".detach()") -> str:
+    """What to write where the graph itself grows; `is_collection`: whether `path` is a list or the like, of tensors with a graph."""
+    kept = as_code(collection(path))
     if kept.endswith(_GRADIENT):
-        return _of_gradients()
-    if not trains:
+        return of_gradients()
+    better = rewritten(line, cure)
+    if better:
+        number = f"; `{rewritten(line, '.item()')}` where a number will do" if is_number and (is_collection or adds_a_number(line)) else ""
+        return f"write `{better}`: else `{kept}` keeps the graph of every step{number}"
+    if is_collection:
+        return f"keep no graph in `{kept}`: put `.item()` (a number) or `.detach()` (a tensor) into it"
+    return f"cut its graph off, `{kept} = {kept}{cure}`; or compute it under `with torch.no_grad():`"
+
+
+def _swelling(path: str, cause: Cause) -> str:
+    detached = f"; and detach what is added: `{path}.grad_fn` keeps the graph of every iteration, too" if cause.keeps_graph else ""
+    bound = f"bound it, as `{path} = {path}[{':, ' * cause.dim}-1000:]` does; or " if cause.dim is not None and _PLAIN.match(path) else ""
+    return f"{bound}append to a list and join it once, after the loop{detached}"
+
+
+def of_gradients() -> str:
+    """Where gradients hold the graph that made them."""
+    return (
+        "`backward(create_graph=True)` leaves a graph in every gradient: take the derivatives by "
+        "`torch.autograd.grad(..., create_graph=True)`, or set each `.grad` to None after the step, as `optimizer.zero_grad()` does"
+    )
+
+
+def _of_graph(path: str, kept: str, cause: Cause) -> str:
+    if kept.endswith(_GRADIENT):
+        return of_gradients()
+    better = rewritten(cause.line, ".detach()")
+    if not cause.trains:
         why = f"nothing calls `backward()` in it, and `{kept}` keeps the graph of every iteration"
         return f"run the loop under `with torch.no_grad():`, as {why}"
+    if better:
+        number = f"; or `{rewritten(cause.line, '.item()')}` where it is a number"
+        return f"write `{better}`: `{kept}` keeps the graph of every iteration{number}"
     if is_in_collection(path):
         return f"put `.item()` (a number) or `.detach()` (a tensor) into `{kept}`: it keeps the graph of every iteration"
     return f"detach it, `{kept} = {kept}.detach()`, or add `.item()`: an iteration's graph then ends with it"

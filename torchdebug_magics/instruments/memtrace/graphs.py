@@ -49,12 +49,19 @@ class GraphWatch:
         if not per_step:
             return None
         seen = [found[path] for _, found in self._looks if path in found]
+        location = line_of(path, seen[-1])
         return GraphGrowth(
             nodes_per_iteration=max(1, round(per_step * steps.count / main.count)),
             iterations_count=main.count,
-            location=line_of(path, seen[-1]),
+            location=location,
             holder=path,
-            fix=graph_fix(path, is_collection=seen[-1].is_collection, is_number=any(history.is_number for history in seen)),
+            fix=graph_fix(
+                path,
+                is_collection=seen[-1].is_collection,
+                is_number=any(history.is_number for history in seen),
+                line="" if location is None else location.source,
+                cure=".detach().requires_grad_()" if seen[-1].begins_anew else ".detach()",
+            ),
         )
 
     def _nodes_per_step(self, path: str, steps: Steps, main: Loop) -> float:

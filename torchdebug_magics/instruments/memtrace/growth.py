@@ -45,6 +45,11 @@ class Leak:
     """The earliest first."""
 
     @property
+    def dim(self) -> int | None:
+        """Along which a tensor swells."""
+        return next((block.chain.dim for block in self.blocks if block.chain is not None), None)
+
+    @property
     def role(self) -> str:
         """What most of it is to a model; empty where that is nothing."""
         sizes: Counter[str] = Counter()

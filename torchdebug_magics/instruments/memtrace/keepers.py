@@ -21,6 +21,7 @@ __all__ = ["Keepers", "holders"]
 _ASKED = 2000
 """Storages asked for at most, the largest: a report shows a few."""
 _SHOWN = 20
+_MANY, _FAR_MORE = 3, 2
 
 
 class Keepers:
@@ -44,8 +45,14 @@ class Keepers:
         self._owners = {id(block): found.owners[key] for key, block in wanted if found is not None and key in found.owners}
         self._with_history = frozenset(id(block) for key, block in wanted if found is not None and key in found.with_history)
 
-    def path(self, blocks: Iterable[Block]) -> str:
-        """Of the variable that holds most of them: the path to the first one in it.
+    def _is_unnamed(self, blocks: Iterable[Block], held: Collection[Block]) -> bool:
+        """Whether far more of them are alive without a name: what holds so few is not what keeps them."""
+        asked = {id(block) for block in self._wanted}
+        unnamed = [block for block in blocks if not block.died and id(block) in asked and id(block) not in self._paths]
+        return len(unnamed) >= _MANY and _size(unnamed) > _FAR_MORE * _size(held)
+
+    def path(self, blocks: Collection[Block]) -> str:
+        """Of the variable that holds most of them: the path to the first one in it; empty where that is no name for most of it.
 
         One that holds what a single iteration made has only its last value, however large that is; others hold more and more.
         """
@@ -54,11 +61,19 @@ class Keepers:
             if id(block) in self._paths:
                 found[collection(self._paths[id(block)])].append(block)
         most = max(found.values(), key=lambda held: (len({block.iteration for block in held}) > 1, _size(held)), default=())
+        if self.is_whole and self._is_unnamed(blocks, most):
+            return ""
         return next((self._paths[id(block)] for block in most), "")
 
     def owner(self, path: str) -> Owner | None:
         """Whose attribute holds what is at that path; None where it is a variable's."""
         return next((self._owners.get(id(block)) for block in self._wanted if self.of(block) == path), None)
+
+    def by_graph(self, leaks: Iterable[Iterable[Block]]) -> tuple[int, int]:
+        """(bytes that are held with a graph or by way of one, bytes of plain tensors): the latter are not freed by cutting a graph off."""
+        alive = [block for blocks in leaks for block in blocks if not block.died]
+        in_graph = _size(block for block in alive if "grad_fn" in self.of(block) or id(block) in self._with_history)
+        return in_graph, _size(alive) - in_graph
 
     def beside(self, path: str) -> list[Block]:
         """All that the variable at that path holds, and what is in the graphs that it keeps."""

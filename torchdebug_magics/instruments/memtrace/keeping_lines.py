@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.probing.shell import running_shell
-from torchdebug_magics.probing.source.code_owner import owner as owner_of_file
 from torchdebug_magics.probing.where import location
 
 if TYPE_CHECKING:
@@ -43,9 +42,8 @@ class KeepingLines:
         if owner is None:
             first = None if local is not None else _FIRST.match(path)
             return self._best(name or (first[0] if first is not None else ""), (), function, self._files, adds_up=adds_up)
-        is_users = bool(owner.file) and owner_of_file(owner.file) == "user"
-        if is_users:
-            return self._best(f".{owner.attribute}", owner.type_names, "", [owner.file, *self._files], adds_up=adds_up)
+        if owner.is_users:
+            return self._best(f".{owner.attribute}", owner.type_names, "", [*filter(None, [owner.file]), *self._files], adds_up=adds_up)
         # Code of a library puts it there: it is given to the object by who calls that.
         kept_as = re.split(r"\W+", re.sub(r"\[[^\]]*\]", "", owner.path))[-1]
         return self._best(f"{'.' if '.' in owner.path else ''}{kept_as}()", (), function, self._files, adds_up=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MemtraceProbe"]
 
+_CREATES_GRAPH = 3
+"""Which argument of `torch.autograd.backward` it is."""
 _SETTLED = 3
 """Steps after which only those modules stay watched that were called by themselves."""
 
@@ -108,7 +111,7 @@ class MemtraceProbe:
         self._outermost.attach(stack, census.modules)
         self._compiled.attach(stack)
         self._hooks.autograd_calls(stack, "backward", self._around_backward)
-        self._hooks.autograd_calls(stack, "grad", self._around_backward)
+        self._hooks.autograd_calls(stack, "grad", self._around_grad)
         self._hooks.optimizer_steps(stack, self._before_update, self._after_update)
         stack.callback(self._course.tracer.off)
         self._course.resume()
@@ -190,17 +193,28 @@ class MemtraceProbe:
 
     def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
+        creates_graph = kwargs.get("create_graph") or args[_CREATES_GRAPH : _CREATES_GRAPH + 1] == (True,)
+        return self._around(original, *args, **kwargs, _leaves=True, _leaves_graph=bool(creates_graph))
+
+    def _around_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        return self._around(original, *args, **kwargs, _leaves=False, _leaves_graph=False)
+
+    def _around(self, original: Any, *args: Any, _leaves: bool, _leaves_graph: bool, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         if torch._C._current_graph_task_id() != -1 or is_being_compiled() or not self._outermost.is_ours():
             return original(*args, **kwargs)
-        self._guard.run("the look before a backward pass", self._before_backward)
+        self._guard.run("the look before a backward pass", self._before_backward, leaves=_leaves, leaves_graph=_leaves_graph)
         try:
             return original(*args, **kwargs)
         finally:
             self._guard.run("the look after a backward pass", self._course.stop)
 
-    def _before_backward(self) -> None:
+    def _before_backward(self, *, leaves: bool, leaves_graph: bool) -> None:
+        if leaves_graph:
+            self._watch.creates_graphs_at = self._places.here(sys._getframe())
         self._course.step_without_model()
-        self._steps.trains()
+        self._steps.trains(leaves=leaves)
         self._course.start("backward")
 
     def _before_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:

@@ -44,7 +44,7 @@ def _is_of_a_stage(leak: Leak, path: str) -> bool:
 
 def _is_result(leak: Leak, path: str, keepers: Keepers, steps: Steps) -> bool:
     """Whether it is what a loop was for: nothing is trained in it, no graph is kept, and its own code keeps it, or has returned by now."""
-    if steps.is_training(leak.loop):
+    if steps.is_training(leak.loop, leaves=True):
         return False
     if all(block.died for block in leak.blocks):
         return not leak.keeps_graph

@@ -99,6 +99,8 @@ class Steps:
         """Steps begun, of all loops."""
         self._trained = array("q")
         """Numbers of the steps with a backward pass."""
+        self._backward = array("q")
+        """Of these the ones in which it gave parameters their gradients."""
         self._clocks = array("q")
         """Events of the ledger before each step."""
         self._nodes = array("Q")
@@ -154,17 +156,19 @@ class Steps:
         if self._first is not None:
             self._first.follow = max(self._first.follow, count)
 
-    def trains(self) -> None:
-        """A backward pass begins."""
-        if not self._trained or self._trained[-1] != self.count:
-            self._trained.append(self.count)
+    def trains(self, *, leaves: bool) -> None:
+        """A backward pass begins; `leaves`: one that gives parameters their gradients, and is not only asked for some."""
+        for numbers in (self._trained, self._backward) if leaves else (self._trained,):
+            if not numbers or numbers[-1] != self.count:
+                numbers.append(self.count)
 
-    def is_training(self, loop: Loop | None) -> bool:
+    def is_training(self, loop: Loop | None, *, leaves: bool = False) -> bool:
         """Whether there was a backward pass since the first and before the last step of that loop; of any, where it is None."""
+        numbers = self._backward if leaves else self._trained
         if loop is None or not loop.count:
-            return bool(self._trained)
-        at = bisect_left(self._trained, loop.numbers[0])
-        return at < len(self._trained) and self._trained[at] < max(loop.numbers[-1], loop.numbers[0] + 1)
+            return bool(numbers)
+        at = bisect_left(numbers, loop.numbers[0])
+        return at < len(numbers) and numbers[at] < max(loop.numbers[-1], loop.numbers[0] + 1)
 
     def accumulates(self, loop: Loop) -> bool:
         """Whether the only backward pass since that loop began came right after its last step: it is for all of them, as of an episode."""

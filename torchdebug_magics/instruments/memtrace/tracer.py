@@ -141,7 +141,7 @@ class Tracer:
         for part in parts if isinstance(parts, (list, tuple)) else (parts,):
             before = next((self.ledger.known(storage) for storage in storages(part)), None)
             if before is not None and before.place is joined.place and before.bytes < joined.bytes:
-                joined.chain = before.chain or Chain(before.bytes, [before.iteration])
+                joined.chain = before.chain or Chain(before.bytes, [before.iteration], _grown(part, whole))
                 joined.chain.grew(joined.iteration)
                 self.swells |= not self.ledger.span.is_between
                 return
@@ -190,6 +190,12 @@ class Tracer:
             self.ledger.settle()
             alive = tuple(self.ledger.live.values())
             self.out_of_memory = OutOfMemory(id(error), size_bytes, str(func), module, place, self.ledger.span, self.iteration, alive)
+
+
+def _grown(part: torch.Tensor, whole: torch.Tensor) -> int | None:
+    """The dimension in which the one is longer than the other, and equal in all others."""
+    grown = [dim for dim, (few, many) in enumerate(zip(part.shape, whole.shape, strict=False)) if few != many]
+    return grown[0] if len(grown) == 1 and part.dim() == whole.dim() else None
 
 
 @cache

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.census import Census, has_graph
 from torchdebug_magics.instruments.memtrace.counted import fastest, grown_by_counter, kept_most, rate_bytes
 from torchdebug_magics.instruments.memtrace.ended import is_over
-from torchdebug_magics.instruments.memtrace.fixes import Cause, collection
+from torchdebug_magics.instruments.memtrace.fixes import Cause, collection, of_gradients
 from torchdebug_magics.instruments.memtrace.graphs import GraphWatch
 from torchdebug_magics.instruments.memtrace.growth import leaking, repeated
 from torchdebug_magics.instruments.memtrace.keepers import Keepers
@@ -57,11 +58,15 @@ class GrowthWatch:
         self._paths: dict[Place, str] = {}
         """Who held what seemed to grow, while the loop ran."""
         self._graphs = GraphWatch()
+        self._weighed = 0, 0
+        """(step, bytes in the ledger) when it was weighed last what variables hold."""
         self._tally = Tally()
         self.carried: set[str] = set()
         """Variables with a history that are given to the model again."""
         self.collects = ""
         """The variable that holds the results of the loop: it grows, and that is no leak."""
+        self.creates_graphs_at: Place | None = None
+        """The line of a backward pass that leaves its graph in the gradients."""
         self._ended = 0
         """Events until the end of the cell."""
 
@@ -92,11 +97,14 @@ class GrowthWatch:
             self.carried.update(find_holders(addresses).roots.values() if addresses else ())
 
     def _has_grown(self, loop: Loop) -> bool:
-        """Whether the heap has, by more than noise, in steps that were only counted since it was weighed what variables hold."""
-        if loop.unweighed_bytes < max(LARGE_BYTES * loop.unweighed_count, NOISE_BYTES):
-            return False
-        loop.unweighed_bytes = loop.unweighed_count = 0
-        return True
+        """Whether the heap has, by more than noise, in steps that were only counted, or the ledger, since variables were weighed last."""
+        step, live_bytes = self._weighed
+        unseen = loop.unweighed_bytes >= max(LARGE_BYTES * loop.unweighed_count, NOISE_BYTES)
+        seen = self._ledger.total.now_bytes - live_bytes >= max(LARGE_BYTES * (self._steps.count - step), NOISE_BYTES)
+        if unseen or seen:
+            loop.unweighed_bytes = loop.unweighed_count = 0
+            self._weighed = self._steps.count, self._ledger.total.now_bytes
+        return unseen or seen
 
     def ends(self) -> None:
         """The cell is over; what only the collector finds from here on, nobody kept."""
@@ -121,7 +129,11 @@ class GrowthWatch:
         else:
             named = [(leak, keepers.path(leak.blocks)) for leak in repeated(made)]
             named = [one for one in named if any(word in one[1].lower() for word in _IS_KEPT_BY_DESIGN)]
-        return worst(named, graph, keepers, self._steps, peak_bytes, self.lines), graph
+        growth = worst(named, graph, keepers, self._steps, peak_bytes, self.lines)
+        if growth is not None and self.creates_graphs_at is not None and not growth.holder:
+            # A cycle in C++, which no collector sees: the leaf holds its gradient, and that the graph that leads to the leaf.
+            growth = replace(growth, kept_at=self.creates_graphs_at.location, fix=of_gradients(), keeps_graph=True)
+        return growth, graph
 
     @cached_property
     def lines(self) -> KeepingLines:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.census import GRADIENT, OPTIMIZER_STATE, PARAMETER
-from torchdebug_magics.instruments.memtrace.fixes import Cause, collection, fix, is_in_collection
+from torchdebug_magics.instruments.memtrace.fixes import Cause, as_code, collection, fix, is_in_collection
 from torchdebug_magics.instruments.memtrace.growth import LEAST_BYTES
 from torchdebug_magics.instruments.memtrace.report import Growth
 from torchdebug_magics.instruments.memtrace.tally import place_of
@@ -46,11 +46,21 @@ def worst(
     is_little = size_bytes < LARGE_BYTES and size_bytes * first.iterations_count < _LARGE_PART * peak_bytes
     if size_bytes < LEAST_BYTES or (is_little and not keeps_graph):
         return None
+    owner = keepers.owner(path)
+    swelling = next((leak for leak, _ in most if leak.swells), None)
+    kept_at = lines.of(path, owner, adds_up=swelling is not None or not is_in_collection(path))
+    # A graph that is less than the data beside it is not what is to be cut.
+    in_graph, beside = keepers.by_graph(leak.blocks for leak, _ in most)
+    keeps_graph = keeps_graph and (in_graph >= beside or not steps.is_training(first.loop))
     cause = Cause(
         keeps_graph=keeps_graph,
         trains=steps.is_training(first.loop),
-        swells=any(leak.swells for leak, _ in most),
+        swells=swelling is not None,
+        dim=None if swelling is None else swelling.dim,
         slices=keepers.are_slices(first.blocks),
+        line="" if kept_at is None else kept_at.source,
+        is_attribute=owner is not None and path.endswith(f".{owner.attribute}") and is_in_collection(path),
+        empties=f"{as_code(owner.path)}.{owner.empties}()" if owner is not None and owner.empties else "",
     )
     others = {collection(other) for leak, other in named if other and leak.bytes_per_iteration >= LEAST_BYTES} - {collection(path)}
     return Growth(
@@ -61,7 +71,7 @@ def worst(
         fix=fix(path, cause),
         keeps_graph=keeps_graph,
         others=tuple(sorted(others)),
-        kept_at=lines.of(path, keepers.owner(path), adds_up=cause.swells or not is_in_collection(path)),
+        kept_at=kept_at,
     )
 
 

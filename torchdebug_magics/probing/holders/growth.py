@@ -13,7 +13,7 @@ import torch
 from torchdebug_magics.probing.attributes import attributes_of
 from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.holders.containers import CONTAINERS
-from torchdebug_magics.probing.holders.outside import is_a, of_type
+from torchdebug_magics.probing.holders.outside import is_a, names_of_type, of_type
 from torchdebug_magics.probing.holders.owners import Owner, owner_of
 from torchdebug_magics.probing.holders.paths import Paths
 from torchdebug_magics.probing.holders.roots import Rank, roots
@@ -42,7 +42,9 @@ class History:
     is_collection: bool
     """Whether it is that of a list or the like, and not of one tensor."""
     is_number: bool
-    """Whether it is that of a tensor with a single number."""
+    """Whether it is that of tensors with a single number each."""
+    begins_anew: bool
+    """Whether all that it leads to are tensors that the user has made to require a gradient, and no parameters of a module."""
     owner: Owner | None
     latest: int
     """The sequence number of the node that was made last."""
@@ -63,9 +65,13 @@ def histories(step_of: Callable[[int], int]) -> dict[str, History]:
         starts = [root for root in roots() if root.rank not in {Rank.ERROR, Rank.DEBUGGER, Rank.IN_FLIGHT}]
         walk = stack.enter_context(closing(Walk(starts, (), _MOST_OBJECTS, enters=lambda kind: not is_node(kind), most_steps=_STEPS)))
         groups: dict[int, list[Any]] = {}
+        larger = set[int]()
         for number, held in enumerate(walk.objects):
             if is_a(type(held), torch.Tensor) and (node := history_of(held)) is not None:
-                groups.setdefault(_collection(walk, number), []).append(node)
+                group = _collection(walk, number)
+                groups.setdefault(group, []).append(node)
+                if torch._C.TensorBase.dim(held):
+                    larger.add(group)
         ways, left, found = Paths(walk), _MOST_NODES, {}
         for number, nodes in list(groups.items())[:_MOST_NAMES]:
             holder = walk.objects[number]
@@ -74,7 +80,7 @@ def histories(step_of: Callable[[int], int]) -> dict[str, History]:
                 step_of,
                 min(left, MOST_NODES),
                 is_collection=of_type(CONTAINERS, type(holder)) is not None,
-                is_number=is_a(type(holder), torch.Tensor) and not torch._C.TensorBase.dim(holder),
+                is_number=number not in larger,
                 owner=owner_of(walk, ways, number),
             )
             left -= history.count
@@ -99,6 +105,7 @@ def _history(nodes: Iterable[Any], step_of: Callable[[int], int], most: int, **k
     todo = [node for node in nodes if step_of(_number(node))]
     seen = {id(node): node for node in todo}  # held, as the id of a wrapper that is gone may be another's
     steps, asked, used_up, latest = Counter[int](), Counter[int](), set[int](), 0
+    leaves = set[bool]()
     while todo:
         node = todo.pop()
         number = _number(node)
@@ -109,10 +116,14 @@ def _history(nodes: Iterable[Any], step_of: Callable[[int], int], most: int, **k
             if is_used_up(node):
                 used_up.add(step)
         for before in next_nodes(node):
+            if "variable" in names_of_type(type(before)):
+                leaves.add(is_a(type(before.variable), torch.nn.Parameter))
             if id(before) not in seen and step_of(_number(before)) and len(seen) < most:
                 seen[id(before)] = before
                 todo.append(before)
-    return History(steps=steps, used_up=frozenset(used_up), is_whole=len(seen) < most, latest=latest, **known)
+    return History(
+        steps=steps, used_up=frozenset(used_up), is_whole=len(seen) < most, begins_anew=leaves == {False}, latest=latest, **known
+    )
 
 
 def _number(node: Any) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.probing.holders.containers import CONTAINERS
-from torchdebug_magics.probing.holders.outside import bases, is_a, names_of_type
+from torchdebug_magics.probing.holders.outside import bases, is_a, module_of, names_of_type, whose_module
 from torchdebug_magics.probing.holders.tensors import is_node
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class Owner:
     """Of its class and the bases of that."""
     file: str
     """In which the class is written; empty where it is not written in Python."""
+    is_users: bool
+    """Whether that is the user's own code."""
     attribute: str
     """By which it holds it."""
     path: str
@@ -70,6 +72,7 @@ def _owner(kind: Any, name: str, path: str) -> Owner:
     empties = (one for one in _EMPTIES if one in known and known[one].__code__.co_argcount - len(known[one].__defaults__ or ()) == 1)
     return Owner(
         type_names=tuple(base.__name__ for base in named),
+        is_users=whose_module(module_of(kind)) == "user",
         file=next((one.__code__.co_filename for one in (*own, *functions)), ""),
         attribute=name[1:],
         path=path,

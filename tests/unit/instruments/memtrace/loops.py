@@ -1262,7 +1262,7 @@ GRAPHS: dict[str, tuple[str, Graph | None]] = {
     "a list of losses": ("losses = []\nfor a, b in batches(40):\n    losses.append(learn(a, b))", Graph("losses", "item()")),
     "an attribute": (
         "class Log:\n    total = 0\nlog = Log()\nfor a, b in batches(40):\n    log.total = log.total + learn(a, b)",
-        Graph("log.total", "item()"),
+        Graph("log.total", "`log.total = (log.total + learn(a, b)).detach()`"),
     ),
     "a moving average that keeps its graph": (
         """average = {name: one.detach().clone() for name, one in net.named_parameters()}
@@ -1271,7 +1271,7 @@ for a, b in batches(40):
     for name, one in net.named_parameters():
         average[name] = 0.9 * average[name] + 0.1 * one
 """,
-        Graph("average", "put `.item()` (a number) or `.detach()` (a tensor) into it"),
+        Graph("average", "`average[name] = (0.9 * average[name] + 0.1 * one).detach()`"),
     ),
     "a weight that is updated with its history": (
         """w = torch.randn(64, 10, requires_grad=True)
@@ -1279,7 +1279,7 @@ for a, b in batches(40):
     slope, = torch.autograd.grad(F.cross_entropy(a @ w, b), w)
     w = w - 0.1 * slope
 """,
-        Graph("w", "`w = w.detach()`"),
+        Graph("w", "`w = (w - 0.1 * slope).detach().requires_grad_()`"),
     ),
 }
 
