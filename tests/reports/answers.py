@@ -46,9 +46,9 @@ def _of_nanhunt(report: Any) -> Answer:
 
 
 def _of_shapes(report: Any) -> Answer:
-    failure = report.failure
+    failure = report.failure or report.suspect
     if failure is None:
-        return Answer(found=bool(report.warning), text=report.warning)
+        return Answer(found=False)
     best = next((fix for fix in failure.fixes if fix.verified), next(iter(failure.fixes), None))
     return Answer(
         found=True,
@@ -61,7 +61,7 @@ def _of_shapes(report: Any) -> Answer:
 
 
 def _of_memtrace(report: Any) -> Answer:
-    findings = (report.kept_by_cycles, report.growth, report.rerun_growth, report.graph_growth)
+    findings = (report.kept_by_cycles, report.growth, report.rerun_growth, report.graph_growth, report.undeleted)
     found = [one for one in findings if one is not None]
     leading = next((one for one in found if f"fix: {one.fix}" in report.verdict), found[0] if found else None)
     return Answer(

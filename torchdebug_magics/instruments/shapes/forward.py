@@ -32,6 +32,7 @@ from torchdebug_magics.probing.guard import Guard
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.inputs import Inputs
+    from torchdebug_magics.instruments.shapes.report import Failure
 
 __all__ = ["Forward", "forward", "zeros"]
 
@@ -69,6 +70,8 @@ class Forward:
     """Of which this thread held a processor: no more on a machine that is busy with other things."""
     problems: tuple[str, ...] = ()
     """What could not be put back."""
+    suspect: Failure | None = None
+    """What came through, and is most likely not meant."""
 
     @property
     def came_through(self) -> bool:
@@ -152,6 +155,7 @@ def forward(
         took_s=time.monotonic() - began,
         computed_s=time.thread_time() - computing,
         problems=tuple(guard.problems),
+        suspect=origins.suspects.first,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import dataclass, field
 from types import CodeType
@@ -12,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchdebug_magics.instruments.shapes.leaves import named_tensors, sizes
+from torchdebug_magics.instruments.shapes.suspects import Suspects
 from torchdebug_magics.instruments.shapes.unchecked import is_unchecked
 from torchdebug_magics.probing.where import user_frame
 
@@ -39,6 +41,10 @@ _QUESTIONS = frozenset(
 )
 
 
+_MOST_OUTSIDE = 500
+"""Functions that are followed outside every module: a cell may go on for long without a backward pass."""
+
+
 class Instead(Protocol):
     """Which function runs as the op of a number: another one, or `func` itself. A dict by number is one."""
 
@@ -60,6 +66,8 @@ class Made:
     """Its arguments that are no tensors."""
     line: tuple[CodeType, int, int] | None = field(default=None, repr=False)
     """The user's own, innermost: its code, its number, and the instruction that ran."""
+    of_model: bool = False
+    """Whether it was made in a module, or of what was."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +103,11 @@ class Origins(TorchFunctionMode):
         self._calls = calls
         self._instead: Instead = {} if instead is None else instead
         self._made: Any = WeakIdKeyDictionary()
+        self.suspects = Suspects()
         self.count = 0
+        self.is_done = False
+        """Whether nothing is followed any more."""
+        self._free = _MOST_OUTSIDE
         self.failed: Failed | None = None
         self.used: set[int] = set()
         """The ids of the parameters that some op took."""
@@ -112,6 +124,8 @@ class Origins(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
+        if self.is_done or (not self._calls.stack and self._is_far()):
+            return func(*args, **kwargs)
         name = function_name(func)
         if name.startswith("__get__"):
             return self._read(func, args, kwargs)
@@ -127,9 +141,18 @@ class Origins(TorchFunctionMode):
                 self.failed = self._failed(func, name, number, args, kwargs, error)
             raise
         self._follow(name, number, args, kwargs, out)
+        with contextlib.suppress(Exception):  # a tensor of a strange kind must not cost the user the run
+            current = self._calls.current
+            self.suspects.look(name, args, kwargs, out, current.path if current else None, self.made)
         if self._fakes is not None and is_unchecked(name, (args, kwargs), self._fakes):
             self.unchecked.add(name.strip("_"))
         return out
+
+    def _is_far(self) -> bool:
+        """Whether the last call of a module lies too many functions back to be followed further."""
+        self._free -= 1
+        self.is_done = self._free < 0
+        return self.is_done
 
     def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An attribute, such as ``x.T``: no op of its own, and yet a step where it is a tensor."""
@@ -154,7 +177,9 @@ class Origins(TorchFunctionMode):
             if inputs is None:
                 inputs = tuple((sizes(one), self._made.get(one)) for _, one in named_tensors((args, kwargs)))
                 plain = tuple(one for one in args if isinstance(one, (int, float, tuple, list, str)) and not _holds_tensor(one))
-            self._made[tensor] = Made(name, current.path if current else "", number, inputs, sizes(tensor), plain, _line(self._below))
+            of_model = current is not None or any(one is not None and one.of_model for _, one in inputs)
+            where = current.path if current else ""
+            self._made[tensor] = Made(name, where, number, inputs, sizes(tensor), plain, _line(self._below), of_model)
 
     def _failed(self, func: Any, name: str, number: int, args: Any, kwargs: Any, error: Exception) -> Failed:
         operands = tuple(named_tensors(args)) + tuple((f"{key}", tensor) for key, tensor in named_tensors(kwargs))

@@ -1,7 +1,7 @@
 """``%%shapes``: the modules that a cell calls, followed while they run for real.
 
 The first call of each model, and of each new shape of its input, is followed op by op; the others are only counted, so that a training
-loop runs at its speed.
+loop runs at its speed. So are the cell's own ops from there to the backward pass, in which what the models gave may broadcast by accident.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from torchdebug_magics.instruments.shapes.arithmetic import Arithmetic
 from torchdebug_magics.instruments.shapes.calls import Calls, shapes
 from torchdebug_magics.instruments.shapes.columns import layout
 from torchdebug_magics.instruments.shapes.flops import FlopFormulas
+from torchdebug_magics.instruments.shapes.function_modes import is_free, take_off
 from torchdebug_magics.instruments.shapes.origins import Origins
-from torchdebug_magics.instruments.shapes.pairs import taken_in_pairs
 from torchdebug_magics.instruments.shapes.parameters import Parameters
 from torchdebug_magics.instruments.shapes.postmortem import after_error
 from torchdebug_magics.instruments.shapes.saved import Saved
 from torchdebug_magics.instruments.shapes.tabulate import Watched, of_cell
+from torchdebug_magics.probing.compiled_calls import CompiledCalls
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.mode_stack import enter
 from torchdebug_magics.probing.modules import is_compiled, unwrapped
-from torchdebug_magics.probing.where import frames_above, locate, user_frame
+from torchdebug_magics.probing.where import frames_above
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -71,14 +72,14 @@ class ShapesProbe:
         self._depth = 0
         self._arithmetic: Arithmetic | None = None
         self._failed: ShapesReport | None = None
-        self._is_new_loss = False
-        """Whether a model was followed since the last backward pass."""
-        self._warning = ""
+        self._origins = Origins(self._calls)
+        self._compiled = CompiledCalls(self._hooks, self._guard, tuple, self._is_ours, lambda _: self._unwatch(), lambda _: None)
 
     def attach(self, stack: ExitStack) -> None:
         """Follow every module call."""
         stack.push(self._ended)
         stack.callback(self._close)
+        stack.callback(self._unwatch)
         stack.callback(self._ends.close)
         inner = self._inner
 
@@ -88,10 +89,12 @@ class ShapesProbe:
 
         self._hooks.call_starts(stack, starting)
         self._hooks.autograd_calls(stack, "backward", self._around_backward)
+        self._compiled.attach(stack)
 
     def sweep(self) -> None:
         """Remove what an interrupt left."""
         self._close()
+        self._unwatch()
         self._hooks.sweep()
 
     def report(self) -> ShapesReport:
@@ -100,7 +103,10 @@ class ShapesProbe:
         counts = {self._parts[one]: sum(seen.values()) for one, seen in self._seen.items()}
         watched = Watched(self._calls, self._parameters, self._formulas, self._flops, self._saved.total_bytes, counts)
         report = of_cell(watched, self._layout, failure, self._guard.problems)
-        return replace(report, warning=self._warning) if report.rows else replace(report, last_error=self._last_error)
+        suspect = self._origins.suspects.first if failure is None else None
+        self._seen, self._parts, self._calls, self._parameters = {}, {}, Calls(None, Parameters()), Parameters()  # no module is held on
+        self._saved, self._origins, self._arithmetic, self._failed = Saved(self._calls), Origins(self._calls), None, None
+        return replace(report, suspect=suspect) if report.rows else replace(report, last_error=self._last_error)
 
     def live(self) -> None:
         """There is no live view."""
@@ -115,10 +121,14 @@ class ShapesProbe:
             self._guard.run("following a call", self._calls.enter, module, args)
             return
         self._ends.close()
+        if self._origins.is_done or id(module) in self._seen:
+            self._unwatch()
         if unwrapped(module) is not module:
+            self._unwatch()
             self._pass_by(module)
         elif self._is_new(module, args):
             if any(unwrapped(part) is not part or is_compiled(part) for part in module.modules()):
+                self._unwatch()
                 self._pass_by(module)
             elif not _is_compilers(module):
                 self._begin(module, args)
@@ -129,7 +139,7 @@ class ShapesProbe:
         self._guard.note(f"{name} is compiled, or a part of it: what runs in it is not seen here; `%shapes model input` shows it")
 
     def _is_new(self, module: torch.nn.Module, args: Any) -> bool:
-        if threading.get_ident() != self._thread:
+        if not self._is_ours():
             return False
         seen = self._seen.get(id(module))
         if seen is None:
@@ -148,13 +158,29 @@ class ShapesProbe:
             self._parameters.learn(module)
             self._calls.name(module)
             self._saved.leave_out(module)
-        self._running, self._depth, self._is_new_loss = ExitStack(), 1, True
+        self._running, self._depth = ExitStack(), 1
         self._hooks.call_ends(self._ends, self._leave)
         self._calls.enter(module, args)
         self._arithmetic = Arithmetic(self._calls, self._formulas, None)
         self._running.enter_context(self._saved.hooks())
         enter(self._running, self._arithmetic)  # the probe of a session inside this one ends its own call after this one
-        self._running.enter_context(Origins(self._calls))
+        self._watch(self._running)
+
+    def _watch(self, call: ExitStack) -> None:
+        """Follow functions, to the end of the call at least; where a mode of others stands, no longer than that."""
+        take_off(self._origins)
+        if not is_free():
+            call.callback(take_off, self._origins)
+        self._origins.is_done = False
+        self._origins.__enter__()
+
+    def _unwatch(self) -> None:
+        self._origins.is_done = True  # it may stand aside while a function of the user's runs in it, and is put back then
+        if self._is_ours():
+            take_off(self._origins)
+
+    def _is_ours(self) -> bool:
+        return threading.get_ident() == self._thread
 
     def _leave(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._running is None:
@@ -166,16 +192,9 @@ class ShapesProbe:
 
     def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if self._is_new_loss and not self._warning and threading.get_ident() == self._thread:
-            self._is_new_loss = False
-            losses = args[0] if args else kwargs.get("tensors")
-            self._warning = self._guard.run("the look at the loss", self._warned, losses) or ""
+        if self._is_ours():
+            self._unwatch()
         return original(*args, **kwargs)
-
-    def _warned(self, losses: Any) -> str:
-        said = taken_in_pairs(losses)
-        frame = user_frame(sys._getframe()) if said else None
-        return said if frame is None else f"{said} · {locate(frame)}"
 
     def _close(self) -> None:
         running, self._running = self._running, None
@@ -193,5 +212,7 @@ class ShapesProbe:
 
 def _is_compilers(module: torch.nn.Module) -> bool:
     """Whether it is a graph that a compiler has made, and calls."""
-    callers = (one.f_code.co_filename for one in frames_above(sys._getframe()))
-    return isinstance(module, GraphModule) and any(part in file for file in callers for part in _COMPILERS)
+    if not isinstance(module, GraphModule):
+        return False
+    callers = [one.f_code.co_filename for one in frames_above(sys._getframe())]  # no generator, which would hold this very frame
+    return any(part in file for file in callers for part in _COMPILERS)

@@ -177,20 +177,23 @@ class ShapesReport(Report):
     symbols: str = ""
     """What a letter of the formulas stands for where the model fixes it, such as ``"D = 768"``."""
     failure: Failure | None = None
-    warning: str = ""
-    """What came through, and is most likely not meant."""
+    suspect: Failure | None = None
+    """What came through, and is most likely not meant; its `error` is empty."""
     last_error: str = ""
     """In which the cell before ended, where nothing else is to be said."""
     needs: tuple[Need, ...] = ()
     layout: Layout = Layout()
 
     @property
+    def warning(self) -> str:
+        """What came through and is most likely not meant, where, and what to change; empty for nothing."""
+        return "" if self.suspect is None or self.failure is not None else _broken(self.suspect)
+
+    @property
     def verdict(self) -> str:
         """What it takes and gives, or where it broke and what to change."""
-        if self.failure is not None:
-            return _broken(self.failure)
-        if self.warning:
-            return self.warning
+        if (wrong := self.failure or self.suspect) is not None:
+            return _broken(wrong)
         if not self.rows and self.last_error:
             return f"the last error is not one I can explain: {self.last_error}"
         if not self.rows:

@@ -46,6 +46,7 @@ def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
         unused=unused,
         mode=seen.mode,
         failure=failure,
+        suspect=run.suspect if failure is None else None,
         needs=needs(seen.model, run.parameters, run.saved_bytes, run.given) if seen.error is None else (),
         layout=layout,
     )

@@ -41,7 +41,8 @@ _PLOTTED: dict[str, Format] = {"parameters": "count", "FLOPs": "count", "activat
 
 def page(report: ShapesReport) -> Page:
     """The whole report."""
-    blocks: list[Block] = [*(_failure(report.failure) if report.failure is not None else ())]
+    wrong = report.failure or report.suspect
+    blocks: list[Block] = [*(_failure(wrong) if wrong is not None else ())]
     blocks += [Note(problem) for problem in report.problems]
     if report.rows:
         nodes = outline(report)

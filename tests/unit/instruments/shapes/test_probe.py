@@ -181,24 +181,37 @@ x, y = torch.randn(8, 4), torch.randn(8)
 
 
 @pytest.mark.parametrize(
-    ("loss", "output"),
+    ("loss", "fix"),
     [
-        ("F.mse_loss(model(x), y)", "8 x 1"),
-        ("nn.MSELoss()(model(x), y)", "8 x 1"),
-        ("F.smooth_l1_loss(model(x), y)", "8 x 1"),
-        ("nn.HuberLoss()(model(x), y)", "8 x 1"),
-        ("((model(x) - y) ** 2).mean()", "8 x 1"),
-        ("(y - model(x)).abs().mean() + 1e-3 * sum(p.square().sum() for p in model.parameters())", "8 x 1"),
-        ("F.mse_loss(model(x).squeeze(-1), y.unsqueeze(1))", "8"),
+        ("F.mse_loss(model(x), y)", "F.mse_loss(model(x).squeeze(-1), y)"),
+        ("nn.MSELoss()(model(x), y)", "nn.MSELoss()(model(x).squeeze(-1), y)"),
+        ("F.smooth_l1_loss(model(x), y)", "F.smooth_l1_loss(model(x).squeeze(-1), y)"),
+        ("nn.HuberLoss()(model(x), y)", "nn.HuberLoss()(model(x).squeeze(-1), y)"),
+        ("nn.L1Loss()(model(x), y)", "nn.L1Loss()(model(x).squeeze(-1), y)"),
+        ("((model(x) - y) ** 2).mean()", "model(x).squeeze(-1) - y"),
+        ("(y - model(x).detach() + model(x)[:, 0]).mean()", "y - model(x).detach().squeeze(-1)"),
+        ("(y - model(x)).abs().mean() + 1e-3 * sum(p.square().sum() for p in model.parameters())", "y - model(x).squeeze(-1)"),
+        ("F.mse_loss(model(x).squeeze(-1), y.unsqueeze(1))", "F.mse_loss(model(x).squeeze(-1), y.unsqueeze(1).squeeze(-1))"),
+        ("torch.clamp(1 - model(x) * y, min=0).mean()", "model(x).squeeze(-1) * y"),
+        ("(model(x).round() == y).float().mean() + model(x).mean()", "model(x).round().squeeze(-1) == y"),
     ],
 )
+@pytest.mark.parametrize("after", ["loss.backward()", "print(loss.item())"])
 @pytest.mark.filterwarnings("ignore:Using a target size")  # torch's own, which it says of some losses
-def test_a_loss_of_all_pairs_is_warned_of_first(loss: str, output: str, observe: Any) -> None:
-    seen = observe("shapes", f"{REGRESSION}loss = {loss}\nloss.backward()")
+def test_an_accidental_broadcast_is_told_of_first(loss: str, fix: str, after: str, observe: Any) -> None:
+    seen = observe("shapes", f"{REGRESSION}loss = {loss}\n{after}")
     assert seen.error is None
-    said = f"the loss is of 8 x 8 pairs, each of the 8 outputs with each of the 8 targets: the output is {output}, "
-    assert seen.report.verdict.startswith(said)
+    assert "to 8 x 8: each of 8 with each" in seen.report.verdict
+    assert seen.report.suspect.fixes[0].code == fix
+    assert seen.report.suspect.location.source.startswith("loss = ")
     assert page(seen.report).status == "warn"
+    _nothing_stands()
+
+
+def _nothing_stands() -> None:
+    from torch.overrides import _get_current_function_mode_stack
+
+    assert not _get_current_function_mode_stack()
 
 
 @pytest.mark.parametrize(
@@ -218,16 +231,69 @@ def test_a_loss_of_all_pairs_is_warned_of_first(loss: str, output: str, observe:
         "(model(x[:1]) - y[:1]).square().mean()",
         "F.cross_entropy(torch.cat([model(x), -model(x)], 1), torch.zeros(8, dtype=torch.long))",
         "torch.cdist(model(x), model(x)).mean()",
-        "(model(x) * y).mean()",
+        "(model(x).pow(2).sum(1, keepdim=True) + model(x).pow(2).sum(1)).mean()",
+        "(model(x).norm(dim=1, keepdim=True) * model(x).norm(dim=1)).mean()",
+        "(model(x) * torch.arange(8)).mean()",
         "F.margin_ranking_loss(model(x), model(x) + 1, torch.ones(8, 1))",
     ],
 )
 @pytest.mark.filterwarnings("ignore:Using a target size")
-def test_a_loss_as_it_is_meant_is_no_warning(loss: str, observe: Any) -> None:
+def test_a_broadcast_that_is_meant_is_no_warning(loss: str, observe: Any) -> None:
     seen = observe("shapes", f"{REGRESSION}loss = {loss}\nloss.backward()")
     assert seen.error is None
     assert seen.report.warning == ""
     assert seen.report.verdict.startswith("Sequential")
+
+
+MINE = """class Mine(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+"""
+AROUND = {
+    "a device": "import torch\nwith torch.device('cpu'):\n    loss = F.mse_loss(model(x), y)",
+    "a mode of the user's": f"{MINE}with Mine():\n    loss = F.mse_loss(model(x), y)",
+    "a mode of the user's behind a call": f"{MINE}out = model(x)\nwith Mine():\n    loss = F.mse_loss(out, y)\n    model(x[:3])",
+}
+
+
+@pytest.mark.parametrize("cell", AROUND.values(), ids=AROUND)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_modes_of_others_end_as_they_began(cell: str, observe: Any) -> None:
+    seen = observe("shapes", f"{REGRESSION}{cell}\nout = torch.zeros(2) + 1")
+    assert seen.error is None
+    _nothing_stands()
+
+
+def test_a_compiled_function_behind_a_call_is_compiled_as_without_us(observe: Any) -> None:
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    steps = "called = torch.compile(lambda out: out.relu(), backend='aot_eager', fullgraph=True)\nfor _ in range(3):\n    called(model(x))"
+    seen = observe("shapes", f"{REGRESSION}{steps}")
+    assert seen.error is None
+    assert counters["stats"]["unique_graphs"] == 1
+    _nothing_stands()
+
+
+def test_no_module_is_held_when_it_ends() -> None:
+    import gc
+    import weakref
+
+    import torchdebug_magics
+
+    gc.collect()
+    gc.disable()
+    try:
+        model = nn.Sequential(nn.Linear(3, 3))
+        gone = weakref.ref(model)
+        with torchdebug_magics.shapes() as session:
+            model(torch.ones(2, 3)).sum().backward()
+        del model
+        assert gone() is None
+        assert session.report.rows
+    finally:
+        gc.enable()
 
 
 WHOLE = "backend='aot_eager', fullgraph=True"

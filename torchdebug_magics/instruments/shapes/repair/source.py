@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.probing.where import owner, span
+from torchdebug_magics.probing.where import local_values, owner, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from types import CodeType
+    from types import CodeType, FrameType
 
-__all__ = ["Site", "assignments", "site_at", "site_of", "tree_of", "with_part"]
+__all__ = ["Site", "assignments", "site_at", "site_in", "site_of", "tree_of", "with_part"]
 
 _SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@"}
 _LONGEST = 60
@@ -138,6 +138,12 @@ def site_at(code: CodeType, line: int, instruction: int) -> Site:
     """A line that ran before: what its variables held is not known any more."""
     statement, expression = _nodes(code, instruction, line)
     return Site(code, instruction, line, statement, expression, {})
+
+
+def site_in(frame: FrameType) -> Site:
+    """The expression that runs now."""
+    line = frame.f_lineno or frame.f_code.co_firstlineno
+    return Site(frame.f_code, frame.f_lasti, line, *_nodes(frame.f_code, frame.f_lasti, line), local_values(frame))
 
 
 def assignments(site: Site, name: str) -> list[ast.Assign]:

@@ -18,6 +18,7 @@ from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import at_step
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, orders, producer_edits, short_dtype, told, turned
 from torchdebug_magics.instruments.shapes.repair.rules.pictures import padded, stretched
+from torchdebug_magics.instruments.shapes.suspects import PAIRED_LOSSES
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
@@ -25,24 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["loss"]
 
 _CLASSES = frozenset({"cross_entropy", "nll_loss", "nll_loss_nd"})
-_PAIRS = frozenset(
-    [
-        "binary_cross_entropy",
-        "binary_cross_entropy_with_logits",
-        "mse_loss",
-        "l1_loss",
-        "smooth_l1_loss",
-        "huber_loss",
-        "kl_div",
-        "soft_margin_loss",
-        "poisson_nll_loss",
-    ]
-)
 
 
 def loss(facts: Facts) -> Diagnosis | None:
     """Of whichever kind."""
-    if facts.op not in _CLASSES | _PAIRS or len(facts.operands) < 2:
+    if facts.op not in _CLASSES | PAIRED_LOSSES or len(facts.operands) < 2:
         return None
     scores, target = facts.operands[0], facts.operands[1]
     if scores.tensor.device != target.tensor.device:
