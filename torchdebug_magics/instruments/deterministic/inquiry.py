@@ -18,7 +18,6 @@ from torchdebug_magics.instruments.deterministic.ops.recording import Recording
 from torchdebug_magics.instruments.deterministic.prints.against import compared, earlier_print
 from torchdebug_magics.instruments.deterministic.prints.printing import Printer
 from torchdebug_magics.instruments.deterministic.twice.cost import measured
-from torchdebug_magics.instruments.deterministic.twice.elsewhen import in_other_processes
 from torchdebug_magics.instruments.deterministic.twice.leftovers import Leftovers
 from torchdebug_magics.instruments.deterministic.twice.outside import Outside
 from torchdebug_magics.instruments.deterministic.twice.results import results_of
@@ -156,18 +155,17 @@ class Inquiry:
             return
         written = self._recorder.contents.tensors()
         self._draws.over()
-        elsewhen = self._guard.run("looking for what is otherwise in another process", in_other_processes, runs.body)
         results = results_of(runs.body, self._recorder.is_unwritten)
         runs.over(self._recorder.contents)
+        runs.writers = self._recorder.writers
         used_up = self._leftovers.names()
         if self._verify:
             begin_s = time.monotonic()
             found = second_run(runs, self._recording, results, used_up)
-            potential = (*found.get("potential", ()), *(elsewhen or ()))
-            self._twice({"not_verified": "", **found, "potential": potential})
+            self._twice({"not_verified": "", **found})
             why = self._guard.run("looking for what the numbers depend on", self._why, runs, results, found, used_up)
             depends_on, carried = why or ((), ())
-            self.found |= {"depends_on": (*depends_on, *of_potential(potential)), "carried": (*used_up, *carried)}
+            self.found |= {"depends_on": (*depends_on, *of_potential(found.get("potential", ()))), "carried": (*used_up, *carried)}
             self.found |= {"runs_count": runs.count, "runs_s": time.monotonic() - begin_s}
         self.found |= {"unrestorable": (*used_up, *self._outside.said)}
         if self._cost:

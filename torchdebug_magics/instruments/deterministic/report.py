@@ -29,6 +29,7 @@ Cause: TypeAlias = Literal[
     "nondeterministic_op", "worker_seed", "state_leak", "outside_data", "unknown",
 ]  # fmt: skip
 
+
 On: TypeAlias = Literal["seed", "carried_state", "settings", "order", "clock", "entropy", "race", "memory", "hardware"]
 
 
@@ -55,8 +56,8 @@ class Divergence:
     """One sentence on what differed, and why."""
     fix: str
     """What to change; empty where nothing can be said."""
-    because: Cause | None = None
-    """Of a ``"control_flow"``: why what decides the way differs, where that is known."""
+    on: On | None = None
+    """What the numbers depend on by it, where that is known; of a ``"control_flow"``, what decides the way does."""
     other: Location | None = None
     """A second line that belongs to it: where the data comes from, what decides which way is taken, where the memory is read, or, where
     nothing is known of that, where the other run went."""
@@ -73,6 +74,9 @@ class Dependence:
     """The first op whose numbers change, and go on to the results; empty where no op of torch's is concerned."""
     module: str | None = None
     location: Location | None
+    """Where that op is, or the line of Python before it at which the numbers first differ."""
+    other: Location | None = None
+    """Of what is carried: the line that changes it."""
     what: str
     """A clause: subject, verb, object."""
     fix: str

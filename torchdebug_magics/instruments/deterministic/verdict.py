@@ -18,7 +18,7 @@ _IN_WORDS = {"aten.lift_fresh.default": "data that enters torch"}
 _ONLY: Final[Mapping[str, str]] = {
     "seed": "Equal only because this magic seeded it",
     "settings": "Equal only because this magic set torch to be deterministic",
-    "order": "Same numbers in this process, others in the next",
+    "order": "Same numbers here, others where the order is another one",
     "race": "Same numbers in these two runs, by chance",
 }
 """By what the numbers depend on most."""

@@ -18,7 +18,7 @@ from typing import Any
 from torchdebug_magics.probing.inlined import is_in_comprehension
 from torchdebug_magics.probing.source.code_owner import is_module_code, local_values, owner
 
-__all__ = ["MISSING", "calls_on_line", "enclosing", "function_node", "line_of", "loops_around", "names_of", "node_at", "value_of"]
+__all__ = ["MISSING", "calls_on_line", "enclosing", "function_node", "line_of", "loops_around", "names_of", "node_at", "tree_of", "value_of"]
 
 MISSING: Any = object()
 """Stands for a value that cannot be had without running code."""
@@ -191,6 +191,11 @@ def _item(value: Any, index: Any) -> Any:
         except (LookupError, TypeError):
             return MISSING
     return MISSING
+
+
+def tree_of(file: str) -> ast.Module | None:
+    """The syntax tree of a cell or file, as its text is now; None where it has none."""
+    return _tree(file, _text_of(file))
 
 
 def _text_of(file: str) -> int:

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.deterministic.counterfactual.effect import effect_of
+from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import changed_names, digests_by_name, line_that_changes
 from torchdebug_magics.instruments.deterministic.ops.values import tensors
 from torchdebug_magics.instruments.deterministic.report import Dependence
 from torchdebug_magics.instruments.deterministic.twice.told import location_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.origin import Origin
     from torchdebug_magics.instruments.deterministic.twice.compare import Difference
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
+    from torchdebug_magics.report import Location
 
 __all__ = ["carried_by"]
 
@@ -36,27 +38,36 @@ def carried_by(
     runs: Runs, earlier: Recording, results: Mapping[str, int], same_seeds: Sow, origin_of: Callable[[Difference], Origin | None]
 ) -> tuple[Dependence | None, tuple[str, ...]]:
     """The dependence, and the names of what the next run finds changed; None and nothing where the next run gives the same."""
-    with runs.otherwise(same_seeds, from_end=lambda: True):
+    start, end = digests_by_name(runs.body), dict[str, tuple[int, int]]()
+
+    def at_end(stack: ExitStack) -> None:
+        same_seeds(stack)
+        end.update(digests_by_name(runs.body))
+
+    with runs.otherwise(at_end, from_end=lambda: True):
         effect = effect_of(runs, earlier, results)
     if effect is None or not effect.reached:
         return None, ()
     begin = min(effect.reached, key=lambda one: one.place)
-    known = _named_memory(runs)
-    paths = [path for one in effect.begins if one.place <= begin.place or one in effect.reached for path in _paths(one, known)]
-    names = tuple(dict.fromkeys(path.partition(".")[0].partition("[")[0] for path in paths))
-    at = location_of(begin)
-    if not names:
-        turns = cycle((False, True))
-        with runs.otherwise(same_seeds, from_end=lambda: next(turns)):
-            origin = origin_of(begin)
-        if origin is not None:
-            names, at = origin.names, origin.branch_head or origin.location
-    op = "" if begin.op is None else begin.op.plan.name
+    at, other = location_of(begin), _writing(runs, begin)
+    names = _names_of_memory(effect.begins, begin, _named_memory(runs))
+    if not names and (names := changed_names(runs.body, start, end)):
+        other = line_that_changes(runs, names[0])
+    if not names or begin.op is None or begin.op.plan.base == "lift_fresh":
+        at = _first_line(runs, begin, same_seeds, origin_of) or at
     what, fix = _of_mode(begin) if not effect.has_backward else ("", "")
     if not what:
-        what, fix = _in_words(runs, names[:_MOST_NAMES])
-    names = names or runs.files
-    return Dependence(on="carried_state", op=op, module=begin.module, location=at, what=what, fix=fix), names
+        what, fix = _in_words(runs, names[:_MOST_NAMES], other)
+    op = "" if begin.op is None else begin.op.plan.name
+    return Dependence(on="carried_state", op=op, module=begin.module, location=at, other=other, what=what, fix=fix), names or runs.files
+
+
+def _first_line(runs: Runs, begin: Difference, same_seeds: Sow, origin_of: Callable[[Difference], Origin | None]) -> Location | None:
+    """The line of Python at which a run from the end begins to differ from one from the start."""
+    turns = cycle((False, True))
+    with runs.otherwise(same_seeds, from_end=lambda: next(turns)):
+        origin = origin_of(begin)
+    return None if origin is None else origin.branch_head or origin.location
 
 
 def _named_memory(runs: Runs) -> dict[int, str]:
@@ -70,11 +81,21 @@ def _has_memory(value: object) -> bool:
     return isinstance(value, torch.Tensor) and not is_lazy(value)
 
 
-def _paths(begin: Difference, known: Mapping[int, str]) -> list[str]:
-    if begin.op is None or begin.kind != "given":
-        return []
-    given = tensors([*begin.op.args, *begin.op.kwargs.values()])
-    return [path for tensor in given if (path := known.get(memory_of(tensor)))]
+def _names_of_memory(begins: list[Difference], first: Difference, known: Mapping[int, str]) -> tuple[str, ...]:
+    """The user's variables whose tensors reached an op changed; those that come later than what is told of follow it."""
+    ordered = sorted((one for one in begins if one.kind == "given" and one.op is not None), key=lambda one: one.place != first.place)
+    paths = [known[memory] for one in ordered for tensor in _given(one) if (memory := memory_of(tensor)) in known]
+    return tuple(dict.fromkeys(path.partition(".")[0].partition("[")[0] for path in paths))
+
+
+def _given(begin: Difference) -> list[torch.Tensor]:
+    return [] if begin.op is None else [one for one in tensors([*begin.op.args, *begin.op.kwargs.values()]) if not is_lazy(one)]
+
+
+def _writing(runs: Runs, begin: Difference) -> Location | None:
+    """The line of the first run that wrote to what the op was given."""
+    lines = (runs.writers.get(memory_of(tensor)) for tensor in _given(begin))
+    return next((line.location for line in lines if line is not None), None)
 
 
 def _of_mode(begin: Difference) -> tuple[str, str]:
@@ -85,7 +106,7 @@ def _of_mode(begin: Difference) -> tuple[str, str]:
     return what, "call `.eval()` of the model before it computes"
 
 
-def _in_words(runs: Runs, names: tuple[str, ...]) -> tuple[str, str]:
+def _in_words(runs: Runs, names: tuple[str, ...], other: Location | None) -> tuple[str, str]:
     if not names and runs.files:
         files = listed([f"`{name}`" for name in runs.files[:_MOST_NAMES]])
         return f"the next run finds {files} as this run has left it", f"remove {files} at the top of this cell, or write it in another cell"
@@ -95,4 +116,6 @@ def _in_words(runs: Runs, names: tuple[str, ...]) -> tuple[str, str]:
     quoted = listed([f"`{name}`" for name in names])
     if all(isinstance(values.get(name), (torch.nn.Module, torch.optim.Optimizer)) for name in names):
         return f"the next run begins with {quoted} as this run has trained it", f"make {quoted} in this cell"
-    return f"the next run finds {quoted} changed by this run", f"make {quoted} in this cell, or work on a copy"
+    by = f": {other} changes it" if other is not None else ""
+    copied = f"{names[0]}.clone()" if isinstance(values.get(names[0]), torch.Tensor) else f"copy.deepcopy({names[0]})"
+    return f"the next run finds {quoted} changed{by}", f"work on a copy, `{copied}`, or make {quoted} in this cell"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from torchdebug_magics.instruments.deterministic.counterfactual.arrival_order import on_arrival
 from torchdebug_magics.instruments.deterministic.counterfactual.carried_state import carried_by
+from torchdebug_magics.instruments.deterministic.counterfactual.set_order import on_order, orderings
 from torchdebug_magics.instruments.deterministic.counterfactual.settings_off import on_settings
 from torchdebug_magics.instruments.deterministic.report import Dependence
 from torchdebug_magics.instruments.deterministic.twice.origin_line import origin_before
@@ -15,27 +17,12 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.counterfactual.other_seeds import Draws
     from torchdebug_magics.instruments.deterministic.ops.recording import Recording
     from torchdebug_magics.instruments.deterministic.origin import Origin
-    from torchdebug_magics.instruments.deterministic.report import Cause, Divergence, On, Potential
+    from torchdebug_magics.instruments.deterministic.report import Divergence, Potential
     from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
     from torchdebug_magics.instruments.deterministic.twice.compare import Difference
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 
 __all__ = ["Why", "dependences", "of_divergence", "of_potential"]
-
-_ON: Final[Mapping[Cause, On]] = {
-    "unseeded_generator": "seed",
-    "python_random": "seed",
-    "numpy_random": "seed",
-    "worker_seed": "seed",
-    "wall_clock": "clock",
-    "os_entropy": "entropy",
-    "hash_order": "order",
-    "uninitialized_memory": "memory",
-    "nondeterministic_op": "race",
-    "state_leak": "carried_state",
-    "control_flow": "race",
-}
-
 
 Why: TypeAlias = "tuple[tuple[Dependence, ...], tuple[str, ...]]"
 """(dependences, worst first; names that are carried)"""
@@ -43,20 +30,18 @@ Why: TypeAlias = "tuple[tuple[Dependence, ...], tuple[str, ...]]"
 
 def dependences(runs: Runs, earlier: Recording, results: Mapping[str, int], draws: Draws, ritual: Ritual, *, quick: bool) -> Why:
     """Of a cell whose second run gave the very same; `quick` leaves out all but other seeds."""
-    found = list(draws.dependences(runs, earlier, results, lambda begin: _origin(begin, runs)))
+    drawn = list(draws.dependences(runs, earlier, results, lambda begin: _origin(begin, runs)))
+    unseeded, going_on = (tuple(one for one in drawn if (one.on == "seed") is is_seed) for is_seed in (True, False))
     if quick:
-        return _worst_first(found), draws.carried
+        return (*unseeded, *going_on), draws.carried
     settings = on_settings(runs, earlier, ritual)
+    order = on_arrival(runs, earlier, results, lambda begin: _origin(begin, runs))
     state: Dependence | None = None
     names: tuple[str, ...] = ()
     if runs.can_go_on:
         state, names = carried_by(runs, earlier, results, draws.sow_as_before, lambda begin: _origin(begin, runs))
-    found += [one for one in (settings, state) if one is not None]
-    return _worst_first(found), (*names, *draws.carried)
-
-
-def _worst_first(found: list[Dependence]) -> tuple[Dependence, ...]:
-    return tuple(sorted(found, key=lambda one: one.on == "carried_state"))
+    others = tuple(one for one in (order, settings, state) if one is not None)
+    return (*unseeded, *on_order(orderings(runs)), *others, *going_on), (*names, *draws.carried)
 
 
 def _origin(begin: Difference, runs: Runs) -> Origin | None:
@@ -65,18 +50,20 @@ def _origin(begin: Difference, runs: Runs) -> Origin | None:
 
 def of_divergence(found: Divergence) -> tuple[Dependence, ...]:
     """What it is that differs even with the same start and the same seeds; nothing where that is not known."""
-    on = _ON.get(found.because or found.cause)
-    if on is None:
+    if found.on is None:
         return ()
-    return (Dependence(on=on, op=found.op, module=found.module, location=found.location, what=found.explanation, fix=found.fix),)
+    at, other = found.location, found.other
+    if other is not None and found.cause not in {"uninitialized_memory", "control_flow"}:
+        at, other = other, at  # the line that makes the number, and the one at which it comes to torch
+    return (Dependence(on=found.on, op=found.op, module=found.module, location=at, other=other, what=found.explanation, fix=found.fix),)
 
 
 def of_potential(found: Sequence[Potential]) -> tuple[Dependence, ...]:
     """What was the same in these runs by chance, or because they were made in one process."""
     return tuple(
         Dependence(
-            on="order" if one.op in {"set", "hash"} else "race",
-            op=one.op if "." in one.op else "",
+            on="race",
+            op=one.op,
             module=one.module,
             location=one.location,
             what=one.explanation,

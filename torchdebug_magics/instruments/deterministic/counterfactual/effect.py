@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,9 +12,11 @@ from torchdebug_magics.instruments.deterministic.twice.compare import Comparison
 from torchdebug_magics.instruments.deterministic.twice.results import results_of, tensors_left
 from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.modules import live_modules
+from torchdebug_magics.probing.where import frames_above, owner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import FrameType
 
     from torchdebug_magics.instruments.deterministic.ops.op import Op
     from torchdebug_magics.instruments.deterministic.ops.recording import Recording, Seen
@@ -26,6 +29,7 @@ _LEAVING = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal"})
 """They hand a number to Python, where it may be printed."""
 
 
+_PASSING = ("_tensor.py", "_python_dispatch.py")
 _ENTERING = "lift_fresh"
 """Data that enters torch is told as such."""
 
@@ -67,7 +71,7 @@ class Effect(Comparison):
         self._last = begin
         self._holds |= dict.fromkeys(changed, begin)
         self._is_over = kind == "way"
-        if self._is_over or op.plan.base in _LEAVING:
+        if self._is_over or (op.plan.base in _LEAVING and _is_asked_by_user(sys._getframe(1))):
             self.reached.append(begin)
 
     def _instead(self, begin: Difference, better: Difference) -> Difference:
@@ -103,6 +107,13 @@ def effect_of(runs: Runs, earlier: Recording, results: Mapping[str, int]) -> Eff
     if error is not None:
         effect.reached += effect.begins[:1]
     return None if effect.recorder.failed or (error is not None and not effect.begins) else effect
+
+
+def _is_asked_by_user(frame: FrameType) -> bool:
+    """Whether a number is handed to other code than torch's own, such as a DataLoader's, which makes nothing of it without workers."""
+    files = (one.f_code.co_filename for one in frames_above(frame))
+    asking = next((file for file in files if owner(file) != "own" and not file.endswith(_PASSING)), "")
+    return owner(asking) != "torch" or asking.endswith("_tensor_str.py")
 
 
 def _place(difference: Difference) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing.process
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Draws"]
 
+_FUNCTIONAL = re.compile(r"[\w.]*\b(?:alpha_|feature_)?dropout[123]?d?\b(?=\()")
 _FIRST_SEED = 20_011
 _LIBRARY = {"torch": "torch's generator", "numpy.random": "NumPy's global generator", "random": "Python's `random`"}
 
@@ -100,10 +102,14 @@ def _dependence(generator: Seedable, begin: Difference, origin: Origin | None) -
 
 def _of_dropout(found: Dependence, begin: Difference) -> Dependence | None:
     """Dropout where nothing is trained: the mode is the fault, and no seed."""
-    if begin.module_kind is None or not issubclass(begin.module_kind, torch.nn.modules.dropout._DropoutNd):
-        return None
-    what = f"`{begin.module or begin.module_kind.__name__}` is in training mode and drops other elements in each run"
-    return replace(found, on="seed", what=what, fix="call `.eval()` of the model before it computes")
+    kind = begin.module_kind
+    if kind is not None and issubclass(kind, torch.nn.modules.dropout._DropoutNd):
+        what = f"dropout{f' (`{begin.module}`)' if begin.module else ''} is in training mode and drops other elements in each run"
+        return replace(found, on="seed", what=what, fix="call `.eval()` of the model before it computes")
+    if found.location is not None and (called := _FUNCTIONAL.search(found.location.source)):
+        what = f"`{called[0]}` drops elements in evaluation, too: it does not follow the mode of the model"
+        return replace(found, on="seed", what=what, fix=f"`{called[0]}(..., training=self.training)`, and `.eval()` of the model")
+    return None
 
 
 def _processes_count() -> str:

@@ -59,6 +59,8 @@ class Recorder:
         """Ops so far."""
         self.failed = False
         """Whether to look at an op has failed; from there on nothing was seen."""
+        self.writers: dict[int, Line] = {}
+        """The line that wrote first to each storage from before the run."""
         self._seen = seen
         self._guard = guard
         self._hooks = hooks
@@ -126,6 +128,8 @@ class Recorder:
             memory = memory_of(tensor)
             if self._keeps and memory and memory not in self._made:
                 self.contents.keep(tensor)
+                if memory not in self.writers and (line := self.lines.here(sys._getframe(3))) is not None:
+                    self.writers[memory] = line
         self._given = EMPTY
         self.inputs.clear()
         self._overwritten.clear()

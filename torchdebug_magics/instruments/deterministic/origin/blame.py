@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from torchdebug_magics.instruments.deterministic.origin.found import Origin
+from torchdebug_magics.instruments.deterministic.origin.found import ON, Origin
 from torchdebug_magics.instruments.deterministic.origin.repairs import quoted, repair
 from torchdebug_magics.instruments.deterministic.origin.sentences import sentence
 from torchdebug_magics.instruments.deterministic.origin.sources import OF_THREADS, OF_TORCH
@@ -60,6 +60,7 @@ class Judge:
             location=_location(step, line),
             names=names,
             sources=told,
+            on="order" if told and OF_THREADS.issuperset(told) else "race" if step.activation.thread else ON.get(cause),
             explanation=sentence(cause, step, names, told, is_old=beginning.is_old, file=self._wrote(step)),
             fix=repair(cause, step, names, told),
         )
@@ -85,7 +86,7 @@ class Judge:
             branch_head=branch,
             other=None if other is None or other is at else _location(other, other.line),
             decided=None if told is None else told.location,
-            because=None if told is None else told.cause,
+            on=None if told is None else told.on or ON.get(told.cause),
             names=names,
             sources=told.sources if told else (),
             explanation=sentence(cause, at, names, (), is_old=False, file="")

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.report import Cause
+    from torchdebug_magics.instruments.deterministic.report import Cause, On
     from torchdebug_magics.report import Location
 
-__all__ = ["Origin"]
+__all__ = ["ON", "Origin"]
+
+
+ON: Final[Mapping[str, On]] = {
+    "unseeded_generator": "seed",
+    "python_random": "seed",
+    "numpy_random": "seed",
+    "worker_seed": "seed",
+    "wall_clock": "clock",
+    "os_entropy": "entropy",
+    "hash_order": "order",
+    "uninitialized_memory": "memory",
+    "nondeterministic_op": "race",
+    "state_leak": "carried_state",
+}
+"""By cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +46,8 @@ class Origin:
     """What differs after the line, as the user writes it, such as ``"noise"`` or ``"self.scale"``."""
     sources: tuple[str, ...] = ()
     """What the line asked for numbers that are different each time, such as ``"time.perf_counter"``."""
-    because: Cause | None = None
-    """Why what decides the way differs, where the runs went different ways and that is known."""
+    on: On | None = None
+    """What the numbers depend on; of runs that went different ways, what decides the way does."""
     explanation: str
     """One sentence."""
     fix: str = ""

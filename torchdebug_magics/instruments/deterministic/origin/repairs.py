@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["quoted", "repair"]
 
 _SEED = 42
+_IN_ORDER = {"imap_unordered": ": `imap` in place of `imap_unordered`", "as_completed": ": go over the futures themselves, or use `map`"}
 
 
 def repair(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str, ...]) -> str:  # noqa: C901, PLR0911 - a table of causes
@@ -23,7 +24,8 @@ def repair(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str,
     called = next((one for one in calls if any(one.path.endswith(source.rpartition(".")[2]) for source in sources)), None)
     match cause:
         case "numpy_random" | "python_random":
-            return _seeded(called, "np.random.default_rng" if cause == "numpy_random" else sources[0])
+            made = _seeded(called, "np.random.default_rng" if cause == "numpy_random" else sources[0])
+            return _passed_in(made, step) if step.activation.code.co_name not in {"<module>", "__init__"} else made
         case "unseeded_generator":
             return _manual(calls)
         case "wall_clock":
@@ -41,7 +43,8 @@ def repair(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str,
         case "uninitialized_memory":
             return f"`{called.path.replace('empty', 'zeros') if called else 'np.zeros'}`, or write all of it before it is read"
         case "outside_data" if _is_of_threads(step, sources):
-            return "take the results in the order in which the work was given out, or sort them"
+            instead = next((text for name, text in _IN_ORDER.items() if any(source.endswith(name) for source in sources)), "")
+            return f"take the results in the order in which the work was given out{instead}, or sort them"
         case "outside_data":
             return "read it once, in a cell before"
         case _:
@@ -54,6 +57,11 @@ def _is_of_threads(step: Step, sources: tuple[str, ...]) -> bool:
 
 def _seeded(called: Called | None, otherwise: str) -> str:
     return f"`{called.path if called and called.path else otherwise}({_SEED})`"
+
+
+def _passed_in(made: str, step: Step) -> str:
+    """A seed within a function gives the same numbers at each call."""
+    return f"make one generator outside of `{step.activation.code.co_name}`, `rng = {made.strip('`')}`, and pass it in"
 
 
 def _manual(calls: tuple[Called, ...]) -> str:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from torchdebug_magics.instruments.deterministic.counterfactual.set_order import dependence_of, orderings
 from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.recording import Recording
+from torchdebug_magics.instruments.deterministic.origin import ON
 from torchdebug_magics.instruments.deterministic.report import Divergence
-from torchdebug_magics.instruments.deterministic.twice.origin_line import origin_before
+from torchdebug_magics.instruments.deterministic.twice.origin_line import origin_before, origin_in_workers
 from torchdebug_magics.instruments.deterministic.twice.runs import Enough
 from torchdebug_magics.instruments.deterministic.twice.told import Told, location_of, name_of, of_empty, of_kernel, raised_at
 
@@ -76,7 +78,7 @@ class _Culprit:
             cause=told.cause,
             explanation=told.explanation,
             fix=told.fix,
-            because=told.because,
+            on=told.on or ON.get(told.cause),
             other=told.other if told.other != at else None,
             phase=difference.phase,
         )
@@ -146,7 +148,7 @@ class _Culprit:
             cause="state_leak" if is_leak else "control_flow",
             explanation=f"{said}: {origin.explanation}" if origin is not None else f"{said}: {_FIRST_ALONE}" if is_leak else said,
             fix=origin.fix if origin is not None else _IN_THE_CELL if is_leak else "",
-            because=origin.because or origin.cause if origin is not None else None,
+            on=None if origin is None else origin.on,
             op=name,
             location=there,
             other=origin.decided if origin is not None and origin.decided is not None else here if before is not None else None,
@@ -156,17 +158,31 @@ class _Culprit:
         """What came into the op was not made by an op."""
         said = f"`{op.plan.name}` was given other data, which no op of torch's has made"
         told = self._of_origin(op.place, said)
+        if told.explanation == said and (ordered := self._of_set()) is not None:
+            return ordered
         if told.explanation == said and self._is_first_alone(difference):
             return Told(cause="state_leak", explanation=f"{said}: {_FIRST_ALONE}", fix=_IN_THE_CELL)
         return told
+
+    def _of_set(self) -> Told | None:
+        """Objects in a set stand where their addresses put them, and those differ in each run."""
+        found = next((one for one in orderings(self._runs) if one.kind == "address"), None)
+        if found is None:
+            return None
+        dependence = dependence_of(found)
+        return Told(cause="hash_order", explanation=dependence.what, fix=dependence.fix, other=found.location)
 
     def _of_origin(self, place: int, said: str) -> Told:
         leak = self._of_leak(said)
         if leak is not None:  # no more runs: each would use up more
             return leak
         origin = self._origin(place)
+        if origin is not None and origin.cause == "worker_seed":
+            origin = origin_in_workers(self._runs) or origin
         if origin is not None:
-            return Told(cause=origin.cause, explanation=origin.explanation, fix=origin.fix, other=origin.decided or origin.location)
+            return Told(
+                cause=origin.cause, on=origin.on, explanation=origin.explanation, fix=origin.fix, other=origin.decided or origin.location
+            )
         return Told(cause="outside_data", explanation=said)
 
     def _of_leak(self, said: str) -> Told | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.recording import Recording
 from torchdebug_magics.instruments.deterministic.origin import first_difference
 from torchdebug_magics.instruments.deterministic.twice.runs import Enough
+from torchdebug_magics.instruments.deterministic.twice.workers_here import workers_here
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.ops.op import Op
@@ -16,7 +19,27 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.origin import Origin
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 
-__all__ = ["origin_before"]
+__all__ = ["origin_before", "origin_in_workers"]
+
+_NOTHING_MORE = frozenset({"unknown", "worker_seed", "control_flow", "state_leak", "outside_data"})
+
+
+def origin_in_workers(runs: Runs) -> Origin | None:
+    """The line of a dataset, or of what it calls, at which two runs begin to differ when the workers of DataLoaders run here."""
+    with runs.otherwise(workers_here):
+        found = origin_before(sys.maxsize, runs)
+    if found is None or found.cause in _NOTHING_MORE:
+        return None
+    asked = f"`{found.sources[0]}()`" if found.sources else "it"
+    if found.cause in {"wall_clock", "os_entropy"}:
+        return replace(
+            found, fix=f"in a worker, `torch.initial_seed() % 2**32` in place of {asked}: the DataLoader seeds torch anew in each"
+        )
+    return replace(
+        found,
+        cause="worker_seed",
+        fix=f"draw from torch (`torch.rand`, `torch.randint`) in place of {asked}: the DataLoader seeds torch in each worker",
+    )
 
 
 def origin_before(place: int, runs: Runs, drawn: object = None, *, is_way: bool = False) -> Origin | None:

@@ -54,7 +54,7 @@ class Outside:
     @property
     def changed(self) -> tuple[str, ...]:
         """Names of the files that the first run has written, made or removed."""
-        return tuple(Path(path).name for path in self._before)
+        return tuple(Path(path).name for path in self._before if not Path(path).is_dir())
 
     @property
     def refusal(self) -> str:

@@ -7,7 +7,7 @@ import contextvars
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import FunctionType
 from typing import TYPE_CHECKING, Protocol
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.twice.outside import Outside
     from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.probing.hooks import Hooks
+    from torchdebug_magics.probing.lines import Line
 
 __all__ = ["Enough", "Runs", "Watch"]
 
@@ -66,6 +67,8 @@ class Runs:
         """What tensors held at the start, while a run begins at the end of the first one."""
         self._vary: Callable[[ExitStack], object] = _nothing
         self._from_end: Callable[[], bool] = _never
+        self.writers: Mapping[int, Line] = {}
+        """The line of the first run that wrote first to each storage from before it."""
         self.count = 0
         """Runs after the first one."""
 
@@ -135,7 +138,7 @@ class Runs:
             state = self._to_end() if is_from_end else self._start
             self._outside.again(stack, as_left=is_from_end)
             state.stand_in()
-            self._vary(stack)
+            self.guard.run("changing one thing", self._vary, stack)
             watch.attach(stack)
             try:
                 self._context.copy().run(self.body.run)

@@ -13,7 +13,7 @@ from torchdebug_magics.probing.where import is_user_code, location
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.ops.op import Empty, Op
-    from torchdebug_magics.instruments.deterministic.report import Cause
+    from torchdebug_magics.instruments.deterministic.report import Cause, On
     from torchdebug_magics.instruments.deterministic.twice.compare import Difference
     from torchdebug_magics.report import Location
 
@@ -31,7 +31,7 @@ class Told:
     """Where another one is to blame."""
     location: Location | None = None
     other: Location | None = None
-    because: Cause | None = None
+    on: On | None = None
 
 
 def raised_at(error: Exception) -> Location | None:

@@ -1,0 +1,139 @@
+"""The same start, with folders listed and finished work handed over in another order: neither order is promised by anybody."""
+
+from __future__ import annotations
+
+import ast
+import concurrent.futures
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from itertools import cycle
+from multiprocessing.pool import Pool
+from typing import TYPE_CHECKING, Any
+
+from torchdebug_magics.instruments.deterministic.counterfactual.effect import effect_of
+from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import reached
+from torchdebug_magics.instruments.deterministic.report import Dependence
+from torchdebug_magics.instruments.deterministic.twice.told import location_of
+from torchdebug_magics.probing.where import frames_above, is_user_code
+from torchdebug_magics.probing.written import writes_of
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.ops.recording import Recording
+    from torchdebug_magics.instruments.deterministic.origin import Origin
+    from torchdebug_magics.instruments.deterministic.twice.compare import Difference
+    from torchdebug_magics.instruments.deterministic.twice.runs import Runs
+
+__all__ = ["on_arrival"]
+
+_LISTING = ("listdir", "scandir", "iglob", "glob", "rglob", "iterdir", "walk")
+_ARRIVING = ("as_completed", "imap_unordered")
+_CALL = re.compile(rf"[\w.]*(?:\([^()]*\)\.)?\b({'|'.join((*_LISTING, *_ARRIVING))})\((?:[^()]|\([^()]*\))*\)")
+
+
+def on_arrival(
+    runs: Runs, earlier: Recording, results: Mapping[str, int], origin_of: Callable[[Difference], Origin | None]
+) -> Dependence | None:
+    """What moves the results then; no run where nothing that is reached by name asks for such an order."""
+    if not _asks(runs):
+        return None
+    turned = _Turned(runs.body.namespace)
+    with runs.otherwise(turned):
+        effect = effect_of(runs, earlier, results)
+    if effect is None or not effect.reached:
+        return None
+    begin = min(effect.reached, key=lambda one: one.place)
+    turns = cycle((False, True))
+    with runs.otherwise(lambda stack: turned(stack) if next(turns) else None):
+        origin = origin_of(begin)
+    at = location_of(begin) if origin is None else origin.location
+    called = _CALL.search(at.source) if at is not None else None
+    name, text = (called[1], called[0]) if called is not None else ("", "")
+    if name in _ARRIVING:
+        what, fix = (
+            f"`{name}` hands over first what is done first, and that varies",
+            "go over the work in the order in which it was given out",
+        )
+    else:
+        what = f"`{text or 'this line'}` is in the order of the file system, which differs between machines"
+        fix = f"`sorted({text})`" if text else "sort the files"
+    return Dependence(on="order", op="" if begin.op is None else begin.op.plan.name, module=begin.module, location=at, what=what, fix=fix)
+
+
+def _asks(runs: Runs) -> bool:
+    asked = frozenset((*_LISTING, *_ARRIVING))
+    _, codes = reached(runs.body)
+    in_body = {word for one in runs.body.statements for word in re.findall(r"\w+", ast.unparse(one))}
+    return bool(asked & in_body) or any(asked & (written.loaded | written.loaded_attributes) for written in map(writes_of, codes))
+
+
+class _Turned:
+    """Each such order turned round, for one run."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self._namespace = namespace
+
+    def __call__(self, stack: ExitStack) -> None:
+        """From here until the stack closes."""
+        self._put(stack, os, "listdir", _turned_list)
+        self._put(stack, os, "scandir", _turned_scan)
+        self._put(stack, concurrent.futures, "as_completed", _turned_iterator)
+        self._put(stack, Pool, "imap_unordered", _turned_iterator)
+
+    def _put(self, stack: ExitStack, holder: Any, name: str, turning: Callable[[Any], Any]) -> None:
+        ordinary = getattr(holder, name)
+        turned = turning(ordinary)
+        stack.callback(setattr, holder, name, ordinary)
+        setattr(holder, name, turned)
+        for known in [known for known, value in self._namespace.items() if value is ordinary]:
+            stack.callback(self._namespace.__setitem__, known, ordinary)
+            self._namespace[known] = turned
+
+
+def _turned_list(ordinary: Any) -> Any:
+    def listed(*args: Any, **kwargs: Any) -> Any:
+        names = ordinary(*args, **kwargs)
+        return names if _is_import() else names[::-1]
+
+    return listed
+
+
+def _turned_scan(ordinary: Any) -> Any:
+    class Scan(AbstractContextManager["Scan"]):
+        """As `os.scandir` gives it: an iterator, and a context of itself."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            with ordinary(*args, **kwargs) as entries:
+                self._entries = iter([*entries] if _is_import() else [*entries][::-1])
+
+        def __iter__(self) -> Iterator[Any]:
+            return self
+
+        def __next__(self) -> Any:
+            return next(self._entries)
+
+        def __exit__(self, *_: object) -> None:
+            self.close()
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    return Scan
+
+
+def _turned_iterator(ordinary: Any) -> Any:
+    def turned(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        return iter(list(ordinary(*args, **kwargs))[::-1])
+
+    return turned
+
+
+def _is_import() -> bool:
+    for one in frames_above(sys._getframe(2)):
+        if one.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        if is_user_code(one.f_code):
+            break
+    return False

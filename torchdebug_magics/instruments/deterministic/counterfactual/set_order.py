@@ -1,0 +1,282 @@
+"""Sets that are given an order: of strings it is another one in each process, of objects in each run. One more run says where."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import torch
+
+from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import reached
+from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.recording import Recording
+from torchdebug_magics.instruments.deterministic.origin.statements import dotted
+from torchdebug_magics.instruments.deterministic.report import Dependence
+from torchdebug_magics.instruments.deterministic.ritual.late import began_with
+from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.where import location
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from torchdebug_magics.instruments.deterministic.twice.body import Body
+    from torchdebug_magics.instruments.deterministic.twice.runs import Runs
+    from torchdebug_magics.probing.contents import Contents
+    from torchdebug_magics.report import Location
+
+__all__ = ["Ordering", "dependence_of", "on_order", "orderings"]
+
+_ORDERING = frozenset({"list", "tuple", "enumerate", "zip", "map", "iter", "next", "dict", "join", "array", "tensor"})
+"""They give an order to what has none."""
+_SETTLED = frozenset({"sorted", "set", "frozenset", "len", "sum", "min", "max", "any", "all", "Counter"})
+"""Whatever order they are given, they give the same."""
+_OF_SETS = frozenset({"union", "intersection", "difference", "symmetric_difference"})
+_MOST_ITEMS = 1000
+
+Kind: TypeAlias = Literal["salted", "address"]
+
+
+class _Asked(NamedTuple):
+    """A place in the source that gives an order to what may be a set."""
+
+    text: str
+    """What is ordered, as the user writes it."""
+    path: str
+    """A dotted name whose value tells what is in it; empty where none does."""
+    target: str
+    """A name that holds what came of it."""
+    is_set: bool
+    """Whether it is one by what is written."""
+    is_hash: bool = False
+    is_text: bool = False
+    """Whether it is a string by what is written."""
+
+
+class Ordering(NamedTuple):
+    """Such a place that a run has come to."""
+
+    kind: Kind
+    text: str
+    location: Location
+    is_hash: bool
+
+
+def on_order(found: Iterable[Ordering]) -> tuple[Dependence, ...]:
+    """Of strings, where Python draws their hashes anew in each process."""
+    if not sys.flags.hash_randomization or (began_with("PYTHONHASHSEED") or "random").isdigit():
+        return ()
+    return tuple(dependence_of(one) for one in found if one.kind == "salted")
+
+
+def dependence_of(found: Ordering) -> Dependence:
+    """In words."""
+    if found.is_hash:
+        what, fix = "`hash()` of a string is another number in each process", "`zlib.crc32(text.encode())` in its place"
+    elif found.kind == "salted":
+        what, fix = f"the order of the set `{found.text}` of strings is another one in each process", f"`sorted({found.text})`"
+    else:
+        what = f"the set `{found.text}` is ordered by the addresses of its objects, which differ in each run"
+        fix = f"keep a list in place of the set `{found.text}`, such as `list(dict.fromkeys(...))`"
+    return Dependence(on="order", op="", location=found.location, what=what, fix=fix)
+
+
+def orderings(runs: Runs) -> tuple[Ordering, ...]:
+    """Each place once, in the order in which the run comes to them; no run where the source has none."""
+    asked = _asked(runs.body)
+    if not asked or sys.gettrace() is not None:
+        return ()
+    watch = _Lines(runs, asked)
+    runs.again(watch)
+    return tuple(watch.found.values())
+
+
+class _Lines:
+    """Looks at values before and after the lines in question."""
+
+    def __init__(self, runs: Runs, asked: dict[str, dict[int, list[_Asked]]]) -> None:
+        self.found: dict[tuple[str, int, str], Ordering] = {}
+        self._asked = asked
+        self._recorder = Recorder(Recording(), lambda _seen, _op: None, runs.guard, runs.hooks)
+        self._after: dict[FrameType, tuple[int, list[_Asked]]] = {}
+
+    @property
+    def contents(self) -> Contents:
+        """What the run has written."""
+        return self._recorder.contents
+
+    def attach(self, stack: ExitStack) -> None:
+        """From here until the stack closes."""
+        self._recorder.attach(stack)
+        stack.callback(self._after.clear)
+        stack.callback(sys.settrace, None)
+        sys.settrace(self._entered)
+
+    def _entered(self, frame: FrameType, _event: str, _arg: object) -> Any:
+        return self._line if frame.f_code.co_filename in self._asked else None
+
+    def _line(self, frame: FrameType, event: str, _arg: object) -> Any:
+        if event not in {"line", "return"}:
+            return self._line
+        if (before := self._after.pop(frame, None)) is not None:
+            self._look(frame, *before)
+        here = self._asked[frame.f_code.co_filename].get(frame.f_lineno or 0)
+        if event == "line" and here:
+            self._look(frame, frame.f_lineno, here)
+            self._after[frame] = frame.f_lineno, here
+        return self._line
+
+    def _look(self, frame: FrameType, line: int, asked: list[_Asked]) -> None:
+        for one in asked:
+            key = frame.f_code.co_filename, line, one.text
+            held = _held(frame, one.path)
+            kind = _kind_of(held) if one.is_set or isinstance(held, (set, frozenset)) else None
+            if one.is_text:
+                kind = "salted"
+            elif kind is None and one.is_set:
+                kind = _kind_of(_held(frame, one.target))
+            if kind is not None and key not in self.found and not (one.is_hash and kind != "salted"):
+                self.found[key] = Ordering(kind, one.text, location(key[0], line, frame.f_code.co_name), one.is_hash)
+
+
+def _held(frame: FrameType, path: str) -> Any:
+    """What a dotted name holds; no code of the user's runs for it."""
+    root, *parts = path.split(".")
+    value = frame.f_locals.get(root, frame.f_globals.get(root))
+    for part in parts:
+        value = getattr(value, "__dict__", {}).get(part)
+    return value
+
+
+def _kind_of(value: Any) -> Kind | None:
+    if isinstance(value, (str, bytes)):
+        return "salted"
+    if isinstance(value, dict):
+        return _kind_of(list(value)[:_MOST_ITEMS]) or _kind_of(list(value.values())[:_MOST_ITEMS])
+    if type(value) not in {list, tuple, set, frozenset}:
+        return "address" if isinstance(value, (torch.Tensor, torch.nn.Module)) else None
+    items = list(value)[:_MOST_ITEMS]
+    if any(isinstance(item, (torch.Tensor, torch.nn.Module)) for item in items):
+        return "address" if len(items) > 1 else None
+    flat = [part for item in items for part in (item if isinstance(item, tuple) else (item,))]
+    return "salted" if len({part for part in flat if isinstance(part, (str, bytes))}) > 1 else None
+
+
+# --- the source --------------------------------------------------------------------------------------------------------------------
+
+
+def _asked(body: Body) -> dict[str, dict[int, list[_Asked]]]:
+    """By file and line."""
+    files: dict[str, list[ast.stmt]] = {body.file: list(body.statements)}
+    for code in reached(body)[1]:
+        if code.co_filename not in files and (tree := tree_of(code.co_filename)) is not None:
+            files[code.co_filename] = tree.body
+    found: dict[str, dict[int, list[_Asked]]] = {}
+    for file, statements in files.items():
+        for line, one in _Places(statements).found():
+            found.setdefault(file, {}).setdefault(line, []).append(one)
+    return found
+
+
+class _Places:
+    """Of one file."""
+
+    def __init__(self, statements: list[ast.stmt]) -> None:
+        self._nodes = [node for statement in statements for node in ast.walk(statement)]
+        self._target = {id(node): _target(one) for one in self._nodes if isinstance(one, ast.stmt) for node in _own(one)}
+        self._line = {id(node): one.lineno for one in self._nodes if isinstance(one, ast.stmt) for node in _own(one)}
+        self._settled = {
+            id(inner)
+            for node in self._nodes
+            if isinstance(node, ast.Call) and _name(node) in _SETTLED
+            for argument in node.args
+            for inner in ast.walk(argument)
+        }
+        sorted_names = {dotted(one) for node in self._nodes if isinstance(node, ast.Call) and _name(node) == "sorted" for one in node.args}
+        sorted_names |= {dotted(node.func.value) for node in self._nodes if isinstance(node, ast.Call) and _is_sort(node.func)}  # type: ignore[attr-defined]  # as was asked
+        self._sorted = {one for one in sorted_names if one}
+
+    def found(self) -> Iterator[tuple[int, _Asked]]:
+        for node in self._nodes:
+            if id(node) in self._settled or self._target.get(id(node), "") in self._sorted:
+                continue
+            for one in _ordered(node):
+                target = _bound(node.target) if isinstance(node, ast.For) else self._target.get(id(node), "")
+                is_set = _is_set(one)
+                path = dotted(_inside(one)) or ""
+                if is_set or path:
+                    yield self._line.get(id(node), one.lineno), _Asked(ast.unparse(one), path, target, is_set)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "hash" and len(node.args) == 1:
+                argument = node.args[0]
+                path = dotted(argument) or ""
+                yield (
+                    self._line.get(id(node), node.lineno),
+                    _Asked(ast.unparse(argument), path, "", is_set=True, is_hash=True, is_text=_is_text(argument)),
+                )
+
+
+def _ordered(node: ast.AST) -> Iterator[ast.expr]:
+    """What the node gives an order."""
+    if isinstance(node, ast.For):
+        yield node.iter
+    elif isinstance(node, (ast.ListComp, ast.DictComp, ast.GeneratorExp)):
+        yield from (one.iter for one in node.generators)
+    elif isinstance(node, ast.Starred):
+        yield node.value
+    elif isinstance(node, ast.Call) and _name(node) in _ORDERING:
+        yield from node.args
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "pop" and not node.args:
+        yield node.func.value
+
+
+def _is_set(node: ast.expr) -> bool:
+    if isinstance(node, ast.Set):
+        return len(node.elts) > 1
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.Sub, ast.BitXor)):
+        return _is_set(node.left) or _is_set(node.right)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _OF_SETS:
+        return True
+    return isinstance(node, ast.SetComp) or (isinstance(node, ast.Call) and _name(node) in {"set", "frozenset"} and bool(node.args))
+
+
+def _inside(node: ast.expr) -> ast.expr:
+    """What fills a set: ``labels`` of ``set(labels)``."""
+    if isinstance(node, ast.Call) and _name(node) in {"set", "frozenset"} and node.args:
+        return node.args[0]
+    if isinstance(node, ast.BinOp):
+        return _inside(node.left)
+    return node
+
+
+def _own(statement: ast.stmt) -> Iterator[ast.AST]:
+    """The nodes of a statement that are in no statement within it."""
+    yield statement
+    todo: list[ast.AST] = [child for child in ast.iter_child_nodes(statement) if not isinstance(child, ast.stmt)]
+    while todo:
+        node = todo.pop()
+        yield node
+        todo += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)]
+
+
+def _target(statement: ast.stmt) -> str:
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    return _bound(targets[0]) if targets and isinstance(targets[0], ast.expr) else ""
+
+
+def _bound(target: ast.expr) -> str:
+    first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
+    return dotted(first) or ""
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)))
+
+
+def _is_sort(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "sort"
+
+
+def _name(node: ast.Call) -> str:
+    return node.func.id if isinstance(node.func, ast.Name) else node.func.attr if isinstance(node.func, ast.Attribute) else ""
