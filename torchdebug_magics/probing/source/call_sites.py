@@ -18,7 +18,9 @@ from typing import Any
 from torchdebug_magics.probing.inlined import is_in_comprehension
 from torchdebug_magics.probing.source.code_owner import is_module_code, local_values, owner
 
-__all__ = ["MISSING", "calls_on_line", "enclosing", "function_node", "line_of", "loops_around", "names_of", "node_at", "tree_of", "value_of"]
+__all__ = [
+    "MISSING", "calls_on_line", "enclosing", "function_node", "line_of", "loops_around", "names_of", "node_at", "tree_of", "value_of",
+]  # fmt: skip
 
 MISSING: Any = object()
 """Stands for a value that cannot be had without running code."""
