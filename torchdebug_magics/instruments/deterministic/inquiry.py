@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.deterministic.counterfactual.dependences impo
 from torchdebug_magics.instruments.deterministic.counterfactual.other_seeds import Draws
 from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.recording import Recording
-from torchdebug_magics.instruments.deterministic.prints.against import compared, earlier_print
+from torchdebug_magics.instruments.deterministic.prints.against import agreeing_count, compared, earlier_print
 from torchdebug_magics.instruments.deterministic.prints.printing import Printer
 from torchdebug_magics.instruments.deterministic.twice.cost import measured
 from torchdebug_magics.instruments.deterministic.twice.leftovers import Leftovers
@@ -200,7 +200,8 @@ class Inquiry:
             self.found["not_verified"] = f"the cell raised {type(error).__name__}"
             return
         divergence = compared(self._earlier, fingerprint, rtol=self._rtol)
-        self.found |= {"verified": divergence is None, "divergence": divergence}
+        agreeing = agreeing_count(self._earlier, fingerprint) if divergence is None and self._rtol is None else len(fingerprint)
+        self.found |= {"verified": divergence is None, "divergence": divergence, "ops_count": agreeing}
 
     def _write(self, path: Path) -> None:
         path.write_text(json.dumps({"fingerprint": self.found["fingerprint"].to_dict()}) + "\n", encoding="utf-8")

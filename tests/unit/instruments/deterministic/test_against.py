@@ -11,6 +11,8 @@ import pytest
 from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from IPython.core.interactiveshell import InteractiveShell
 
 SETUP = """
@@ -151,3 +153,58 @@ def test_a_run_that_goes_on_says_what_it_lacks(against: Any) -> None:
         whole.replace("range(2, 4):", "range(2, 4):\n    opt.param_groups[0]['lr'] = 0.1"),
     ).divergence
     assert ("`lr` of `opt` was 0.01 then and is 0.1 now" in found.explanation, "scheduler" in found.fix) == (True, True)
+
+
+def test_only_what_both_runs_have_is_called_the_same(against: Any) -> None:
+    report = against("a = torch.arange(4.) * 2", "a = torch.arange(4.) * 2\nb = a.sum() + a.cumsum(0)")
+    assert (report.verified, report.ops_count) == (True, 2)
+    report = against("a = torch.arange(4.) * 2", "z = torch.full((3,), 7.).exp()")
+    assert report.verified is False
+    assert against("a = 1", "z = torch.full((3,), 7.).exp()").verified is False
+
+
+TRAINED = """
+net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(X, Y), batch_size=4, shuffle=True)
+torch.manual_seed(1)
+for epoch in range(4):
+    for x, y in loader:
+        loss = F.mse_loss(net(x), y)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    if epoch == 1:
+        torch.save((net.state_dict(), torch.get_rng_state()), "two.pt")
+"""
+RESUMED = TRAINED.replace(
+    "for epoch in range(4):",
+    "weights, drawn = torch.load('two.pt')\nnet.load_state_dict(weights)\ntorch.set_rng_state(drawn)\nfor epoch in range(2, 4):",
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said", "fix"),
+    [
+        ("", "", "", ""),
+        ("    if epoch == 1", "    net.eval()\n    print(F.mse_loss(net(X), Y))\n    net.train()\n    if epoch == 1", "", ""),
+        ("range(2, 4)", "range(2, 6)", "", ""),
+        ("torch.set_rng_state(drawn)", "torch.manual_seed(1)", "draws again what the earlier run drew", "torch.set_rng_state"),
+        ("torch.set_rng_state(drawn)", "torch.set_rng_state(drawn)\nnet.eval()", "less often than then", "`train()`"),
+        ("    if epoch == 1", "    print(F.mse_loss(net(X), Y))\n    if epoch == 1", "which the earlier run did not", "`eval()`"),
+    ],
+)
+def test_a_run_that_goes_on(against: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, said: str, fix: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    report = against(TRAINED, RESUMED.replace(old, new) if old else RESUMED)
+    assert report.verified is not bool(said), report.verdict
+    if said:
+        assert said in report.divergence.explanation, report.verdict
+        assert fix in report.divergence.fix, report.verdict
+
+
+def test_the_same_numbers_in_another_order_are_no_fault_of_the_op(against: Any, shell: InteractiveShell) -> None:
+    code = "stacked = torch.stack([torch.full((2,), float(i)) for i in order.pop()])\nsum_ = torch.linspace(0, 1, 3) @ stacked"
+    shell.user_ns["order"] = [[0, 2, 1], [0, 1, 2]]
+    found = against(code, code).divergence
+    assert ("come in another order" in found.explanation, found.cause) == (True, "control_flow")

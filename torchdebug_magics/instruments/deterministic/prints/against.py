@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
-from torchdebug_magics.instruments.deterministic.prints.alignment import Run, text_of
+from torchdebug_magics.instruments.deterministic.prints.alignment import Run, is_new, text_of
 from torchdebug_magics.instruments.deterministic.prints.changes import MADE_ANEW, difference, divergence, reason
 from torchdebug_magics.instruments.deterministic.report import DeterministicReport
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.fingerprint import OpPrint
     from torchdebug_magics.instruments.deterministic.report import Divergence
 
-__all__ = ["compared", "earlier_print"]
+__all__ = ["agreeing_count", "compared", "earlier_print"]
 
 
 def earlier_print(named: object, namespace: Mapping[str, object]) -> Fingerprint:
@@ -57,6 +57,12 @@ def compared(earlier: Fingerprint, later: Fingerprint, *, rtol: float | None) ->
                 return divergence(run, now, "outside_data", said, MADE_ANEW)
             return divergence(run, now, *reason(earlier, later, run.ops[now], f"differs by more than {rtol:g} in"))
     return None
+
+
+def agreeing_count(earlier: Fingerprint, later: Fingerprint) -> int:
+    """How many ops of the later run gave nothing that the earlier one did not have."""
+    run = Run(earlier)
+    return sum(not is_new(op, run) for op in later)
 
 
 def _aligned(before: Sequence[OpPrint], now: Sequence[OpPrint]) -> Iterator[tuple[OpPrint, int]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import tokenize
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from difflib import SequenceMatcher
-from functools import cache
+from functools import cache, cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchdebug_magics.instruments.deterministic.ops.digest import EMPTY
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint, OpPrint
     from torchdebug_magics.report import Location
 
-__all__ = ["Run", "edited_lines", "is_new", "roots", "text_of"]
+__all__ = ["Run", "edited_lines", "is_copy", "is_new", "roots", "text_of"]
 
 _NO_CODE = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER})
 _NO_LINE = ("#", "%", "get_ipython().run_cell_magic")
+_COPIES = frozenset({"copy_", "clone", "_to_copy", "lift_fresh", "detach", "contiguous", "_foreach_copy_"})
 _ALIKE = 0.5
 """Of two texts in the same place, from where on one is the other, edited."""
 
@@ -43,7 +44,8 @@ class Run:
             if place is not None and not place.source.startswith(_NO_LINE):
                 self.lines.setdefault(text_of(place), place)
 
-    def live(self) -> list[bool]:
+    @cached_property
+    def live_at(self) -> list[bool]:
         """For each op, whether its result is read in the end, or left at the end: not, where it is only written over."""
         found = [number not in self._overwritten for number in range(len(self.ops))]
         for number in reversed(range(len(self.ops))):
@@ -94,19 +96,30 @@ class _Line(NamedTuple):
 def roots(earlier: Run, later: Run, edited: Mapping[str, str]) -> list[int]:
     """The ops of the later run from which the last result that differs has its difference, first to last; none where none differs."""
     differing = _differing(earlier, later, edited)
-    live = later.live()
-    last = next((number for number in sorted(differing, reverse=True) if live[number]), None)
+    last = next((number for number in sorted(differing, reverse=True) if later.live_at[number]), None)
     if last is None:
         return []
     found, seen, todo = [], {last}, [last]
     while todo:
         number = todo.pop()
-        made_anew = [given for given in later.reads[number] if is_new(later.ops[given], earlier)]
+        made_anew = {given for given in later.reads[number] for given in _behind_copies(later, given) if is_new(later.ops[given], earlier)}
         if not made_anew:
             found.append(number)
-        todo += [given for given in made_anew if given not in seen]
-        seen.update(made_anew)
+        todo += made_anew - seen
+        seen |= made_anew
     return sorted(found)
+
+
+def _behind_copies(run: Run, number: int) -> set[int]:
+    """The op, or where it is a copy, those whose results it is a copy of."""
+    found, todo = set(), [number]
+    while todo:
+        one = todo.pop()
+        if _has_value(run.ops[one]) or not run.reads[one]:
+            found.add(one)
+        else:
+            todo += run.reads[one]
+    return found
 
 
 def is_new(op: OpPrint, other: Run) -> bool:
@@ -115,7 +128,13 @@ def is_new(op: OpPrint, other: Run) -> bool:
 
 
 def _has_value(op: OpPrint) -> bool:
-    return op.gave != EMPTY and not op.is_unread
+    """Not a copy: what it gives is met where it was made, or is first used, and there as one op of the earlier run may have made many."""
+    return op.gave != EMPTY and not op.is_unread and not is_copy(op)
+
+
+def is_copy(op: OpPrint) -> bool:
+    """Whether it gives the numbers of a tensor that it was given."""
+    return op.op.split(".")[1] in _COPIES
 
 
 def _differing(earlier: Run, later: Run, edited: Mapping[str, str]) -> set[int]:
@@ -132,20 +151,23 @@ def _differing(earlier: Run, later: Run, edited: Mapping[str, str]) -> set[int]:
 
 
 def _replaced(before: Sequence[int], now: Iterable[int], later: Run) -> list[int]:
+    """The new results among those of one line that stand where one is gone; the gaps end at results which the line had only once."""
     places: dict[int, list[int]] = defaultdict(list)
     for place, value in enumerate(before):
         places[value].append(place)
+    gone = [0, *accumulate(value not in later.values for value in before)]
     found: list[int] = []
     gap: list[int] = []
     reached = 0
     for number in now:
-        known = places.get(later.ops[number].gave)
-        if known is None:
+        known = places.get(later.ops[number].gave, ())
+        if not known:
             gap.append(number)
-            continue
-        at = bisect_left(known, reached)
-        if at < len(known):
-            found += gap if known[at] > reached else ()
-            reached = known[at] + 1
+        elif reached in known:
+            reached += 1
             gap = []
-    return found + (gap if reached < len(before) else [])
+        elif len(known) == 1 and known[0] > reached:
+            found += gap if gone[known[0]] > gone[reached] else ()
+            reached = known[0] + 1
+            gap = []
+    return found + (gap if gone[-1] > gone[reached] else [])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.deterministic.prints.alignment import Run, edited_lines, roots, text_of
-from torchdebug_magics.instruments.deterministic.prints.draws import shifted
+from torchdebug_magics.instruments.deterministic.prints.alignment import Run, edited_lines, is_new, roots, text_of
+from torchdebug_magics.instruments.deterministic.prints.draws import repeated, shifted
 from torchdebug_magics.instruments.deterministic.prints.edits import Edit, edit_behind, edit_with
 from torchdebug_magics.instruments.deterministic.prints.updates import updated_otherwise
 from torchdebug_magics.instruments.deterministic.report import Divergence
@@ -30,7 +30,7 @@ def difference(before: Fingerprint, now: Fingerprint) -> Divergence | None:
     edited = edited_lines(earlier, later)
     found = roots(earlier, later, edited)
     if not found:
-        return None
+        return _of_strangers(earlier, later)
     first = found[0]
     edit = edit_behind(earlier, later, edited, later.ops[first].place)
     shift = shifted(earlier, later, edited, first)
@@ -39,6 +39,9 @@ def difference(before: Fingerprint, now: Fingerprint) -> Divergence | None:
         if edit is None or shift.other is not None:
             return divergence(later, shift.number, "unseeded_generator", shift.explanation, shift.fix, other=shift.other)
         return _of_edit(later, first, edit)
+    again = repeated(earlier, later, first)
+    if again is not None:
+        return divergence(later, again.number, "state_leak", again.explanation, again.fix, other=again.other)
     updated = updated_otherwise(earlier, later, first)
     if updated is not None:
         edit = edit or edit_with(updated.words, earlier, later, edited)
@@ -46,6 +49,16 @@ def difference(before: Fingerprint, now: Fingerprint) -> Divergence | None:
             return divergence(later, first, "state_leak", updated.explanation, updated.fix)
     edit = edit or _line_gone(earlier, later, edited)
     return _of_inputs(earlier, later, first, edited, (before, now)) if edit is None else _of_edit(later, first, edit)
+
+
+def _of_strangers(earlier: Run, later: Run) -> Divergence | None:
+    """Other code altogether is not the same numbers; None where the runs have a result in common."""
+    of_later_alone = [number for number, op in enumerate(later.ops) if is_new(op, earlier)]
+    if not of_later_alone or not earlier.values.keys().isdisjoint(later.values):
+        return None
+    return divergence(
+        later, of_later_alone[0], "control_flow", "the two runs have no result in common, and no line of one is a line of the other"
+    )
 
 
 def _line_gone(earlier: Run, later: Run, edited: Mapping[str, str]) -> Edit | None:
@@ -84,8 +97,14 @@ def _of_edit(later: Run, number: int, edit: Edit) -> Divergence:
 
 def _foreign(earlier: Run, later: Run, number: int) -> int | None:
     """The op that met data, or was given a number, that the earlier run did not have."""
-    known = {(op.op, op.given) for op in earlier.ops}
-    return next((one for one in sorted((*later.reads[number], number)) if (later.ops[one].op, later.ops[one].given) not in known), None)
+    known: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for op in earlier.ops:
+        known[op.op, text_of(op.place)].add(op.given)
+    for one in sorted((*later.reads[number], number)):
+        then = known.get((later.ops[one].op, text_of(later.ops[one].place)))
+        if then is not None and later.ops[one].given not in then:
+            return one
+    return None
 
 
 def _partner(earlier: Run, later: Run, number: int) -> int | None:
@@ -95,8 +114,8 @@ def _partner(earlier: Run, later: Run, number: int) -> int | None:
 
 
 def _same_inputs(earlier: Run, partner: int, later: Run, number: int) -> bool:
-    both = ((run.ops[one][6:8] for one in run.reads[at]) for run, at in ((earlier, partner), (later, number)))
-    return all(one == other for one, other in zip_longest(*both))
+    then, now = ([(run.ops[one].given, run.ops[one].gave) for one in run.reads[at]] for run, at in ((earlier, partner), (later, number)))
+    return then == now
 
 
 def reason(before: Fingerprint, now: Fingerprint, op: OpPrint, beyond: str) -> tuple[Cause, str]:

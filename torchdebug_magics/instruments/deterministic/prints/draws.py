@@ -6,7 +6,7 @@ import ast
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchdebug_magics.instruments.deterministic.prints.alignment import is_new, text_of
+from torchdebug_magics.instruments.deterministic.prints.alignment import is_copy, is_new, text_of
 from torchdebug_magics.instruments.deterministic.prints.edits import quoted
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.prints.alignment import Run
     from torchdebug_magics.report import Location
 
-__all__ = ["Shift", "shifted"]
+__all__ = ["Shift", "repeated", "shifted"]
 
 _AGAIN = "`torch.manual_seed(...)`"
 
@@ -42,7 +42,7 @@ def shifted(earlier: Run, later: Run, edited: Mapping[str, str], last: int) -> S
     before, now = _draws(earlier, {}), _draws(later, edited)
     surplus = Counter(draw.key for draw in now)
     surplus.subtract(draw.key for draw in before)
-    live = later.live()
+    live = later.live_at
     moved: Counter[tuple[str, str]] = Counter()
     added: list[_Draw] = []
     gone: list[_Draw] = []
@@ -74,6 +74,24 @@ def shifted(earlier: Run, later: Run, edited: Mapping[str, str], last: int) -> S
     return None
 
 
+def repeated(earlier: Run, later: Run, last: int) -> Shift | None:
+    """Where a run that goes on with another one's results draws from the beginning again: the generator's state was not loaded."""
+    drawn = [number for number in range(last) if later.ops[number].is_random and later.live_at[number]]
+    if not drawn or later.ops[drawn[-1]].gave not in earlier.values:
+        return None
+    number = drawn[-1]
+    then = earlier.values[later.ops[number].gave]
+    loaded = [later.ops[given].gave for given in later.reads[last] if is_copy(later.ops[given])]
+    reached = max((earlier.values.get(value, -1) for value in loaded), default=-1)
+    text = text_of(later.ops[number].place)
+    since = [one for one in range(then + 1, reached) if earlier.ops[one].is_random and text_of(earlier.ops[one].place) == text]
+    if not since:
+        return None
+    said = f"`{later.ops[number].op}` draws again what the earlier run drew long before: the state of the generator is not that of then"
+    fix = "save `torch.get_rng_state()` with the model's, and set it with `torch.set_rng_state(...)`"
+    return Shift(number, earlier.ops[since[-1]].place, said, fix)
+
+
 def _draws(run: Run, edited: Mapping[str, str]) -> list[_Draw]:
     texts = ((number, op, text_of(op.place)) for number, op in enumerate(run.ops) if op.is_random)
     return [_Draw(number, op.gave, (op.op, edited.get(text, text))) for number, op, text in texts]
@@ -92,13 +110,22 @@ def _told(earlier: Run, later: Run, added: list[_Draw], gone: list[_Draw], drawn
         said = f"{quoted(first)} draws {what}, {then}: `{op.op}` at {place} draws other numbers from there on"
         drawing = f"the call of `{first.function}`" if first is not None and first.source.startswith("return") else quoted(first)
         fix = _apart(place) or f"call {_AGAIN} again after {drawing}, or give it a generator of its own"
+        if _is_dropout(later, added[0].number) and added[0].key[1] == text_of(first):
+            fix = "call `eval()` before it, and `train()` after it: dropout is on"
         return Shift(added[0].number, place, said, fix)
     if gone:
         first = earlier.ops[gone[0].number].place
         rarer = "draws random numbers less often than then" if text_of(first) in later.lines else "no longer draws random numbers before it"
         said = f"{quoted(first)} {rarer}: `{op.op}` draws other numbers from there on"
-        return Shift(drawn, first, said, _apart(place) or f"call {_AGAIN} before it")
+        is_off = _is_dropout(earlier, gone[0].number) and text_of(first) in later.lines
+        return Shift(
+            drawn, first, said, "call `train()` before it: dropout is off" if is_off else _apart(place) or f"call {_AGAIN} before it"
+        )
     return Shift(drawn, None, f"`{op.op}` drew other numbers than then: another seed, or a generator that is not seeded", "")
+
+
+def _is_dropout(run: Run, number: int) -> bool:
+    return run.ops[number].op.split(".")[1] in {"bernoulli_", "native_dropout", "_fused_dropout"}
 
 
 def _apart(place: Location | None) -> str:
