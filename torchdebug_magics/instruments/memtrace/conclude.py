@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections import deque
 
     from torchdebug_magics.instruments.memtrace.blocks import Block, Ledger
+    from torchdebug_magics.instruments.memtrace.deleted import Deletions
     from torchdebug_magics.instruments.memtrace.devices import Devices
     from torchdebug_magics.instruments.memtrace.keeping_lines import KeepingLines
     from torchdebug_magics.instruments.memtrace.marks import MarkListener
@@ -50,6 +51,7 @@ class Seen:
     devices: Devices
     marks: MarkListener
     snapshot: Snapshot | None
+    deletions: Deletions
     runs: deque[Run]
     """What the earlier runs of the same cell have left."""
     interrupts: tuple[Interrupt, ...]
@@ -88,6 +90,7 @@ def concluded(seen: Seen, error: BaseException | None) -> MemtraceReport:
         cycles=cycles,
         kept_by_cycles=kept_by_cycles(cycles, total.peak_bytes),
         oom=oom,
+        undeleted=guard.run("the look at what was deleted", seen.deletions.found, made, keepers, total.peak_bytes),
         freed_before_bytes=sites.freed_before_bytes,
         rss_peak_bytes=process.peak_bytes(),
         rss_net_bytes=process.net_bytes(),

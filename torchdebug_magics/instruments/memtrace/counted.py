@@ -14,7 +14,7 @@ from torchdebug_magics.instruments.memtrace.report import Growth
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.steps import Loop
 
-__all__ = ["Kept", "fastest", "grown_by_counter", "kept_most", "rate_bytes"]
+__all__ = ["MADE_ONCE", "Kept", "fastest", "grown_by_counter", "kept_most", "rate_bytes"]
 
 Kept = tuple[str, int]
 """(path of the first of the largest of many tensors that a variable holds, bytes of all)."""
@@ -25,8 +25,8 @@ _MOST_PART = 0.6
 _HALF = 0.5
 _THIRDS, _SEVERAL = 3, 3
 _ABOUT = 2.5
-_MADE_ONCE = re.compile(r"\.state\[\.\.\.\]\['(exp_avg|exp_avg_sq|step|momentum_buffer|square_avg)'\]$|\.grad$")
-"""What the first step makes."""
+MADE_ONCE = re.compile(r"\.state\[\.\.\.\]\['(exp_avg|exp_avg_sq|step|momentum_buffer|square_avg)'\]$|\.grad$")
+"""What the first step makes, in the path to it."""
 
 
 def rate_bytes(loop: Loop | None) -> int:
@@ -57,7 +57,7 @@ def kept_most(found: Iterable[tuple[int, str]], wanted_bytes: int) -> Kept | Non
     """
     held: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for size_bytes, path in found:
-        if path and collection(path) != path and not _MADE_ONCE.search(path):
+        if path and collection(path) != path and not MADE_ONCE.search(path):
             held[collection(path)].append((path, size_bytes))
     many = [
         (sum(size_bytes for _, size_bytes in pieces), min((-size_bytes, len(path), path) for path, size_bytes in pieces)[2])

@@ -21,6 +21,7 @@ _PUTS = frozenset({"append", "appendleft", "extend", "add", "insert", "update", 
 _ASKS = frozenset({"compute", "reset", "clear", "to", "cpu", "cuda", "eval", "train", "state_dict", "items", "values", "keys", "get"})
 """Methods by which one gives nothing to an object."""
 _CONTAINERS = frozenset({"list", "dict", "set", "tuple", "deque", "defaultdict", "OrderedDict", "Counter"})
+_MODULES = frozenset({"torch", "np", "numpy", "collections", "nn"})
 _LOCAL = re.compile(r"(\w+)\(\) local '(\w+)'")
 _FIRST = re.compile(r"\w+")
 _GROWS, _FITS, _AS_WANTED = 8, 4, 2
@@ -44,6 +45,9 @@ class KeepingLines:
             return self._best(name or (first[0] if first is not None else ""), (), function, self._files, adds_up=adds_up)
         if owner.is_users:
             return self._best(f".{owner.attribute}", owner.type_names, "", [*filter(None, [owner.file]), *self._files], adds_up=adds_up)
+        foreign = self._best(f".{owner.attribute}", owner.type_names, "", self._files, adds_up=adds_up, of_others=True)
+        if foreign is not None:
+            return foreign
         # Code of a library puts it there: it is given to the object by who calls that.
         kept_as = re.split(r"\W+", re.sub(r"\[[^\]]*\]", "", owner.path))[-1]
         return self._best(f"{'.' if '.' in owner.path else ''}{kept_as}()", (), function, self._files, adds_up=False)
@@ -59,10 +63,15 @@ class KeepingLines:
         best = max(found, key=lambda put: put.rank(types, "", adds_up=False), default=None)
         return None if best is None else location(best.file, best.line, best.function)
 
-    def _best(self, name: str, types: Collection[str], function: str, files: Iterable[str], *, adds_up: bool) -> Location | None:
+    def _best(
+        self, name: str, types: Collection[str], function: str, files: Iterable[str], *, adds_up: bool, of_others: bool = False
+    ) -> Location | None:
+        """`of_others`: the attribute is one of a library's object, and no class of the user's sets its own."""
         if not name.strip(".()"):
             return None
         found = [put for file in dict.fromkeys(files) for put in self._in(file) if put.name == name and not put.is_initial]
+        if of_others:
+            found = [put for put in found if not put.is_own]
         best = max(found, key=lambda put: put.rank(types, function, adds_up=adds_up), default=None)
         return None if best is None else location(best.file, best.line, best.function)
 
@@ -99,6 +108,11 @@ class _Put:
     ) -> None:
         self.name, self.line, self.file, self.is_initial = name, node.lineno, file, is_initial
         self._adds, self._grows = adds, adds or is_put
+        self.is_own = name.startswith(".") and any(
+            isinstance(one, ast.Attribute) and f".{one.attr}" == name and isinstance(one.value, ast.Name) and one.value.id == "self"
+            for one in ast.walk(node)
+        )
+        """Whether it is an attribute of ``self``."""
         self.function, self._kind, self._in_loop = around.function, around.kind, around.in_loop
 
     def rank(self, types: Collection[str], function: str, *, adds_up: bool) -> int:
@@ -158,6 +172,9 @@ def _is_empty(value: ast.expr) -> bool:
     if isinstance(value, ast.Dict):
         return not value.keys
     if isinstance(value, ast.Call):
+        is_method = isinstance(value.func, ast.Attribute)
         made = value.func.attr if isinstance(value.func, ast.Attribute) else getattr(value.func, "id", "")
-        return made in _CONTAINERS or (bool(value.args) and all(_is_empty(one) for one in value.args))
+        from_module = isinstance(value.func, ast.Attribute) and getattr(value.func.value, "id", "") in _MODULES
+        is_new = (from_module or not is_method) and bool(value.args) and all(_is_empty(one) for one in value.args)
+        return made in _CONTAINERS or is_new
     return isinstance(value, ast.Constant)

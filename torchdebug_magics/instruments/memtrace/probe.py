@@ -15,6 +15,7 @@ from torchdebug_magics.instruments.memtrace.blocks import Ledger
 from torchdebug_magics.instruments.memtrace.census import Census, mark_gradients, mark_state
 from torchdebug_magics.instruments.memtrace.conclude import Seen, concluded
 from torchdebug_magics.instruments.memtrace.course import Course
+from torchdebug_magics.instruments.memtrace.deleted import Deletions
 from torchdebug_magics.instruments.memtrace.devices import Devices
 from torchdebug_magics.instruments.memtrace.marks import MarkListener
 from torchdebug_magics.instruments.memtrace.phases import Phases
@@ -89,6 +90,7 @@ class MemtraceProbe:
         self._watch = GrowthWatch(self._ledger, self._steps, self._places, is_light=light)
         tracer = self._tracer_of(())
         self._course = Course(tracer, self._phases, self._places, self._steps, self._watch, self._guard, is_light=light)
+        self._deletions = Deletions(None)
         self._report: MemtraceReport | None = None
 
     def _tracer_of(self, models: Iterable[torch.nn.Module]) -> Tracer:
@@ -101,6 +103,7 @@ class MemtraceProbe:
         parts = parts_of(census.modules)
         self._course.tracer = self._tracer_of([one for one in census.modules if id(one) not in parts])
         self._course.tracer.adopt_all(census)
+        self._deletions = Deletions(self._places.user_frame(sys._getframe()))
         self._ledger.begin()
         if self._snapshot is not None:
             self._snapshot.attach(stack)
@@ -251,6 +254,7 @@ class MemtraceProbe:
             devices=self._devices,
             marks=self._marks,
             snapshot=self._snapshot,
+            deletions=self._deletions,
             runs=self._runs,
             interrupts=() if self._memory_guard is None else self._memory_guard.interrupts,
             guard=self._guard,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Advice", "Cycle", "DeviceMemory", "GraphGrowth", "Growth", "Holder", "LiveMemory", "MemtraceReport", "Oom", "Peak",
-    "Phase", "Site", "Stretch", "Timeline", "TraceMark",
+    "Phase", "Site", "Stretch", "Timeline", "TraceMark", "Undeleted",
 ]  # fmt: skip
 
 Phase: TypeAlias = Literal["forward", "loss", "backward", "optimizer", "other"]
@@ -130,6 +130,18 @@ class Cycle:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Undeleted:
+    """What a variable stood for that the cell has deleted, and that is still there."""
+
+    name: str
+    location: Location
+    """Of the ``del``."""
+    live_bytes: int
+    holder: str
+    fix: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Advice:
     """Something that would help, and by how much on this model."""
 
@@ -236,6 +248,7 @@ class MemtraceReport(Report):
     cycles: tuple[Cycle, ...] = ()
     kept_by_cycles: Cycle | None = None
     """Of these the one that kept much of what there was, again and again."""
+    undeleted: Undeleted | None = None
     freed_before_bytes: int = 0
     """Of what was there before the cell, freed in it."""
     rss_peak_bytes: int | None = None

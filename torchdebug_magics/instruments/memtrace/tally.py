@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.census import ACTIVATION
+from torchdebug_magics.instruments.memtrace.counted import MADE_ONCE
 from torchdebug_magics.instruments.memtrace.fixes import collection, is_local
 from torchdebug_magics.instruments.memtrace.growth import Leak
 from torchdebug_magics.instruments.memtrace.sites import category
@@ -39,7 +40,7 @@ class Tally:
         for block in blocks:
             path = keepers.of(block)
             name = collection(path)
-            if name != path and not block.role and not keepers.are_bounded([block]):
+            if name != path and not block.role and not MADE_ONCE.search(path) and not keepers.are_bounded([block]):
                 held[name].append(block)
                 self._paths[name] = min(path, self._paths.get(name, path), key=lambda one: _order(one, name))
         self._looks.append((step, held))
@@ -91,9 +92,12 @@ def place_of(blocks: Iterable[Block]) -> Place | None:
 
 
 def _is_steady(looks: list[tuple[int, int]]) -> bool:
-    """Whether there was ever more, and after each look at least half as much a step as before it; one is left to chance."""
+    """Whether there was ever more, and after each look at least half as much a step as before it; a step's is left to chance.
+
+    What the last step left may be known by another name, as a loop's own variable.
+    """
     last, many = looks[-1]
-    goes_on = all(2 * (many - found + 1) * step >= found * (last - step) for step, found in looks[:-1])
+    goes_on = all(2 * (many - found + max(1, many / last)) * step >= found * (last - step) for step, found in looks[:-1])
     return many >= _FEWEST and goes_on and all(less <= more for (_, less), (_, more) in pairwise(looks))
 
 

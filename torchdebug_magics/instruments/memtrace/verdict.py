@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.format import byte_size, count, plural
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.report import Cycle, GraphGrowth, Growth, MemtraceReport, Oom, Phase
+    from torchdebug_magics.instruments.memtrace.report import Cycle, GraphGrowth, Growth, MemtraceReport, Oom, Phase, Undeleted
     from torchdebug_magics.report import Location
 
 __all__ = ["finding", "many"]
@@ -38,6 +38,8 @@ def finding(report: MemtraceReport) -> str:
             return said(growth)
     if report.graph_growth is not None:
         return _graph_grows(report.graph_growth)
+    if report.undeleted is not None:
+        return _undeleted(report.undeleted)
     return f"{_peaked_light(report) if report.is_light else _peaked(report)}; {_left(report)}"
 
 
@@ -53,6 +55,11 @@ def _kept_bytes(growth: Growth | None) -> int:
 def _held_in_cycles(cycle: Cycle) -> str:
     kept = f"{byte_size(cycle.freed_bytes)} stayed in reference cycles until Python's collector ran"
     return f"{kept}{_at(cycle.location)} · cycle: `{cycle.path}` · fix: {cycle.fix}"
+
+
+def _undeleted(found: Undeleted) -> str:
+    kept = f"`del {found.name}` freed nothing of {byte_size(found.live_bytes)}"
+    return f"{kept}{_at(found.location)} · still held by `{found.holder}` · fix: {found.fix}"
 
 
 def _refused(oom: Oom) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Stretch,
         Timeline,
         TraceMark,
+        Undeleted,
     )
     from torchdebug_magics.report import Location
 
@@ -59,6 +60,7 @@ def page(report: MemtraceReport | Comparison) -> Page:
     blocks: list[Block] = [
         *_out_of_memory(report.oom),
         *_cycle(report.kept_by_cycles),
+        *_undeleted(report.undeleted),
         *_growth(report.growth, "iteration"),
         *_growth(report.rerun_growth, "run"),
         *_graph_growth(None if report.growth is not None and report.growth.keeps_graph else report.graph_growth),
@@ -114,7 +116,7 @@ def _grown(found: Growth | None) -> int:
 def _status(report: MemtraceReport) -> Status:
     if report.oom is not None or any(one is not None and one.keeps_graph for one in (report.growth, report.rerun_growth)):
         return "bad"
-    if any(one is not None for one in (report.growth, report.rerun_growth, report.graph_growth, report.kept_by_cycles)):
+    if any(one is not None for one in (report.growth, report.rerun_growth, report.graph_growth, report.kept_by_cycles, report.undeleted)):
         return "warn"
     return "good" if report.steps_count > 1 else "info"
 
@@ -139,6 +141,13 @@ def _cycle(cycle: Cycle | None) -> list[Block]:
         return []
     rows = (("fix", cycle.fix), ("cycle", f"`{cycle.path}`"), ("made", plural(cycle.count, "time")), ("held", byte_size(cycle.freed_bytes)))
     return [Facts(rows), *_code(cycle.location)]
+
+
+def _undeleted(found: Undeleted | None) -> list[Block]:
+    if found is None:
+        return []
+    rows = (("fix", found.fix), ("still held by", f"`{found.holder}`"), ("not freed", byte_size(found.live_bytes)))
+    return [Facts(rows), *_code(found.location)]
 
 
 def _graph_growth(growth: GraphGrowth | None) -> list[Block]:

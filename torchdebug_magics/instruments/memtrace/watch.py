@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.census import Census, has_graph
-from torchdebug_magics.instruments.memtrace.counted import fastest, grown_by_counter, kept_most, rate_bytes
+from torchdebug_magics.instruments.memtrace.counted import MADE_ONCE, fastest, grown_by_counter, kept_most, rate_bytes
 from torchdebug_magics.instruments.memtrace.ended import is_over
 from torchdebug_magics.instruments.memtrace.fixes import Cause, collection, of_gradients
 from torchdebug_magics.instruments.memtrace.graphs import GraphWatch
@@ -151,6 +151,7 @@ class GrowthWatch:
     def _unintended(self, made: Sequence[Block], keepers: Keepers, graph: GraphGrowth | None) -> list[tuple[Leak, str]]:
         leaks = leaking(self._followed(made), self._steps, is_over=True)
         named = [(leak, self._named(leak, keepers)) for leak in leaks if leak.keeps_graph or not keepers.are_bounded(leak.blocks)]
+        named = [(leak, path) for leak, path in named if not MADE_ONCE.search(path)]
         named += self._at_times(made, keepers, {collection(path) for _, path in named})
         told = unintended(named, keepers, self._steps, graph="" if graph is None else graph.holder)
         self.collects = collected_in(named, told)

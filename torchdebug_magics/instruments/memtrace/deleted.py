@@ -1,0 +1,98 @@
+"""``del model`` that frees nothing: what else holds what that name stood for."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.instruments.memtrace.census import PARAMETER
+from torchdebug_magics.instruments.memtrace.fixes import Cause, as_code, fix, root
+from torchdebug_magics.instruments.memtrace.report import Undeleted
+from torchdebug_magics.probing.holders import find_holders
+from torchdebug_magics.probing.holders.outside import is_a
+from torchdebug_magics.probing.storages import storages
+from torchdebug_magics.probing.tensors import tensors_in
+from torchdebug_magics.probing.where import location
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.blocks import Block
+    from torchdebug_magics.instruments.memtrace.keepers import Keepers
+
+__all__ = ["Deletions"]
+
+_HIDDEN = (".<cache>", "_hooks", "Out[", "sys.last", "InteractiveTB", "last_execution_result", "finalize")
+"""In the path of a holder that one does not see among the variables."""
+_LEAST_BYTES = 64 << 10
+_LARGE_PART = 0.25
+
+
+class Deletions:
+    """The names that the running cell deletes, and what those stand for that are there before it."""
+
+    def __init__(self, frame: FrameType | None) -> None:
+        names = [] if frame is None else list(_deleted(frame.f_code.co_filename))
+        self._lines = dict(names)
+        self._file = "" if frame is None else frame.f_code.co_filename
+        space: dict[str, Any] = {} if frame is None else frame.f_globals
+        self._names = space if self._lines else {}
+        self._before = {name: [weakref.ref(one) for one in _storages_of(space[name])] for name in self._lines if name in space}
+
+    def found(self, made: Sequence[Block], keepers: Keepers, peak_bytes: int) -> Undeleted | None:
+        """What is still there of one of them; of those that came and went in the cell, a model's that only something unseen holds."""
+        gone = {name: line for name, line in self._lines.items() if name not in self._names}
+        self._names = {}
+        for name in gone.keys() & self._before.keys():
+            alive = {one._cdata: one.nbytes() for ref in self._before[name] if (one := ref()) is not None}
+            held = find_holders(alive)
+            path = next((held.paths[key] for key in sorted(alive, key=lambda key: -alive[key]) if key in held.paths), "")
+            if sum(alive.values()) >= _LEAST_BYTES and path:
+                return self._of(name, gone[name], sum(alive.values()), path)
+        hidden = [block for block in made if block.role == PARAMETER and any(word in keepers.of(block) for word in _HIDDEN)]
+        size_bytes = sum(block.bytes for block in hidden)
+        made_here = [name for name in gone if name not in self._before]
+        if not made_here or size_bytes < max(_LEAST_BYTES, _LARGE_PART * peak_bytes):
+            return None
+        path = keepers.of(max(hidden, key=lambda block: block.bytes))
+        return self._of(made_here[0], gone[made_here[0]], size_bytes, path)
+
+    def _of(self, name: str, line: int, size_bytes: int, path: str) -> Undeleted:
+        known = fix(path, Cause(keeps_graph=False, trains=False)) if any(word in path for word in _HIDDEN) else ""
+        if ".<cache>" in path:
+            known = (
+                "give each object a cache of its own, or empty it before the `del`, by `cache_clear()`: "
+                "a cache on a method keeps `self` as a part of its keys"
+            )
+        return Undeleted(
+            name=name,
+            location=location(self._file, line, ""),
+            live_bytes=size_bytes,
+            holder=path,
+            fix=known or f"delete what holds it, too: `del {as_code(root(path))}`",
+        )
+
+
+def _deleted(file: str) -> Iterator[tuple[str, int]]:
+    """(name, line) of each variable that the cell deletes."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Delete):
+            yield from ((one.id, node.lineno) for target in node.targets for one in _targets(target) if isinstance(one, ast.Name))
+
+
+def _targets(target: ast.expr) -> Iterable[ast.expr]:
+    return target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+
+
+def _storages_of(value: object) -> list[torch.UntypedStorage]:
+    is_module = is_a(type(value), torch.nn.Module)
+    held = [*value.parameters(), *value.buffers()] if is_module and isinstance(value, torch.nn.Module) else list(tensors_in(value))
+    return [storage for tensor in held for storage in storages(tensor)]
