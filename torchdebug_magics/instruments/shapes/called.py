@@ -12,11 +12,13 @@ import torch
 
 from torchdebug_magics.instruments.shapes.reading import Stand, UnreadableError, call_of
 from torchdebug_magics.instruments.shapes.repair.source import site_at
+from torchdebug_magics.probing.where import is_user_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType, FrameType, TracebackType
 
+    from torchdebug_magics.instruments.shapes.repair.source import Site
     from torchdebug_magics.instruments.shapes.replay import Replay
 
 __all__ = ["Called", "outermost_call"]
@@ -29,16 +31,21 @@ class Called:
     model: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    site: Site | None = None
+    """The user's own call of it."""
 
 
 def outermost_call(error: BaseException, replay: Replay) -> Called | None:
     """The first one among the frames; None where no module was running."""
     outer: TracebackType | None = None
+    user: TracebackType | None = None
     step = error.__traceback__
     while step is not None:
         frame = step.tb_frame
+        user = step if is_user_code(frame.f_code) else user
         if frame.f_code.co_name == "_call_impl" and isinstance(model := frame.f_locals.get("self"), torch.nn.Module):
-            return Called(model, tuple(frame.f_locals.get("args", ())), dict(frame.f_locals.get("kwargs", {})))
+            site = site_at(user.tb_frame.f_code, user.tb_lineno, user.tb_lasti) if user is not None else None
+            return Called(model, tuple(frame.f_locals.get("args", ())), dict(frame.f_locals.get("kwargs", {})), site)
         if (found := _yielding(frame, outer, replay)) is not None:
             return found
         outer, step = step, step.tb_next

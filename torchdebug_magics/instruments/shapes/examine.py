@@ -21,11 +21,13 @@ from torchdebug_magics.instruments.shapes.forward import Forward, forward, zeros
 from torchdebug_magics.instruments.shapes.inputs import Inputs, readings
 from torchdebug_magics.instruments.shapes.leaves import is_lazy, named_tensors
 from torchdebug_magics.instruments.shapes.parameters import packed_weights
+from torchdebug_magics.instruments.shapes.repair.source import caller_of
 from torchdebug_magics.instruments.shapes.tabulate import params_only, tabulated
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.rng import RandomState
 
 if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.source import Site
     from torchdebug_magics.instruments.shapes.report import Mode, ShapesReport
 
 __all__ = ["QUICK_FLOPS", "Seen", "examine", "see", "see_call"]
@@ -86,14 +88,18 @@ def _in_symbols(seen: Seen, report: ShapesReport) -> ShapesReport:
     return replace(report, rows=rows, symbols=symbols, problems=(*report.problems, *([problem] if problem else [])))
 
 
-def see(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, real: bool = False) -> Seen:
-    """Run under the likeliest reading of the arguments; under the next one where it fails and the arguments leave a choice."""
+def see(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, real: bool = False, site: Site | None = None) -> Seen:
+    """Run under the likeliest reading of the arguments; under the next one where it fails and the arguments leave a choice.
+
+    `site` is the user's own call, in which fixes of the arguments are written.
+    """
     model = _inner(model)
     notes: list[str] = []
     if any(is_lazy(one) for one in model.parameters()):
         model = _sized(model, next(readings(model, args, kwargs)), notes)
     first: Seen | None = None
-    for inputs in readings(model, args, kwargs):
+    for reading in readings(model, args, kwargs):
+        inputs = reading if site is None else replace(reading, caller=caller_of(site, reading.names))
         seen = _real(model, inputs) if real or _needs_data(model) else _fake(model, inputs)
         seen.notes += [*notes, *([inputs.note] if inputs.note else [])]
         if seen.error is None:

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["failed_in"]
 
-_COLLATES = "collate_tensor_fn"
-"""The function in which a DataLoader stacks the samples of a batch."""
-
 
 def failed_in(error: BaseException, replay: Replay) -> Failed | None:
     """The call that raised; None where it was none of torch's, or its arguments cannot be read.
@@ -47,16 +44,13 @@ def failed_in(error: BaseException, replay: Replay) -> Failed | None:
     if trace is None:
         return None
     if after and owner(after[0].f_code.co_filename) == "torch":
-        batches = [frame for frame in after if frame.f_code.co_name == _COLLATES]
-        return next((found for frame in batches or after if (found := _of_function(frame, error)) is not None), None)
+        return next((found for frame in after if (found := _of_function(frame, error)) is not None), None)
     return _of_expression(trace.tb_frame, trace.tb_lasti, error, replay) if not after else None
 
 
 def _of_function(frame: FrameType, error: BaseException) -> Failed | None:
     """A function of torch's that is written in Python: its frame holds its arguments."""
     name = frame.f_code.co_name
-    if name == _COLLATES:
-        return _failed(torch.stack, "stack", (frame.f_locals.get("batch", ()),), {}, error)
     taken = inspect.getargvalues(frame)
     is_method = isinstance(taken.locals.get("self"), torch.Tensor)
     func = getattr(torch.Tensor if is_method else sys.modules.get(frame.f_globals.get("__name__", "")), name, None)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.shapes.leaves import named_tensors, rebuilt, sizes
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.source import Caller
 
 __all__ = ["Inputs", "Spec", "model_of", "readings"]
 
@@ -51,6 +54,8 @@ class Inputs:
     names: tuple[str, ...] = ()
     """Of the parameters that `args` go to."""
     note: str = ""
+    caller: Caller | None = field(default=None, repr=False)
+    """The user's own call, where that is known."""
 
     def made(self, model: torch.nn.Module, stand_in: Callable[[torch.Tensor], torch.Tensor], zeros: Callable[..., torch.Tensor]) -> Inputs:
         """The same arguments, each tensor replaced by its stand-in and each description by a tensor."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.shapes.called import outermost_call
+from torchdebug_magics.instruments.shapes.collated import unequal_samples
 from torchdebug_magics.instruments.shapes.columns import layout as layout_of
 from torchdebug_magics.instruments.shapes.examine import see, see_call
 from torchdebug_magics.instruments.shapes.explain import of_op, place
@@ -23,6 +24,7 @@ from torchdebug_magics.instruments.shapes.repair.facts import is_loss
 from torchdebug_magics.instruments.shapes.repair.search import ALWAYS_THROUGH
 from torchdebug_magics.instruments.shapes.replay import Replay
 from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
+from torchdebug_magics.instruments.shapes.state_dicts import refused_checkpoint
 from torchdebug_magics.instruments.shapes.tabulate import tabulated
 from torchdebug_magics.probing.where import is_user_code
 
@@ -41,7 +43,7 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
     replay = Replay()
     called = outermost_call(error, replay)
     if called is not None and not is_loss(called.model):
-        seen = see(called.model, called.args, called.kwargs)
+        seen = see(called.model, called.args, called.kwargs, site=called.site)
         if seen.error is not None and (_is_of_compiler(error) or _is_same(seen, error)):
             seen.notes.append("read from the error of the cell before; the cell was not run again")
             return _in_the_words_of(error, tabulated(seen, layout))
@@ -49,7 +51,7 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
         return None
     if (called is None or is_loss(called.model)) and (led := _led_to(error, layout)) is not None:
         return led
-    if (refused := refused_module(error)) is not None:
+    if (refused := refused_module(error) or refused_checkpoint(error) or unequal_samples(error)) is not None:
         return _without_rows(refused, layout)
     failed = failed_in(error, replay)
     return None if failed is None else _without_rows(of_op(failed, error, replay.known), layout)

@@ -97,7 +97,7 @@ OTHERS = {
     "samples of a batch": (
         "for batch in torch.utils.data.DataLoader([torch.zeros(3, 8 + at % 2) for at in range(4)], batch_size=2):\n    pass",
         "a batch is made of samples of one shape, and these are 3 x 8, 3 x 9",
-        "",
+        "collate_fn=lambda batch: torch.stack([F.pad(x, (0, max(y.shape[-1] for y in batch) - x.shape[-1])) for x in batch])",
     ),
     "a mean for each channel": (
         "images, mean = torch.randn(2, 3, 8, 8), torch.rand(3)\nimages - mean",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.shapes.leaves import named_tensors, sizes
-from torchdebug_magics.instruments.shapes.repair.source import Site, site_of
+from torchdebug_magics.instruments.shapes.repair.source import Caller, Site, site_of
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.where import owner
 
@@ -87,6 +87,8 @@ class Facts:
     """What the model was called with."""
     site: Site | None = None
     """The user's own expression; None where the innermost line is not the user's."""
+    caller: Caller | None = None
+    """The user's own call of the model, where that is known."""
     direct: bool = False
     """Whether that expression itself calls the failing op or the failing module, with nothing of the user's in between."""
     values: Callable[[torch.Tensor], torch.Tensor | None] = lambda _: None
@@ -160,6 +162,7 @@ def facts_of(run: Forward, said: BaseException | None = None, guard: Guard | Non
         gave={one.path: tuple(sizes for _, sizes, _, _ in one.outputs) for one in run.calls.made if one.outputs is not None},
         inputs=inputs,
         site=site,
+        caller=run.given.caller,
         direct=site is not None and len(below) <= 1,
         values=_values(run),
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torchdebug_magics.instruments.shapes.repair.edit import Edit
+    from torchdebug_magics.instruments.shapes.repair.source import Caller
     from torchdebug_magics.instruments.shapes.repair.trial import Trials
 
 __all__ = ["ALWAYS_THROUGH", "fixes", "fixes_of_op"]
@@ -68,6 +69,7 @@ def fixes(candidates: Sequence[Edit], facts: Facts, reached: int, trials: Trials
 
     Failing that, the first candidates, not tried or not enough.
     """
+    caller = trials.inputs.caller if trials is not None else None
     if trials is None or not candidates:
         return tuple(_fix((edit,), verified=False) for edit in _by_rank(candidates)[:2])
     search = _Search(trials)
@@ -78,10 +80,10 @@ def fixes(candidates: Sequence[Edit], facts: Facts, reached: int, trials: Trials
             break
     if not search.through:
         left = [edit for edit in _by_rank(candidates) if edit.code not in search.in_vain]
-        return tuple(_fix((edit,), verified=False) for edit in left[:2])
+        return tuple(_fix((edit,), verified=False, caller=caller) for edit in left[:2])
     plain = [way for way in search.through if not way.remade]
     ways = sorted(plain or search.through, key=lambda way: way.order)[:_SHOWN]
-    return tuple(_fix(way.edits, verified=not way.mixed, also=way.mixed) for way in ways)
+    return tuple(_fix(way.edits, verified=not way.mixed, also=way.mixed, caller=caller) for way in ways)
 
 
 def fixes_of_op(facts: Facts, candidates: Sequence[Edit]) -> tuple[Fix, ...]:
@@ -154,9 +156,9 @@ def _by_rank(edits: Sequence[Edit]) -> list[Edit]:
     return list(seen.values())
 
 
-def _in_one(edits: Sequence[Edit]) -> list[str]:
-    """What to type for each; one expression where an edited one stands inside another."""
-    codes = {edit: edit.code for edit in edits}
+def _in_one(edits: Sequence[Edit], caller: Caller | None) -> list[str]:
+    """What to type for each; one expression where an edited one stands in another, and the user's own call where an input is changed."""
+    codes = {edit: _at_call(edit, caller) or edit.code for edit in edits}
     for at, inner in enumerate(edits):
         site = inner.ops[0].site if len(inner.ops) == 1 else None
         for outer in edits[at + 1 :] if site is not None else ():
@@ -169,7 +171,15 @@ def _in_one(edits: Sequence[Edit]) -> list[str]:
     return list(codes.values())
 
 
-def _fix(edits: tuple[Edit, ...], *, verified: bool, also: str = "") -> Fix:
+def _at_call(edit: Edit, caller: Caller | None) -> str:
+    """The user's call of the model with the one input changed, of which the edit is."""
+    if caller is None or len(edit.inputs) != 1 or edit.modules or edit.ops:
+        return ""
+    ((name, change),) = edit.inputs.items()
+    return caller.changed(name, change.text) if edit.code == f"{name} = {change.text(name)}" else ""
+
+
+def _fix(edits: tuple[Edit, ...], *, verified: bool, also: str = "", caller: Caller | None = None) -> Fix:
     whys = dict.fromkeys([*(edit.why for edit in edits if edit.why), *([also] if also else [])])
     typed = (*(edit for edit in edits if not edit.moves), *(edit for edit in reversed(edits) if edit.moves))
-    return Fix(code="\n".join(_in_one(typed)), verified=verified, why="; ".join(whys), edits=_many(edits))
+    return Fix(code="\n".join(_in_one(typed, caller)), verified=verified, why="; ".join(whys), edits=_many(edits))

@@ -14,10 +14,10 @@ import torch
 from torchdebug_magics.probing.where import local_values, owner, span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import CodeType, FrameType
 
-__all__ = ["Site", "assignments", "site_at", "site_in", "site_of", "tree_of", "with_part"]
+__all__ = ["Caller", "Site", "assignments", "caller_of", "site_at", "site_in", "site_of", "tree_of", "with_part"]
 
 _SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@"}
 _LONGEST = 60
@@ -113,6 +113,28 @@ class Site:
                 return [] if isinstance(called, torch.nn.Module) or called is None else [node.func.value]
             return [node.func.value] if isinstance(self.names.get(root.id), torch.Tensor) else []
         return [node.func.value]
+
+
+@dataclass(frozen=True, eq=False)
+class Caller:
+    """The user's call of a model, and what stands in it for each of the forward's parameters."""
+
+    site: Site
+    nodes: Mapping[str, ast.expr]
+
+    def changed(self, name: str, text: Callable[[str], str]) -> str:
+        """The call with one argument changed; empty where it does not name that."""
+        return self.site.changed(self.nodes[name], text) if name in self.nodes else ""
+
+
+def caller_of(site: Site, names: Sequence[str]) -> Caller | None:
+    """From a call with arguments for the parameters of these names, in their order; None where it cannot be told which is which."""
+    call = site.expression
+    if not isinstance(call, ast.Call) or len(call.args) != len(names) or any(isinstance(one, ast.Starred) for one in call.args):
+        return None
+    return Caller(
+        site, {**dict(zip(names, call.args, strict=True)), **{one.arg: one.value for one in call.keywords if one.arg is not None}}
+    )
 
 
 def site_of(error: BaseException) -> tuple[Site | None, int]:

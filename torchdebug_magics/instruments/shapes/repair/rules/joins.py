@@ -179,8 +179,6 @@ def _stack(facts: Facts, told: str) -> Diagnosis | None:
     parts = facts.operands
     if len({one.sizes for one in parts}) <= 1:
         return None
-    if facts.site is not None and "stack" not in facts.site.text:
-        return Diagnosis(f"a batch is made of samples of one shape, and these are {told}", (), parts[-1])
     if edits := _as_the_others(facts):
         return Diagnosis(f"`torch.stack` wants equal shapes, gets {told}", tuple(edits), parts[-1])
     site, op = facts.site, facts.op

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand, together
+from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Change, Edit, method, on_operand, together
 from torchdebug_magics.instruments.shapes.repair.history import maker
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.created import created
@@ -18,6 +19,8 @@ from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier, w
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, gets, named, producer_edits, reordered, turned
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
 
 __all__ = ["recurrent"]
@@ -88,9 +91,8 @@ def _features(facts: Facts, x: Operand, module: Any) -> Diagnosis:
 def _state(facts: Facts, x: Operand, states: tuple[Operand, ...], module: Any) -> Diagnosis | None:
     wanted = _state_sizes(x, module)
     if isinstance(module, (nn.LSTM, nn.LSTMCell)) and len(states) == 1 and _takes_tensor(facts):
-        return Diagnosis(
-            f"{facts.who} expects its state as two tensors (h, c) of {shape(wanted[0])}, gets one tensor of {shape(states[0].sizes)}"
-        )
+        sentence = f"{facts.who} expects its state as two tensors (h, c) of {shape(wanted[0])}, gets one tensor of {shape(states[0].sizes)}"
+        return Diagnosis(sentence, tuple(_pair(facts) if states[0].sizes == wanted[0] == wanted[1] else ()))
     for at, (state, sizes) in enumerate(zip(states, wanted, strict=False), 1):
         if state.sizes != sizes:
             words = (
@@ -99,9 +101,62 @@ def _state(facts: Facts, x: Operand, states: tuple[Operand, ...], module: Any) -
             sentence = f"{facts.who} expects a hidden state of {shape(sizes)} ({words}), gets {shape(state.sizes)}"
             if not module_batch_first(module) and _fits_batch_first(x, states, module):
                 sentence += f": it reads {shape(x.sizes)} as steps x batch x features"
-            edits = [*_state_edits(facts, at, state, sizes, module), *_made_anew(facts, states, wanted)]
+            edits = [
+                *_first_rows(facts, x, states, wanted),
+                *_state_edits(facts, at, state, sizes, module),
+                *_made_anew(facts, states, wanted),
+            ]
             return Diagnosis(sentence, tuple(edits), state)
     return None
+
+
+def _pair(facts: Facts) -> list[Edit]:
+    """The one tensor as h, and zeros as c."""
+
+    def changed(args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return (args[0], (args[1], torch.zeros_like(args[1])), *args[2:]), kwargs
+
+    return _state_written(facts, lambda h: f"({h}, torch.zeros_like({h}))", changed, rank=3, why="a cell state of zeros beside it")
+
+
+def _first_rows(facts: Facts, x: Operand, states: tuple[Operand, ...], wanted: list[tuple[int, ...]]) -> list[Edit]:
+    """A state of a larger batch, as that of all batches but the last one is, cut to the rows of this one."""
+    pairs = list(zip(states, wanted, strict=False))
+    if not pairs or any(len(sizes) != 3 or (one.sizes[0], *one.sizes[2:]) != (sizes[0], *sizes[2:]) for one, sizes in pairs):
+        return []
+    rows = wanted[0][1]
+    if any(one.sizes[1] <= rows for one, _ in pairs) or not rows:
+        return []
+    size = f"{x.name or 'x'}.size({0 if module_batch_first(facts.module) else 1})"
+    many = len(states) > 1
+
+    def cut(value: Any) -> Any:
+        return tuple(one[:, :rows].contiguous() for one in value) if many else value[:, :rows].contiguous()
+
+    def changed(args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return (args[0], cut(args[1]), *args[2:]), kwargs
+
+    def text(h: str) -> str:
+        return f"tuple(h[:, :{size}].contiguous() for h in {h})" if many else f"{h}[:, :{size}].contiguous()"
+
+    why = (
+        f"a batch of {rows} after those of {pairs[0][0].sizes[1]}, as the last one of a loader is: or `drop_last=True` in the `DataLoader`"
+    )
+    return _state_written(facts, text, changed, rank=2, why=why)
+
+
+def _state_written(
+    facts: Facts, text: Callable[[str], str], changed: Callable[[Any, Any], tuple[Any, Any]], *, rank: int, why: str
+) -> list[Edit]:
+    """The state changed in the user's own call of the module, where it is the second argument."""
+    site = facts.site if facts.direct else None
+    written = facts.caller.site if site is None and not facts.path and facts.caller is not None else site
+    call = written.expression if written is not None else None
+    if written is None or facts.path is None or not isinstance(call, ast.Call) or len(call.args) < 2:
+        return []
+    if any(isinstance(one, ast.Starred) for one in call.args):
+        return []
+    return [Edit(written.changed(call.args[1], text), why, rank, calls=(CallEdit(facts.path, site, changed),))]
 
 
 def _made_anew(facts: Facts, states: tuple[Operand, ...], wanted: list[tuple[int, ...]]) -> list[Edit]:

@@ -1,0 +1,146 @@
+"""A checkpoint of a model of other sizes: which module has them, and how to make it."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import linecache
+import traceback
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.format import listed, shape
+from torchdebug_magics.instruments.shapes.explain import place
+from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.source import tree_of
+from torchdebug_magics.instruments.shapes.report import Failure, Fix
+from torchdebug_magics.probing.where import is_user_code
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["refused_checkpoint"]
+
+_SHOWN = 2
+_MOST_CHANGED = 2
+"""Arguments of a module that may have been others when the checkpoint was written."""
+
+Sizes = tuple[int, ...]
+
+
+def refused_checkpoint(error: BaseException) -> Failure | None:
+    """Where `load_state_dict` refused sizes; None elsewhere."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    loading = next((frame for frame in frames if frame.f_code is torch.nn.Module.load_state_dict.__code__), None)
+    if loading is None or "size mismatch for" not in str(error):
+        return None
+    model, held = loading.f_locals.get("self"), loading.f_locals.get("state_dict")
+    if not isinstance(model, torch.nn.Module) or not isinstance(held, Mapping):
+        return None
+    own = {name: tuple(one.shape) for name, one in model.state_dict().items() if isinstance(one, torch.Tensor)}
+    given = {name: tuple(one.shape) for name, one in held.items() if isinstance(one, torch.Tensor)}
+    wrong = [name for name in own if name in given and own[name] != given[name]]
+    if not wrong:
+        return None
+    told = [f"`{name}` is {shape(own[name])} in the model, {shape(given[name])} in the checkpoint" for name in wrong[:_SHOWN]]
+    more = f", and {len(wrong) - _SHOWN} more differ" if len(wrong) > _SHOWN else ""
+    return Failure(
+        module=None,
+        op=None,
+        location=place(error),
+        operand_shapes=(own[wrong[0]], given[wrong[0]]),
+        operand_names=("model", "checkpoint"),
+        explanation=f"{listed(told)}{more}",
+        fixes=tuple(_fixes(model, given, wrong, frames)),
+        error=f"{type(error).__name__}: {error}",
+    )
+
+
+def _fixes(model: torch.nn.Module, given: Mapping[str, Sizes], wrong: list[str], frames: list[FrameType]) -> list[Fix]:
+    """The parts made as the checkpoint has them, where that can be told of all; beside it, the user's call that made the model."""
+    name = _name_of(model, frames)
+    lines: list[str] = []
+    changed: list[tuple[int, int]] = []
+    for path in dict.fromkeys(one.rpartition(".")[0] for one in wrong):
+        found = _remade(model.get_submodule(path), path, given)
+        if found is None:
+            return []
+        code, changes = found
+        lines.append(_typed(name, code, is_whole=not path))
+        changed += changes
+    made = _made_with(model, changed, frames)
+    beside = f"before the checkpoint is loaded; or `{made}` where the model is made" if made else "before the checkpoint is loaded"
+    return [Fix(code="\n".join(lines), verified=True, why=beside, edits=len(lines))]
+
+
+def _typed(name: str, code: str, *, is_whole: bool) -> str:
+    """The code of a part with the user's name of the model before it."""
+    where, _, made = code.partition(" = ")
+    if not name:
+        return code
+    return (
+        f"{name} = {made}"
+        if is_whole
+        else f"{name}{where.removeprefix('model')} = {made}"
+        if where.startswith("model[")
+        else f"{name}.{code}"
+    )
+
+
+def _name_of(model: torch.nn.Module, frames: list[FrameType]) -> str:
+    names = (name for frame in reversed(frames) if is_user_code(frame.f_code) for name, one in frame.f_locals.items() if one is model)
+    return next(names, "")
+
+
+def _remade(module: torch.nn.Module, path: str, given: Mapping[str, Sizes]) -> tuple[str, list[tuple[int, int]]] | None:
+    """(what to type, each number that changes and the new one) for a part whose tensors are to have the sizes in the checkpoint."""
+    prefix = f"{path}." if path else ""
+    wanted = {
+        name: given.get(f"{prefix}{name}") for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    }
+    found = arguments(module)
+    if found is None or None in wanted.values():
+        return None
+    kind, made_with = found
+    numbers = [name for name, value in made_with.items() if type(value) is int and value > 0]
+    sizes = sorted({size for one in wanted.values() if one for size in one})
+    for many in range(1, _MOST_CHANGED + 1):
+        for names in itertools.combinations(numbers, many):
+            for values in itertools.product(sizes, repeat=many):
+                changes = dict(zip(names, values, strict=True))
+                if _has_sizes(kind, {**made_with, **changes}, wanted):
+                    edits = rebuilt_module(module, path, **dict[str, Any](changes))
+                    pairs = [(made_with[name], value) for name, value in changes.items()]
+                    return (edits[0].code, pairs) if edits else None
+    return None
+
+
+def _has_sizes(kind: type[torch.nn.Module], made_with: Mapping[str, Any], wanted: Mapping[str, Sizes | None]) -> bool:
+    try:
+        with torch.device("meta"):
+            new = kind(**made_with)
+    except Exception:  # noqa: BLE001 - it says in its own way that such a module cannot be
+        return False
+    return {name: tuple(one.shape) for name, one in (*new.named_parameters(recurse=False), *new.named_buffers(recurse=False))} == wanted
+
+
+def _made_with(model: torch.nn.Module, changed: list[tuple[int, int]], frames: list[FrameType]) -> str:
+    """The user's call of the model's class with the one number that differs, where there is one such call and one such number."""
+    if len(set(changed)) != 1:
+        return ""
+    old, new = changed[0]
+    files = dict.fromkeys(frame.f_code.co_filename for frame in frames if is_user_code(frame.f_code))
+    trees = [tree for file in files if (tree := tree_of("".join(linecache.getlines(file)))) is not None]
+    calls = {
+        ast.unparse(one): one
+        for tree in trees
+        for one in ast.walk(tree)
+        if isinstance(one, ast.Call) and isinstance(one.func, ast.Name) and one.func.id == type(model).__name__
+    }
+    if len(calls) != 1:
+        return ""
+    call = next(iter(calls.values()))
+    numbers = [one for one in (*call.args, *(word.value for word in call.keywords)) if isinstance(one, ast.Constant) and one.value == old]
+    return ast.unparse(call).replace(str(old), str(new), 1) if len(numbers) == 1 else ""
