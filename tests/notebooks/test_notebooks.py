@@ -118,7 +118,10 @@ SENTENCES = {
         r"every run: aten\.empty\.memory_format · .* line 2: .* nobody has written · fix: `torch\.zeros` .* cause uninitialized memory",
         r"every run: aten\.tanh\.default · .* line 5: .* (depends on `time\.perf_counter` at line 3|went to its end, the second one to) .* cause control flow",
         r"every run: aten\.select\.int · .* line 2: .* did not find the iterator `batches` as the first one did · .* cause state leak",
-        r"every run: aten\.addmm\.default · .* line 12: .* `x` comes from the workers of `batches`, .* cause worker seed",
+        r"every run: aten\.addmm\.default · .* line 12: .* `jitter` is made from `np\.random\.default_rng\(\)` .* cause worker seed",
+        r"Equal only because this magic seeded it · In\[\d+\] line 2: .* `randperm` draws from torch's generator, which nothing seeded",
+        r"others when this cell runs again · .* the next run finds `images` changed: .* line 2 changes it · fix: work on a copy, `images\.clone\(\)`",
+        r"^\[\('carried_state', 'In\[\d+\] line 2', 'work on a copy, `images\.clone\(\)`",
         r"Same numbers twice: \d{3} ops are bit-identical",
     ),
     "hangwatch": (

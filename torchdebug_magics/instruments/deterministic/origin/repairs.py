@@ -25,7 +25,7 @@ def repair(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str,
     match cause:
         case "numpy_random" | "python_random":
             made = _seeded(called, "np.random.default_rng" if cause == "numpy_random" else sources[0])
-            return _passed_in(made, step) if step.activation.code.co_name not in {"<module>", "__init__"} else made
+            return _in_function(made, step)
         case "unseeded_generator":
             return _manual(calls)
         case "wall_clock":
@@ -59,8 +59,13 @@ def _seeded(called: Called | None, otherwise: str) -> str:
     return f"`{called.path if called and called.path else otherwise}({_SEED})`"
 
 
-def _passed_in(made: str, step: Step) -> str:
+def _in_function(made: str, step: Step) -> str:
     """A seed within a function gives the same numbers at each call."""
+    code = step.activation.code
+    if code.co_name in {"<module>", "__init__"}:
+        return made
+    if code.co_name == "__getitem__" and code.co_argcount > 1:
+        return f"{made.replace(f'({_SEED})', f'({code.co_varnames[1]})')}: other numbers for each item, the same in each run"
     return f"make one generator outside of `{step.activation.code.co_name}`, `rng = {made.strip('`')}`, and pass it in"
 
 

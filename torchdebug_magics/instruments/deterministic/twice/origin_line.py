@@ -35,6 +35,8 @@ def origin_in_workers(runs: Runs) -> Origin | None:
         return replace(
             found, fix=f"in a worker, `torch.initial_seed() % 2**32` in place of {asked}: the DataLoader seeds torch anew in each"
         )
+    if found.location.function == "__getitem__":
+        return replace(found, cause="worker_seed")
     return replace(
         found,
         cause="worker_seed",
