@@ -58,6 +58,8 @@ class Divergence:
     """What to change; empty where nothing can be said."""
     on: On | None = None
     """What the numbers depend on by it, where that is known; of a ``"control_flow"``, what decides the way does."""
+    further: tuple[Dependence, ...] = ()
+    """What the op depends on besides, and still does when this cause is repaired."""
     other: Location | None = None
     """A second line that belongs to it: where the data comes from, what decides which way is taken, where the memory is read, or, where
     nothing is known of that, where the other run went."""

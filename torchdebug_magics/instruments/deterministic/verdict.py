@@ -50,7 +50,8 @@ def standing(location: Location | None) -> str:
 def _difference(found: Divergence, against: str) -> str:
     what = f"{_IN_WORDS.get(found.op, found.op)}{' (backward)' if found.phase == 'backward' else ''}"
     module = f"`{found.module}`" if found.module else ""
-    parts = (what, module, standing(found.location), found.explanation, f"fix: {found.fix}" if found.fix else "")
+    fix = "; ".join(one for one in (found.fix, *(one.fix for one in found.further)) if one)
+    parts = (what, module, standing(found.location), found.explanation, f"fix: {fix}" if fix else "")
     return f"{_differs(against)}: {' · '.join(filter(None, parts))}"
 
 

@@ -55,7 +55,10 @@ def of_divergence(found: Divergence) -> tuple[Dependence, ...]:
     at, other = found.location, found.other
     if other is not None and found.cause not in {"uninitialized_memory", "control_flow"}:
         at, other = other, at  # the line that makes the number, and the one at which it comes to torch
-    return (Dependence(on=found.on, op=found.op, module=found.module, location=at, other=other, what=found.explanation, fix=found.fix),)
+    return (
+        Dependence(on=found.on, op=found.op, module=found.module, location=at, other=other, what=found.explanation, fix=found.fix),
+        *found.further,
+    )
 
 
 def of_potential(found: Sequence[Potential]) -> tuple[Dependence, ...]:

@@ -79,7 +79,7 @@ def dependence_of(found: Ordering) -> Dependence:
         what, fix = f"the order of the set `{found.text}` of strings is another one in each process", f"`sorted({found.text})`"
     else:
         what = f"the set `{found.text}` is ordered by the addresses of its objects, which differ in each run"
-        fix = f"keep a list in place of the set `{found.text}`, such as `list(dict.fromkeys(...))`"
+        fix = f"keep a list, or `dict.fromkeys(...)`, in place of the set `{found.text}`"
     return Dependence(on="order", op="", location=found.location, what=what, fix=fix)
 
 

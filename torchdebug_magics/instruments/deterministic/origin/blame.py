@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from torchdebug_magics.instruments.deterministic.origin.found import ON, Origin
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Judge", "branch_after"]
 
+_INDEPENDENT = frozenset({"os_entropy", "wall_clock", "numpy_random", "python_random"})
+"""Each differs by itself: one that is repaired leaves the others."""
 _SHARPEST = (
     "worker_seed",
     "numpy_random",
@@ -48,9 +51,14 @@ class Judge:
         """What to tell of it."""
         if beginning.fork is not None:
             return self._of_fork(beginning)
-        step = beginning.step
-        sources = self._sources(step)
+        sources = self._sources(beginning.step)
         cause = self._cause(beginning, sources)
+        others = dict.fromkeys(one.cause for one in sources if one.cause in _INDEPENDENT and cause in _INDEPENDENT and one.cause != cause)
+        further = tuple(self._of_cause(beginning, sources, cast("Cause", other)) for other in others)
+        return replace(self._of_cause(beginning, sources, cause), further=further)
+
+    def _of_cause(self, beginning: Beginning, sources: list[Source], cause: Cause) -> Origin:
+        step = beginning.step
         of_cause = [one for one in sources if one.cause == cause] or (sources if cause in {"worker_seed", "state_leak"} else [])
         line = next((one.line for one in of_cause if _holds(step, one.line)), step.line)
         names = self._names(beginning)
@@ -86,7 +94,7 @@ class Judge:
             branch_head=branch,
             other=None if other is None or other is at else _location(other, other.line),
             decided=None if told is None else told.location,
-            on=None if told is None else told.on or ON.get(told.cause),
+            on="race" if at.activation.thread else None if told is None else told.on or ON.get(told.cause),
             names=names,
             sources=told.sources if told else (),
             explanation=sentence(cause, at, names, (), is_old=False, file="")

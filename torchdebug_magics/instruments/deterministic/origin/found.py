@@ -52,3 +52,5 @@ class Origin:
     """One sentence."""
     fix: str = ""
     """What to change; empty where nothing can be said."""
+    further: tuple[Origin, ...] = ()
+    """Other lines on the way to the same op, or other causes on this line, which remain when this one is repaired."""

@@ -13,6 +13,7 @@ from torchdebug_magics.instruments.deterministic.origin.blame import Judge, bran
 from torchdebug_magics.instruments.deterministic.origin.files import Files
 from torchdebug_magics.instruments.deterministic.origin.pairing import Pairing
 from torchdebug_magics.instruments.deterministic.origin.slicing import Beginning, Slicer
+from torchdebug_magics.instruments.deterministic.origin.sources import OF_THREADS
 from torchdebug_magics.instruments.deterministic.origin.statements import Statements
 from torchdebug_magics.instruments.deterministic.origin.tracer import Tracer
 
@@ -88,7 +89,19 @@ class _Look:
         origins = [origin for origin, beginning in found if end is not first.stopped or not _is_bare(origin, beginning, end)]
         if not origins and is_way:
             origins = [one for head in _around(end) for one in self._of_head(head)]
-        return next((one for one in origins if one.cause != "unknown"), origins[0] if origins else None)
+        chosen = next((one for one in origins if one.cause != "unknown"), origins[0] if origins else None)
+        if chosen is not None:
+            others = tuple(one for one in origins if one.on is not None and one.location != chosen.location)
+            chosen = replace(chosen, further=(*chosen.further, *others))
+        if chosen is not None and chosen.on == "race" and (handing := self._handing()) is not None:
+            return handing  # what threads do between their turns follows from whose turn it is
+        return chosen
+
+    def _handing(self) -> Origin | None:
+        """The line of the main thread that takes from threads or processes what comes first."""
+        steps = (step for step in self._runs[0].steps if not step.activation.thread)
+        taking = next((step for step in steps if any(one.name in OF_THREADS for one in step.sources)), None)
+        return None if taking is None else self._judge.origin(Beginning(taking))
 
     def unwritten(self) -> Origin | None:
         """The one line that took memory which nobody has written, if there is but one: it may hold the same in run after run."""

@@ -12,7 +12,7 @@ from torchdebug_magics.instruments.deterministic.counterfactual.set_order import
 from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.recording import Recording
 from torchdebug_magics.instruments.deterministic.origin import ON
-from torchdebug_magics.instruments.deterministic.report import Divergence
+from torchdebug_magics.instruments.deterministic.report import Dependence, Divergence
 from torchdebug_magics.instruments.deterministic.twice.origin_line import origin_before, origin_in_workers
 from torchdebug_magics.instruments.deterministic.twice.runs import Enough
 from torchdebug_magics.instruments.deterministic.twice.told import Told, location_of, name_of, of_empty, of_kernel, raised_at
@@ -79,6 +79,11 @@ class _Culprit:
             explanation=told.explanation,
             fix=told.fix,
             on=told.on or ON.get(told.cause),
+            further=tuple(
+                Dependence(on=one.on, op="", location=one.location, what=one.explanation, fix=one.fix)
+                for one in told.further
+                if one.on is not None
+            ),
             other=told.other if told.other != at else None,
             phase=difference.phase,
         )
@@ -97,7 +102,7 @@ class _Culprit:
             return of_empty(op, op.empty, difference)
         told = of_kernel(op)
         if agree and (told.fix or not op.plan.name.startswith(_TORCHS_OWN) or self._cause_before(difference.place) == "unknown"):
-            return told
+            return (self._of_set() or told) if told.cause == "unknown" else told
         return self._of_outside(op, difference)
 
     def _cause_before(self, place: int) -> str:
@@ -123,7 +128,7 @@ class _Culprit:
             return Told(cause="unseeded_generator", explanation=said, fix=fix)
         if origin.cause != "unseeded_generator":
             said, fix = f"{said}: {origin.explanation}", fix if generator is not None else origin.fix
-        return Told(cause="unseeded_generator", explanation=said, fix=fix, other=origin.location)
+        return Told(cause="unseeded_generator", on=origin.on, explanation=said, fix=fix, other=origin.location, further=origin.further)
 
     def _of_way(self, difference: Difference) -> Told:
         """The runs went different ways: another op, another line, or an end."""
@@ -181,7 +186,12 @@ class _Culprit:
             origin = origin_in_workers(self._runs) or origin
         if origin is not None:
             return Told(
-                cause=origin.cause, on=origin.on, explanation=origin.explanation, fix=origin.fix, other=origin.decided or origin.location
+                cause=origin.cause,
+                on=origin.on,
+                explanation=origin.explanation,
+                fix=origin.fix,
+                other=origin.decided or origin.location,
+                further=origin.further,
             )
         return Told(cause="outside_data", explanation=said)
 

@@ -13,6 +13,7 @@ from torchdebug_magics.probing.where import is_user_code, location
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.ops.op import Empty, Op
+    from torchdebug_magics.instruments.deterministic.origin import Origin
     from torchdebug_magics.instruments.deterministic.report import Cause, On
     from torchdebug_magics.instruments.deterministic.twice.compare import Difference
     from torchdebug_magics.report import Location
@@ -32,6 +33,7 @@ class Told:
     location: Location | None = None
     other: Location | None = None
     on: On | None = None
+    further: tuple[Origin, ...] = ()
 
 
 def raised_at(error: Exception) -> Location | None:

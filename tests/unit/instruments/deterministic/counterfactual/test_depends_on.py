@@ -244,3 +244,23 @@ def test_only_the_settings_keep_the_order_of_a_sum(shell: InteractiveShell) -> N
         (first,) = report.depends_on
         assert (first.on, first.op) == ("settings", "aten.index_put_.default")
         assert "use_deterministic_algorithms(True)" in first.fix
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("a = os.urandom(2)[0]\nt = time.perf_counter()\nx = torch.tensor([a + t])", [("entropy", 2), ("clock", 3)]),
+        (
+            "seed = (int.from_bytes(os.urandom(4), 'big') ^ time.time_ns()) % 2**31\ntorch.manual_seed(seed)\nx = torch.rand(2)",
+            [("entropy", 2), ("clock", 2)],
+        ),
+        ("t = time.perf_counter()\nx = torch.tensor([t])", [("clock", 2)]),
+    ],
+    ids=["two-lines", "one-line", "one-cause"],
+)
+def test_what_remains_when_one_cause_is_repaired_is_told_as_well(shell: InteractiveShell, body: str, told: list[tuple[str, int]]) -> None:
+    shell.run_cell(IMPORTS).raise_error()
+    shell.run_cell(f"%%deterministic --verify -q -o d\n{body}", store_history=True).raise_error()
+    report: DeterministicReport = shell.user_ns["d"]
+    assert [(one.on, one.location and one.location.line) for one in report.depends_on] == told
+    assert all(one.fix in report.verdict for one in report.depends_on)
