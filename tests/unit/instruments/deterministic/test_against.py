@@ -183,6 +183,12 @@ RESUMED = TRAINED.replace(
 )
 
 
+def test_a_seed_that_was_edited_is_behind_other_data(against: Any) -> None:
+    code = "import numpy as np\nnp.random.seed(0)\nx = torch.from_numpy(np.random.rand(3))\ny = x * 2"
+    found = against(code, code.replace("seed(0)", "seed(1)")).divergence
+    assert (found.location.source, found.explanation) == ("np.random.seed(1)", "this line was `np.random.seed(0)`")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said", "fix"),
     [

@@ -47,7 +47,7 @@ def difference(before: Fingerprint, now: Fingerprint) -> Divergence | None:
         edit = edit or edit_with(updated.words, earlier, later, edited)
         if edit is None or not updated.words:
             return divergence(later, first, "state_leak", updated.explanation, updated.fix)
-    edit = edit or _line_gone(earlier, later, edited)
+    edit = edit or _line_gone(earlier, later, edited) or edit_with(("seed",), earlier, later, edited)
     return _of_inputs(earlier, later, first, edited, (before, now)) if edit is None else _of_edit(later, first, edit)
 
 
