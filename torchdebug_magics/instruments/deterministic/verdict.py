@@ -68,7 +68,8 @@ def _agreement(report: DeterministicReport) -> str:
     same = f"Same numbers {whom}: {plural(report.ops_count, 'op')} {'is' if report.ops_count == 1 else 'are'} {how} (seed {report.seed})"
     parts = [same if first is None else _ONLY.get(first.on, f"{same}, others when this cell runs again")]
     if first is not None:
-        parts += [standing(first.location), first.what, f"fix: {first.fix}" if first.fix else ""]
+        fixes = dict.fromkeys(one.fix for one in report.depends_on if one.on == first.on and one.fix)  # one alone would not end it
+        parts += [standing(first.location), first.what, f"fix: {'; '.join(fixes)}" if fixes else ""]
     return " · ".join([*filter(None, parts), *_slower(report)])
 
 

@@ -50,9 +50,12 @@ def carried_by(
         return None, ()
     begin = min(effect.reached, key=lambda one: one.place)
     at, other = location_of(begin), _writing(runs, begin)
-    names = _names_of_memory(effect.begins, begin, _named_memory(runs))
-    if not names and (names := changed_names(runs.body, start, end)):
-        other = line_that_changes(runs, names[0])
+    known = _named_memory(runs)
+    names = _names_of_memory(effect.begins, begin, known)
+    if not all(_explained(one, known) for one in effect.begins):
+        held = changed_names(runs.body, start, end)
+        other = line_that_changes(runs, held[0]) if held and not names else other
+        names = tuple(dict.fromkeys((*names, *held)))
     if not names or begin.op is None or begin.op.plan.base == "lift_fresh":
         at = _first_line(runs, begin, same_seeds, origin_of) or at
     what, fix = _of_mode(begin) if not effect.has_backward else ("", "")
@@ -86,6 +89,11 @@ def _names_of_memory(begins: list[Difference], first: Difference, known: Mapping
     ordered = sorted((one for one in begins if one.kind == "given" and one.op is not None), key=lambda one: one.place != first.place)
     paths = [known[memory] for one in ordered for tensor in _given(one) if (memory := memory_of(tensor)) in known]
     return tuple(dict.fromkeys(path.partition(".")[0].partition("[")[0] for path in paths))
+
+
+def _explained(begin: Difference, known: Mapping[int, str]) -> bool:
+    """Whether the op differs by a tensor that the run has written to."""
+    return any(memory_of(tensor) in known for tensor in _given(begin))
 
 
 def _given(begin: Difference) -> list[torch.Tensor]:

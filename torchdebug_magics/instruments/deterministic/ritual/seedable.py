@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import operator
 import random
 import sys
@@ -42,6 +43,8 @@ def seedables(named: Iterable[Named]) -> tuple[Seedable, ...]:
 
 
 def _global() -> Iterator[Seedable]:
+    if "numpy" in sys.modules:
+        importlib.import_module("numpy.random")  # which NumPy itself puts off until somebody draws
     seeded = {one.name: one.seeded for one in global_sources()}
     yield Seedable("torch", seeded["torch"], torch.get_rng_state, torch.set_rng_state, torch.manual_seed, "torch.manual_seed(42)")
     if "numpy.random" in seeded:

@@ -264,3 +264,20 @@ def test_what_remains_when_one_cause_is_repaired_is_told_as_well(shell: Interact
     report: DeterministicReport = shell.user_ns["d"]
     assert [(one.on, one.location and one.location.line) for one in report.depends_on] == told
     assert all(one.fix in report.verdict for one in report.depends_on)
+
+
+def test_two_generators_and_what_the_cell_changes_are_all_told(shell: InteractiveShell) -> None:
+    setup = "torch.manual_seed(0)\nnet = nn.Linear(3, 1)\nx = torch.randn(8, 3)\nrows = [3.0]\ntorch.seed()"
+    body = """\
+order = torch.randperm(8)
+noise = np.random.rand(8)
+rows.append(1.0)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+loss = (net(x[order]) - float(noise[0])).pow(2).mean() * len(rows)
+loss.backward()
+opt.step()
+"""
+    report = verified(shell, setup, body)
+    assert [one.on for one in report.depends_on] == ["seed", "seed", "carried_state"]
+    assert report.carried == ("net", "rows")
+    assert all(fix in report.verdict for fix in ("torch.manual_seed(42)", "np.random.seed(42)"))
