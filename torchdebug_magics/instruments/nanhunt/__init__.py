@@ -12,8 +12,8 @@ INSTRUMENT = Instrument(
     description="""Watch a training or inference cell for NaN and Inf.
 
 Until something goes wrong this costs one reduction over the loss and the gradients per backward(). On the first bad step that very step
-is replayed, op by op, and the cell stops with a NonFiniteError that names the op, the module, your line, the row and the fix. The
-parameters are still as they were before the bad step.
+is replayed, op by op, and the cell stops with a NonFiniteError that names the op, the module, your line, the row and the fix: code of
+yours, changed, and run again to see that the step is then finite. The parameters are still as they were before the bad step.
 
     %%nanhunt                   stop at the first finding
     %%nanhunt -o hunt           ... and keep the report in `hunt`

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.masks import Masks
     from torchdebug_magics.instruments.nanhunt.trace import Op
 
-__all__ = ["healed", "overlap", "relevant", "still_bad", "tamed"]
+__all__ = ["healed", "negated", "overlap", "relevant", "still_bad", "tamed"]
 
 _STAND_INS = (0.5, 1.5)
 """Finite values put in place of bad inputs; two, as one alone may lie at a pole of some op."""
@@ -44,6 +45,12 @@ def relevant(
                 continue
         found.append((tensor, bad))
     return found
+
+
+def negated(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    """Every plus infinity as a minus infinity."""
+    del value
+    return tensor.masked_fill(tensor == math.inf, -math.inf) if tensor.is_floating_point() else tensor
 
 
 def tamed(tensor: torch.Tensor, value: float) -> torch.Tensor:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from torchdebug_magics.instruments.nanhunt.families import DIVISIONS, LOGS, MEANS, POWERS, ROOTS
-from torchdebug_magics.probing.tensors import NAN, kind_of
+from torchdebug_magics.instruments.nanhunt.purpose import on_purpose
+from torchdebug_magics.probing.tensors import INF, NAN, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,59 +88,63 @@ _LOG_ZERO = domain(
     "log_zero",
     lambda one: one.plain_name != "log1p" and (any(is_zero(value) for value in one.operands()) or _argument_of_log(is_zero)(one)),
     "the logarithm of 0 is -inf",
-    "bound the argument from below, `log(x.clamp(min=1e-6))`, or use `log_softmax` or `BCEWithLogitsLoss`, which stay finite",
+    "bound the argument from below by a small number, or use `log_softmax` or `BCEWithLogitsLoss`, which stay finite",
 )
 _LOG1P_ZERO = domain(
     {"log1p"},
     "log_zero",
     lambda one: _argument_of_log(is_zero)(one) or not one.operands(),
     "the logarithm of 1 + x is -inf where x is -1",
-    "bound the argument from below: `log1p(x.clamp(min=-1 + 1e-6))`",
+    "bound the argument from below, a little above -1",
 )
 _LOG_NEGATIVE = domain(
     LOGS - {"special_entr"},
     "log_negative",
     _argument_of_log(lambda value: value < 0),
     "the logarithm of a negative number is NaN",
-    "make sure that the argument is positive: `clamp(min=1e-6)`, `softplus`, or a fix of what made it negative",
+    "make the argument positive (`clamp`, `softplus`), and look at what made it negative",
 )
 _DIV_ZERO = domain(
-    DIVISIONS, "div_zero", _div_by_zero, "a division by 0", "add a small number to the denominator, or clamp it: `x / y.clamp(min=1e-8)`"
+    DIVISIONS,
+    "div_zero",
+    _div_by_zero,
+    "a division by 0",
+    "bound the denominator away from 0, or replace it where it is 0",
 )
 _ROOT_OF_SUM_ZERO = domain(
     {"hypot"},
     "sqrt_zero",
     lambda one: all(map(is_zero, one.operands())),
-    "the slope of a square root at 0 is infinite",
-    "bound what is under the root from below, `(x * x + y * y).clamp(min=1e-12).sqrt()`, or use `torch.linalg.vector_norm`",
+    "the derivative of a square root at 0 is infinite",
+    "use `torch.linalg.vector_norm`, whose derivative at 0 is 0, or bound what is under the root from below",
 )
 _ROOT_ZERO = domain(
     {"sqrt"},
     "sqrt_zero",
     operand(0, is_zero),
-    "the slope of a square root at 0 is infinite",
-    "bound it from below, `x.clamp(min=1e-12).sqrt()`; for a distance use `torch.linalg.vector_norm`, which is safe at 0",
+    "the derivative of a square root at 0 is infinite",
+    "bound what is under the root from below; for a distance use `torch.linalg.vector_norm`, whose derivative at 0 is 0",
 )
 _INVERSE_ROOT_ZERO = domain(
     {"rsqrt"},
     "sqrt_zero",
     operand(0, is_zero),
     "1 over the square root of 0 is infinite",
-    "add a small number under the root: `(x + 1e-6).rsqrt()`",
+    "bound what is under the root from below by a small number",
 )
 _ROOT_NEGATIVE = domain(
     ROOTS,
     "sqrt_negative",
     operand(0, lambda value: value < 0),
     "the square root of a negative number is NaN",
-    "`clamp(min=1e-12)` before the root, and look at what made it negative (a difference of squares loses digits)",
+    "bound what is under the root from below, and look at what made it negative (a difference of squares loses digits)",
 )
 _POW_ZERO = domain(
     POWERS,
     "pow_zero",
     operand(0, lambda value: value == 0),
-    "a power of 0 whose value or slope is infinite",
-    "add a small number to the base: `(x + 1e-12) ** p`",
+    "a power of 0 whose value or derivative is infinite",
+    "bound the base from below by a small number",
 )
 _CTC = domain(
     {"_ctc_loss", "ctc_loss", "_cudnn_ctc_loss"},
@@ -177,7 +182,7 @@ _ZERO_TIMES_INFINITY = domain(
     "zero_times_inf",
     _is_zero_times_infinity,
     "0 times an infinity is NaN: a product does not switch an infinite value off",
-    "choose in place of multiplying, torch.where(mask, x, 0.0) or x.masked_fill(~mask, 0.0), or keep a finite number such as -1e9",
+    "choose in place of multiplying (`torch.where`, `masked_fill`), or keep a finite number such as -1e9",
 )
 
 
@@ -190,7 +195,7 @@ def nan_constant(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "nan_constant",
         f"NaN was written here, as a number{hidden}",
-        "write a finite number in its place, or select the good elements (`x[ok]`) before anything is computed with them",
+        "write a finite number in its place, or select the good elements before anything is computed with them",
     )
 
 
@@ -200,6 +205,12 @@ def infinite_constant(evidence: Evidence) -> Diagnosis | None:
     if op is None or evidence.kind == NAN:
         return None
     if not evidence.birth.on_purpose:
+        if on_purpose(op, INF):
+            return Diagnosis(
+                "mask_sign",
+                "+inf was written here, and softmax of +inf is NaN: a mask blocks with -inf",
+                "write minus infinity, `float('-inf')`",
+            )
         if evidence.plain_name not in {"mul", "div", "add", "sub"} or not any(map(_is_infinite_number, op.args)):
             return None
         return Diagnosis(
@@ -210,7 +221,7 @@ def infinite_constant(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "inf_constant",
         "an infinity was written here, as a number, and some of it was still there when the loss (or the output) was made",
-        "replace what is left of it first, `torch.where(torch.isfinite(x), x, 0.0)`, or begin with a finite number",
+        "replace what is left of it first (`torch.where`, `isfinite`), or begin with a finite number",
     )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import sys
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchdebug_magics.instruments.nanhunt import updates
+from torchdebug_magics.instruments.nanhunt.computed import Computed
 from torchdebug_magics.instruments.nanhunt.conclude import bare
 from torchdebug_magics.instruments.nanhunt.evidence import Context
 from torchdebug_magics.instruments.nanhunt.inquiry import Inquiry, Outcome
@@ -20,6 +22,7 @@ from torchdebug_magics.instruments.nanhunt.sentinel import Leaves, survey
 from torchdebug_magics.instruments.nanhunt.undo import Undos
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
 from torchdebug_magics.probing.transforms import base_of
+from torchdebug_magics.probing.where import user_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +57,7 @@ class Checks:
         self._updated: set[int] = set()
         self._undos = Undos()
         self._harmless: dict[int, int] = {}
+        self._computed: Computed | None = None
 
     def before_backward(self) -> None:
         """Only after an overflow: are its gradients still there? Then what follows is the same skipped step."""
@@ -131,8 +135,19 @@ class Checks:
             self._entries.mark()
         return None
 
+    def begin(self) -> None:
+        """Remember where the user's statements begin."""
+        frame = user_frame(sys._getframe(1))
+        self._computed = Computed(frame) if frame is not None else None
+
     def finish(self) -> None:
         """The last update of the cell has no next loss to show in. Records, and raises nothing."""
+        computed, self._computed = self._computed, None
+        if computed is not None and not (self._tally.backwards or self._tally.steps or self._tally.raised or self._tally.has_findings):
+            inquiry = Inquiry((), {}, (), replace(self._context(), sink="output"))
+            outcome = self._guard.run("the look at what the cell computed", self._investigator.computation, computed, inquiry)
+            if outcome is not None and outcome.finding is not None:
+                self._tally.add(outcome)
         optimizer = self._unchecked()
         if optimizer is not None:
             self._guard.run("the check of the last update", self._look_at_parameters, optimizer)

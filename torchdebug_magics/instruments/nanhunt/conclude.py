@@ -43,7 +43,7 @@ def conclude(
                 sink_kind=kind_word(wanted[0][0]),
             )
             evidence = Evidence(_first(births, context), replayed.trace, context)
-            return Outcome(write(evidence), bad_tensors(evidence), rows, replayed.reproduced, way)
+            return Outcome(write(evidence), bad_tensors(evidence), rows, replayed.reproduced, way, evidence)
     if only_births:
         return Outcome(None, {})
     if not sinks and replayed.reproduced:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
-
-import torch
+from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import number
 from torchdebug_magics.instruments.nanhunt.causes import OPERAND_CAUSES, Diagnosis, Rule, infinite_constant, nan_constant
 from torchdebug_magics.instruments.nanhunt.domain_causes import DOMAIN_CAUSES
-from torchdebug_magics.instruments.nanhunt.naming import owner_of
-from torchdebug_magics.instruments.nanhunt.neighbour_causes import NEIGHBOUR_CAUSES, where_trap
+from torchdebug_magics.instruments.nanhunt.naming import UNNAMED, owner_of, shares_memory, variable_name
+from torchdebug_magics.instruments.nanhunt.neighbour_causes import NEIGHBOUR_CAUSES, masked_row, where_trap
 from torchdebug_magics.instruments.nanhunt.range_causes import RANGE_CAUSES, out_of_range
-from torchdebug_magics.probing.tensors import NAN
+from torchdebug_magics.probing.tensors import NAN, tensors_in
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.evidence import Evidence
 
 __all__ = ["Diagnosis", "diagnose"]
-
-
-_SMALL: Final = re.compile(r"1e-(6|8|12)")
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -31,14 +24,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     for rule in rules:
         found = rule(evidence)
         if found is not None:
-            return replace(found, fix=found.fix + _room(evidence, found))
+            return found
     return _plain(evidence)
-
-
-def _room(evidence: Evidence, found: Diagnosis) -> str:
-    """What a small number in a fix needs to be one."""
-    small = evidence.birth.tensor.dtype is torch.float16 and _SMALL.search(found.fix) is not None
-    return " (call `.float()` first: in float16 so small a number is 0, or 1 away from it makes no difference)" if small else ""
 
 
 def _bad_row(evidence: Evidence) -> Diagnosis | None:
@@ -52,11 +39,27 @@ def _bad_row(evidence: Evidence) -> Diagnosis | None:
         )
     which = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows" if rows else "the tensor"
     kind = "NaN" if evidence.kind == NAN else "an infinity"
+    taker = "model" if _is_given_to_a_model(evidence) else "loss"
     return Diagnosis(
         "bad_data_row",
-        f"the data hold {kind} in {which}; the model only passed it on",
-        f"drop or repair {which} before the model sees it, for example with `torch.isfinite(...).all(1)`",
+        f"the data hold {kind} in {which}; the {taker} only passed it on",
+        f"drop or repair {which} before the {taker} sees it" + _good_rows(evidence, rows),
     )
+
+
+def _is_given_to_a_model(evidence: Evidence) -> bool:
+    given = (tensor for entry in evidence.context.entries for tensor in tensors_in((entry.args, entry.kwargs)))
+    return any(shares_memory(tensor, evidence.birth.tensor) for tensor in given)
+
+
+def _good_rows(evidence: Evidence, rows: tuple[int, ...]) -> str:
+    """Code for the good rows, where there are any."""
+    tensor, context = evidence.birth.tensor, evidence.context
+    name = variable_name(tensor, context.variables, ())
+    if not tensor.dim() or not 0 < len(rows) < len(tensor) or name == UNNAMED:
+        return ""
+    flat = ".flatten(1).all(1)" if tensor.dim() > 1 else ""
+    return f": `{name}[torch.isfinite({name}){flat}]` are the good ones"
 
 
 def _bad_embedding(evidence: Evidence) -> Diagnosis | None:
@@ -94,4 +97,4 @@ _LEAF: tuple[Rule, ...] = (_bad_embedding, _bad_row)
 _FORWARD: tuple[Rule, ...] = (
     nan_constant, infinite_constant, *NEIGHBOUR_CAUSES, *RANGE_CAUSES, *OPERAND_CAUSES, *DOMAIN_CAUSES, out_of_range,
 )  # fmt: skip
-_BACKWARD: tuple[Rule, ...] = (nan_constant, where_trap, *_FORWARD[1:])
+_BACKWARD: tuple[Rule, ...] = (nan_constant, masked_row, where_trap, *_FORWARD[1:])

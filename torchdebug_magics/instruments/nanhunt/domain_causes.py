@@ -1,4 +1,4 @@
-"""Causes that a function's domain tells: its argument lies where the function, or its slope, is not finite."""
+"""Causes that a function's domain tells: its argument lies where the function, or its derivative, is not finite."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DOMAIN_CAUSES"]
 
-_EDGE = "the argument lies at or beyond the edge of where this function, or its slope, is finite"
+_EDGE = "the argument lies at or beyond the edge of where this function, or its derivative, is finite"
 
 
 def _pole(names: frozenset[str], fix: str, explanation: str = _EDGE) -> Rule:
@@ -32,10 +32,10 @@ def _pole(names: frozenset[str], fix: str, explanation: str = _EDGE) -> Rule:
 
 
 _POLES = (
-    _pole(BETWEEN_ONES, "clamp the argument a little inside: `x.clamp(-1 + 1e-6, 1 - 1e-6)`"),
-    _pole(BETWEEN_ZERO_AND_ONE, "clamp the argument a little inside, `x.clamp(1e-6, 1 - 1e-6)`, or keep the logits that it was made from"),
-    _pole(frozenset({"acosh"}), "clamp the argument a little above 1: `x.clamp(min=1 + 1e-6)`"),
-    _pole(POLES, "keep the argument above 0, where its poles are not: `x.clamp(min=1e-6)`", "the argument lies at a pole of this function"),
+    _pole(BETWEEN_ONES, "clamp the argument to a little inside of -1 and 1"),
+    _pole(BETWEEN_ZERO_AND_ONE, "clamp the argument to a little inside of 0 and 1, or keep the logits that it was made from"),
+    _pole(frozenset({"acosh"}), "clamp the argument to a little above 1"),
+    _pole(POLES, "keep the argument above 0, where its poles are not", "the argument lies at a pole of this function"),
 )
 
 
@@ -57,8 +57,8 @@ def _slope_by_exponent(evidence: Evidence) -> Diagnosis | None:
         return None
     return Diagnosis(
         "pow_negative",
-        "the slope of a power with respect to its exponent holds the logarithm of the base, which is negative here",
-        "keep the base positive, `x.abs().clamp(min=1e-6)`, or give the exponent as a number that is not trained",
+        "the derivative of a power with respect to its exponent holds the logarithm of the base, which is negative here",
+        "keep the base positive, or give the exponent as a number that is not trained",
     )
 
 
@@ -67,29 +67,28 @@ _POW_NEGATIVE = domain(
     "pow_negative",
     lambda one: bool(one.birth.kind & NAN) and operand(0, lambda value: value < 0)(one) and not _is_whole(_exponent(one)),
     "a fractional power of a negative number is NaN",
-    "take the power of `x.abs()` or of `x.clamp(min=1e-6)`, and look at what made it negative",
+    "take the power of a number that is not negative (`abs`, `clamp`), and look at what made it so",
 )
 _EXP = domain(
     EXPONENTIALS,
     "exp_overflow",
     lambda one: one.birth.kind == INF or one.name == "linalg_matrix_exp",
     "the exponential left the range of its type",
-    "bound the argument, `exp(x.clamp(max=30))`; where this is a softmax, a logsumexp or log(1 + exp(x)), let torch's `softmax`,"
-    " `logsumexp` or `softplus` do it",
+    "bound the argument from above; where this is a softmax, a logsumexp or a softplus, let torch's own function do it",
 )
 _EQUAL_VALUES = domain(
     EIGENVECTORS,
     "degenerate_matrix",
     lambda one: one.is_derivative,
     "two eigenvalues (or singular values) are equal, and the derivative of their vectors divides by the difference",
-    "use the values alone (`eigvalsh`, `svdvals`), or make them differ: `A + torch.diag(1e-4 * torch.arange(n))`",
+    "use the values alone (`eigvalsh`, `svdvals`), or make them differ by small numbers on the diagonal",
 )
 _SINGULAR = domain(
     FACTORISATIONS,
     "degenerate_matrix",
     lambda _: True,
     "the matrix is singular: it has no inverse, and its determinant is 0",
-    "add a little to the diagonal: `A + 1e-4 * torch.eye(n)`",
+    "add a small number to the diagonal",
 )
 
 DOMAIN_CAUSES: tuple[Rule, ...] = (_slope_by_exponent, _POW_NEGATIVE, _EXP, *_POLES, _EQUAL_VALUES, _SINGULAR)

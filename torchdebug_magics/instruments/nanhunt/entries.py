@@ -106,7 +106,9 @@ class Entries:
     def _before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.replaying is not None:
             return self.replaying(module, args, kwargs)
-        if torch._C._functorch.peek_interpreter_stack() is None:
+        if (
+            torch._C._functorch.peek_interpreter_stack() is None and torch._C._get_tracing_state() is None
+        ):  # what we compute would be traced
             self.guard.run("the look at a model call", self._record, module, args, kwargs)
         return None
 

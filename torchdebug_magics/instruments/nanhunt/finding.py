@@ -13,6 +13,7 @@ from torchdebug_magics.instruments.nanhunt.diagnose import Diagnosis, diagnose
 from torchdebug_magics.instruments.nanhunt.naming import owner_of, shares_memory, variable_name
 from torchdebug_magics.instruments.nanhunt.report import Finding, Kind, PathStep, Phase
 from torchdebug_magics.instruments.nanhunt.spoilers import writers_of
+from torchdebug_magics.instruments.nanhunt.uninitialized import made_uninitialized
 from torchdebug_magics.probing.modules import Call, unwrapped
 from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, sizes_of, tensors_in
 from torchdebug_magics.probing.where import excerpt, locate, location, user_frame
@@ -35,6 +36,13 @@ def write(evidence: Evidence) -> Finding:
     phase, tensor = _phase(evidence)
     cause = _explain(evidence, phase, tensor)
     place = _location(evidence, phase)
+    if phase == "parameter" and (made := made_uninitialized(evidence.birth.tensor, context.roots)) is not None:
+        place, name = made, (tensor or "").rpartition(".")[2]
+        cause = Diagnosis(
+            "uninitialized_parameter",
+            f"{tensor} was never initialized: it holds what was in its memory",
+            f"fill it after that line: `nn.init.normal_(self.{name}, std=0.02)`",
+        )
     call = None if phase in {"data", "parameter", "optimizer"} else _call(evidence)
     finding = Finding(
         kind="nan" if evidence.kind & NAN else "inf",

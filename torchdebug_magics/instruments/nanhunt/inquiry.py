@@ -13,7 +13,7 @@ from torchdebug_magics.probing.where import frames_above, local_values, user_fra
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.attempt import Replayed
-    from torchdebug_magics.instruments.nanhunt.evidence import Context
+    from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
     from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow
     from torchdebug_magics.instruments.nanhunt.step import Position
 
@@ -43,6 +43,8 @@ class Outcome:
     layers: tuple[LayerRow, ...] = ()
     reproduced: bool | None = None
     way: str = ""
+    evidence: Evidence | None = None
+    """What the finding was written from; gone when the look into the step is over, as it holds the step's tensors."""
     overflow: tuple[Any, ...] | None = None
     """The scalers that skip this step by design."""
 

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import chain, product
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.nanhunt.attempt import Attempt, CannotReplay, Replayed
 from torchdebug_magics.instruments.nanhunt.conclude import bare, conclude
-from torchdebug_magics.instruments.nanhunt.inquiry import Inquiry, Outcome, same_gradients, sinks_of, variables_of
+from torchdebug_magics.instruments.nanhunt.inquiry import Inquiry, Outcome, Sinks, same_gradients, sinks_of, variables_of
 from torchdebug_magics.instruments.nanhunt.naming import shares_memory
 from torchdebug_magics.instruments.nanhunt.scaler import at_scale_one, live_scalers, may_be_scaling
 from torchdebug_magics.instruments.nanhunt.step import Entry, Step
+from torchdebug_magics.instruments.nanhunt.verified_fix import Again, with_verified_fix
 from torchdebug_magics.probing.tensors import is_bad, kind_of
 
 if TYPE_CHECKING:
     import torch
 
-    from torchdebug_magics.instruments.nanhunt.evidence import Context
+    from torchdebug_magics.instruments.nanhunt.computed import Computed
+    from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
     from torchdebug_magics.instruments.nanhunt.replay import Replayer
     from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow
 
 __all__ = ["Investigator"]
 
+_MOST_ROWS = 20
+"""As many as a finding keeps."""
 _WRITTEN_DOWN = frozenset(product(("fill_", "copy_"), ("nan_constant", "inf_constant")))
 
 
@@ -40,25 +45,88 @@ class Investigator:
         scalers = self._overflows(step, inquiry, attempt)
         if scalers is not None:
             return Outcome(None, {}, overflow=scalers)
+        again: Again = partial(self._replayer.statements, step, inquiry.chain, attempt)
+        replayed: Replayed | None
         try:
-            replayed = self._replayer.statements(step, inquiry.chain, attempt)
-            way = "statements"
+            replayed = again()
+            problem = "" if replayed.finished else replayed.problem or "the replay did not reach backward()"
         except CannotReplay as reason:
-            self._note(f"the step could not be run again as a whole: {reason}")
-            return self._by_modules(step, inquiry, attempt)
-        if not replayed.finished:
-            self._note(replayed.problem or "the replay did not reach backward()")
-            return self._by_modules(step, inquiry, attempt)
+            replayed, problem = None, f"the step could not be run again as a whole: {reason}"
+        if replayed is None or problem:
+            inner = self._inside(step, inquiry)
+            if inner is None:
+                self._note(problem)
+                return self._by_modules(step, inquiry, attempt)
+            replayed, again = inner
         replayed.reproduced = replayed.reproduced and same_gradients(replayed, inquiry)
-        if replayed.reproduced is False:
-            replayed = self._rest(step, inquiry, attempt) or replayed
+        if replayed.reproduced is False and (rest := self._rest(step, inquiry, attempt)) is not None:
+            replayed, again = rest, partial(self._replayer.rest, step, inquiry.chain, attempt)
         if replayed.reproduced is False:
             self._note(
                 "not reproduced: the replay gave other numbers, so the step depends on something that cannot be put back"
                 " (outside randomness, a clock, data read anew)"
             )
-        outcome = conclude(inquiry, replayed, sinks_of(replayed, inquiry), way, self._note)
-        return self._before_the_model(step, inquiry, attempt, outcome) or outcome
+        outcome = conclude(inquiry, replayed, sinks_of(replayed, inquiry), "statements", self._note)
+        earlier = self._before_the_model(step, inquiry, attempt, outcome)
+        outcome, again = (outcome, again) if earlier is None else earlier
+        if outcome.finding is not None and outcome.finding.phase == "data":
+            outcome = self._in_a_data_set(inquiry, outcome, outcome.finding)
+        return self._with_fix(outcome, inquiry, again, lambda one: sinks_of(one, inquiry))
+
+    def _with_fix(
+        self,
+        outcome: Outcome,
+        inquiry: Inquiry,
+        again: Again,
+        bad: Callable[[Replayed], Sinks],
+        *,
+        only_births: bool = False,
+        what: str = "the bad step, run",
+    ) -> Outcome:
+        """With code for its fix, where some was found that ends the fault."""
+        finding, evidence = outcome.finding, outcome.evidence
+        outcome = replace(outcome, evidence=None)
+        if finding is None or evidence is None or evidence.op is None or outcome.reproduced is False:
+            return outcome
+
+        def behind(replayed: Replayed) -> Evidence | None:
+            sinks = bad(replayed)
+            if not sinks:
+                return None
+            found = conclude(inquiry, replayed, sinks, outcome.way, lambda _: None, only_births=only_births)
+            return None if only_births and found.finding is None else found.evidence or evidence
+
+        return replace(outcome, finding=with_verified_fix(finding, evidence, again, behind, what))
+
+    def _inside(self, step: Step, inquiry: Inquiry) -> tuple[Replayed, Again] | None:
+        """The function that calls backward(), alone: what ran before it (an episode, say) need not be a part of the loss."""
+        inner = step.inside(inquiry.chain)
+        if inner is None:
+            return None
+        again: Again = partial(self._replayer.statements, inner, inquiry.chain, Attempt(inquiry.tensors, 1, inquiry.leaves))
+        try:
+            replayed = again()
+        except CannotReplay:
+            return None
+        return (replayed, again) if replayed.finished and replayed.reproduced else None
+
+    def _in_a_data_set(self, inquiry: Inquiry, outcome: Outcome, data: Finding) -> Outcome:
+        """A bad batch that a data set made of good data: the op that did so, and of single rows where it stands."""
+        try:
+            replayed = self._replayer.samples()
+        except CannotReplay:
+            return outcome
+        if not replayed.finished or not _outputs(replayed):
+            return outcome
+        made = conclude(inquiry, replayed, _outputs(replayed), "statements", lambda _: None, only_births=True)
+        finding = made.finding
+        if finding is None or finding.op is None or finding.location is None:
+            return outcome
+        if data.shape and len(data.rows) < min(data.shape[0], _MOST_ROWS):
+            place = f"{finding.location}: `{finding.location.source}`"
+            return replace(outcome, finding=replace(data, explanation=f"{data.explanation}; `{finding.op}` made it, in {place}"))
+        made = replace(made, finding=replace(finding, sink="loss"), reproduced=None)
+        return self._with_fix(made, inquiry, self._replayer.samples, _outputs, only_births=True, what="the bad sample, made")
 
     def _rest(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Replayed | None:
         """A bad loss may be made from what the model's calls left, which is at hand; None where that is not how it was made."""
@@ -70,7 +138,7 @@ class Investigator:
             return None
         return replayed if replayed.finished and replayed.reproduced else None
 
-    def _before_the_model(self, step: Step, inquiry: Inquiry, attempt: Attempt, outcome: Outcome) -> Outcome | None:
+    def _before_the_model(self, step: Step, inquiry: Inquiry, attempt: Attempt, outcome: Outcome) -> tuple[Outcome, Again] | None:
         """Data that were made bad between the start of the step and the model call were not bad data: look at what made them."""
         finding = outcome.finding
         name = finding.tensor.partition("[")[0] if finding is not None and finding.phase == "data" and finding.tensor else ""
@@ -78,11 +146,12 @@ class Investigator:
             return None
         try:
             for held in chain([{}], self._replayer.guesses(step, inquiry.chain, name)):
-                replayed = self._replayer.statements(step, inquiry.chain, attempt, name, held)
+                run: Again = partial(self._replayer.statements, step, inquiry.chain, attempt, name, held)
+                replayed = run()
                 if replayed.finished and replayed.reproduced:
                     again = conclude(inquiry, replayed, sinks_of(replayed, inquiry), outcome.way, self._note)
                     if _made_it(again.finding) or _is_further_back(again, outcome):
-                        return again
+                        return again, run
         except CannotReplay:
             pass
         return None
@@ -95,18 +164,43 @@ class Investigator:
         except CannotReplay:
             return None
         sinks = sinks_of(replayed, inquiry)
-        outcome = conclude(inquiry, replayed, sinks, "statements", self._note) if replayed.finished and sinks else None
+        outcome = (
+            replace(conclude(inquiry, replayed, sinks, "statements", self._note), evidence=None) if replayed.finished and sinks else None
+        )
         return outcome if outcome is not None and outcome.finding is not None and outcome.finding.op is not None else None
 
     def output(self, step: Step, entry: Entry, tensors: list[torch.Tensor], context: Context) -> Outcome:
         """An outermost module call, without gradients, whose output is bad."""
         alone = Step(entries=[entry], buffers=step.buffers, python=step.python)
         replayed = self._replayer.modules(alone, Attempt((), 0, {}))
-        bad = [tensor for tensor in replayed.outputs if kind_of(tensor)]
         same = [kind_of(tensor) for tensor in tensors] == [kind_of(tensor) for tensor in replayed.outputs]
+
+        def again() -> Replayed:
+            replayed = self._replayer.modules(alone, Attempt((), 0, {}))
+            return replace(replayed, finished=not replayed.problem)
+
         replayed = replace(replayed, reproduced=same, names=variables_of(step.chain))
         inquiry = Inquiry(tuple(tensors), {}, step.chain, replace(context, sink="output"))
-        return conclude(inquiry, replayed, [(tensor, "output") for tensor in bad], "module", self._note, only_births=True)
+        outcome = conclude(inquiry, replayed, _outputs(replayed), "module", self._note, only_births=True)
+        return self._with_fix(outcome, inquiry, again, _outputs, only_births=True)
+
+    def computation(self, computed: Computed, inquiry: Inquiry) -> Outcome:
+        """Variables that are NaN at the end of a cell which takes no step."""
+        wanted = computed.bad()
+        if not wanted:
+            return Outcome(None, {})
+        again: Again = partial(self._replayer.computation, computed, wanted)
+        try:
+            replayed = again()
+        except CannotReplay:
+            return Outcome(None, {})
+        if not replayed.finished or not replayed.reproduced:
+            return Outcome(None, {})
+        outcome = conclude(inquiry, replayed, _outputs(replayed), "statements", lambda _: None, only_births=True)
+        finding = outcome.finding
+        if finding is None or finding.op is None or finding.location is None or finding.diagnosis in {"nan_constant", "inf_constant"}:
+            return Outcome(None, {})
+        return self._with_fix(outcome, inquiry, again, _outputs, only_births=True, what="the cell's result, computed")
 
     def look(self, step: Step, inquiry: Inquiry) -> tuple[LayerRow, ...]:
         """The layer table of a step with nothing wrong."""
@@ -139,10 +233,14 @@ class Investigator:
             self._note(f"the model could not be called again: {reason}")
             return bare(inquiry)
         replayed = replace(replayed, reproduced=None, names=variables_of(inquiry.chain))
-        bad = [(tensor, "output") for tensor in replayed.outputs if kind_of(tensor)]
+        bad = _outputs(replayed)
         if bad:
-            return conclude(inquiry, replayed, bad, "module", self._note)
+            return replace(conclude(inquiry, replayed, bad, "module", self._note), evidence=None)
         return bare(inquiry)
+
+
+def _outputs(replayed: Replayed) -> Sinks:
+    return [(tensor, "output") for tensor in replayed.outputs if kind_of(tensor)]
 
 
 def _made_it(finding: Finding | None) -> bool:

@@ -15,7 +15,11 @@ from torchdebug_magics.probing.where import local_values, owner, span
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.positions import Place, Position
 
-__all__ = ["LiveIn", "LiveInKeeper", "lists_around", "parse", "read_before_written", "written"]
+__all__ = ["EDITED", "LiveIn", "LiveInKeeper", "lists_around", "parse", "read_before_written", "written"]
+
+
+EDITED: dict[str, ast.Module] = {}
+"""Trees that stand for their files while a step is run again with a change."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ def _carried(code: CodeType, instruction: int, line: int) -> frozenset[str]:
 
 def parse(filename: str) -> ast.Module | None:
     """The syntax tree of a file or cell, or None where its source is not at hand."""
+    if filename in EDITED:
+        return EDITED[filename]
     lines = linecache.getlines(filename)
     return _parse("".join(lines)) if lines else None
 

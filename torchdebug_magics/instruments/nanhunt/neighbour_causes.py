@@ -10,14 +10,9 @@ import torch
 
 from torchdebug_magics.instruments.nanhunt.causes import Diagnosis, Rule, is_zero
 from torchdebug_magics.instruments.nanhunt.families import (
-    BETWEEN_ONES,
     DIVISIONS,
-    EXPONENTIALS,
-    LOGS,
     NORMALISERS,
-    POWERS,
     REDUCED_MAXIMA,
-    ROOTS,
     SELECTORS,
     SOFTMAXES,
     SPREADS,
@@ -26,24 +21,13 @@ from torchdebug_magics.probing.ops import argument_of
 from torchdebug_magics.probing.tensors import INF, dense
 
 if TYPE_CHECKING:
-    from collections.abc import Set as AbstractSet
-
     from torchdebug_magics.instruments.nanhunt.evidence import Evidence
     from torchdebug_magics.instruments.nanhunt.trace import Op
 
-__all__ = ["NEIGHBOUR_CAUSES", "where_trap"]
+__all__ = ["NEIGHBOUR_CAUSES", "masked_row", "where_trap"]
 
 _NEAR = 4
 """How many ops back an input is followed."""
-
-
-_SAFE: tuple[tuple[AbstractSet[str], tuple[str, str]], ...] = (
-    (DIVISIONS, ("the denominator x", "x != 0")),
-    (LOGS | ROOTS | POWERS, ("the argument x", "x > 0")),
-    (EXPONENTIALS, ("the argument x", "x < 30")),
-    (BETWEEN_ONES, ("the argument x", "x.abs() < 1")),
-)
-"""By what is wrong with an argument: what to make safe, and a test that tells its good values."""
 
 
 def where_trap(evidence: Evidence) -> Diagnosis | None:
@@ -54,12 +38,11 @@ def where_trap(evidence: Evidence) -> Diagnosis | None:
     selector = next((one for one in evidence.consumers(forward) if one.name in SELECTORS), None)
     if selector is None:
         return None
-    plain = forward.name.removesuffix("_")
-    argument, test = next((fix for names, fix in _SAFE if plain in names), ("the argument x", "ok"))
+    argument = "the denominator" if forward.name.removesuffix("_") in DIVISIONS else "the argument"
     return Diagnosis(
         "where_trap",
         f"the value of `{forward.name}` here is thrown away by `{selector.name}` later, its derivative is not: 0 times a bad number is NaN",
-        f"make {argument} safe before `{forward.name}`, not its result after it: `x = torch.where({test}, x, 1.0)`, then `{forward.name}`",
+        f"make {argument} safe before `{forward.name}`, not its result after it",
     )
 
 
@@ -77,7 +60,7 @@ def _all_ignored(evidence: Evidence) -> Diagnosis | None:
         return Diagnosis(
             "all_ignored",
             "every label of this batch is ignored, so the mean is taken over nothing: 0 / 0",
-            f"skip a batch without labels, `if (labels != {ignored}).any():`, or use `reduction='sum'` and divide by `max(count, 1)`",
+            "skip a batch without labels, or use `reduction='sum'` and divide by the number of labels, at least 1",
         )
     if isinstance(weight, torch.Tensor) and not bool(weight[labels].any()):
         return Diagnosis(
@@ -88,7 +71,8 @@ def _all_ignored(evidence: Evidence) -> Diagnosis | None:
     return None
 
 
-def _masked_row(evidence: Evidence) -> Diagnosis | None:
+def masked_row(evidence: Evidence) -> Diagnosis | None:
+    """A row without an open position; also where its output is dropped later."""
     scores = evidence.inputs_at(0)
     numbers = None if scores is None else dense(scores)
     blocked = numbers is not None and bool((numbers == -math.inf).any())
@@ -120,7 +104,7 @@ def _mask_sum(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "mask_sum",
         "two additive masks, each near the smallest number of this type, sum up to -inf; a row full of it is NaN in softmax",
-        "combine the masks before they become numbers (boolean `&`), or clamp the sum with `.clamp(min=torch.finfo(x.dtype).min)`",
+        "combine the masks before they become numbers (boolean `&`), or clamp the sum to the limit of its type, `torch.finfo`",
     )
 
 
@@ -174,9 +158,9 @@ def _zero_variance(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "zero_variance",
         "the values do not vary, so their spread is 0, and this divides by it",
-        "add a small number to the denominator: `(x - mean) / (std + 1e-6)`",
+        "add a small number to the denominator",
     )
 
 
-NEIGHBOUR_CAUSES: tuple[Rule, ...] = (_all_ignored, _masked_row, _mask_sum, _eps_zero, _zero_variance)
+NEIGHBOUR_CAUSES: tuple[Rule, ...] = (_all_ignored, masked_row, _mask_sum, _eps_zero, _zero_variance)
 """In the order they are tried."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,8 @@ class Op:
     call: Call | None
     line: Line | None
     """Of the user's frame; inside a backward that of a user's own backward code, else None."""
+    place: tuple[CodeType, int] | None
+    """The instruction of that line."""
     sequence: int | None
     """Of the autograd node this op made."""
     node_sequence: int | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import CodeType, FrameType
 from typing import NamedTuple, TypeAlias
 
+from torchdebug_magics.instruments.nanhunt.livein import EDITED
 from torchdebug_magics.probing.inlined import is_of_module
 from torchdebug_magics.probing.where import frames_above, is_user_code, owner, span
 
@@ -74,8 +75,7 @@ def same_call(one: tuple[Place, ...], other: tuple[Place, ...]) -> bool:
 
 
 def _text(place: Place) -> tuple[int, ...]:
-    where = span(*place)
-    return (_line(place),) if where is None else where
+    return (_line(place),) if place[0].co_filename in EDITED or (where := span(*place)) is None else where
 
 
 def _line(place: Place) -> int:

@@ -47,6 +47,7 @@ class NanProbe:
     def attach(self, stack: ExitStack) -> None:
         """Watch sinks, optimizer steps and outermost module calls."""
         stack.push(self._ended)
+        self._checks.begin()
         self._entries.attach(stack)
         self._hooks.autograd_calls(stack, "backward", self._around_backward)
         self._hooks.autograd_calls(stack, "grad", self._around_grad)

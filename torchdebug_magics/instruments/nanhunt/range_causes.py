@@ -24,7 +24,7 @@ _HUGE = 1e8
 """A row of data is out of line where it is so large, and so many times the usual row."""
 _MUCH, _TIMES, _LEAST = 1e4, 1e3, 1e-30
 """A number that has grown is so large, and so many times the smallest of late."""
-_OR_ELSE = {"fp16": ", or use bfloat16", "bf16": ", or take the limit of the type itself, `torch.finfo(x.dtype).min`"}
+_OR_ELSE = {"fp16": ", or use bfloat16", "bf16": ", or take the limit of the type itself, `torch.finfo`"}
 _GROWING = {"exp", "exp_", "expm1", "sinh", "cosh", "pow", "square", "mul", "mul_", "addmm", "mm"}
 
 
@@ -71,7 +71,8 @@ def _exploded(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "lr_too_high",
         f"the run diverged: the largest gradient or loss grew from {number(min(finite))} to {number(max(finite))}, then left the range",
-        "lower the learning rate (try a tenth), warm it up, or clip with `torch.nn.utils.clip_grad_norm_`",
+        "lower the learning rate (try a tenth), warm it up, or scale the inputs down"
+        + (", or clip the gradients before `step()`" if evidence.context.step else ""),
     )
 
 
@@ -123,8 +124,9 @@ def out_of_range(evidence: Evidence) -> Diagnosis | None:
         f"{derivative}`{evidence.name}` left the range of {kind}, which ends at {number(torch.finfo(tensor.dtype).max)}{cause}",
         "drop or repair that row before the model sees it, or bound the data with `clamp`"
         if given
-        else "keep the numbers small where they grow: normalise them (a mean for a sum, LayerNorm between repeated layers), clip the"
-        " gradients, or work with their logarithms",
+        else "keep the numbers small where they grow: normalise them (a mean for a sum, LayerNorm between repeated layers), "
+        + ("clip the gradients, " if op.backward else "")
+        + "or work with their logarithms",
     )
 
 

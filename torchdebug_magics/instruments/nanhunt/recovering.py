@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.probing.modules import live_kinds
+from torchdebug_magics.probing.tensors import is_bad, tensors_in
 from torchdebug_magics.probing.where import local_values
 
 if TYPE_CHECKING:
@@ -48,6 +49,12 @@ class Batches:
     def last(self) -> dict[int, Any]:
         """By the id of the iterator."""
         return {id(iterator): batch for iterator, batch in self._last.items()}
+
+    def bad_sources(self) -> Iterator[Any]:
+        """The data sets that a bad last batch was read from."""
+        for iterator, batch in self._last.items():
+            if any(map(is_bad, tensors_in(batch))) and hasattr(type(iterator._dataset), "__getitem__"):
+                yield iterator._dataset
 
     def _around(self, original: Any, iterator: Any) -> Any:
         __tracebackhide__ = True

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +29,15 @@ from torchdebug_magics.probing.tensors import is_bad, kind_of, tensors_in
 from torchdebug_magics.probing.transforms import base_of, outside_transforms
 
 if TYPE_CHECKING:
+    from torchdebug_magics.instruments.nanhunt.computed import Computed
     from torchdebug_magics.instruments.nanhunt.entries import Entries
     from torchdebug_magics.instruments.nanhunt.step import Position
 
 __all__ = ["Replayer"]
+
+
+_MOST_SAMPLES = 256
+_MOST_READING_S = 2.0
 
 
 class _Enough(BaseException):
@@ -93,6 +99,35 @@ class Replayer:
 
         replayed = self._run(step, attempt, None, run)
         replayed.outputs = tuple(tensors_in(outputs))
+        return replayed
+
+    def computation(self, computed: Computed, wanted: tuple[str, ...]) -> Replayed:
+        """Re-execute the statements that made some variables of a cell without a step."""
+        part = computed.slice(wanted)
+        if part is None:
+            msg = "what the variables were made of is gone"
+            raise CannotReplay(msg)
+        replayed = self._run(Step(), Attempt((), 1, {}), part, lambda: exec(part.code, part.names))  # noqa: S102 - as above
+        replayed.outputs = tuple(tensors_in([part.names.get(name) for name in wanted]))
+        replayed.finished = not replayed.problem
+        replayed.reproduced = same_kinds(replayed.outputs, tuple(tensors_in([part.made[name] for name in wanted])))
+        return replayed
+
+    def samples(self) -> Replayed:
+        """Read the data sets behind a bad batch again, from their beginning, up to the first bad sample."""
+        sources = list(self._entries.batches.bad_sources())
+        samples: list[Any] = []
+
+        def run() -> None:
+            until = time.process_time() + _MOST_READING_S
+            for source in sources:
+                for place in range(min(len(source), _MOST_SAMPLES)):
+                    samples[:] = [source[place]]
+                    if any(map(is_bad, tensors_in(samples))) or time.process_time() > until:
+                        return
+
+        replayed = self._run(Step(), Attempt((), 1, {}), None, run, sources)
+        replayed.outputs, replayed.finished = tuple(tensors_in(samples)), not replayed.problem
         return replayed
 
     def sink_call(self, original: Any, tensors: tuple[torch.Tensor, ...], *args: Any, **kwargs: Any) -> Any:
@@ -164,7 +199,7 @@ class Replayer:
         replayed.finished = True
         raise _Enough
 
-    def _run(self, step: Step, attempt: Attempt, part: Slice | None, run: Any) -> Replayed:
+    def _run(self, step: Step, attempt: Attempt, part: Slice | None, run: Any, reached: Sequence[object] = ()) -> Replayed:
         if not all(entry.unchanged() for entry in step.entries):
             msg = "the model writes into its input, which is not what it was any more"
             raise CannotReplay(msg)
@@ -180,7 +215,7 @@ class Replayer:
             before = None if part is None else step.before if step.entries else self._entries.between
             entered, guard = self._entries.entered(), self._entries.guard
             with (
-                as_at_the_start(step, before, attempt.leaves.values(), entered, _values_in(part), guard) as writes,
+                as_at_the_start(step, before, attempt.leaves.values(), entered, [*_values_in(part), *reached], guard) as writes,
                 quiet(),
                 eager(),
                 contextlib.ExitStack() as stack,

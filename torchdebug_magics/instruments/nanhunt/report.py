@@ -96,6 +96,8 @@ class Finding:
     @property
     def since(self) -> str:
         """When a parameter became bad, as far as that is known."""
+        if self.diagnosis == "uninitialized_parameter":
+            return "which was never initialized"
         if not self.spoilt_here:
             return "bad before this cell's first step"
         return f"which became bad in this cell, by the end of step {self.step - 1}" if self.step else "which became bad in this cell"
@@ -107,7 +109,9 @@ class Finding:
     def _parts(self) -> tuple[str, ...]:
         kind = "Inf" if self.kind == self.sink_kind == "inf" else "NaN"  # as it shows: an infinity may be a NaN when it reaches the loss
         when = f"{kind} born at step {self.step}"
-        return (when, self._what(), self._where(), self._line(), *self.details(), self.weights)
+        diverged = self.diagnosis == "lr_too_high" and self.phase != "optimizer"
+        what = f"the run diverged; {self.op} was the first to leave the range" if diverged else self._what()
+        return (when, what, self._where(), self._line(), *self.details(), self.weights)
 
     def _what(self) -> str:
         match self.phase:

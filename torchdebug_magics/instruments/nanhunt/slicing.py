@@ -13,7 +13,7 @@ import torch
 
 from torchdebug_magics.instruments.nanhunt.attempt import CannotReplay
 from torchdebug_magics.instruments.nanhunt.editing import runnable
-from torchdebug_magics.instruments.nanhunt.livein import lists_around, parse, read_before_written, written
+from torchdebug_magics.instruments.nanhunt.livein import EDITED, lists_around, parse, read_before_written, written
 from torchdebug_magics.instruments.nanhunt.recovering import earlier_values
 from torchdebug_magics.instruments.nanhunt.standins import Drawn
 from torchdebug_magics.instruments.nanhunt.statements import began_with, drawn_by, draws, makers, starts, writes_into, written_into
@@ -155,7 +155,9 @@ def _one_cell(one: FrameType, other: FrameType) -> bool:
 
 
 def _where(position: Position) -> tuple[int, int, int, int]:
-    return span(position.frame.f_code, position.instruction) or (position.line, -1, position.line, -1)
+    code = position.frame.f_code
+    where = None if code.co_filename in EDITED else span(code, position.instruction)
+    return where or (position.line, -1, position.line, -1)
 
 
 def _lists(position: Position) -> list[tuple[list[ast.stmt], int]]:

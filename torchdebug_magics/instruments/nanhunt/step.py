@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.nanhunt.positions import Place, Position
 from torchdebug_magics.probing.tensors import tensors_in
+from torchdebug_magics.probing.where import is_user_code
 
 if TYPE_CHECKING:
     import torch
@@ -92,6 +93,17 @@ class Step:
             if id(module) not in self._forgotten:
                 self._forgotten[id(module)] = Entry(module, (), {}, self.entries[0].random, (), recorded=False)
             self.entries[place] = self._forgotten[id(module)]
+
+    def inside(self, sink: tuple[Position, ...]) -> Step | None:
+        """Only what ran in the innermost function of the user's that calls backward(); None where that is all, or nothing."""
+        outer = next((position.frame for position in sink if is_user_code(position.frame.f_code)), None)
+        if outer is None or any(position.frame is outer for position in self.chain):
+            return None
+        found = [(entry, place) for entry in self.entries for place in entry.place if place[0] is outer.f_code]
+        if not found:
+            return None
+        chain = (Position(outer, found[0][1][1]),)
+        return Step(entries=[entry for entry, _ in found], chain=chain, buffers=self.buffers, python=self.python)
 
     def latest(self, module: torch.nn.Module) -> Entry | None:
         """The last call, where it is one of `module`."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Op", "Source", "Trace"]
 
+_MOST_LEVELS = 4
 _MOST_REMEMBERED_BYTES = 2 << 30
 _NO_SEQUENCE = 1 << 62
 """AccumulateGrad nodes have a sequence number above this; they belong to no forward op."""
@@ -83,10 +84,15 @@ class Trace:
         if op.node_sequence is None:
             return None
         if not (op.node_name or "").endswith("CopySlices"):
-            return self._by_sequence.get(op.node_sequence)
+            return self._by_sequence.get(op.node_sequence) or self._under_a_transform(op.node_sequence, op.node_name or "")
         # An in-place op on a view: autograd wraps the op's own node, made just before, into this one.
         earlier = (self._by_sequence.get(op.node_sequence - back) for back in range(1, 4))
         return next((one for one in earlier if one is not None and one.name.endswith("_")), None)
+
+    def _under_a_transform(self, sequence: int, node: str) -> Op | None:
+        """Under ``vmap(grad(f))`` each level makes a node of its own for an op; the op is known by the last of them."""
+        later = (self._by_sequence.get(sequence + ahead) for ahead in range(1, _MOST_LEVELS))
+        return next((one for one in later if one is not None and node.lower().startswith(f"{one.name.replace('_', '')}backward")), None)
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> Any:
         if self.paused:
@@ -126,6 +132,7 @@ class Trace:
             func=func,
             call=call,
             line=line,
+            place=(frame.f_code, frame.f_lasti) if frame is not None else None,
             sequence=_get_sequence_nr() - 1,
             node_sequence=node_sequence,
             node_name=node.name() if node is not None else None,

@@ -157,7 +157,7 @@ def _cause(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str,
             f"{kind} with {eps} divides 0 by 0 where a gradient of {name} has always been 0",
             "give the optimizer its eps back (1e-8 is the default)"
             if group["eps"] == 0.0
-            else "keep the parameters in float32: use autocast",
+            else "keep the parameters in float32 and use autocast, or give the optimizer an eps that this type holds, such as `eps=1e-4`",
         )
     if evidence is not None and not _is_torchs(optimizer):
         cause = diagnose(evidence)

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.nanhunt.again import place_of
-from torchdebug_magics.instruments.nanhunt.blame import healed, overlap, relevant, still_bad, tamed
+from torchdebug_magics.instruments.nanhunt.blame import healed, negated, overlap, relevant, still_bad, tamed
 from torchdebug_magics.instruments.nanhunt.masks import Masks
 from torchdebug_magics.instruments.nanhunt.purpose import is_mask, on_purpose
 from torchdebug_magics.instruments.nanhunt.spread import with_all_kinds
@@ -130,10 +130,18 @@ class _Walk:
             # An infinity became NaN here. One that was put there on purpose explains the op, any other is the earlier birth.
             causes = list(self._nested(infs, via, op.index))
             meant = [birth for birth in causes if not birth.on_purpose]
+            if not meant and self._has_wrong_sign(op, wanted):
+                meant = [replace(birth, on_purpose=False) for birth in causes if birth.op is not None][:1]
             yield from meant or [self._birth(op, wanted)]
             return
         for tensor, mask in inputs:
             yield from want(tensor, mask, via, op.index)
+
+    @staticmethod
+    def _has_wrong_sign(op: Op, wanted: _Wanted) -> bool:
+        """Whether the infinities that somebody wrote down do no harm as minus infinities: softmax of +inf is NaN."""
+        still = still_bad(op, wanted.place, wanted.mask, negated)
+        return still is not None and not bool(still.any())
 
     def _is_constant(self, tensor: torch.Tensor) -> bool:
         maker = self._trace.source(tensor).op

@@ -306,7 +306,9 @@ def test_live_says_that_a_step_is_replayed() -> None:
     with nanhunt(keep_going=True) as session:
         model.register_forward_hook(lambda *_: phases.put(session.live().phase))
         (model(torch.ones(1, 2)) * 0).log().sum().backward()
-    assert [phases.get_nowait() for _ in range(phases.qsize())] == ["watching", "replaying step 0"]
+    first, *replays = [phases.get_nowait() for _ in range(phases.qsize())]
+    assert first == "watching"
+    assert set(replays) == {"replaying step 0"}  # once to trace it, once with the fix
 
 
 def test_the_report_before_the_end_is_a_clear_error() -> None:
