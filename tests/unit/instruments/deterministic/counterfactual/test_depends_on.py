@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 
 from tests.unit.instruments.deterministic.planted import IMPORTS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from IPython.core.interactiveshell import InteractiveShell
@@ -185,8 +187,13 @@ for _ in range(3):
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """With NumPy's global generator as in a kernel that has just begun: another test may have seeded it."""
     monkeypatch.chdir(tmp_path)
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.MT19937())
+    yield
+    np.random.set_bit_generator(before)
 
 
 def verified(shell: InteractiveShell, setup: str, body: str, flags: str = "") -> DeterministicReport:
