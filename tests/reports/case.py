@@ -51,6 +51,8 @@ class ReportCase:
     """(old, new) texts that apply that fix to the cells; the notebook is then run anew under the same magic, which must find nothing."""
     works: str = ""
     """An expression that must be true at the end of the fixed notebook, such as that the loss is finite and the shape is the meant one."""
+    defeated_by: str = ""
+    """What still defeats the magic, in a sentence: such a report is scored, and no test asks for it."""
     needs: str = ""
     """A package without which the case cannot run."""
 
