@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
+from torchdebug_magics.instruments.deterministic.prints.against import compared
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -181,6 +182,17 @@ RESUMED = TRAINED.replace(
     "for epoch in range(4):",
     "weights, drawn = torch.load('two.pt')\nnet.load_state_dict(weights)\ntorch.set_rng_state(drawn)\nfor epoch in range(2, 4):",
 )
+
+
+def test_a_file_of_an_older_version_is_compared_as_far_as_it_goes(against: Any, shell: InteractiveShell) -> None:
+    against(TRAIN, TRAIN)
+    held = {name: value for name, value in shell.user_ns["ref"].fingerprint.to_dict().items() if name not in {"flow", "updates", "code"}}
+    old = Fingerprint.from_dict(held)
+    assert compared(old, shell.user_ns["r"].fingerprint, rtol=None) is None
+    found = compared(old, against(TRAIN, TRAIN.replace("x - 0.5", "x - 0.4")).fingerprint, rtol=None)
+    assert found is not None
+    assert found.location is not None
+    assert (found.op, found.location.source) == ("aten.sub.Tensor", "x = x - 0.4")
 
 
 def test_a_seed_that_was_edited_is_behind_other_data(against: Any) -> None:
