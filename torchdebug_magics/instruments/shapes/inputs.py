@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Inputs", "Spec", "model_of", "readings"]
 
-_WHOLE_NUMBERED = ("ids", "idx", "index", "indices", "tokens", "labels", "target", "targets")
+_WHOLE_NUMBERED = ("ids", "idx", "index", "indices", "tokens", "labels", "target", "targets", "length", "lengths", "lens")
 _SIZES = ("size", "shape", "sizes")
 
 

@@ -169,7 +169,7 @@ def _failure(
 ) -> Failure:
     return Failure(
         module=module,
-        op=name,
+        op=name.strip("_"),
         location=locate(frame),
         operand_shapes=tuple(map(sizes, operands)),
         operand_names=tuple(texts),

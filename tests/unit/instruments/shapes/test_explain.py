@@ -58,7 +58,7 @@ def test_where_and_with_what() -> None:
 
 def test_the_verdict_says_it_all_at_a_glance() -> None:
     report = examine(Net(), torch.randn(2, 3, 14, 14)).report
-    assert report.verdict.startswith("`fc` expects 100 features, gets 576 = 16 x 6 x 6 from `conv` · ")
+    assert report.verdict.startswith("`fc` expects 100 features, gets 576 = 16 x 6 x 6 from `conv` through `pool` · ")
     assert report.verdict.endswith("`return self.fc(h)` · verified fix: `fc = nn.Linear(576, 10)`")
 
 

@@ -41,7 +41,7 @@ class Trainer:
         return F.mse_loss(out, x)
 model, normed, critic, net, x = Auto(), Auto(weight_norm), Critic(), Net(), torch.rand(4, 1, 16, 16)
 head, rows, labels = nn.Linear(8, 5), torch.rand(6, 8), torch.tensor([0, 1, 2, 3, 4, 0])
-trainer = Trainer(model)
+trainer, lstm, fc = Trainer(model), nn.LSTM(1, 8, batch_first=True), nn.Linear(8, 1)
 def step(out, x):
     return ((out - x) ** 2).mean()
 """
@@ -80,6 +80,26 @@ FIXED = {
         "criterion = nn.CrossEntropyLoss()",
     ),
     "features in the batch": ("F.cross_entropy(net(x), labels[:4] % 3)", "self.conv(x).flatten(1)\nnet.fc = nn.Linear(784, 3)"),
+    "all steps for one target": (
+        "out = lstm(rows[:, :, None])[0]\nnn.MSELoss()(fc(out), torch.rand(6, 1))",
+        "nn.MSELoss()(fc(out)[:, -1], torch.rand(6, 1))",
+    ),
+    "scores of all words but the last": (
+        "words = torch.randint(0, 5, (6, 8))\nlm = nn.Embedding(5, 5)\nF.cross_entropy(lm(words[:, :-1]).flatten(0, 1), words.view(-1))",
+        "words[:, 1:].reshape(-1)",
+    ),
+    "the batch of one squeezed away": (
+        "one = nn.Linear(8, 1)\nlast = rows[:1]\nout = one(last).squeeze()\nF.binary_cross_entropy_with_logits(out, torch.ones(1))",
+        "one(last).squeeze(-1)",
+    ),
+    "a mask of another size": (
+        "mask = torch.randint(0, 4, (4, 16, 16))\nF.cross_entropy(model.encode(x), mask)",
+        "F.cross_entropy(F.interpolate(model.encode(x), size=mask.shape[1:], mode='bilinear'), mask)",
+    ),
+    "a difference before a loss": (
+        "out = model(x)\n(out - x).abs().mean()",
+        f"model.{UP}",
+    ),
     "one-hot labels in one row": (
         "target = F.one_hot(labels, 5)\nF.cross_entropy(head(rows), target.view(-1))",
         "target.argmax(1)",

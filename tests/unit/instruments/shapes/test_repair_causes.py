@@ -30,7 +30,7 @@ def batch_missing_behind_flatten() -> tuple[Any, ...]:
 @case(
     "fc",
     "linear",
-    "`fc` expects 676 features, gets 169 = 13 x 13 from `conv`: `pool` read 4 x 26 x 26 as one",
+    "`fc` expects 676 features, gets 169 = 13 x 13 from `conv` through `pool`: `pool` read 4 x 26 x 26 as one",
     " picture without a batch",
     fix="x = x.unsqueeze(0)",
 )

@@ -355,7 +355,7 @@ def a_maximum_with_its_places() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(8, 2)), torch.randn(2, 8, 5)
 
 
-@case("", "softmax", "`squeeze` took the batch of one away", fix="self.fc(x).squeeze(2)")
+@case("", "softmax", "`squeeze` took the batch of one away", fix="self.fc(x).squeeze(-1)")
 def scores_of_one_sample() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:

@@ -228,7 +228,15 @@ def _argument(facts: Facts, at: int, change: Change) -> Edit | None:
         return None
     name = getattr(node, "id", "")
     code = f"{name} = {change.text(name)}" if name and site.assigns_over(name) else site.changed(node, change.text)
+    if is_loss(facts.module) and facts.op is not None:  # it may be one that is made in the line
+        return Edit(
+            code, ops=(OpEdit(site, facts.op, lambda func, args, kwargs: _called(func, *at_tensor(at, change.apply, args, kwargs))),)
+        )
     return Edit(code, calls=(CallEdit(facts.path, site, lambda args, kwargs: at_tensor(at, change.apply, args, kwargs)),))
+
+
+def _called(func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
 
 
 def _insertion(facts: Facts, at: int, change: Change) -> Edit | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ __all__ = [
     "product",
     "same_input",
     "steps",
+    "through",
 ]
 
 _MAKERS = frozenset(
@@ -159,6 +161,14 @@ def came_from(made: Made | None) -> str:
     return f"from `{step.op.strip('_')}`" + (f" in `{step.module}`" if step.module else "")
 
 
+def through(made: Made | None) -> str:
+    """The pooling behind the step that decided the sizes, which has made them smaller; empty where there is none."""
+    source = maker(made)
+    pools = (step for step in itertools.takewhile(lambda step: step is not source, steps(made)) if "pool" in step.op and step.module)
+    last = next(pools, None)
+    return f" through `{last.module}`" if last is not None and source is not None and source.module and source.op in _MAKERS else ""
+
+
 def product(made: Made | None, size: int, dim: int = -1) -> str:
     """``16 x 6 x 6`` where the size came about by flattening, ``64 + 32`` by joining; empty where it was one from the start.
 
@@ -172,7 +182,8 @@ def product(made: Made | None, size: int, dim: int = -1) -> str:
             parts = _joined(step, size, dim % len(step.shape) if step.shape == shape_now else None)
             return " + ".join(map(str, parts)) if len(parts) > 1 else ""
         sizes = step.inputs[0][0]
-        for first in range(len(sizes) - 1 if step.op in RESHAPES else 0):
+        alone = int(sizes[:1] == (1,) == step.shape[:1] and len(sizes) > 2)  # a batch of one is none of the factors
+        for first in range(alone, len(sizes) - 1 if step.op in RESHAPES else 0):
             merged = sizes[first:]
             if math.prod(merged) == size and size not in sizes:
                 return shape(merged)

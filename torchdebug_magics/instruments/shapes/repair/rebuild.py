@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import itertools
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, as_typed
+from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.where import is_user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +55,8 @@ _KINDS: dict[type[nn.Module], tuple[tuple[str, ...], dict[str, Any]]] = {
     nn.Flatten: ((), {"start_dim": 1, "end_dim": -1}),
 }
 _MANY = ("kernel_size", "stride", "padding", "dilation", "output_padding", "normalized_shape")
+_MOST_WAYS = 64
+"""How often a class of the user's own is made to find out which argument is which."""
 _WITHOUT = {
     nn.LSTM: {"nonlinearity"},
     nn.GRU: {"nonlinearity", "proj_size"},
@@ -107,6 +116,8 @@ def _value(module: Any, name: str) -> Any:
 def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20, why: str = "", **changes: Any) -> list[Edit]:
     """The edit that makes this part anew with some arguments changed; none where it cannot be told how it was made."""
     found = arguments(module) if module is not None else None
+    if module is not None and found is None and (own := _own_class(module, changes)) is not None:
+        return [Edit(f"{as_typed(path or '')} = {own[0]}", why, rank, modules={path or "": own[1]})]
     if found is None or module is None:
         return []
     kind, made_with = found
@@ -118,6 +129,51 @@ def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20
     wrapper, made = _wrapper(module), _code(kind, new)
     code = f"{as_typed(path or '')} = {f'{wrapper}({made})' if wrapper else made}"
     return [Edit(code, why, rank, modules={path or "": _maker(kind, new)})]
+
+
+def _own_class(module: nn.Module, changes: dict[str, Any]) -> tuple[str, Callable[[nn.Module], nn.Module]] | None:
+    """(what to type, what makes it) for a class of the user's own that is one of torch's with another ``__init__``.
+
+    Which of its arguments is which is found by making it: one that gives the very same settings was made so.
+    """
+    kind: Any = type(module)
+    base = next((one for one in kind.__mro__ if one in _KINDS), None)
+    if base is None or kind is base or hasattr(module, "parametrizations") or not is_user_code(kind.__init__.__code__):
+        return None
+    names = [name for name in (*_KINDS[base][0], *_KINDS[base][1]) if type(getattr(module, name, None)) is int]
+    asked = [one for one in list(inspect.signature(kind.__init__).parameters.values())[1:] if one.default is one.empty]
+    if any(one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD} for one in asked) or not set(changes) <= set(names):
+        return None
+    now = {name: getattr(module, name) for name in names}
+    ways = itertools.product(*(sorted(names, key=lambda name, one=one: name != one.name) for one in asked))  # type: ignore[misc]
+    for way in itertools.islice(ways, _MOST_WAYS):
+        if _settings(kind, [now[name] for name in way], names) == now:
+            then = [{**now, **changes}[name] for name in way]
+            if _settings(kind, then, names) == {**now, **changes}:
+                return f"{kind.__name__}({', '.join(map(repr, then))})", functools.partial(_trained, kind, then)
+    return None
+
+
+def _settings(kind: Any, given: list[int], names: list[str]) -> dict[str, Any]:
+    before = RandomState.take()
+    try:
+        with redirect_stdout(StringIO()):
+            made = _on_meta(kind, given)
+        return {name: getattr(made, name, None) for name in names}
+    except Exception:  # noqa: BLE001 - whatever the user's constructor says to numbers that were not meant
+        return {}
+    finally:
+        before.put_back()
+
+
+def _trained(kind: Any, given: list[int], old: nn.Module) -> nn.Module:
+    return _on_meta(kind, given).train(old.training)
+
+
+def _on_meta(kind: Any, given: list[int]) -> nn.Module:
+    with torch.device("meta"):
+        made: nn.Module = kind(*given)
+    return made
 
 
 def _possible(kind: type[nn.Module], new: dict[str, Any]) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.shapes.repair.batch import mixed_batch
+from torchdebug_magics.instruments.shapes.repair.batch import fixed_batch, mixed_batch
 from torchdebug_magics.instruments.shapes.repair.facts import Facts, facts_of
 from torchdebug_magics.instruments.shapes.repair.rules import diagnosis
 from torchdebug_magics.instruments.shapes.repair.source import with_part
@@ -26,6 +27,7 @@ _SHOWN = 4
 _NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|[\d x]+")
 ALWAYS_THROUGH = frozenset(["view", "reshape", "view_as", "reshape_as", "unflatten"])
 """Alone, another view of a tensor comes through whatever was meant."""
+_OUR_NAME = re.compile(r"^model(?=\[| = )", re.MULTILINE)
 _WIDE = (5, 3, 2, 1)
 """How many half-way states are taken further after each round; there is one round more."""
 
@@ -128,7 +130,7 @@ class _Search:
         run = self._trials.run(edits)
         if run is not None and run.error is None:
             # A layer may have been made to fit samples that were taken for features.
-            mixed = mixed_batch(run) if any(one.modules for one in edits) else ""
+            mixed = mixed_batch(run) if any(one.modules for one in edits) else fixed_batch(edits, run, self._trials.run)
             self.through.append(_Way(edits, rank, remade, mixed))
         elif run is not None:
             facts = facts_of(run, guard=self._trials.guard)
@@ -158,7 +160,7 @@ def _by_rank(edits: Sequence[Edit]) -> list[Edit]:
 
 def _in_one(edits: Sequence[Edit], caller: Caller | None) -> list[str]:
     """What to type for each; one expression where an edited one stands in another, and the user's own call where an input is changed."""
-    codes = {edit: _at_call(edit, caller) or edit.code for edit in edits}
+    codes = {edit: _at_call(edit, caller) or _of_caller(edit.code, caller) for edit in edits}
     for at, inner in enumerate(edits):
         site = inner.ops[0].site if len(inner.ops) == 1 else None
         for outer in edits[at + 1 :] if site is not None else ():
@@ -169,6 +171,14 @@ def _in_one(edits: Sequence[Edit], caller: Caller | None) -> list[str]:
                     del codes[inner]
                     break
     return list(codes.values())
+
+
+def _of_caller(code: str, caller: Caller | None) -> str:
+    """The user's name for the model in the place of ours, which stands where it is a list of modules, or one alone."""
+    call = caller.site.expression if caller is not None else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, (ast.Name, ast.Attribute)):
+        return code
+    return _OUR_NAME.sub(ast.unparse(call.func), code)
 
 
 def _at_call(edit: Edit, caller: Caller | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -160,6 +161,8 @@ def _moved(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
         return []
     found = (order for order in orders(len(one.sizes)) if not clashes(tuple(one.sizes[dim] for dim in order), other.sizes))
     alone = not of_inputs(one.made)  # without a batch: what has one place may come to stand where the batch is
+    largest = max(math.prod(one.sizes), math.prod(other.sizes))  # else every number of the one meets several of the other
+    found = (order for order in found if alone or math.prod(map(max, (one.sizes[dim] for dim in order), other.sizes)) <= largest)
     kept = (order for order in found if order[0] == 0 or sorted(one.sizes) == sorted(other.sizes) or (alone and one.sizes[order[0]] == 1))
     order = next(kept, None)
     return turned(facts, at, order, rank=rank) if order is not None else []

@@ -13,6 +13,8 @@ from torchdebug_magics.instruments.shapes.repair.history import steps
 from torchdebug_magics.instruments.shapes.repair.source import site_at
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand, Sizes
 
 __all__ = ["FACTORIES", "created"]
@@ -35,7 +37,8 @@ def created(facts: Facts, operand: Operand, wanted: Sizes, *, rank: int) -> list
     parts = _elements(new)
     for at, (now, then) in enumerate(zip(step.shape, wanted, strict=True)):
         if now != then:
-            parts[at] = ast.parse(_told(facts, parts[at], now, then), mode="eval").body
+            names = site.code.co_varnames[: site.code.co_argcount]
+            parts[at] = ast.parse(_told(facts, parts[at], now, then, names), mode="eval").body
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         given = {name: value for name, value in kwargs.items() if name != "size"}
@@ -53,8 +56,8 @@ def _elements(call: ast.Call) -> list[ast.expr]:
     return [] if any(isinstance(one, ast.Starred) for one in parts) else parts
 
 
-def _told(facts: Facts, node: ast.expr, now: int, then: int) -> str:
-    """Another dimension of the same input, where that has the wanted size; the number otherwise."""
+def _told(facts: Facts, node: ast.expr, now: int, then: int, names: Sequence[str]) -> str:
+    """Another dimension of the same input, where that has the wanted size, or the batch of one of these names; the number otherwise."""
     text = ast.unparse(node)
     for name, tensor in facts.inputs:
         for here in (dim for dim, size in enumerate(tensor.shape) if size == now):
@@ -62,4 +65,5 @@ def _told(facts: Facts, node: ast.expr, now: int, then: int) -> str:
                 for form in (f"{name}.size({{}})", f"{name}.shape[{{}}]"):
                     if text == form.format(here):
                         return form.format(there)
-    return str(then)
+    batches = [(name, tensor.shape[0]) for name, tensor in facts.inputs if name in names and tensor.dim() > 1]
+    return next((f"{name}.size(0)" for name, size in batches if size == then > 1 and isinstance(node, ast.Constant)), str(then))

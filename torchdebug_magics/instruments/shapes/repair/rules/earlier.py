@@ -134,6 +134,7 @@ def squeezed(facts: Facts, x: Operand) -> Earlier | None:
             return None
         if step.op == "squeeze" and not step.args and before[:1] == (1,) and 1 in _batches(facts):
             kept = tuple(dim for dim, size in enumerate(before) if dim and size == 1)
+            kept = (-1,) if kept == (len(before) - 1,) else kept
             return Earlier(": `squeeze` took the batch of one away", _squeezed(step, kept), math.prod(before[1:]))
     return None
 

@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdi
 from torchdebug_magics.instruments.shapes.repair.facts import is_loss
 from torchdebug_magics.instruments.shapes.repair.history import RESHAPES, maker, makers, steps
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.rules.earlier import at_step
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import at_step, squeezed
 from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, named, orders, producer_edits, short_dtype, told, turned
 from torchdebug_magics.instruments.shapes.repair.rules.pictures import padded, stretched
 from torchdebug_magics.instruments.shapes.suspects import PAIRED_LOSSES
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["loss"]
 
+_RECURRENT = frozenset(["lstm", "gru", "rnn_tanh", "rnn_relu"])
 _CLASSES = frozenset({"cross_entropy", "nll_loss", "nll_loss_nd"})
 
 
@@ -66,7 +67,45 @@ def _classes(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None
     sentence = (
         f"{op} of scores {shape(scores.sizes)} wants a target of {shape(wanted)} (classes stand in dimension 1), gets {shape(target.sizes)}"
     )
-    return Diagnosis(sentence, tuple(_class_edits(facts, scores, target, wanted)), target)
+    is_output = len(wanted) == len(target.sizes) > 1 and wanted[0] == target.sizes[0]  # as high and wide as the data is what it is to be
+    return Diagnosis(sentence, tuple(_class_edits(facts, scores, target, wanted)), scores if is_output else target)
+
+
+def _resized(facts: Facts, scores: Operand, like: Operand, size: str) -> list[Edit]:
+    """The output as high and wide as the target: by what made it, or else by interpolation."""
+    edits = [*stretched(facts, scores, like), *padded(facts, scores, like)]
+    step = maker(scores.made)
+    is_output = step is not None and step.module in facts.modules and not (like.made is not None and like.made.of_model)
+    if edits or not is_output or len(scores.sizes) != 4 or scores.sizes[:2] != like.sizes[:2] or scores.sizes == like.sizes:
+        return edits
+    whole = like.sizes[2:]
+    change = Change(
+        lambda x: f"F.interpolate({x}, size={size}, mode='bilinear')",
+        lambda one: nn.functional.interpolate(one, size=whole, mode="bilinear"),
+    )
+    return on_operand(facts, 0, change, rank=20, why=f"{shape(scores.sizes[2:])} becomes {shape(whole)}")
+
+
+def _last_step(facts: Facts, scores: Operand, wanted: tuple[int, ...]) -> list[Edit]:
+    """The last step of what a recurrent module gave for all of them."""
+    module = next((facts.modules.get(step.module) for step in makers(scores.made) if step.op in _RECURRENT), None)
+    first = 1 if getattr(module, "batch_first", False) else 0
+    if module is None or (*scores.sizes[:first], *scores.sizes[first + 1 :]) != wanted:
+        return []
+    change = Change(lambda x: f"{x}[:, -1]" if first else f"{x}[-1]", lambda one: one.select(first, -1))
+    return on_operand(facts, 0, change, rank=2, why="the last step alone")
+
+
+def _next_words(scores: Operand, target: Operand) -> list[Edit]:
+    """Targets of all words, for scores of all but the last: each is to be the next one."""
+    step = target.made
+    before = step.inputs[0][0] if step is not None and step.inputs else ()
+    if step is None or step.op not in RESHAPES or len(before) != 2 or scores.sizes[0] != before[0] * (before[1] - 1):
+        return []
+    return [
+        replace(edit, why="the next word for each")
+        for edit in at_step(step, lambda _, x: f"{x}[:, 1:].reshape(-1)", lambda _, args, __: args[0][:, 1:].reshape(-1))
+    ]
 
 
 def _one_hot(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
@@ -96,7 +135,7 @@ def _other_rows(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | N
 
 
 def _class_edits(facts: Facts, scores: Operand, target: Operand, wanted: tuple[int, ...]) -> list[Edit]:
-    edits: list[Edit] = []
+    edits: list[Edit] = [*_last_step(facts, scores, (*target.sizes, scores.sizes[-1])), *_next_words(scores, target)]
     for dim, size in enumerate(target.sizes):
         if size == 1 and (*target.sizes[:dim], *target.sizes[dim + 1 :]) == wanted:
             edits += on_operand(facts, 1, method("squeeze", dim), rank=1)
@@ -104,6 +143,9 @@ def _class_edits(facts: Facts, scores: Operand, target: Operand, wanted: tuple[i
     if many > 2 and target.sizes == scores.sizes[:-1]:
         order = (0, many - 1, *range(1, many - 1))
         edits += turned(facts, 0, order, rank=2, why="the classes in dimension 1")
+    if many > 3 and len(target.sizes) == many - 1 and target.sizes[0] == scores.sizes[0]:
+        like = replace(target, tensor=torch.empty(*scores.sizes[:2], *target.sizes[1:], device="meta"))
+        edits += _resized(facts, scores, like, f"{target.name}.shape[1:]" if target.name else str(target.sizes[1:]))
     if many == 2 and len(target.sizes) == 2 and target.sizes[0] * target.sizes[1] == scores.sizes[0]:
         edits += on_operand(facts, 1, method("flatten"), rank=2, why="a class a row")
     if many == 2 and len(target.sizes) == 2 and target.sizes[0] == scores.sizes[0]:
@@ -155,7 +197,9 @@ def _pairs(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
         return Diagnosis(f"{sentence}: these are classes, for `cross_entropy`", tuple(classes), scores)
     if larger := _one_each(facts, scores, target):
         return replace(larger, sentence=f"{sentence}{larger.sentence}")
-    edits = [*_same_numbers(facts, scores, target), *_same_rank(facts, scores, target)]
+    if lost := squeezed(facts, scores):
+        return Diagnosis(f"{sentence}{lost.words}", lost.edits, scores)
+    edits = [*_last_step(facts, scores, target.sizes), *_same_numbers(facts, scores, target), *_same_rank(facts, scores, target)]
     return Diagnosis(sentence, tuple(edits), scores if made else target)
 
 
@@ -179,7 +223,7 @@ def _same_rank(facts: Facts, scores: Operand, target: Operand) -> list[Edit]:
     edits: list[Edit] = []
     if len(scores.sizes) == len(target.sizes):
         differ = [dim for dim, pair in enumerate(zip(scores.sizes, target.sizes, strict=True)) if pair[0] != pair[1]]
-        edits += [*stretched(facts, scores, target), *padded(facts, scores, target)]
+        edits += _resized(facts, scores, target, f"{target.name}.shape[2:]" if target.name else str(target.sizes[2:]))
         if differ == [len(scores.sizes) - 1] or len(differ) == 1:
             edits += producer_edits(facts, scores, scores.sizes[differ[0]], target.sizes[differ[0]], rank=15)
         if sorted(scores.sizes) == sorted(target.sizes):

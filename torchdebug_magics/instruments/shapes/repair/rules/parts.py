@@ -11,7 +11,7 @@ from torch import nn
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.around import in_outer_call, wrapped
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.history import came_from, maker, product, steps
+from torchdebug_magics.instruments.shapes.repair.history import came_from, maker, product, steps, through
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def gets(operand: Operand, size: int, dim: int = -1) -> str:
     """``576 = 16 x 6 x 6 from `conv2` ``."""
     parts = product(operand.made, size, dim)
     source = came_from(operand.made)
-    return f"{size}{f' = {parts}' if parts else ''}{f' {source}' if source else ''}"
+    return f"{size}{f' = {parts}' if parts else ''}{f' {source}{through(operand.made)}' if source else ''}"
 
 
 def turned(facts: Facts, at: int, order: tuple[int, ...], *, rank: int = 5, why: str = "") -> list[Edit]:
@@ -188,5 +188,5 @@ def _moves_one(order: tuple[int, ...]) -> bool:
 
 def told(x: Operand) -> str:
     """The tensor, its shape, and where that came from."""
-    source = came_from(x.made)
+    source = "" if x.is_input and "[" in x.name else came_from(x.made)  # ``batch["y"]`` says where it is from
     return f"{named(x, 'the tensor')} of {shape(x.sizes)}{f' {source}' if source and f'`{x.name}`' not in source else ''}"
