@@ -83,9 +83,12 @@ def _deleted(file: str) -> Iterator[tuple[str, int]]:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError):
         return
-    for node in ast.walk(tree):
+    todo: list[ast.AST] = [tree]
+    for node in todo:
         if isinstance(node, ast.Delete):
             yield from ((one.id, node.lineno) for target in node.targets for one in _targets(target) if isinstance(one, ast.Name))
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):  # those delete names of their own
+            todo += ast.iter_child_nodes(node)
 
 
 def _targets(target: ast.expr) -> Iterable[ast.expr]:

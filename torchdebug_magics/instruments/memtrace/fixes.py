@@ -117,6 +117,8 @@ def graph_fix(path: str, *, is_collection: bool, is_number: bool, line: str = ""
 
 
 def _swelling(path: str, cause: Cause) -> str:
+    if ".resize_(" in cause.line:
+        return f"make `{path}` as large as it will be, once and before the loop; or a new tensor each time: `resize_` gives nothing back"
     detached = f"; and detach what is added: `{path}.grad_fn` keeps the graph of every iteration, too" if cause.keeps_graph else ""
     bound = f"bound it, as `{path} = {path}[{':, ' * cause.dim}-1000:]` does; or " if cause.dim is not None and _PLAIN.match(path) else ""
     return f"{bound}append to a list and join it once, after the loop{detached}"

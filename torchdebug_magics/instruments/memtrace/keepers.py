@@ -98,6 +98,10 @@ class Keepers:
         """Whether some are held with the graph that made them."""
         return any(id(block) in self._with_history for block in blocks)
 
+    def have_graph(self, blocks: Iterable[Block]) -> bool:
+        """Whether some are held with a graph, or by way of one; also where it is not known who holds one."""
+        return any(id(block) in self._with_history or "grad_fn" in (self.of(block) or "grad_fn") for block in blocks if not block.died)
+
     def of(self, block: Block) -> str:
         """Empty where no name leads to it."""
         return self._paths.get(id(block), "")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KeepingLines"]
 
-_PUTS = frozenset({"append", "appendleft", "extend", "add", "insert", "update", "setdefault", "put", "push", "__setitem__"})
+_PUTS = frozenset({"append", "appendleft", "extend", "add", "insert", "update", "setdefault", "put", "push", "resize_"})
 _ASKS = frozenset({"compute", "reset", "clear", "to", "cpu", "cuda", "eval", "train", "state_dict", "items", "values", "keys", "get"})
 """Methods by which one gives nothing to an object."""
 _CONTAINERS = frozenset({"list", "dict", "set", "tuple", "deque", "defaultdict", "OrderedDict", "Counter"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.census import GRADIENT, OPTIMIZER_STATE, PARAMETER
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.blocks import Block
     from torchdebug_magics.instruments.memtrace.growth import Leak
     from torchdebug_magics.instruments.memtrace.keepers import Keepers
+    from torchdebug_magics.instruments.memtrace.places import Place
     from torchdebug_magics.instruments.memtrace.steps import Steps
 
 __all__ = ["collected_in", "is_collected", "unintended"]
@@ -25,14 +26,19 @@ _IN_A_VARIABLE = re.compile(r"(?:\w+\(\) local ')?\w+'?(?:\[[^\]]*\]|\{\.\.\.\})
 """Such as ``outs[0]``, and not an attribute, what a function closes over, or a graph."""
 
 
-def unintended(named: Sequence[tuple[Leak, str]], keepers: Keepers, steps: Steps, *, graph: str) -> list[tuple[Leak, str]]:
-    """Of leaks with their paths those that nobody wants; `graph` is the variable with a graph that grows."""
+def unintended(
+    named: Sequence[tuple[Leak, str]], keepers: Keepers, steps: Steps, *, graph: str, plain: Collection[Place]
+) -> list[tuple[Leak, str]]:
+    """Of leaks with their paths those that nobody wants.
+
+    `graph` is the variable with a graph that grows; `plain` are the lines whose tensors had none when it was looked who holds them.
+    """
     named = [one for one in named if not any(word in one[1] for word in _BOUNDED)]
     meant = [leak for leak, path in named if leak.role == PARAMETER and _is_of_a_stage(leak, path)]
     also = {OPTIMIZER_STATE, GRADIENT} if meant else set()
     named = [(leak, path) for leak, path in named if leak not in meant and leak.role not in also]
     with_graph = {collection(path) for _, path in named if "grad_fn" in path or (graph and path.startswith(graph))}
-    return [one for one in named if collection(one[1]) in with_graph or not _is_result(*one, keepers, steps)]
+    return [one for one in named if collection(one[1]) in with_graph or not _is_result(*one, keepers, steps, plain)]
 
 
 def _is_of_a_stage(leak: Leak, path: str) -> bool:
@@ -42,12 +48,12 @@ def _is_of_a_stage(leak: Leak, path: str) -> bool:
     return in_stages and (is_part(path) or all(block.is_called for block in leak.blocks if not block.died))
 
 
-def _is_result(leak: Leak, path: str, keepers: Keepers, steps: Steps) -> bool:
+def _is_result(leak: Leak, path: str, keepers: Keepers, steps: Steps, plain: Collection[Place]) -> bool:
     """Whether it is what a loop was for: nothing is trained in it, no graph is kept, and its own code keeps it, or has returned by now."""
     if steps.is_training(leak.loop, leaves=True):
         return False
     if all(block.died for block in leak.blocks):
-        return not leak.keeps_graph
+        return not leak.keeps_graph or leak.place in plain
     return not leak.swells and is_collected(path, leak.blocks, keepers)
 
 

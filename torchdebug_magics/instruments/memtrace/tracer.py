@@ -111,11 +111,22 @@ class Tracer:
 
     def _look(self, func: Any, tensor: torch.Tensor, *, in_backward: bool) -> None:
         for storage in storages(tensor):
-            if self.ledger.known(storage) is None:
+            before = self.ledger.live.get(storage._cdata)
+            block = self.ledger.known(storage)
+            if block is not None and before is not None and block.bytes > before.bytes > 0:
+                self._resized(before, block, in_backward=in_backward)
+            if block is None:
                 if _gives_new_memory(func):
                     self._add(func, storage, in_backward=in_backward)
                 else:
                     self._adopt(storage)
+
+    def _resized(self, before: Block, block: Block, *, in_backward: bool) -> None:
+        """A tensor was made larger where it is, as by `resize_`: what it has now was asked for here."""
+        block.place, block.module, _ = self._asked(in_backward=in_backward)
+        block.is_old, block.iteration = False, self.iteration
+        block.chain = before.chain or Chain(before.bytes, [before.iteration or self.iteration])
+        block.chain.grew(self.iteration)
 
     def _add(self, func: Any, storage: torch.UntypedStorage, *, in_backward: bool) -> None:
         if self._is_lent(storage):

@@ -93,8 +93,9 @@ def _grows_by_run(growth: Growth) -> str:
 
 def _why(growth: Growth) -> str:
     where = _at(growth.kept_at or growth.location)
-    if None not in {growth.kept_at, growth.location} and growth.kept_at != growth.location:
-        where += f" · allocated at {growth.location}"
+    made, put = growth.location, growth.kept_at
+    if made is not None and put is not None and (made.file, made.line) != (put.file, put.line):
+        where += f" · allocated at {made}"
     kept = f" · kept by `{growth.holder}`" if growth.holder else " · no variable was found that keeps it"
     fix = f" · fix: {growth.fix}" if growth.fix else ""
     fix += f" · also growing: {', '.join(f'`{one}`' for one in growth.others)}" if growth.others else ""

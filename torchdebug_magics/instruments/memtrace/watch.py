@@ -57,6 +57,8 @@ class GrowthWatch:
         """Where no op is followed: what seemed to grow, while the loop ran."""
         self._paths: dict[Place, str] = {}
         """Who held what seemed to grow, while the loop ran."""
+        self._plain: set[Place] = set()
+        """Lines of which what was kept had no graph, while the loop ran."""
         self._graphs = GraphWatch()
         self._weighed = 0, 0
         """(step, bytes in the ledger) when it was weighed last what variables hold."""
@@ -79,6 +81,7 @@ class GrowthWatch:
         leaks = [leak for leak in leaking(self._ledger.live.values(), self._steps) if leak.place not in self._paths]
         if leaks:
             keepers = Keepers((block for leak in leaks for block in leak.blocks), carried=self.carried)
+            self._plain.update(leak.place for leak in leaks if leak.place is not None and not keepers.have_graph(leak.blocks))
             self._paths.update((leak.place, keepers.path(leak.blocks)) for leak in leaks if leak.place and keepers.path(leak.blocks))
         self._graphs.look(self._steps)
         main = self._steps.main
@@ -153,7 +156,7 @@ class GrowthWatch:
         named = [(leak, self._named(leak, keepers)) for leak in leaks if leak.keeps_graph or not keepers.are_bounded(leak.blocks)]
         named = [(leak, path) for leak, path in named if not MADE_ONCE.search(path)]
         named += self._at_times(made, keepers, {collection(path) for _, path in named})
-        told = unintended(named, keepers, self._steps, graph="" if graph is None else graph.holder)
+        told = unintended(named, keepers, self._steps, graph="" if graph is None else graph.holder, plain=self._plain)
         self.collects = collected_in(named, told)
         return told
 

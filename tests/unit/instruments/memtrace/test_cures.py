@@ -259,6 +259,19 @@ def test_a_model_from_before_that_another_name_holds(shell: InteractiveShell) ->
     assert report.undeleted.fix == "delete what holds it, too: `del kept`"
 
 
+def test_a_tensor_that_is_resized_again_and_again_grows(shell: InteractiveShell) -> None:
+    code = """seen = torch.empty(0)
+for i, (a, b) in enumerate(batches(16)):
+    learn(a, b)
+    seen.resize_((i + 1) * 2048)
+"""
+    growth = trace(shell, code).growth
+    assert (growth.holder, growth.location.line) == ("seen", 5)
+    assert 8192 <= growth.bytes_per_iteration <= 9000
+    assert growth.fix.startswith("make `seen` as large as it will be")
+    assert trace(shell, code.replace("(i + 1) * 2048", "2048")).growth is None
+
+
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
