@@ -20,7 +20,7 @@ from torchdebug_magics.instruments.deterministic.prints.printing import Printer
 from torchdebug_magics.instruments.deterministic.twice.cost import measured
 from torchdebug_magics.instruments.deterministic.twice.leftovers import Leftovers
 from torchdebug_magics.instruments.deterministic.twice.outside import Outside
-from torchdebug_magics.instruments.deterministic.twice.results import results_of
+from torchdebug_magics.instruments.deterministic.twice.results import plain_results_of, results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.instruments.deterministic.twice.verify import NOT_SEEN, second_run
 from torchdebug_magics.probing.hooks import Hooks
@@ -51,6 +51,7 @@ class Inquiry:
         self._ritual = ritual
         self._guard = guard
         self._draws = Draws(())
+        self._begin_s = 0.0
         self._quick = bool(asked.get("quick"))
         self._strict = strict
         self._body: Body | None = asked.get("body")
@@ -125,6 +126,7 @@ class Inquiry:
         self._draws = Draws(self._ritual.seedables)
         self._outside, self._runs = outside, runs
         self._outside.first(stack, self._body.variables)
+        self._begin_s = time.monotonic()
 
     def _seen(self, seen: Seen, op: Op) -> None:
         if self._verify:
@@ -155,13 +157,15 @@ class Inquiry:
             return
         written = self._recorder.contents.tensors()
         self._draws.over()
-        results = results_of(runs.body, self._recorder.is_unwritten)
+        runs.first_s = time.monotonic() - self._begin_s
+        results, plain, again = results_of(runs.body, self._recorder.is_unwritten), plain_results_of(runs.body), dict[str, int]()
         runs.over(self._recorder.contents)
         runs.writers = self._recorder.writers
         used_up = self._leftovers.names()
         if self._verify:
             begin_s = time.monotonic()
-            found = second_run(runs, self._recording, results, used_up)
+            found = second_run(runs, self._recording, results, used_up, again)
+            results |= {name: digest for name, digest in plain.items() if again.get(name) == digest}  # what a clock wrote is no result
             self._twice({"not_verified": "", **found})
             why = self._guard.run("looking for what the numbers depend on", self._why, runs, results, found, used_up)
             depends_on, carried = why or ((), ())
@@ -175,9 +179,14 @@ class Inquiry:
         """(dependences, names of what is carried); where a run takes from what no further one finds, there are no more runs."""
         if (divergence := found.get("divergence")) is not None:
             return of_divergence(divergence), ()
-        if used_up or not found.get("verified"):
+        if used_up or not found.get("verified") or self._outside.has_children:
             return (), ()
-        return dependences(runs, self._recording, results, self._draws, self._ritual, quick=self._quick)
+        why = dependences(runs, self._recording, results, self._draws, self._ritual, quick=self._quick)
+        if why is None:  # it had agreed by chance
+            later = second_run(runs, self._recording, {}, used_up)
+            self._twice({"not_verified": "", **later})
+            return (of_divergence(later["divergence"]) if later.get("divergence") is not None else ()), ()
+        return why
 
     def _twice(self, found: Mapping[str, Any]) -> None:
         """A difference between the two runs is told first, then one from the earlier run."""

@@ -76,9 +76,9 @@ class Dependence:
     """The first op whose numbers change, and go on to the results; empty where no op of torch's is concerned."""
     module: str | None = None
     location: Location | None
-    """Where that op is, or the line of Python before it at which the numbers first differ."""
+    """Where that op is, or the line of Python before it at which the numbers first differ; of what is carried, the line that changes it."""
     other: Location | None = None
-    """Of what is carried: the line that changes it."""
+    """Of what is carried: where the next run first differs."""
     what: str
     """A clause: subject, verb, object."""
     fix: str

@@ -107,7 +107,7 @@ def _dependences(report: DeterministicReport) -> Iterator[Block]:
     """All of them; the first is in the verdict, save where two runs differed already."""
     if report.depends_on and report.divergence is None:
         yield from _code(report.depends_on[0].location, "")
-        yield from _code(report.depends_on[0].other, "what changes it: ")
+        yield from _code(report.depends_on[0].other, "where it first matters: ")
     if len(report.depends_on) > 1:
         rows = tuple((one.on.replace("_", " "), one.what, standing(one.location) or None, one.fix or None) for one in report.depends_on)
         yield Table("What the numbers depend on", tuple(_DEPENDS), rows, _DEPENDS)

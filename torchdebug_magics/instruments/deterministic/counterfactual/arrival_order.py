@@ -30,6 +30,11 @@ __all__ = ["on_arrival"]
 
 _LISTING = ("listdir", "scandir", "iglob", "glob", "rglob", "iterdir", "walk")
 _ARRIVING = ("as_completed", "imap_unordered")
+_SORTED = {
+    "walk": "sort both lists that `{}` gives: `dirs.sort()`, `files.sort()`",
+    "scandir": "`sorted({}, key=lambda entry: entry.name)`",
+}
+_ORDINARY = {"listdir": os.listdir, "scandir": os.scandir}
 _CALL = re.compile(rf"[\w.]*(?:\([^()]*\)\.)?\b({'|'.join((*_LISTING, *_ARRIVING))})\((?:[^()]|\([^()]*\))*\)")
 
 
@@ -57,8 +62,8 @@ def on_arrival(
             "go over the work in the order in which it was given out",
         )
     else:
-        what = f"`{text or 'this line'}` is in the order of the file system, which differs between machines"
-        fix = f"`sorted({text})`" if text else "sort the files"
+        what = f"{f'`{text}`' if text else 'this line'} is in the order of the file system, which differs between machines"
+        fix = _SORTED.get(name, "`sorted({})`").format(text) if text else "sort the files"
     return Dependence(on="order", op="" if begin.op is None else begin.op.plan.name, module=begin.module, location=at, what=what, fix=fix)
 
 
@@ -87,9 +92,10 @@ class _Turned:
         turned = turning(ordinary)
         stack.callback(setattr, holder, name, ordinary)
         setattr(holder, name, turned)
-        for known in [known for known, value in self._namespace.items() if value is ordinary]:
-            stack.callback(self._namespace.__setitem__, known, ordinary)
-            self._namespace[known] = turned
+        for known, value in list(self._namespace.items()):
+            if value is ordinary or value is _ORDINARY.get(name):  # `from os import listdir` in an earlier cell
+                stack.callback(self._namespace.__setitem__, known, value)
+                self._namespace[known] = turned
 
 
 def _turned_list(ordinary: Any) -> Any:

@@ -11,16 +11,21 @@ from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.deterministic.counterfactual.effect import effect_of
-from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import changed_names, digests_by_name, line_that_changes
-from torchdebug_magics.instruments.deterministic.ops.values import tensors
+from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import (
+    OF_GRADIENTS,
+    changed_names,
+    digests_by_name,
+    line_that_changes,
+)
 from torchdebug_magics.instruments.deterministic.report import Dependence
-from torchdebug_magics.instruments.deterministic.twice.told import location_of
+from torchdebug_magics.instruments.deterministic.twice.told import location_of, raised_at
 from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.names import Named, values_found
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
+    from torchdebug_magics.instruments.deterministic.counterfactual.effect import Effect
     from torchdebug_magics.instruments.deterministic.ops.recording import Recording
     from torchdebug_magics.instruments.deterministic.origin import Origin
     from torchdebug_magics.instruments.deterministic.twice.compare import Difference
@@ -46,15 +51,19 @@ def carried_by(
 
     with runs.otherwise(at_end, from_end=lambda: True):
         effect = effect_of(runs, earlier, results)
-    if effect is None or not effect.reached:
+    if effect is None:
         return None, ()
+    if not effect.reached:
+        return _of_error(runs, effect.error, changed_names(runs.body, start, end))
     begin = min(effect.reached, key=lambda one: one.place)
-    at, other = location_of(begin), _writing(runs, begin)
     known = _named_memory(runs)
-    names = _names_of_memory(effect.begins, begin, known)
-    if not all(_explained(one, known) for one in effect.begins):
+    names = _names_of_memory(effect, begin, known)
+    at, other = location_of(begin), _writing(runs, effect, begin)
+    if not all(_given(effect, one, known) for one in effect.begins):
         held = changed_names(runs.body, start, end)
-        other = line_that_changes(runs, held[0]) if held and not names else other
+        gradients = tuple(name for name in held if name.endswith(OF_GRADIENTS))
+        held = gradients if begin.phase == "backward" and gradients else tuple(name for name in held if name not in gradients)
+        other = line_that_changes(runs, held[0]) if held and not names and not gradients else other
         names = tuple(dict.fromkeys((*names, *held)))
     if not names or begin.op is None or begin.op.plan.base == "lift_fresh":
         at = _first_line(runs, begin, same_seeds, origin_of) or at
@@ -62,7 +71,18 @@ def carried_by(
     if not what:
         what, fix = _in_words(runs, names[:_MOST_NAMES], other)
     op = "" if begin.op is None else begin.op.plan.name
-    return Dependence(on="carried_state", op=op, module=begin.module, location=at, other=other, what=what, fix=fix), names or runs.files
+    first, second = (at, None) if other is None or other == at else (other, at)
+    return Dependence(on="carried_state", op=op, module=begin.module, location=first, other=second, what=what, fix=fix), names or runs.files
+
+
+def _of_error(runs: Runs, error: BaseException | None, names: tuple[str, ...]) -> tuple[Dependence | None, tuple[str, ...]]:
+    """The next run raises before anything else differs."""
+    if not isinstance(error, Exception):
+        return None, ()
+    text = (str(error).strip().splitlines() or [""])[0][:120]
+    _, fix = _in_words(runs, names[:_MOST_NAMES], None)
+    what = f"the next run raises {type(error).__name__}{f': {text}' if text else ''}"
+    return Dependence(on="carried_state", op="", location=raised_at(error), what=what, fix=fix), names or runs.files
 
 
 def _first_line(runs: Runs, begin: Difference, same_seeds: Sow, origin_of: Callable[[Difference], Origin | None]) -> Location | None:
@@ -84,25 +104,21 @@ def _has_memory(value: object) -> bool:
     return isinstance(value, torch.Tensor) and not is_lazy(value)
 
 
-def _names_of_memory(begins: list[Difference], first: Difference, known: Mapping[int, str]) -> tuple[str, ...]:
-    """The user's variables whose tensors reached an op changed; those that come later than what is told of follow it."""
-    ordered = sorted((one for one in begins if one.kind == "given" and one.op is not None), key=lambda one: one.place != first.place)
-    paths = [known[memory] for one in ordered for tensor in _given(one) if (memory := memory_of(tensor)) in known]
+def _names_of_memory(effect: Effect, first: Difference, known: Mapping[int, str]) -> tuple[str, ...]:
+    """The user's variables whose tensors reached an op changed, those of what is told of first."""
+    ordered = sorted((one for one in effect.begins if one.kind == "given"), key=lambda one: one.place != first.place)
+    paths = [known[memory] for one in ordered for memory in _given(effect, one, known)]
     return tuple(dict.fromkeys(path.partition(".")[0].partition("[")[0] for path in paths))
 
 
-def _explained(begin: Difference, known: Mapping[int, str]) -> bool:
-    """Whether the op differs by a tensor that the run has written to."""
-    return any(memory_of(tensor) in known for tensor in _given(begin))
+def _given(effect: Effect, begin: Difference, known: Mapping[int, str]) -> list[int]:
+    """Storages that the op was given and the first run had changed."""
+    return sorted(one for one in effect.suspects.get(begin.place, ()) if one in known)
 
 
-def _given(begin: Difference) -> list[torch.Tensor]:
-    return [] if begin.op is None else [one for one in tensors([*begin.op.args, *begin.op.kwargs.values()]) if not is_lazy(one)]
-
-
-def _writing(runs: Runs, begin: Difference) -> Location | None:
+def _writing(runs: Runs, effect: Effect, begin: Difference) -> Location | None:
     """The line of the first run that wrote to what the op was given."""
-    lines = (runs.writers.get(memory_of(tensor)) for tensor in _given(begin))
+    lines = (runs.writers.get(memory) for memory in effect.suspects.get(begin.place, ()))
     return next((line.location for line in lines if line is not None), None)
 
 
@@ -121,9 +137,16 @@ def _in_words(runs: Runs, names: tuple[str, ...], other: Location | None) -> tup
     if not names:
         return "the next run finds something changed that this run has left", "make what the cell changes in the cell itself"
     values = runs.body.left()
+    gradients = [name for name in names if name.endswith(OF_GRADIENTS)]
+    if gradients:
+        model = gradients[0].removesuffix(OF_GRADIENTS)
+        return f"the next run adds to the gradients of `{model}` that this run has left", f"`{model}.zero_grad()` before `backward()`"
     quoted = listed([f"`{name}`" for name in names])
     if all(isinstance(values.get(name), (torch.nn.Module, torch.optim.Optimizer)) for name in names):
-        return f"the next run begins with {quoted} as this run has trained it", f"make {quoted} in this cell"
+        return f"the next run begins with {quoted} as this run has left it", f"make {quoted} in this cell"
     by = f": {other} changes it" if other is not None else ""
-    copied = f"{names[0]}.clone()" if isinstance(values.get(names[0]), torch.Tensor) else f"copy.deepcopy({names[0]})"
-    return f"the next run finds {quoted} changed{by}", f"work on a copy, `{copied}`, or make {quoted} in this cell"
+    what, first = f"the next run finds {quoted} changed{by}", values.get(names[0])
+    if callable(first) or isinstance(first, (int, float, str, bool, type(None))):
+        return what, f"set {quoted} at the top of this cell"
+    copied = f"{names[0]}.clone()" if isinstance(first, torch.Tensor) else f"copy.deepcopy({names[0]})"
+    return what, f"work on a copy, `{copied}`, or make {quoted} in this cell"

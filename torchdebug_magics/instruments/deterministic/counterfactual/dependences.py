@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from torchdebug_magics.instruments.deterministic.counterfactual.arrival_order import on_arrival
 from torchdebug_magics.instruments.deterministic.counterfactual.carried_state import carried_by
+from torchdebug_magics.instruments.deterministic.counterfactual.effect import effect_of
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import on_order, orderings
 from torchdebug_magics.instruments.deterministic.counterfactual.settings_off import on_settings
 from torchdebug_magics.instruments.deterministic.report import Dependence
@@ -24,16 +25,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Why", "dependences", "of_divergence", "of_potential"]
 
+_FEW = 4
+
 Why: TypeAlias = "tuple[tuple[Dependence, ...], tuple[str, ...]]"
 """(dependences, worst first; names that are carried)"""
 
 
-def dependences(runs: Runs, earlier: Recording, results: Mapping[str, int], draws: Draws, ritual: Ritual, *, quick: bool) -> Why:
-    """Of a cell whose second run gave the very same; `quick` leaves out all but other seeds."""
+def dependences(runs: Runs, earlier: Recording, results: Mapping[str, int], draws: Draws, ritual: Ritual, *, quick: bool) -> Why | None:
+    """Of a cell whose second run agreed; `quick` leaves out all but other seeds. None if the cell differs by itself after all."""
     drawn = list(draws.dependences(runs, earlier, results, lambda begin: _origin(begin, runs)))
     unseeded, going_on = (tuple(one for one in drawn if (one.on == "seed") is is_seed) for is_seed in (True, False))
     if quick:
-        return (*unseeded, *going_on), draws.carried
+        return None if drawn and _differs_by_itself(runs, earlier, results) else ((*unseeded, *going_on), draws.carried)
     settings = on_settings(runs, earlier, ritual)
     order = on_arrival(runs, earlier, results, lambda begin: _origin(begin, runs))
     state: Dependence | None = None
@@ -41,11 +44,19 @@ def dependences(runs: Runs, earlier: Recording, results: Mapping[str, int], draw
     if runs.can_go_on:
         state, names = carried_by(runs, earlier, results, draws.sow_as_before, lambda begin: _origin(begin, runs))
     others = tuple(one for one in (order, settings, state) if one is not None)
+    if (drawn or others) and _differs_by_itself(runs, earlier, results):
+        return None
     return (*unseeded, *on_order(orderings(runs)), *others, *going_on), (*names, *draws.carried)
 
 
+def _differs_by_itself(runs: Runs, earlier: Recording, results: Mapping[str, int]) -> bool:
+    """Whether one more run with nothing otherwise differs, too: then what was changed is not to blame."""
+    effect = effect_of(runs, earlier, results)
+    return effect is not None and bool(effect.reached)
+
+
 def _origin(begin: Difference, runs: Runs) -> Origin | None:
-    return origin_before(begin.place, runs, is_way=begin.kind == "way")
+    return origin_before(begin.place, runs, is_way=begin.kind == "way", most_runs=_FEW)  # two of them differ for certain
 
 
 def of_divergence(found: Divergence) -> tuple[Dependence, ...]:

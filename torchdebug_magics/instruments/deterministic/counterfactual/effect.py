@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import torch
 
 from torchdebug_magics.instruments.deterministic.ops.values import tensors
 from torchdebug_magics.instruments.deterministic.twice.compare import Comparison
-from torchdebug_magics.instruments.deterministic.twice.results import results_of, tensors_left
+from torchdebug_magics.instruments.deterministic.twice.results import plain_results_of, results_of, tensors_left
+from torchdebug_magics.instruments.deterministic.twice.runs import Enough
 from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.where import frames_above, owner
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from types import FrameType
 
     from torchdebug_magics.instruments.deterministic.ops.op import Op
@@ -29,6 +31,8 @@ _LEAVING = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal"})
 """They hand a number to Python, where it may be printed."""
 
 
+_MOST_TIMES, _MOST_MORE, _MOST_MORE_S = 5, 1_000, 10.0
+"""How much longer than the first run another one may be, in ops and in seconds: a loop may not end otherwise."""
 _PASSING = ("_tensor.py", "_python_dispatch.py")
 _ENTERING = "lift_fresh"
 """Data that enters torch is told as such."""
@@ -43,6 +47,15 @@ class Effect(Comparison):
         """Every difference that follows from no other, in order."""
         self.reached: list[Difference] = []
         """Of these, the ones that reach Python, a name of the user's, the last op, or another way."""
+        self.way: Difference | None = None
+        """Where the runs went different ways: from there on only what they leave is compared."""
+        self.error: BaseException | None = None
+        """What the run raised."""
+        self.suspects: dict[int, frozenset[int]] = {}
+        """By the place of a beginning, the storages that its op was given, less those that were written over with equal numbers."""
+        self._settled: set[int] = set()
+        self._most_ops = _MOST_TIMES * len(earlier) + _MOST_MORE
+        self._until_s = time.monotonic() + _MOST_TIMES * runs.first_s + _MOST_MORE_S
         self.has_backward = False
         """Whether the run computes gradients."""
         self._holds: dict[int, Difference] = {}
@@ -50,6 +63,9 @@ class Effect(Comparison):
         self._is_over = False
 
     def _seen(self, seen: Seen, op: Op) -> None:
+        if op.place > self._most_ops or time.monotonic() > self._until_s:
+            self.reached += [self.way] if self.way is not None and op.place > self._most_ops else []
+            raise Enough
         if self._is_over:
             return
         kind = self.kind_of(seen, op)
@@ -61,22 +77,27 @@ class Effect(Comparison):
             self._last = None
             for memory in changed:
                 self._holds.pop(memory, None)
+            self._settled.update(changed)
             return
         begin = min((self._holds[one] for one in self.recorder.inputs if one in self._holds), key=_place, default=None)
         if begin is None or op.plan.is_random:
             begin = self.described(kind, seen, op)
             self.begins.append(begin)
+            self.suspects[begin.place] = frozenset(self.recorder.inputs - self._settled)
         elif begin.op is not None and begin.op.plan.is_view and begin.op.plan.base != _ENTERING:  # the op that computes with it says more
             begin = self._instead(begin, self.described("given", seen, op))
         self._last = begin
         self._holds |= dict.fromkeys(changed, begin)
         self._is_over = kind == "way"
-        if self._is_over or (op.plan.base in _LEAVING and _is_asked_by_user(sys._getframe(1))):
+        if self._is_over:
+            self.way, self._last = begin, None
+        elif op.plan.base in _LEAVING and _is_asked_by_user(sys._getframe(1)):
             self.reached.append(begin)
 
     def _instead(self, begin: Difference, better: Difference) -> Difference:
         self.begins = [better if one is begin else one for one in self.begins]
         self._holds = {memory: better if one is begin else one for memory, one in self._holds.items()}
+        self.suspects[better.place] = self.suspects.get(begin.place, frozenset())
         return better
 
     def over(self) -> None:
@@ -84,13 +105,16 @@ class Effect(Comparison):
         self.end()
         if self.difference is not None:  # it was shorter
             self.begins.append(self.difference)
-            self.reached.append(self.difference)
+            self.way = self.difference
         elif self._last is not None:
             self.reached.append(self._last)
 
-    def left(self, name_differs: Mapping[str, torch.Tensor]) -> None:
-        """Tensors that the run has left otherwise, by name."""
-        self.reached += [self._holds[memory_of(one)] for one in name_differs.values() if memory_of(one) in self._holds]
+    def left(self, differing: Iterable[torch.Tensor | None]) -> None:
+        """What the run has left otherwise by name, after its end: a tensor, or None for a plain value."""
+        unknown = self.way or next(iter(self.begins), None)
+        for one in differing:
+            begin = unknown if one is None else self._holds.get(memory_of(one), unknown if self.way is not None else None)
+            self.reached += [begin] if begin is not None else []
 
 
 def effect_of(runs: Runs, earlier: Recording, results: Mapping[str, int]) -> Effect | None:
@@ -98,15 +122,15 @@ def effect_of(runs: Runs, earlier: Recording, results: Mapping[str, int]) -> Eff
     effect = Effect(earlier, runs)
 
     def at_end() -> None:
-        now = results_of(runs.body, effect.recorder.is_unwritten)
+        now = results_of(runs.body, effect.recorder.is_unwritten) | plain_results_of(runs.body)
         held = dict(tensors_left(runs.body))
-        effect.left({name: held[name] for name, digest in now.items() if name in held and results.get(name, digest) != digest})
         effect.over()
+        effect.left(held.get(name) for name, digest in now.items() if results.get(name, digest) != digest)
 
-    error = runs.again(effect, at_end)
-    if error is not None:
+    effect.error = runs.again(effect, at_end)
+    if effect.error is not None:
         effect.reached += effect.begins[:1]
-    return None if effect.recorder.failed or (error is not None and not effect.begins) else effect
+    return None if effect.recorder.failed else effect
 
 
 def _is_asked_by_user(frame: FrameType) -> bool:

@@ -9,8 +9,6 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from torchdebug_magics.instruments.deterministic.counterfactual.effect import effect_of
 from torchdebug_magics.instruments.deterministic.report import Dependence
 from torchdebug_magics.instruments.deterministic.twice.told import location_of
@@ -31,6 +29,7 @@ __all__ = ["Draws"]
 
 _FUNCTIONAL = re.compile(r"[\w.]*\b(?:alpha_|feature_)?dropout[123]?d?\b(?=\()")
 _FIRST_SEED = 20_011
+_DROPPING = {"RReLU": "`RReLU`", "GaussianNoise": "noise"}
 _LIBRARY = {"torch": "torch's generator", "numpy.random": "NumPy's global generator", "random": "Python's `random`"}
 
 
@@ -48,7 +47,7 @@ class Draws:
     def over(self) -> None:
         """The first run has ended. Processes that it has started may draw from what they were forked with."""
         has_children = _processes_count() != self._processes
-        self._drawn = tuple(one for one, state in self._begin if not same_state(one.read(), state) or (has_children and one.is_global))
+        self._drawn = tuple(one for one, state in self._begin if not same_state(one.read(), state) or has_children)
 
     def sow_as_before(self, _stack: ExitStack) -> None:
         """Let each generator stand where the first run found it."""
@@ -83,11 +82,11 @@ def _begin_of(effect: Effect) -> Difference:
 
 
 def _dependence(generator: Seedable, begin: Difference, origin: Origin | None) -> Dependence:
-    is_by_hand = generator.seeded in {"hand", "default", "ritual"}
+    is_by_hand = generator.seeded in {"hand", "default", "ritual"} or (generator.seeded == "unknown" and not generator.is_global)
     whose = _LIBRARY.get(generator.name, f"`{generator.name}`")
     op = "" if begin.op is None else begin.op.plan.name
     base = "" if begin.op is None else begin.op.plan.base
-    at: Location | None = location_of(begin) if origin is None else origin.location
+    at: Location | None = location_of(begin) if origin is None else origin.branch_head or origin.location
     drawing = f"`{base}` draws" if origin is None and base and begin.op is not None and begin.op.plan.is_random else "this line draws"
     if is_by_hand:
         what = f"{drawing} from {whose}, which was seeded before this cell and goes on from where the last run left it"
@@ -103,8 +102,9 @@ def _dependence(generator: Seedable, begin: Difference, origin: Origin | None) -
 def _of_dropout(found: Dependence, begin: Difference) -> Dependence | None:
     """Dropout where nothing is trained: the mode is the fault, and no seed."""
     kind = begin.module_kind
-    if kind is not None and issubclass(kind, torch.nn.modules.dropout._DropoutNd):
-        what = f"dropout{f' (`{begin.module}`)' if begin.module else ''} is in training mode and drops other elements in each run"
+    if kind is not None and begin.is_training and kind.__module__.startswith("torch.nn."):
+        where = f" (`{begin.module}`)" if begin.module else ""
+        what = f"{_DROPPING.get(kind.__name__, 'dropout')}{where} is in training mode and random in each run"
         return replace(found, on="seed", what=what, fix="call `.eval()` of the model before it computes")
     if found.location is not None and (called := _FUNCTIONAL.search(found.location.source)):
         what = f"`{called[0]}` drops elements in evaluation, too: it does not follow the mode of the model"

@@ -27,17 +27,21 @@ if TYPE_CHECKING:
     from torchdebug_magics.probing.contents import Contents
     from torchdebug_magics.report import Location
 
-__all__ = ["changed_names", "digests_by_name", "line_that_changes", "reached"]
+__all__ = ["OF_GRADIENTS", "changed_names", "digests_by_name", "line_that_changes", "reached"]
 
+OF_GRADIENTS = ".grad"
+"""What is put behind the name of a module for the gradients of its parameters."""
 _MOST_FUNCTIONS = 200
 _MOST_LINES = 20_000
 _MOST_S = 3.0
 
 
 def digests_by_name(body: Body) -> dict[str, tuple[int, int]]:
-    """(identity, digest) of each value, as it is now; those of tensors, modules' weights and optimizers are told by their memory."""
+    """(identity, digest) of each value, as it is now; weights of modules are told by their memory."""
     names = {name: body.namespace[name] for name in reached(body)[0] if name in body.namespace}
-    return {name: (id(value), _digest(value)) for name, value in names.items() if not isinstance(value, (type, ModuleType, torch.Tensor))}
+    found = {name: (id(value), _digest(value)) for name, value in names.items() if not isinstance(value, (type, ModuleType))}
+    modules = {name: value for name, value in names.items() if isinstance(value, torch.nn.Module)}
+    return found | {f"{name}{OF_GRADIENTS}": (0, _digest([one.grad for one in value.parameters()])) for name, value in modules.items()}
 
 
 def changed_names(body: Body, start: dict[str, tuple[int, int]], end: dict[str, tuple[int, int]]) -> tuple[str, ...]:
@@ -81,7 +85,7 @@ class _LineWatch:
         sys.settrace(self._entered)
 
     def _entered(self, frame: FrameType, _event: str, _arg: object) -> Any:
-        return self._line if is_user_code(frame.f_code) else None
+        return self._line if is_user_code(frame.f_code) and frame.f_code.co_filename != "<string>" else None
 
     def _line(self, frame: FrameType, event: str, _arg: object) -> Any:
         if event not in {"line", "return"}:

@@ -33,7 +33,12 @@ _ORDERING = frozenset({"list", "tuple", "enumerate", "zip", "map", "iter", "next
 """They give an order to what has none."""
 _SETTLED = frozenset({"sorted", "set", "frozenset", "len", "sum", "min", "max", "any", "all", "Counter"})
 """Whatever order they are given, they give the same."""
+_KEEPING = frozenset({"append", "extend", "insert", "appendleft", "write", "index", "len"})
+_PLAIN = frozenset(
+    {"print", "set", "str", "int", "float", "isinstance", "abs", "range", "sorted", "min", "max", "any", "all", "hasattr", "getattr"}
+)
 _OF_SETS = frozenset({"union", "intersection", "difference", "symmetric_difference"})
+_HOLDING = (list, tuple, dict, set, frozenset)
 _MOST_ITEMS = 1000
 
 Kind: TypeAlias = Literal["salted", "address"]
@@ -50,6 +55,8 @@ class _Asked(NamedTuple):
     """A name that holds what came of it."""
     is_set: bool
     """Whether it is one by what is written."""
+    is_loop: bool = False
+    """Whether the name is that of one thing after the other."""
     is_hash: bool = False
     is_text: bool = False
     """Whether it is a string by what is written."""
@@ -65,10 +72,9 @@ class Ordering(NamedTuple):
 
 
 def on_order(found: Iterable[Ordering]) -> tuple[Dependence, ...]:
-    """Of strings, where Python draws their hashes anew in each process."""
-    if not sys.flags.hash_randomization or (began_with("PYTHONHASHSEED") or "random").isdigit():
-        return ()
-    return tuple(dependence_of(one) for one in found if one.kind == "salted")
+    """Of objects; of strings, where Python draws their hashes anew in each process."""
+    is_salted = sys.flags.hash_randomization and not (began_with("PYTHONHASHSEED") or "random").isdigit()
+    return tuple(dependence_of(one) for one in found if is_salted or one.kind == "address")
 
 
 def dependence_of(found: Ordering) -> Dependence:
@@ -136,7 +142,7 @@ class _Lines:
             if one.is_text:
                 kind = "salted"
             elif kind is None and one.is_set:
-                kind = _kind_of(_held(frame, one.target))
+                kind = _kind_of(made) if (made := _held(frame, one.target)) is None or one.is_loop or type(made) in _HOLDING else None
             if kind is not None and key not in self.found and not (one.is_hash and kind != "salted"):
                 self.found[key] = Ordering(kind, one.text, location(key[0], line, frame.f_code.co_name), one.is_hash)
 
@@ -155,7 +161,7 @@ def _kind_of(value: Any) -> Kind | None:
         return "salted"
     if isinstance(value, dict):
         return _kind_of(list(value)[:_MOST_ITEMS]) or _kind_of(list(value.values())[:_MOST_ITEMS])
-    if type(value) not in {list, tuple, set, frozenset}:
+    if type(value) not in _HOLDING:
         return "address" if isinstance(value, (torch.Tensor, torch.nn.Module)) else None
     items = list(value)[:_MOST_ITEMS]
     if any(isinstance(item, (torch.Tensor, torch.nn.Module)) for item in items):
@@ -207,7 +213,7 @@ class _Places:
                 is_set = _is_set(one)
                 path = dotted(_inside(one)) or ""
                 if is_set or path:
-                    yield self._line.get(id(node), one.lineno), _Asked(ast.unparse(one), path, target, is_set)
+                    yield self._line.get(id(node), one.lineno), _Asked(ast.unparse(one), path, target, is_set, isinstance(node, ast.For))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "hash" and len(node.args) == 1:
                 argument = node.args[0]
                 path = dotted(argument) or ""
@@ -220,8 +226,9 @@ class _Places:
 def _ordered(node: ast.AST) -> Iterator[ast.expr]:
     """What the node gives an order."""
     if isinstance(node, ast.For):
-        yield node.iter
-    elif isinstance(node, (ast.ListComp, ast.DictComp, ast.GeneratorExp)):
+        if any(map(_keeps_order, ast.walk(node))):
+            yield node.iter
+    elif isinstance(node, (ast.ListComp, ast.GeneratorExp)):
         yield from (one.iter for one in node.generators)
     elif isinstance(node, ast.Starred):
         yield node.value
@@ -229,6 +236,13 @@ def _ordered(node: ast.AST) -> Iterator[ast.expr]:
         yield from node.args
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "pop" and not node.args:
         yield node.func.value
+
+
+def _keeps_order(node: ast.AST) -> bool:
+    """Whether the body of a loop keeps the order of its turns: by adding to a list, by numbering, or by computing on."""
+    if isinstance(node, ast.Call):
+        return _name(node) in _KEEPING or (isinstance(node.func, ast.Name) and node.func.id not in _PLAIN)
+    return isinstance(node, (ast.Yield, ast.YieldFrom))
 
 
 def _is_set(node: ast.expr) -> bool:

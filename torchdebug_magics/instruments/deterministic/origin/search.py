@@ -40,6 +40,7 @@ def first_difference(
     drawn: object = None,
     is_way: bool = False,
     most_steps: int = _MOST_STEPS,
+    most_runs: int = _MOST_RUNS,
 ) -> Origin | None:
     """Run the user's body again and again, each time after `restore`, and name the line of theirs at which two runs begin to differ.
 
@@ -54,7 +55,7 @@ def first_difference(
     statements, files = Statements(), Files()
     first: Run | None = None
     begin_s = time.monotonic()
-    for count in range(_MOST_RUNS):
+    for count in range(most_runs):
         if count >= _LEAST_RUNS and time.monotonic() - begin_s > _MOST_S:
             break
         restore()

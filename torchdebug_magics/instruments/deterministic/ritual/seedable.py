@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["Seedable", "seedables", "sow_numpy"]
 
 
+_MADE = {"Generator": "np.random.default_rng(42)", "RandomState": "np.random.RandomState(42)", "Random": "random.Random(42)"}
+"""How the user makes one with a seed, by its class; torch's own is told by its module."""
+
+
 class Seedable(NamedTuple):
     """One generator."""
 
@@ -55,8 +59,10 @@ def _global() -> Iterator[Seedable]:
 
 def _own(found: Named) -> Seedable:
     value = found.value
-    make = "np.random.default_rng(42)" if hasattr(value, "bit_generator") else "torch.Generator().manual_seed(42)"
-    make = "random.Random(42)" if isinstance(value, random.Random) else make
+    make = next(
+        (text for name, text in _MADE.items() if type(value).__name__ == name and not isinstance(value, torch.Generator)),
+        "torch.Generator().manual_seed(42)",
+    )
     return Seedable(
         found.name,
         source_of(found).seeded,

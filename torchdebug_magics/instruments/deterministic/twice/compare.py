@@ -47,6 +47,8 @@ class Difference:
     """Variables of the frame that the op was called from, to name generators by."""
     module_kind: type | None = None
     """The class of the module."""
+    is_training: bool = False
+    """Whether the module is in training mode."""
 
 
 class Comparison:
@@ -108,7 +110,8 @@ class Comparison:
         frame = self.recorder.lines.user_frame(sys._getframe())
         names = {} if frame is None else {**frame.f_globals, **frame.f_locals}
         running = self._calls.current
-        return Difference(kind, op.place, op, seen, line, module, phase, names, None if running is None else type(running.module))
+        of_module = (None, False) if running is None else (type(running.module), running.module.training)
+        return Difference(kind, op.place, op, seen, line, module, phase, names, *of_module)
 
     def kind_of(self, seen: Seen, op: Op) -> Kind | None:
         """How the op that has just run differs from that of the earlier run; None where it does not."""

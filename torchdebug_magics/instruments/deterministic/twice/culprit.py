@@ -35,7 +35,7 @@ _IN_THE_CELL = "make in the cell itself what the cell uses up"
 _TORCHS_OWN = "aten."
 
 
-def culprit(comparison: Comparison, error: Exception | None, runs: Runs, used_up: Sequence[str]) -> Divergence:
+def culprit(comparison: Comparison, error: BaseException | None, runs: Runs, used_up: Sequence[str]) -> Divergence:
     """What differed between the first run and the second, and why."""
     found = _Culprit(comparison, runs, used_up)
     return found.of_error(error) if comparison.difference is None and error is not None else found.of_difference()
@@ -47,7 +47,7 @@ class _Culprit:
         self._runs = runs
         self._used_up = used_up
 
-    def of_error(self, error: Exception) -> Divergence:
+    def of_error(self, error: BaseException) -> Divergence:
         """The second run raised where the first one did not, after the very same ops."""
         text = str(error).strip().splitlines()
         said = f"the second run raised {type(error).__name__}: {text[0][:200] if text else ''}"

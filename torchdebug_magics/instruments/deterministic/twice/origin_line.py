@@ -44,7 +44,7 @@ def origin_in_workers(runs: Runs) -> Origin | None:
     )
 
 
-def origin_before(place: int, runs: Runs, drawn: object = None, *, is_way: bool = False) -> Origin | None:
+def origin_before(place: int, runs: Runs, drawn: object = None, *, is_way: bool = False, most_runs: int = 24) -> Origin | None:
     """Run as far as the op at `place`, several times; `drawn` is the generator that it draws from. See `first_difference`."""
 
     def recorder() -> Recorder:
@@ -58,7 +58,7 @@ def origin_before(place: int, runs: Runs, drawn: object = None, *, is_way: bool 
         runs.through(watch)
 
     try:
-        return first_difference(run, lambda: runs.back(watch), guard=runs.guard, drawn=drawn, is_way=is_way)
+        return first_difference(run, lambda: runs.back(watch), guard=runs.guard, drawn=drawn, is_way=is_way, most_runs=most_runs)
     finally:
         runs.back(watch)
 

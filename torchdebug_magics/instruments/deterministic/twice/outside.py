@@ -52,6 +52,11 @@ class Outside:
         return (*asked, *added_to, *self._closed, *self._children.said)
 
     @property
+    def has_children(self) -> bool:
+        """Whether the first run has started processes, which each further run starts again."""
+        return bool(self._children.said)
+
+    @property
     def changed(self) -> tuple[str, ...]:
         """Names of the files that the first run has written, made or removed."""
         return tuple(Path(path).name for path in self._before if not Path(path).is_dir())
@@ -114,8 +119,14 @@ class Outside:
         before = [_look_up(holder)[name] for holder, name, _ in places]
 
         def undo() -> None:
-            for (holder, name, _), was in zip(places, before, strict=True):
-                _put(holder, name, was)
+            ordinary: dict[int, Any] = {}
+            for (holder, name, function), was in zip(places, before, strict=True):
+                ordinary.setdefault(id(function), was)
+                if _look_up(holder).get(name) is function:  # else the user has put something there, and it stays
+                    _put(holder, name, was)
+            for name, value in list(self._namespace.items()):
+                if id(value) in ordinary:  # the user has given it a name of theirs
+                    self._namespace[name] = ordinary[id(value)]
             if undo in self._undos:
                 self._undos.remove(undo)
 

@@ -10,6 +10,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.instruments.deterministic.ops.digest import of_tensor
+from torchdebug_magics.instruments.deterministic.origin.digests import Digests
 from torchdebug_magics.instruments.deterministic.report import Divergence
 from torchdebug_magics.probing.where import location
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.twice.body import Body
     from torchdebug_magics.report import Location
 
-__all__ = ["different", "results_of", "tensors_left"]
+__all__ = ["different", "plain_results_of", "results_of", "tensors_left"]
 
+_FLAT = frozenset({int, float, bool, str})
 _MOST = 64
 """Members of a list or a dict that are looked at."""
 
@@ -26,6 +28,17 @@ _MOST = 64
 def results_of(body: Body, is_unwritten: Callable[[torch.Tensor], bool]) -> dict[str, int]:
     """A digest of each tensor that a name of the user's leads to; memory that nobody has written has none."""
     return {name: of_tensor(tensor) for name, tensor in tensors_left(body) if not is_lazy(tensor) and not is_unwritten(tensor)}
+
+
+def plain_results_of(body: Body) -> dict[str, int]:
+    """A digest of each number, text and flat list that a name of the user's holds."""
+    return {name: Digests().of(value) for name, value in body.left().items() if not name.startswith("_") and _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    if type(value) in {list, tuple}:
+        return all(type(one) in _FLAT for one in list(value)[:_MOST])  # type: ignore[call-overload]  # a list or a tuple, as was asked
+    return type(value) in _FLAT
 
 
 def tensors_left(body: Body) -> Iterator[tuple[str, torch.Tensor]]:

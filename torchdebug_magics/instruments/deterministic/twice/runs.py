@@ -69,6 +69,8 @@ class Runs:
         self._from_end: Callable[[], bool] = _never
         self.writers: Mapping[int, Line] = {}
         """The line of the first run that wrote first to each storage from before it."""
+        self.first_s = 0.0
+        """How long the first run took."""
         self.count = 0
         """Runs after the first one."""
 
@@ -116,14 +118,16 @@ class Runs:
         finally:
             self._vary, self._from_end = _nothing, _never
 
-    def again(self, watch: Watch, at_end: Callable[[], object] = lambda: None) -> Exception | None:
+    def again(self, watch: Watch, at_end: Callable[[], object] = lambda: None) -> BaseException | None:
         """One more run; what it raised, if it raised. An interrupt passes. `at_end` sees what a whole run has left."""
         try:
             self.through(watch)
             at_end()
         except Enough:
             return None
-        except Exception as error:  # noqa: BLE001 - the user's code in a hidden run: what it raises is what differs
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the user's code in a hidden run: what it raises is what differs
             return error
         finally:
             self.back(watch)

@@ -36,7 +36,7 @@ class Told:
     further: tuple[Origin, ...] = ()
 
 
-def raised_at(error: Exception) -> Location | None:
+def raised_at(error: BaseException) -> Location | None:
     """The innermost line of the user's on its way."""
     found = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
     return location(found[-1][0].co_filename, found[-1][1], found[-1][0].co_name) if found else None

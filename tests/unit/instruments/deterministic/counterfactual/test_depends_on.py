@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import types
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -120,11 +123,11 @@ TOLD = {
     ),
     "weights": Told(
         "torch.manual_seed(0)\nnet = nn.Linear(3, 1)",
-        "opt = torch.optim.Adam(net.parameters())\nfor _ in range(3):\n    loss = net(torch.ones(2, 3)).pow(2).mean()  # <-\n"
-        "    opt.zero_grad()\n    loss.backward()\n    opt.step()",
+        "opt = torch.optim.Adam(net.parameters())\nfor _ in range(3):\n    loss = net(torch.ones(2, 3)).pow(2).mean()\n"
+        "    opt.zero_grad()\n    loss.backward()\n    opt.step()  # <-",
         "carried_state",
         "aten.addmm.default",
-        "begins with `net` as this run has trained it",
+        "begins with `net` as this run has left it",
         ("opt = torch", "torch.manual_seed(0)\nnet = nn.Linear(3, 1)\nopt = torch"),
         ("net",),
     ),
@@ -157,7 +160,57 @@ TOLD = {
         ("features.pt",),
     ),
 }
+CARRIED = {
+    "a tensor that is bound anew": ("x = torch.ones(3)", "x = x * 2", "finds `x` changed", ("x",)),
+    "gradients that add up": (
+        "torch.manual_seed(0)\nnet = nn.Linear(3, 1)",
+        "net(torch.ones(1, 3)).sum().backward()\ng = net.weight.grad.clone()",
+        "adds to the gradients of `net`",
+        ("net.grad",),
+    ),
+    "the rate of an optimizer": (
+        """\
+torch.manual_seed(0)
+net = nn.Linear(3, 1)
+saved = {k: v.clone() for k, v in net.state_dict().items()}
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+sched = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
+""",
+        "net.load_state_dict(saved)\nopt.zero_grad()\nnet(torch.ones(1, 3)).sum().backward()\nopt.step()\nsched.step()",
+        "`opt`",
+        ("opt",),
+    ),
+    "a counter": ("n = 1.0", "n += 1\nx = torch.full((2,), n)", "finds `n` changed", ("n",)),
+    "a next run that raises": (
+        "open('a', 'w').close()",
+        "os.rename('a', 'b')\nx = torch.ones(2)",
+        "the next run raises FileNotFoundError",
+        (),
+    ),
+}
+CHILD = "import subprocess\nsubprocess.run(['sh', '-c', 'echo child >> children.txt'])\nx = torch.ones(2)"
 SAME = {
+    "a file that is made once": (
+        "",
+        "if not os.path.exists('f.pt'):\n    torch.save(torch.ones(3), 'f.pt')\nx = torch.load('f.pt') * 2",
+    ),
+    "a cache": (
+        "import functools\n@functools.lru_cache\ndef table(n): return torch.arange(n) * 2.0",
+        "x = table(4) + 1\ny = table(5).sum()",
+    ),
+    "a cache in a module": (
+        """\
+class Rotary(nn.Module):
+    c = None
+    def forward(self, x):
+        if self.c is None:
+            self.c = torch.arange(3.0).cos()
+        return x * self.c
+rotary = Rotary()
+""",
+        "y = rotary(torch.ones(2, 3))",
+    ),
+    "what it does but once": ("warm = False", "if not warm:\n    z = torch.ones(2) + 1\nwarm = True\ny = torch.ones(3) * 2"),
     "seeded in the cell": ("", "torch.manual_seed(1)\nx = torch.randn(3)"),
     "weights that are written over": (
         "torch.manual_seed(0)\nsaved = nn.Linear(4, 4).state_dict()\ntorch.seed()",
@@ -190,10 +243,11 @@ for _ in range(3):
 def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """With NumPy's global generator as in a kernel that has just begun: another test may have seeded it."""
     monkeypatch.chdir(tmp_path)
-    before = np.random.get_bit_generator()
-    np.random.set_bit_generator(np.random.MT19937())
+    stateful: Any = np.random
+    before = stateful.get_bit_generator()
+    stateful.set_bit_generator(np.random.MT19937())
     yield
-    np.random.set_bit_generator(before)
+    stateful.set_bit_generator(before)
 
 
 def verified(shell: InteractiveShell, setup: str, body: str, flags: str = "") -> DeterministicReport:
@@ -236,7 +290,7 @@ def test_quick_leaves_out_what_is_carried(shell: InteractiveShell) -> None:
     assert (report.depends_on, report.runs_count) == ((), 1)
     drawing = verified(shell, "", "x = torch.randn(3)", "--quick")
     assert [one.on for one in drawing.depends_on] == ["seed"]
-    assert drawing.runs_count == 2
+    assert drawing.runs_count == 3
 
 
 def test_only_the_settings_keep_the_order_of_a_sum(shell: InteractiveShell) -> None:
@@ -288,3 +342,54 @@ opt.step()
     assert [one.on for one in report.depends_on] == ["seed", "seed", "carried_state"]
     assert report.carried == ("net", "rows")
     assert all(fix in report.verdict for fix in ("torch.manual_seed(42)", "np.random.seed(42)"))
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_what_the_next_run_finds_changed_is_named(shell: InteractiveShell, name: str) -> None:
+    setup, body, says, carried = CARRIED[name]
+    report = verified(shell, setup, body)
+    told = [one for one in report.depends_on if one.on == "carried_state"]
+    assert says in told[0].what
+    assert set(carried) <= set(report.carried)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "x = torch.rand(1).item()\nif abs(x - 0.8823) > 1e-3:\n    raise SystemExit(3)",
+        "class Own(BaseException): pass\nx = torch.rand(1).item()\nif abs(x - 0.8823) > 1e-3:\n    raise Own",
+    ],
+    ids=["exit", "own"],
+)
+def test_what_a_hidden_run_raises_is_not_the_cells(shell: InteractiveShell, body: str) -> None:
+    assert [one.on for one in verified(shell, "", body).depends_on] == ["seed"]
+
+
+def test_a_loop_that_does_not_end_otherwise_is_ended(shell: InteractiveShell) -> None:
+    body = "n += 3\nwhile n != 9:\n    n = n + 3\n    x = torch.ones(2)\ny = torch.full((2,), float(n))"
+    assert verified(shell, "n = 0", body).problems == ()
+
+
+def test_a_cell_that_starts_processes_is_run_a_second_time_alone(shell: InteractiveShell, tmp_path: Path) -> None:
+    verified(shell, "", CHILD)
+    assert (tmp_path / "children.txt").read_text() == "child\nchild\n"
+
+
+def test_what_differs_by_itself_is_not_blamed_on_what_was_changed(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter([0, 0, 0, 0, 0, *range(1, 10_000)])
+    ticking: Any = types.ModuleType("ticking")
+    ticking.tick = lambda: next(ticks)
+    monkeypatch.setitem(sys.modules, "ticking", ticking)
+    shell.run_cell(IMPORTS + "import ticking").raise_error()
+    shell.run_cell("%%deterministic --verify -q -o d\nx = torch.ones(2) * float(ticking.tick())", store_history=True).raise_error()
+    assert all(one.on not in {"seed", "settings"} for one in shell.user_ns["d"].depends_on)
+
+
+def test_what_the_cell_puts_in_place_of_a_function_stays(shell: InteractiveShell) -> None:
+    before = os.listdir
+    try:
+        verified(shell, "", "real = os.listdir\nos.listdir = lambda *a: sorted(real(*a))\nx = torch.ones(2)")
+        assert os.listdir is not before
+        assert shell.user_ns["real"] is before
+    finally:
+        os.listdir = before
