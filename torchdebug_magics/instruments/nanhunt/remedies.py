@@ -225,7 +225,7 @@ def _least_of_log(argument: torch.Tensor | None) -> tuple[str, ...]:
     """The logarithm of a mask stays far below that of 1; that of a distance is not so steep that one update throws the weights away."""
     if argument is not None and _is_mask(argument):
         return (".clamp(min=1e-30)", ".clamp(min=1e-6)")
-    is_probability = argument is None or not bool((argument > 1).any())
+    is_probability = argument is None or argument.is_complex() or not bool((argument > 1).any())
     return (".clamp(min=1e-6)", ".clamp(min=1e-4)") if is_probability else (".clamp(min=1e-4)",)
 
 

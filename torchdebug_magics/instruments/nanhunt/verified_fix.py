@@ -74,7 +74,10 @@ def with_verified_fix(finding: Finding, evidence: Evidence, again: Again, birth:
     """The finding with code that was tried; as it was where none of what was tried ends it."""
     if finding.diagnosis not in _CURABLE:
         return finding
-    cured = _Search(again, birth).cure(evidence, {})
+    try:
+        cured = _Search(again, birth).cure(evidence, {})
+    except Exception:  # noqa: BLE001 - the finding stands without code for its fix
+        return finding
     lines = [] if cured is None else changed_lines(cured)
     if not lines or any(len(text) > _MOST_SHOWN * 2 for _, _, text in lines):
         return finding

@@ -224,3 +224,8 @@ def test_a_run_that_diverges_with_a_smaller_step_in_between() -> None:
             w.grad = None
     assert session.report.finding.diagnosis == "lr_too_high"
     assert "from 1.0 to 1e+26" in session.report.finding.explanation
+
+
+def test_a_complex_number_is_no_reason_to_lose_the_finding() -> None:
+    finding = hunted("torch.log(torch.complex(x, x)).abs()", row(0.0, 0.5))
+    assert (finding.op, finding.diagnosis) == ("log", "log_zero")
