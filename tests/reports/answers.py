@@ -80,7 +80,7 @@ def _of_deterministic(report: Any) -> Answer:
     explanation = first.what if dependences else first.explanation
     return Answer(
         found=True,
-        places=_places(first.location),
+        places=_places((first.location,)),
         ops=(first.op, *first.op.split(".")),
         fix=first.fix,
         text="\n".join(filter(None, (explanation, ", ".join(getattr(report, "carried", ()))))),

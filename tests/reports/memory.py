@@ -622,7 +622,7 @@ CASES: tuple[ReportCase, ...] = (
     ReportCase(
         name="anchors-of-every-image-size",
         source="https://github.com/pytorch/vision/issues/1689",
-        answer="Anchors of every grid and stride are cached, and with a varying aspect ratio nearly every image has its own: empty the cache.",
+        answer="Anchors of each grid are cached, and with a varying aspect ratio nearly every image has its own: empty the cache.",
         magic="memtrace",
         cells=(
             """

@@ -33,13 +33,15 @@ def finding(cause: str, line: int, since_s: float, state: State = "slow") -> Fin
     ],
     ids=["the-last-look-met-the-line-behind-the-wait", "another-reason-twice", "stuck-once", "stuck-twice"],
 )
-def test_one_look_that_says_otherwise_is_not_kept(looks: list[Finding], kept: tuple[str, int, float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_look_that_says_otherwise_is_not_kept(
+    looks: list[Finding], kept: tuple[str, int, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     watch = watcher.Watcher(2.0, Children(), OutputMeter(), Guard(), stops=False)
     said = iter(looks)
     monkeypatch.setattr(watcher, "judged", lambda *_: next(said))
     monkeypatch.setattr(watcher, "running_shell", object)
     for look in looks:
-        watch._judge(None, look.since_s)  # noqa: SLF001
+        watch._judge(None, look.since_s)
     found = watch.finding
     assert found is not None
     assert found.location is not None
