@@ -183,6 +183,7 @@ class _Seat:
             _quiet(kernel, PEOPLE)
             if self._magic:
                 _quiet(kernel, "%load_ext torchdebug_magics")
+                _quiet(kernel, "%%hangwatch -q\nNone")  # what it imports first is no part of a case's time
             self._threads = _people(kernel)["threads"]
         return self._kernel
 

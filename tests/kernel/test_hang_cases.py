@@ -8,6 +8,7 @@ from tests.hang_cases import HangCase, all_cases
 from tests.hang_cases.door import Outcome, run_all
 
 CASES = all_cases()
+_TRIES = 2
 # As many as the time for CI allows; `python -m tests.hang_cases.score` runs all of them.
 ON_MODERN = CASES[::3]
 ON_COLAB = [case for case in CASES if not case.needs][1::4]
@@ -38,8 +39,9 @@ def on(request: pytest.FixtureRequest, outcomes: dict[str, dict[str, Outcome]]) 
 @pytest.mark.parametrize(("on", "case"), RUNS, indirect=["on"])
 def test_the_cell_ends_and_the_report_is_true(on: dict[str, Outcome], case: HangCase) -> None:
     outcome = on[case.name]
-    if outcome.differs and not outcome.false_alarm:  # a busy machine may have cut a look short: once more, with the machine to itself
-        (outcome,) = run_all([case], outcome.stack, kernels=1)
+    for _ in range(_TRIES):  # a busy machine may have cut a look short: once more, with fewer beside it
+        if outcome.differs and not outcome.false_alarm:
+            (outcome,) = run_all([case], outcome.stack, kernels=1)
     said = [outcome.report["verdict"], *outcome.report["problems"]] if outcome.report else [outcome.ran.traceback]
     assert not outcome.differs, "\n".join([*(f"{name}: {text}" for name, text in outcome.differs.items()), *said])
 
