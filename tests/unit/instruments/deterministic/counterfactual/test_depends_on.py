@@ -161,6 +161,19 @@ TOLD = {
     ),
 }
 CARRIED = {
+    "a file that an object reads and no name holds": (
+        """\
+class Trainer:
+    def fit(self):
+        self.w = torch.load('w.pt') if os.path.exists('w.pt') else torch.ones(2)
+        self.w = self.w * 2
+        torch.save(self.w, 'w.pt')
+        return self
+""",
+        "t = Trainer().fit()\nprint(t.w.sum().item())",
+        "finds `w.pt`",
+        ("w.pt",),
+    ),
     "a tensor that is bound anew": ("x = torch.ones(3)", "x = x * 2", "finds `x` changed", ("x",)),
     "gradients that add up": (
         "torch.manual_seed(0)\nnet = nn.Linear(3, 1)",
