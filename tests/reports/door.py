@@ -8,6 +8,7 @@ import re
 import tempfile
 import traceback
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.reports.case import ReportCase
 
-__all__ = ["Ran", "compare", "run"]
+__all__ = ["Ran", "close", "compare", "run"]
 
 LIMIT_S = 240.0
 
@@ -30,6 +31,13 @@ class Ran:
     works: bool
     crash: str = ""
     """Of the machinery, never of the user's cell."""
+
+
+def close() -> None:
+    """End the process that the others are forked from: a later test may want one of its own."""
+    server: Any = forkserver._forkserver
+    server._stop()
+    server.set_forkserver_preload(["__main__"])
 
 
 def run(case: ReportCase, *, repaired: bool = False) -> Ran:

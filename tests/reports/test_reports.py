@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
 from tests.reports import ReportCase, all_reports
 from tests.reports.answers import ANSWERS
-from tests.reports.door import compare, run
+from tests.reports.door import close, compare, run
 
 CASES = all_reports()
 # As many as the time for CI allows; `python -m tests.reports.score` runs all of them.
@@ -28,6 +29,12 @@ def wrong(case: ReportCase) -> dict[str, str]:
     if (got := answer(after.report)).found:
         return differs | {"after the fix": f"{after.report.verdict}\n{got.fix}"}
     return differs if after.works else differs | {"after the fix": f"{case.works} is not true"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    close()
 
 
 @pytest.mark.timeout(600)
