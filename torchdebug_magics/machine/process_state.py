@@ -21,6 +21,7 @@ __all__ = [
     "open_pipes",
     "process_state",
     "thread_cpu_s",
+    "waited_for_core_s",
     "waits_in",
 ]
 
@@ -94,6 +95,12 @@ def thread_cpu_s(pid: int, thread: int | None) -> float | None:
         return None
     fields = text[text.rindex(")") + 2 :].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def waited_for_core_s(pid: int, thread: int | None) -> float:
+    """How long a thread was ready to run and had no core, since it began; 0.0 where that is not known."""
+    words = (read(f"/proc/{pid}/task/{thread or pid}/schedstat") or "").split()
+    return int(words[1]) / 1e9 if len(words) > 1 else 0.0
 
 
 def main_thread_ran_s() -> float:

@@ -22,6 +22,7 @@ from torchdebug_magics.machine.process_state import (
     open_pipes,
     process_state,
     thread_cpu_s,
+    waited_for_core_s,
     waits_in,
 )
 
@@ -229,3 +230,20 @@ def test_a_system_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (waits_in(child.pid), command_of(child.pid), catches(child.pid, 10)) == ("", state.name, False)
         assert main_thread_ran_s() > 0
         monkeypatch.undo()
+
+
+def test_time_without_a_core_is_told() -> None:
+    """Two that compute on one core: each waits for the other."""
+    cores = os.sched_getaffinity(0)
+    code = f"import os; os.sched_setaffinity(0, [{min(cores)}])\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", code]) as other:
+        try:
+            os.sched_setaffinity(0, {min(cores)})
+            before_s, end_s = waited_for_core_s(os.getpid(), None), time.monotonic() + 10
+            while waited_for_core_s(os.getpid(), None) < before_s + 0.05 and time.monotonic() < end_s:
+                pass
+            assert waited_for_core_s(os.getpid(), None) >= before_s + 0.05
+        finally:
+            os.sched_setaffinity(0, cores)
+            other.kill()
+    assert waited_for_core_s(NOBODY, None) == 0.0

@@ -94,6 +94,7 @@ class World:
         self.exit_codes: dict[int, int] = {}
         self.errors: dict[int, dict[str, Any]] = {}
         self.cpu_s: dict[tuple[int, int], float] = {}
+        self.starved_s = 0.0
         self.sleeps_in: dict[int, str] = {}
         self.children = Children()
         for module in (participants, launching):
@@ -105,6 +106,7 @@ class World:
         monkeypatch.setattr(participants, "left_error", lambda _, pid: self.errors.get(pid))
         monkeypatch.setattr(participants, "dumped_stack", lambda *_, **__: [(FILE, 77, "crashes")])
         monkeypatch.setattr(participants, "thread_cpu_s", lambda pid, number: self.cpu_s.get((pid, number), 0.0))
+        monkeypatch.setattr(participants, "waited_for_core_s", lambda *_: self.starved_s)
         monkeypatch.setattr(participants, "waits_in", lambda pid, *_: self.sleeps_in.get(pid, ""))
         monkeypatch.setattr(participants, "command_of", lambda _: "program")
 

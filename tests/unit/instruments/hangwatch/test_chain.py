@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.instruments.hangwatch.build import World
 from torchdebug_magics.instruments.hangwatch.everybody.chain import Chain, follow, moving
 from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant
 
@@ -87,3 +88,11 @@ def test_who_moves_between_two_looks(case: str) -> None:
 def test_who_came_between_two_looks_has_not_moved_yet() -> None:
     looks = [look(one("main")), look(one("main"), one("new", at=(3,), cpu_s=5.0), at_s=1.0)]
     assert moving(looks) == {"main": False, "new": False}
+
+
+@pytest.mark.parametrize(("starved_s", "moves"), [(0.0, False), (0.9, True)])
+def test_a_thread_that_gets_no_core_is_not_stuck(monkeypatch: pytest.MonkeyPatch, starved_s: float, moves: bool) -> None:
+    world = World(monkeypatch)
+    before = world.look(0.0)
+    world.starved_s = starved_s
+    assert moving([before, world.look(1.0)])["main"] is moves

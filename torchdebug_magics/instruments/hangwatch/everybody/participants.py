@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.hangwatch.report import Wait
-from torchdebug_magics.machine.process_state import ProcessState, child_pids, command_of, process_state, thread_cpu_s, waits_in
+from torchdebug_magics.machine.process_state import (
+    ProcessState,
+    child_pids,
+    command_of,
+    process_state,
+    thread_cpu_s,
+    waited_for_core_s,
+    waits_in,
+)
 from torchdebug_magics.probing.children.asking import AgentError, ask, dumped_stack, left_error, processes_with_agents
 from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.probing.waits.process_facts import CALL, facts_of_this_process
@@ -198,6 +206,7 @@ def _thread(facts: dict[str, Any], thread: dict[str, Any], who: str) -> Particip
     is_waiting = bool(waiting) and waiting["kind"] != "python"
     if thread["is_main"] and not is_waiting and state is not None:
         cpu_s = state.cpu_s - _own_cpu_s(pid)  # what it has called may compute in other threads
+        cpu_s += waited_for_core_s(pid, thread["number"])  # on a busy machine it gets no turn, and is not stuck
     numbers = [*((facts["collectives"] or {}).get("status", {}).values())]
     one = Participant(
         who=who,
