@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.nanhunt import updates
-from torchdebug_magics.instruments.nanhunt.computed import Computed
+from torchdebug_magics.instruments.nanhunt.computing_cells import Computed
 from torchdebug_magics.instruments.nanhunt.conclude import bare
 from torchdebug_magics.instruments.nanhunt.evidence import Context
 from torchdebug_magics.instruments.nanhunt.inquiry import Inquiry, Outcome

@@ -20,7 +20,7 @@ from torchdebug_magics.probing.tensors import is_bad, kind_of
 if TYPE_CHECKING:
     import torch
 
-    from torchdebug_magics.instruments.nanhunt.computed import Computed
+    from torchdebug_magics.instruments.nanhunt.computing_cells import Computed
     from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
     from torchdebug_magics.instruments.nanhunt.replay import Replayer
     from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow

@@ -29,7 +29,7 @@ from torchdebug_magics.probing.tensors import is_bad, kind_of, tensors_in
 from torchdebug_magics.probing.transforms import base_of, outside_transforms
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.computed import Computed
+    from torchdebug_magics.instruments.nanhunt.computing_cells import Computed
     from torchdebug_magics.instruments.nanhunt.entries import Entries
     from torchdebug_magics.instruments.nanhunt.step import Position
 

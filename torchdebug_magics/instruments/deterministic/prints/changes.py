@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.instruments.deterministic.prints.alignment import Run, edited_lines, is_new, roots, text_of
 from torchdebug_magics.instruments.deterministic.prints.draws import repeated, shifted
 from torchdebug_magics.instruments.deterministic.prints.edits import Edit, edit_behind, edit_with
-from torchdebug_magics.instruments.deterministic.prints.updates import updated_otherwise
+from torchdebug_magics.instruments.deterministic.prints.optimizer_updates import updated_otherwise
 from torchdebug_magics.instruments.deterministic.report import Divergence
 
 if TYPE_CHECKING:
