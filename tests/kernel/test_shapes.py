@@ -99,7 +99,7 @@ def test_after_an_error_the_bare_line_explains_it(kernel: Kernel) -> None:
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
-        ("torch.stack([mlp(x), x])", "`torch.stack` wants equal shapes, gets"),
+        ("torch.stack([mlp(x), x])", "`torch.stack` expects equal shapes, gets"),
         ("loss = F.cross_entropy(mlp(x), labels.float())", "verified fix: `F.cross_entropy(mlp(x), labels.float().long())`"),
         ("nn.MultiheadAttention(20, 3)", "embed_dim is 20, num_heads is 3; 2 and 4 divide 20"),
         ("1 / 0", "the last error is not one I can explain: ZeroDivisionError: division by zero"),

@@ -14,15 +14,15 @@ import torch
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed
 from torchdebug_magics.instrument import Examined
-from torchdebug_magics.instruments.shapes.columns import layout
-from torchdebug_magics.instruments.shapes.confirm import is_limit_of_fakes, real_error
-from torchdebug_magics.instruments.shapes.faking import CannotBeFakedError, Fakes
-from torchdebug_magics.instruments.shapes.forward import Forward, forward, zeros
-from torchdebug_magics.instruments.shapes.inputs import Inputs, readings
-from torchdebug_magics.instruments.shapes.leaves import is_lazy, named_tensors
-from torchdebug_magics.instruments.shapes.parameters import packed_weights
+from torchdebug_magics.instruments.shapes.asked.confirm import is_limit_of_fakes, real_error
+from torchdebug_magics.instruments.shapes.follow.parameters import packed_weights
 from torchdebug_magics.instruments.shapes.repair.source import caller_of
-from torchdebug_magics.instruments.shapes.tabulate import params_only, tabulated
+from torchdebug_magics.instruments.shapes.run.faking import CannotBeFakedError, Fakes
+from torchdebug_magics.instruments.shapes.run.forward import Forward, forward, zeros
+from torchdebug_magics.instruments.shapes.run.inputs import Inputs, readings
+from torchdebug_magics.instruments.shapes.run.leaves import is_lazy, named_tensors
+from torchdebug_magics.instruments.shapes.table.columns import layout
+from torchdebug_magics.instruments.shapes.table.tabulate import params_only, tabulated
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.rng import RandomState
 
@@ -111,9 +111,9 @@ def see(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *
     return first
 
 
-def see_call(model: torch.nn.Module, given: Mapping[str, Any]) -> Seen:
+def see_call(model: torch.nn.Module, given: Mapping[str, Any], *, are_named: bool = True) -> Seen:
     """One forward with these values by name, each taken for what it is."""
-    inputs = Inputs((), given)
+    inputs = Inputs((), given, are_named=are_named)
     return _real(model, inputs) if _needs_data(model) else _fake(model, inputs)
 
 
@@ -225,7 +225,7 @@ def _sized(model: torch.nn.Module, inputs: Inputs, notes: list[str]) -> torch.nn
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with contextlib.suppress(Exception):  # what it raises is found again, and reported, by the run on fakes
+            with contextlib.suppress(Exception):  # any: it is the user's forward, whose error the run on fakes finds again and reports
                 sized(*given.args, **given.kwargs)
     finally:
         before.put_back()

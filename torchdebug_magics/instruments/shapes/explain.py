@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import sys
 import traceback
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics.instruments.shapes.repair.facts import Facts, facts_of, facts_of_op
-from torchdebug_magics.instruments.shapes.repair.history import steps
+from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, facts_of
+from torchdebug_magics.instruments.shapes.repair.fix_search import fixes
 from torchdebug_magics.instruments.shapes.repair.rules import Diagnosis, diagnosis
-from torchdebug_magics.instruments.shapes.repair.search import fixes, fixes_of_op
+from torchdebug_magics.instruments.shapes.repair.size_history import steps
 from torchdebug_magics.instruments.shapes.repair.sizes import fitting_sizes
 from torchdebug_magics.instruments.shapes.repair.trial import Trials
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, Step
 from torchdebug_magics.probing.where import locate, location, owner, user_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torchdebug_magics.instruments.shapes.examine import Seen
-    from torchdebug_magics.instruments.shapes.origins import Failed, Made
+    from torchdebug_magics.instruments.shapes.follow.origins import Made
     from torchdebug_magics.report import Location
 
-__all__ = ["diagnosed", "explained", "of_op", "place"]
+__all__ = ["diagnosed", "explained", "place"]
 
 _SHOWN = 5
 _QUICK_FLOPS = 2e9
@@ -58,14 +55,6 @@ def diagnosed(facts: Facts, error: BaseException, *, reached: int = 0, trials: T
         error=f"{type(error).__name__}: {error}",
         chain=chain(_history(facts, found)),
     )
-
-
-def of_op(failed: Failed, error: BaseException, known: Callable[[torch.Tensor], torch.Tensor | None]) -> Failure:
-    """The failure of an op alone, outside every model: its fixes are tried on the op."""
-    facts = facts_of_op(failed, error, known)
-    failure = diagnosed(facts, error)
-    tried = facts.guard.run("the search for a fix", fixes_of_op, facts, diagnosis(facts).edits)
-    return replace(failure, fixes=tried or failure.fixes)
 
 
 def _fixes(facts: Facts, found: Diagnosis, reached: int, trials: Trials | None) -> tuple[Fix, ...]:

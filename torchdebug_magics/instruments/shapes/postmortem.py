@@ -12,23 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.shapes.called import outermost_call
-from torchdebug_magics.instruments.shapes.collated import unequal_samples
-from torchdebug_magics.instruments.shapes.columns import layout as layout_of
+from torchdebug_magics.instruments.shapes.cell_error.called import outermost_call
+from torchdebug_magics.instruments.shapes.cell_error.collated import unequal_samples
+from torchdebug_magics.instruments.shapes.cell_error.judges import COMPARES, comparing, judge_of
+from torchdebug_magics.instruments.shapes.cell_error.program_slice import expression_of, lines_to
+from torchdebug_magics.instruments.shapes.cell_error.refused_modules import refused_module
+from torchdebug_magics.instruments.shapes.cell_error.state_dicts import refused_checkpoint
 from torchdebug_magics.instruments.shapes.examine import see, see_call
-from torchdebug_magics.instruments.shapes.explain import of_op, place
-from torchdebug_magics.instruments.shapes.frames import failed_in
-from torchdebug_magics.instruments.shapes.program_slice import lines_to
-from torchdebug_magics.instruments.shapes.refused import refused_module
-from torchdebug_magics.instruments.shapes.repair.facts import is_loss
-from torchdebug_magics.instruments.shapes.repair.search import ALWAYS_THROUGH
-from torchdebug_magics.instruments.shapes.replay import Replay
+from torchdebug_magics.instruments.shapes.explain import place
+from torchdebug_magics.instruments.shapes.repair.failure_facts import is_loss
+from torchdebug_magics.instruments.shapes.repair.fix_search import ALWAYS_THROUGH
 from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
-from torchdebug_magics.instruments.shapes.state_dicts import refused_checkpoint
-from torchdebug_magics.instruments.shapes.tabulate import tabulated
+from torchdebug_magics.instruments.shapes.table.columns import layout as layout_of
+from torchdebug_magics.instruments.shapes.table.tabulate import tabulated
 from torchdebug_magics.probing.where import is_user_code
 
 if TYPE_CHECKING:
+    from types import CodeType
+
+    from torchdebug_magics.instruments.shapes.cell_error.called import Called
     from torchdebug_magics.instruments.shapes.examine import Seen
     from torchdebug_magics.instruments.shapes.report import Failure
 
@@ -40,40 +42,85 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
     if not isinstance(error, Exception):
         return None
     layout = layout or layout_of(**options)
-    replay = Replay()
-    called = outermost_call(error, replay)
-    if called is not None and not is_loss(called.model):
-        seen = see(called.model, called.args, called.kwargs, site=called.site)
-        if seen.error is not None and (_is_of_compiler(error) or _is_same(seen, error)):
-            seen.notes.append("read from the error of the cell before; the cell was not run again")
-            return _in_the_words_of(error, tabulated(seen, layout))
+    called = outermost_call(error)
+    if called is not None and not is_loss(called.model) and (found := _of_model(called, error, layout)) is not None:
+        return found
     if _is_of_compiler(error):
         return None
     if (called is None or is_loss(called.model)) and (led := _led_to(error, layout)) is not None:
         return led
     if (refused := refused_module(error) or refused_checkpoint(error) or unequal_samples(error)) is not None:
         return _without_rows(refused, layout)
-    failed = failed_in(error, replay)
-    return None if failed is None else _without_rows(of_op(failed, error, replay.known), layout)
+    return _alone(error, layout)
 
 
-def _led_to(error: Exception, layout: Layout) -> ShapesReport | None:
+def _of_model(called: Called, error: Exception, layout: Layout) -> ShapesReport | None:
+    """The report on the call of a model, made again without data."""
+    if (judged := _judged(called, error, layout)) is not None:
+        return judged
+    seen = see(called.model, called.args, called.kwargs, site=called.site)
+    if seen.error is None or not (_is_of_compiler(error) or _is_same(seen, error)):
+        return None
+    seen.notes.append("read from the error of the cell before; the cell was not run again")
+    return _in_the_words_of(error, tabulated(seen, layout))
+
+
+def _judged(called: Called, error: Exception, layout: Layout) -> ShapesReport | None:
+    """The report on a loss that is a network, with the models that led to it; None where it is none, or cannot be run again."""
+    if called.site is None or _is_of_compiler(error) or not judge_of(called.model, called.args, called.kwargs):
+        return None
+    with comparing(called.model):
+        led = _led_to(error, layout, called.site.code)
+    if led is None or led.failure is None or led.failure.op != COMPARES:
+        return led
+    plain = see(called.model, called.args, called.kwargs)
+    failed = plain.run.failed  # what they are compared by in the network, some layers on
+    if not _is_same(plain, error) or failed is None or failed.error is not plain.run.error:
+        return led
+    return replace(led, failure=replace(led.failure, op=failed.op))
+
+
+def _led_to(error: Exception, layout: Layout, end: CodeType | None = None) -> ShapesReport | None:
     """The report on an op outside every model, to which lines of the user's led from one; None where they cannot be run again."""
-    found = lines_to(error)
+    found = lines_to(error, end)
     if found is None:
         return None
     lines, given = found
     seen = see_call(lines, given)
     failed = seen.run.failed
-    if failed is not None and (failed.op in ALWAYS_THROUGH or not failed.operands[1:]):
+    if failed is not None and not end and (failed.op in ALWAYS_THROUGH or not failed.operands[1:]):
         return None  # nothing comes after it, or stands beside it, that would tell what was meant
-    if seen.run.error is None or _user_line(seen.run.error) != _user_line(error):
+    if seen.run.error is None or (not end and _user_line(seen.run.error) != _user_line(error)):
         return None
+    report = _of_lines(seen, error, layout)
+    return report if end or report.failure is None else replace(report, failure=replace(report.failure, module=None))
+
+
+def _alone(error: Exception, layout: Layout) -> ShapesReport | None:
+    """The report on an expression outside every model, run again by itself; None where that cannot be, or where it is not what failed."""
+    found = expression_of(error)
+    if found is None:
+        return None
+    seen = see_call(*found, are_named=False)
+    failed = seen.run.failed
+    if failed is None or failed.error is not seen.run.error:
+        return None
+    report = _of_lines(seen, error, layout)
+    if report.failure is None:
+        return report
+    op = failed.op[2:-2] if failed.op.startswith("__") else failed.op
+    fixes = report.failure.fixes
+    if op in ALWAYS_THROUGH:
+        fixes = tuple(replace(one, verified=False) for one in fixes[:2])
+    return replace(report, failure=replace(report.failure, module=None, op=op, fixes=fixes))
+
+
+def _of_lines(seen: Seen, error: Exception, layout: Layout) -> ShapesReport:
+    """The models that were called in the lines, and why these failed."""
     seen.notes.append("read from the error of the cell before; only the lines that led to it were run again, without data")
     report = _in_the_words_of(error, tabulated(seen, layout))
-    models = [part for part in lines.children() if next(part.parameters(), None) is not None]
-    failure = replace(report.failure, module=None) if report.failure is not None else None
-    return replace(report, rows=report.rows[1:], model=", ".join(type(one).__name__ for one in models), failure=failure)
+    models = [part for part in seen.model.children() if next(part.parameters(), None) is not None]
+    return replace(report, rows=report.rows[1:], model=", ".join(type(one).__name__ for one in models))
 
 
 def _user_line(error: BaseException) -> tuple[str, int] | None:

@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING, Any
 from torch.compiler import is_compiling
 from torch.fx import GraphModule
 
-from torchdebug_magics.instruments.shapes.arithmetic import Arithmetic
-from torchdebug_magics.instruments.shapes.calls import Calls, shapes
-from torchdebug_magics.instruments.shapes.columns import layout
-from torchdebug_magics.instruments.shapes.flops import FlopFormulas
-from torchdebug_magics.instruments.shapes.function_modes import is_free, take_off
-from torchdebug_magics.instruments.shapes.origins import Origins
-from torchdebug_magics.instruments.shapes.parameters import Parameters
+from torchdebug_magics.instruments.shapes.follow.function_modes import is_free, take_off
+from torchdebug_magics.instruments.shapes.follow.module_calls import Calls, shapes
+from torchdebug_magics.instruments.shapes.follow.origins import Origins
+from torchdebug_magics.instruments.shapes.follow.parameters import Parameters
 from torchdebug_magics.instruments.shapes.postmortem import after_error
-from torchdebug_magics.instruments.shapes.saved import Saved
-from torchdebug_magics.instruments.shapes.tabulate import Watched, of_cell
+from torchdebug_magics.instruments.shapes.run.arithmetic import Arithmetic
+from torchdebug_magics.instruments.shapes.run.flops import FlopFormulas
+from torchdebug_magics.instruments.shapes.run.saved import Saved
+from torchdebug_magics.instruments.shapes.table.columns import layout
+from torchdebug_magics.instruments.shapes.table.tabulate import Watched, of_cell
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.mode_stack import enter
 from torchdebug_magics.probing.modules import is_compiled, unwrapped
-from torchdebug_magics.probing.where import frames_above
+from torchdebug_magics.probing.where import frames_above, user_frame
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import CodeType, TracebackType
 
     import torch
 
@@ -70,9 +70,11 @@ class ShapesProbe:
         self._ends = ExitStack()
         """The hook on the ends of calls. It stays until the next call begins: torch may be going through its hooks when one ends."""
         self._depth = 0
+        self._lines: set[tuple[CodeType, int] | None] = set()
+        """Of the user's, that have called a model while functions were followed."""
         self._arithmetic: Arithmetic | None = None
         self._failed: ShapesReport | None = None
-        self._origins = Origins(self._calls)
+        self._origins = Origins(self._calls, guard=self._guard)
         self._compiled = CompiledCalls(self._hooks, self._guard, tuple, self._is_ours, lambda _: self._unwatch(), lambda _: None)
 
     def attach(self, stack: ExitStack) -> None:
@@ -121,7 +123,7 @@ class ShapesProbe:
             self._guard.run("following a call", self._calls.enter, module, args)
             return
         self._ends.close()
-        if self._origins.is_done or id(module) in self._seen:
+        if self._origins.is_done or (id(module) in self._seen and self._is_turned()):
             self._unwatch()
         if unwrapped(module) is not module:
             self._unwatch()
@@ -131,7 +133,18 @@ class ShapesProbe:
                 self._unwatch()
                 self._pass_by(module)
             elif not _is_compilers(module):
+                self._is_turned()
                 self._begin(module, args)
+
+    def _is_turned(self) -> bool:
+        """Whether a line calls once more, as in a loop that has turned; else the ops behind this call are looked at, too."""
+        frame = user_frame(sys._getframe(2))
+        line = (frame.f_code, frame.f_lineno) if frame is not None else None
+        if line in self._lines:
+            return True
+        self._lines.add(line)
+        self._origins.refill()
+        return False
 
     def _pass_by(self, module: torch.nn.Module) -> None:
         """What the compiler is to trace, nobody may look into meanwhile."""

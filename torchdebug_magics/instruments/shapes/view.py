@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import plural
 from torchdebug_magics.html.page import Bars, Code, Facts, Fold, Measure, Note, Page, Place, Table
-from torchdebug_magics.instruments.shapes.columns import COLUMNS, chosen, common_kind, full_name, shapes, whole
-from torchdebug_magics.instruments.shapes.outline import outline, walk
-from torchdebug_magics.instruments.shapes.parts import largest_parts, sizes
-from torchdebug_magics.instruments.shapes.totals import legend, totals_of
+from torchdebug_magics.instruments.shapes.table.columns import COLUMNS, chosen, common_kind, full_name, shapes, whole
+from torchdebug_magics.instruments.shapes.table.largest_parts import largest_parts, sizes
+from torchdebug_magics.instruments.shapes.table.outline import outline, walk
+from torchdebug_magics.instruments.shapes.table.totals import legend, totals_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torchdebug_magics.format import Format
     from torchdebug_magics.html.page import Block, Cell, Status
-    from torchdebug_magics.instruments.shapes.outline import Node
     from torchdebug_magics.instruments.shapes.report import Failure, Fix, Need, ShapesReport, Step
+    from torchdebug_magics.instruments.shapes.table.outline import Node
 
 __all__ = ["page"]
 

@@ -24,6 +24,15 @@ sounds = [torch.zeros(1, 80 + at) for at in range(4)]
 pictures = [(torch.zeros(3, 8 + at % 2, 8), at) for at in range(4)]
 gray = [(torch.zeros(1 + 2 * (at % 2), 8, 8), at) for at in range(4)]
 lists = [{"ids": [1] * (2 + at), "y": at} for at in range(4)]
+nested = [{"x": torch.zeros(3), "meta": {"id": at, "found": [at, torch.zeros(1 + at // 2, 4)]}} for at in range(4)]
+class Read(torch.utils.data.Dataset):
+    def __init__(self, samples):
+        self.samples, self.asked = samples, []
+    def __len__(self):
+        return len(self.samples)
+    def __getitem__(self, at):
+        self.asked.append(at)
+        return self.samples[at]
 class Net(nn.Module):
     def __init__(self, classes, width=8):
         super().__init__()
@@ -48,6 +57,11 @@ BATCHES = {
     "the samples themselves": ("sounds", "these are 1 x 80, 1 x 81", "F.pad"),
     "pictures of two sizes": ("pictures", "`sample[0]` of these are 3 x 8 x 8, 3 x 9 x 8", "F.interpolate(x[None], size=(8, 8))"),
     "gray pictures": ("gray", "`sample[0]` of these are 1 x 8 x 8, 3 x 8 x 8", "x.expand(3, -1, -1)"),
+    "a part of a part": (
+        "nested[1:]",
+        '`sample["meta"]["found"][1]` of these are 1 x 4, 2 x 4: `dataset[1]` is the first other one',
+        '"found": [default_collate([s["meta"]["found"][0] for s in batch]), [s["meta"]["found"][1] for s in batch]]',
+    ),
     "lists of numbers": ("lists", '`sample["ids"]` of these are 2, 3', "pad_sequence"),
 }
 
@@ -67,8 +81,35 @@ def test_a_function_of_the_users_own_is_the_first_fix(shell: InteractiveShell) -
     assert failure.fixes[0].code == "collate_fn=collate_boxes"
 
 
+WORKERS = {
+    "in order": ("Read(words[:1] * 4 + words)", "", 'sample["words"]` of these are 4, 5: `dataset[5]` is'),
+    "shuffled": ("Read(boxes)", ", shuffle=True", "sample[1]` of these are 1 x 5, 2 x 5: `dataset[1]` is"),
+    "a stream": (
+        "type('Stream', (torch.utils.data.IterableDataset,), {'__iter__': lambda self: iter(nested[1:])})()",
+        "",
+        '["found"][1]` of',
+    ),
+    "lists": ("Read(lists)", "", 'sample["ids"]` of these are 2, 3'),
+}
+
+
+@pytest.mark.parametrize(("dataset", "how", "words"), WORKERS.values(), ids=WORKERS)
+def test_a_worker_is_asked_for_the_samples(shell: InteractiveShell, dataset: str, how: str, words: str) -> None:
+    reading = f"stream = iter(DataLoader(data, batch_size=2, num_workers=2{how}))\nfor _ in stream: pass"
+    failure = after(shell, f"data = {dataset}\ntorch.manual_seed(3)\n{reading}")
+    assert words in failure.explanation
+    assert failure.fixes[0].verified
+    assert not getattr(shell.user_ns["data"], "asked", ())  # it was another process that read them
+    drawn = shell.run_cell("torch.initial_seed(), torch.rand(1)").result
+    shell.run_cell("torch.manual_seed(3)")
+    shell.run_cell(f"for _ in DataLoader([0], num_workers=1{how}): break")
+    assert shell.run_cell("torch.rand(1)").result == drawn[1]
+    assert shell.run_cell(f"read(data, num_workers=2{how}, {failure.fixes[0].code})").success
+    shell.user_ns["stream"]._shutdown_workers()
+
+
 def test_what_a_worker_process_says_is_told() -> None:
-    from torchdebug_magics.instruments.shapes.collated import unequal_samples
+    from torchdebug_magics.instruments.shapes.cell_error.collated import unequal_samples
 
     said = "stack expects each tensor to be equal size, but got [1, 80] at entry 0 and [1, 81] at entry 1"
     failure = unequal_samples(

@@ -19,7 +19,7 @@ case = PLANTED.case
 @case(
     "3",
     "linear",
-    "`3` expects 7200 features, gets 900 = 30 x 30 from `0`: `0` read 3 x 32 x 32 as one picture",
+    "`3` expects 7200 features, gets 900 = 30 x 30 from `0`: `0` read 3 x 32 x 32 as one image",
     " without a batch",
     fix="input = input.unsqueeze(0)",
 )
@@ -31,7 +31,7 @@ def batch_missing_behind_flatten() -> tuple[Any, ...]:
     "fc",
     "linear",
     "`fc` expects 676 features, gets 169 = 13 x 13 from `conv` through `pool`: `pool` read 4 x 26 x 26 as one",
-    " picture without a batch",
+    " image without a batch",
     fix="x = x.unsqueeze(0)",
 )
 def batch_missing_behind_flatten_net() -> tuple[Any, ...]:
@@ -136,7 +136,7 @@ def flatten_0() -> tuple[Any, ...]:
 @case(
     "bn",
     "batch_norm",
-    "`bn` expects 16 channels, gets 10 from `fc`: its channels stand last in 4 x 10 x 16",
+    "`bn` expects 16 channels, gets 10 from `fc`: its channels are last in 4 x 10 x 16",
     fix="self.bn(self.fc(x).transpose(1, 2)).transpose(1, 2)",
 )
 def batchnorm_btc() -> tuple[Any, ...]:
@@ -150,7 +150,7 @@ def batchnorm_btc() -> tuple[Any, ...]:
 @case(
     "1",
     "batch_norm",
-    "`1` expects 16 channels, gets 10 from `0`: its channels stand last in 4 x 10 x 16",
+    "`1` expects 16 channels, gets 10 from `0`: its channels are last in 4 x 10 x 16",
     fix="model[1] = nn.LayerNorm(16)",
 )
 def batchnorm_btc_sequential() -> tuple[Any, ...]:
@@ -170,7 +170,7 @@ def sizes_1x1() -> tuple[Any, ...]:
 @case(
     "conv",
     "conv2d",
-    "`conv` expects 3 channels, gets 8 from the input `a[0]`: its channels stand last in 2 x 8 x 8",
+    "`conv` expects 3 channels, gets 8 from the input `a[0]`: its channels are last in 2 x 8 x 8",
     " x 3",
     fix="self.conv(a[0].permute(0, 3, 1, 2))",
 )
@@ -196,7 +196,7 @@ def cat_by_coincidence() -> tuple[Any, ...]:
 @case(
     "",
     "grid_sample",
-    "`grid_sample` wants one grid a picture: 4 of them in `x` of 4 x 3 x 8 x 8, and 1 in `grid` of",
+    "`grid_sample` expects one grid per image: 4 of them in `x` of 4 x 3 x 8 x 8, and 1 in `grid` of",
     " 1 x 8 x 8 x 2 from `loc`",
     fix="F.grid_sample(x, grid.expand(x.size(0), -1, -1, -1), align_corners=False)",
 )
@@ -493,7 +493,7 @@ def causal_buffer() -> tuple[Any, ...]:
 @case(
     "",
     "cross_entropy",
-    "`cross_entropy` of scores 2 x 7 x 50 wants a target of 2 x 50 (classes stand in dimension 1),",
+    "`cross_entropy` of scores 2 x 7 x 50 expects a target of 2 x 50 (classes are dimension 1),",
     " gets 2 x 7",
     fix="F.cross_entropy(logits.transpose(-2, -1), targets)",
 )
@@ -667,7 +667,7 @@ def waveform_without_channel() -> tuple[Any, ...]:
 @case(
     "conv",
     "conv1d",
-    "`conv` expects 40 channels, gets 100 from the input `spec`: its channels stand last in 4 x 100",
+    "`conv` expects 40 channels, gets 100 from the input `spec`: its channels are last in 4 x 100",
     " x 40",
     fix="spec = spec.transpose(-2, -1)",
 )
@@ -683,7 +683,7 @@ def spectrogram_last() -> tuple[Any, ...]:
 @case(
     "conv",
     "conv2d",
-    "`conv` expects 1 channels, gets 4 from the input `spec`: 4 x 64 x 100 is read as one picture",
+    "`conv` expects 1 channels, gets 4 from the input `spec`: 4 x 64 x 100 is read as one image",
     " without a batch",
     fix="spec = spec.unsqueeze(1)",
 )
@@ -757,7 +757,7 @@ def densenet_growth() -> tuple[Any, ...]:
 @case(
     "",
     "cat",
-    "`torch.cat` along dimension 1 wants all other sizes equal, and dimension 2 is 12 and 10: `a`",
+    "`torch.cat` along dimension 1 expects all other sizes equal, and dimension 2 is 12 and 10: `a`",
     " of 2 x 4 x 12 x 12, `b` of 2 x 4 x 12 x 12, `c` of 2 x 4 x 10 x 10",
     fix="b5 = nn.Conv2d(3, 4, 5, padding=2)",
 )
@@ -845,7 +845,7 @@ def crnn() -> tuple[Any, ...]:
 @case(
     "mlp.0",
     "conv1d",
-    "`mlp.0` expects 3 channels, gets 50 from the input `points`: its channels stand last in 2 x 50",
+    "`mlp.0` expects 3 channels, gets 50 from the input `points`: its channels are last in 2 x 50",
     " x 3",
     fix="points = points.transpose(-2, -1)",
 )
@@ -991,7 +991,7 @@ def diffusion_time() -> tuple[Any, ...]:
 @case(
     "conv",
     "conv2d",
-    "`conv` expects 4 channels, gets 40 from the input `obs`: its channels stand last in 2 x 40 x",
+    "`conv` expects 4 channels, gets 40 from the input `obs`: its channels are last in 2 x 40 x",
     " 40 x 4",
     fix="obs = obs.permute(0, 3, 1, 2)\nobs = obs.float()",
 )
@@ -1144,7 +1144,7 @@ def einsum_heads() -> tuple[Any, ...]:
     return M(q=nn.Linear(16, 16), k=nn.Linear(16, 16)), torch.randn(3, 5, 16)
 
 
-@case("", "__rsub__", "`1 - mask` subtracts from a mask of bool: `~` turns it round", fix="~mask")
+@case("", "__rsub__", "`1 - mask` subtracts from a mask of bool: `~` inverts it", fix="~mask")
 def bool_times_mask_sub() -> tuple[Any, ...]:
     class M(Parts):
         def forward(self, x: Any, mask: Any) -> Any:
@@ -1188,7 +1188,7 @@ def transformer_width() -> tuple[Any, ...]:
 @case(
     "conv",
     "conv1d",
-    "`conv` expects 24 channels, gets 12 from `emb`: its channels stand last in 2 x 12 x 24",
+    "`conv` expects 24 channels, gets 12 from `emb`: its channels are last in 2 x 12 x 24",
     fix="e = e.transpose(-2, -1)",
 )
 def conv1d_after_embedding() -> tuple[Any, ...]:

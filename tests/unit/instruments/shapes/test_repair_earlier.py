@@ -18,7 +18,7 @@ CASES, case = PLANTED.cases, PLANTED.case
 @case(
     "norm",
     "layer_norm",
-    "`view` took 2 x 16 x 8 x 8 from `patch` apart as if its channels stood last",
+    "`view` took 2 x 16 x 8 x 8 from `patch` apart as if it were channels-last",
     fix="self.patch(x).permute(0, 2, 3, 1)",
 )
 def windows_of_channels_first() -> tuple[Any, ...]:

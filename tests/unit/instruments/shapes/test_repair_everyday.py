@@ -161,7 +161,7 @@ def a_recurrent_layer_alone_whose_batch_is_second() -> tuple[Any, ...]:
 CONFIG = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
 
-@case("embeddings", None, "takes pictures of 32 x 32", "1 x 3 x 48 x 48", fix="pixel_values = F.interpolate(pixel_values, size=(32, 32))")
+@case("embeddings", None, "expects images of 32 x 32", "1 x 3 x 48 x 48", fix="pixel_values = F.interpolate(pixel_values, size=(32, 32))")
 def a_picture_of_another_size_than_a_library_takes() -> tuple[Any, ...]:
     return transformers.ViTModel(transformers.ViTConfig(**CONFIG, image_size=32, patch_size=8)).eval(), torch.randn(1, 3, 48, 48)
 

@@ -246,7 +246,7 @@ def a_single_sample_to_gather_from() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(10, 4), at=torch.zeros(1, 1, dtype=torch.long)), torch.randn(10)
 
 
-@case("emb", "embedding", "gets index 11", ": `argmax` tells one of 12 from `fc`", fix="emb = nn.Embedding(12, 8)")
+@case("emb", "embedding", "gets index 11", ": `argmax` returns one of 12 from `fc`", fix="emb = nn.Embedding(12, 8)")
 def classes_that_are_looked_up() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -458,7 +458,7 @@ def adapters_of_two_ranks() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(8, 6), down=nn.Parameter(torch.randn(2, 8)), up=nn.Parameter(torch.zeros(6, 4))), torch.randn(3, 8)
 
 
-@case("", "__rsub__", "subtracts from a mask of bool: `~` turns it round", fix="~(x > 0)")
+@case("", "__rsub__", "subtracts from a mask of bool: `~` inverts it", fix="~(x > 0)")
 def one_less_a_comparison() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -486,7 +486,7 @@ def one_kernel_for_three_channels() -> tuple[Any, ...]:
     return Net(k=torch.randn(1, 1, 3, 3)), torch.randn(1, 3, 8, 8)
 
 
-@case("", "conv2d", "in 3 groups wants as many filters", fix="F.conv2d(x, self.k.expand(3, -1, -1, -1), groups=3)")
+@case("", "conv2d", "in 3 groups expects as many filters", fix="F.conv2d(x, self.k.expand(3, -1, -1, -1), groups=3)")
 def one_filter_for_three_groups() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -495,7 +495,7 @@ def one_filter_for_three_groups() -> tuple[Any, ...]:
     return Net(k=torch.randn(1, 1, 3, 3)), torch.randn(2, 3, 8, 8)
 
 
-@case("fc", "linear", "the 2 states of 16 stand one above the other in 2 x 3 x 16", fix="h = h.transpose(0, 1).flatten(1)")
+@case("fc", "linear", "the 2 states of 16 are stacked along the first dimension of 2 x 3 x 16", fix="h = h.transpose(0, 1).flatten(1)")
 def states_of_all_layers() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:

@@ -825,7 +825,7 @@ def the_same_line_in_each_block() -> tuple[Any, ...]:
     return Net(), torch.randn(2, 5, 8)
 
 
-@case("", "view", "no view", "`transpose`", fix="o.transpose(1, 2).reshape(b, t, d)")
+@case("", "view", "not a view", "`transpose`", fix="o.transpose(1, 2).reshape(b, t, d)")
 def heads_put_together_by_view() -> tuple[Any, ...]:
     class Merge(nn.Module):
         def forward(self, o: Any) -> Any:
@@ -1231,7 +1231,7 @@ def unflatten() -> tuple[Any, ...]:
 # ------------------------------------------------------------------------------------------------- losses inside
 
 
-@case("", "cross_entropy", "wants a target of 3", "gets 3 x 1", fix="F.cross_entropy(logits, y.squeeze(1))")
+@case("", "cross_entropy", "expects a target of 3", "gets 3 x 1", fix="F.cross_entropy(logits, y.squeeze(1))")
 def target_with_a_column() -> tuple[Any, ...]:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -1259,7 +1259,7 @@ def target_of_floats() -> tuple[Any, ...]:
     return Net(), torch.randn(3, 4), torch.tensor([1.0, 0.0, 4.0])
 
 
-@case("", "cross_entropy", "classes stand in dimension 1", fix="F.cross_entropy(logits.transpose(-2, -1), labels)")
+@case("", "cross_entropy", "classes are dimension 1", fix="F.cross_entropy(logits.transpose(-2, -1), labels)")
 def language_model_loss() -> tuple[Any, ...]:
     class LM(nn.Module):
         def __init__(self) -> None:
@@ -1459,7 +1459,7 @@ def a_key_error() -> tuple[Any, ...]:
     return Net(), torch.randn(2, 2)
 
 
-@case("", None, "wants `mask`, which was not given", fix="")
+@case("", None, "expects `mask`, which was not given", fix="")
 def a_missing_argument() -> tuple[Any, ...]:
     class Net(nn.Module):
         def forward(self, x: Any, mask: Any) -> Any:

@@ -19,7 +19,7 @@ from torch import nn
 from torchdebug_magics.instruments.shapes.examine import examine, see
 from torchdebug_magics.instruments.shapes.explain import diagnosed
 from torchdebug_magics.instruments.shapes.repair import trial
-from torchdebug_magics.instruments.shapes.repair.facts import facts_of
+from torchdebug_magics.instruments.shapes.repair.failure_facts import facts_of
 from torchdebug_magics.instruments.shapes.repair.trial import Trials
 
 if TYPE_CHECKING:

@@ -122,7 +122,7 @@ def heads(x: torch.Tensor) -> torch.Tensor:
     return x.view(*x.shape[:2], 4, -1).transpose(1, 2)
 
 
-@case("rope", "mul", "8 and 32 in the last dimension: it turns 32 features, and a head has 8", fix="rope = Rotary(8)")
+@case("rope", "mul", "8 and 32 in the last dimension: it rotates 32 features, and a head has 8", fix="rope = Rotary(8)")
 def rotations_of_the_whole_width() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -134,7 +134,7 @@ def rotations_of_the_whole_width() -> tuple[Any, ...]:
 @case(
     "",
     "mul",
-    "it turns 16 features, and a head has 8",
+    "it rotates 16 features, and a head has 8",
     fix="cos = (torch.arange(64)[:, None] * 10000 ** -(torch.arange(0, 8, 2) / 8)).repeat(1, 2).cos()\n"
     "sin = (torch.arange(64)[:, None] * 10000 ** -(torch.arange(0, 8, 2) / 8)).repeat(1, 2).sin()",
 )
@@ -152,7 +152,7 @@ def cosines_of_another_width() -> tuple[Any, ...]:
 @case(
     "",
     "view",
-    "1 x 6 x 1 x 4 takes 24: it turns 16 pairs of features, and a head has 4",
+    "1 x 6 x 1 x 4 takes 24: it rotates 16 pairs of features, and a head has 4",
     fix="turns = torch.polar(torch.ones(64, 4), torch.arange(64)[:, None] * 10000 ** -(torch.arange(0, 8, 2) / 8))",
 )
 def complex_rotations_of_another_width() -> tuple[Any, ...]:
@@ -176,7 +176,7 @@ def rotations_beside_heads() -> tuple[Any, ...]:
     return Net(q=nn.Linear(32, 32), cos=torch.rand(64, 8)), torch.randn(2, 6, 32)
 
 
-@case("", "stft", "wants a window of 64 (win_length, or else n_fft), gets `window` of 128", fix="window = torch.hann_window(64)")
+@case("", "stft", "expects a window of 64 (win_length, or else n_fft), gets `window` of 128", fix="window = torch.hann_window(64)")
 def a_window_of_another_length() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, wave: Any) -> Any:

@@ -41,12 +41,12 @@ def after(shell: InteractiveShell, cell: str) -> Any:
 EXPRESSIONS = {
     "stack of a model's output": (
         "torch.stack([model(x), x])",
-        "`torch.stack` wants equal shapes, gets `model(x)` of 2 x 5, `x` of 2 x 3 x 4",
+        "`torch.stack` expects equal shapes, gets `model(x)` of 2 x 5, `x` of 2 x 3 x 4",
         "",
     ),
     "cat along the wrong dimension": (
         "torch.cat([model(x), x.flatten(1)], dim=0)",
-        "`torch.cat` along dimension 0 wants all other sizes equal, and dimension 1 is 5 and 12",
+        "`torch.cat` along dimension 0 expects all other sizes equal, and dimension 1 is 5 and 12",
         "torch.cat([model(x), x.flatten(1)], dim=-1)",
     ),
     "product of two calls": ("model(x) @ model(x)", "5 columns meet 2 rows", "model(x) @ model(x).transpose(-2, -1)"),
@@ -114,7 +114,7 @@ OTHERS = {
 LOSSES = {
     "scores and labels of a sequence": (
         "F.cross_entropy(words, targets)",
-        "`cross_entropy` of scores 2 x 7 x 5 wants a target of 2 x 5 (classes stand in dimension 1), gets 2 x 7",
+        "`cross_entropy` of scores 2 x 7 x 5 expects a target of 2 x 5 (classes are dimension 1), gets 2 x 7",
         "F.cross_entropy(words.transpose(-2, -1), targets)",
     ),
     "the same in a module": (
@@ -134,10 +134,10 @@ LOSSES = {
     ),
     "labels with a column": (
         "criterion(model(x), y[:, None])",
-        "wants a target of 2 (classes stand in dimension 1), gets 2 x 1",
+        "expects a target of 2 (classes are dimension 1), gets 2 x 1",
         "criterion(model(x), y[:, None].squeeze(1))",
     ),
-    "too few labels": ("criterion(model(x), y[:1])", "wants a target of 2 (classes stand in dimension 1), gets 1", ""),
+    "too few labels": ("criterion(model(x), y[:1])", "expects a target of 2 (classes are dimension 1), gets 1", ""),
     "a class too many": (
         "criterion(model(x), torch.tensor([0, 7]))",
         "`cross_entropy` has scores of 5 classes (0 to 4), and `torch.tensor([0, 7])` holds class 7",
@@ -155,7 +155,7 @@ LOSSES = {
     ),
     "whole binary labels": (
         "bce(model(x)[:, 0], y)",
-        "wants a target of float32, gets int64",
+        "expects a target of float32, gets int64",
         "bce(model(x)[:, 0], y.float())",
     ),
     "whole binary labels without a column": (

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
 
 import torchdebug_magics
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
 
 class Called(nn.Module):
@@ -74,3 +77,76 @@ MEANT = {
 @pytest.mark.parametrize(("run", "sizes"), MEANT.values(), ids=MEANT)
 def test_a_view_that_splits_and_merges_is_left_alone(run: Any, sizes: tuple[int, ...]) -> None:
     assert suspect(run, *sizes) is None
+
+
+SETUP = """import torch
+from torch import nn
+import torch.nn.functional as F
+torch.manual_seed(0)
+net, other = nn.Linear(4, 1), nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+x, y, actions, weight = torch.randn(16, 4), torch.randn(16), torch.randint(0, 1, (16, 1)), torch.rand(16)
+class Mae(nn.Module):
+    def forward(self, a, b):
+        return (a - b).abs().mean()
+def rmse(a, b):
+    return torch.sqrt(torch.mean((b - a) ** 2))
+"""
+CROSSED = {
+    "L1": ("nn.L1Loss()(net(x), y)", "l1_loss"),
+    "the function": ("F.l1_loss(net(x), y).item()", "l1_loss"),
+    "a loss of the user's own": ("Mae()(net(x), y)", "sub"),
+    "a function of the user's own": ("rmse(net(x), y)", "sub"),
+    "without gradients": ("with torch.no_grad():\n    score = ((net(x) - y) ** 2).mean()", "sub"),
+    "accuracy": ("(net(x).round() == y).float().mean()", "eq"),
+    "a model that is called twice": (
+        "q = net(x).gather(1, actions)\nwith torch.no_grad():\n    then = net(x + 1).max(1)[0]\nloss = F.smooth_l1_loss(q, y + 0.9 * then)",
+        "smooth_l1_loss",
+    ),
+    "policy gradient": (
+        "chance = torch.distributions.Normal(net(x), 1.0)\nloss = -(chance.log_prob(x[:, :1]) * y).mean()",
+        "mul",
+    ),
+    "weights": ("loss = (F.mse_loss(net(x), y.unsqueeze(1), reduction='none') * weight).mean()", "mul"),
+    "a smaller of two": ("ratio = net(x).exp()\nloss = -torch.min(ratio * y, ratio.clamp(0.8, 1.2) * y).mean()", "mul"),
+    "a value beside the others": ("loss = (y + net(x)).sum()", "add"),
+    "a bit of a batch": ("for at in range(2):\n    loss = torch.abs(other(x[at:at + 3]) - y[at:at + 3]).sum()", "sub"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(("cell", "op"), CROSSED.values(), ids=CROSSED)
+def test_each_with_each_is_told_of_above_a_cell_that_does_not_fail(shell: InteractiveShell, cell: str, op: str) -> None:
+    from IPython.utils.capture import capture_output
+
+    with capture_output():
+        shell.run_cell(SETUP)
+        assert shell.run_cell(f"%%shapes -o found\n{cell}").success
+    found = shell.user_ns["found"].suspect
+    assert found is not None
+    assert found.op == op
+    assert "broadcasts" in found.explanation
+    assert found.fixes
+
+
+NOT_CROSSED = {
+    "one column each": "F.l1_loss(net(x), y.unsqueeze(1))",
+    "each with each on purpose": "(net(x) - y[None, :]).abs().mean()",
+    "each with each by a view": "(net(x).view(-1, 1) * y).mean()",
+    "a kernel": "torch.exp(-(net(x) - net(x).T) ** 2).mean()",
+    "steps by positions": "(net(x) * torch.arange(16.0)).mean()",
+    "weights of a batch": "(net(x).squeeze(1) * weight).mean()",
+    "a score for each pair": "scores = net(x) * y\nscores.shape",
+    "means of columns": "(net(x) * y).mean(0)",
+    "a bias": "(net(x) + torch.zeros(1)).mean()",
+}
+
+
+@pytest.mark.parametrize("cell", NOT_CROSSED.values(), ids=NOT_CROSSED)
+def test_what_is_meant_is_left_alone(shell: InteractiveShell, cell: str) -> None:
+    from IPython.utils.capture import capture_output
+
+    with capture_output():
+        shell.run_cell(SETUP)
+        assert shell.run_cell(f"%%shapes -o found\n{cell}").success
+    assert shell.user_ns["found"].suspect is None
+    assert not [one for one in shell.user_ns["found"].problems if "broadcast" in one]

@@ -1,17 +1,31 @@
-"""Edits of the user's call of a module: around the failing one, or of what goes in and what comes out."""
+"""Edits of the user's calls: of the failing op written otherwise, of a module around the failing one, of what goes in and comes out."""
 
 from __future__ import annotations
 
 import ast
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Change, Edit, at_tensor
-from torchdebug_magics.instruments.shapes.repair.history import steps
+from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Change, Edit, OpEdit, at_tensor
+from torchdebug_magics.instruments.shapes.repair.size_history import steps
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
+    from collections.abc import Callable
 
-__all__ = ["in_outer_call", "wrapped"]
+    from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
+
+__all__ = ["in_outer_call", "rewritten", "wrapped"]
+
+
+def rewritten(
+    facts: Facts, write: Callable[[ast.Call], ast.expr | str], run: Callable[[Any, Any, Any], Any], *, rank: int, why: str = ""
+) -> list[Edit]:
+    """The user's own call of the failing op, written otherwise; none where the op is not called there, or nothing is written."""
+    call = facts.written_call
+    new = write(call) if call is not None else ""
+    code = new if isinstance(new, str) else ast.unparse(new)
+    if facts.site is None or facts.op is None or not code:
+        return []
+    return [Edit(code, why, rank, ops=(OpEdit(facts.site, facts.op, run),))]
 
 
 def in_outer_call(facts: Facts, operand: Operand, change: Change, *, rank: int = 10, why: str = "") -> list[Edit]:

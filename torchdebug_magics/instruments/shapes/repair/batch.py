@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.leaves import named_tensors, sizes
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit
+from torchdebug_magics.instruments.shapes.run.leaves import named_tensors, sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torchdebug_magics.instruments.shapes.forward import Forward
+    from torchdebug_magics.instruments.shapes.run.forward import Forward
 
-__all__ = ["fixed_batch", "mixed_batch"]
+__all__ = ["bound_to", "mixed_batch"]
 
 
 def mixed_batch(run: Forward) -> str:
@@ -40,20 +40,43 @@ def mixed_batch(run: Forward) -> str:
     return ""
 
 
-def fixed_batch(edits: Sequence[Edit], run: Forward, again: Callable[[Sequence[Edit]], Forward | None]) -> str:
-    """In words, where an edit names the size of this very batch, and does not hold for one of twice that; empty elsewhere."""
+def bound_to(edits: Sequence[Edit], run: Forward, again: Callable[[Sequence[Edit]], Forward | None]) -> str:
+    """In words, to which size of the inputs the edits are bound, as they write it down and another one does not come through.
+
+    A batch twice as large is tried, or one step fewer. Where no edit names the size, it is the user's own code that wants it.
+    """
     tensors = [(name, tensor) for name, tensor in named_tensors(run.given.named_values()) if tensor.dim()]
-    size = next((sizes(tensor)[0] for _, tensor in tensors if tensor.dim() > 1), 0)
-    if size < 2 or not any(_names(edit, size) for edit in edits):
-        return ""
-    twice = Change(str, lambda one: torch.cat([one, one]))
-    larger = again([*edits, *(Edit("", inputs={name: twice}) for name, tensor in tensors if sizes(tensor)[0] == size)])
-    return f"holds for a batch of {size} alone" if larger is not None and larger.error is not None else ""
+    batch, *rest = next((sizes(tensor) for _, tensor in tensors if tensor.dim() > 1), (0,))
+    if any(_names(edit, batch) for edit in edits):
+        larger = [Edit("", inputs={name: _TWICE}) for name, one in tensors if sizes(one)[0] == batch]
+        if _is_refused(again([*edits, *larger])):
+            return f"holds for a batch of {batch} alone"
+    steps = rest[0] if len(rest) in {1, 2} else 0
+    if steps > 1 and any(_names(edit, steps) for edit in edits):
+        shorter = [Edit("", inputs={name: _SHORTER}) for name, one in tensors if sizes(one)[:2] == (batch, steps)]
+        return f"holds for {steps} steps alone" if _is_refused(again([*edits, *shorter])) else ""
+    return ""
+
+
+def _is_refused(run: Forward | None) -> bool:
+    return run is not None and run.error is not None
+
+
+_TWICE = Change(str, lambda one: torch.cat([one, one]))
+_SHORTER = Change(str, lambda one: one[:, :-1])
 
 
 def _names(edit: Edit, size: int) -> bool:
-    """Whether it writes this number where the user had not, into what runs with every batch."""
+    """Whether it writes this number where the user had not, into what runs with every batch; a single one may be any number."""
     sites = [site for site in (*(one.site for one in edit.ops), *(one.site for one in edit.calls)) if site is not None]
-    numbers = re.compile(rf"\b{size}\b")
+    numbers = re.compile(rf"{_DIMENSIONS}|\b({size})\b")
     plain = bool(sites) and not edit.modules and "\n" not in edit.code  # no module that is made new, whose numbers are others
-    return plain and len(numbers.findall(edit.code)) > sum(len(numbers.findall(site.text)) for site in sites)
+    return plain and size > 1 and _many(numbers, edit.code) > sum(_many(numbers, site.text) for site in sites)
+
+
+_DIMENSIONS = r"\.(?:permute|transpose|flatten|unsqueeze|squeeze|movedim|select|mean|sum|argmax|size)\([^()]*\)|shape\[[^]]*\]|dim=-?\d+"
+"""Where a number is a dimension, and no size."""
+
+
+def _many(numbers: re.Pattern[str], code: str) -> int:
+    return sum(bool(found) for found in numbers.findall(code))

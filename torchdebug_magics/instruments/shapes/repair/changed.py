@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.shapes.forward import zeros
-from torchdebug_magics.instruments.shapes.leaves import named_tensors, rebuilt
-from torchdebug_magics.instruments.shapes.origins import function_name
+from torchdebug_magics.instruments.shapes.follow.origins import function_name
+from torchdebug_magics.instruments.shapes.run.forward import zeros
+from torchdebug_magics.instruments.shapes.run.leaves import named_tensors, rebuilt
 from torchdebug_magics.probing.where import span, user_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from torchdebug_magics.instruments.shapes.faking import Fakes
-    from torchdebug_magics.instruments.shapes.inputs import Inputs
     from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Change, Edit, OpEdit
     from torchdebug_magics.instruments.shapes.repair.source import Site
+    from torchdebug_magics.instruments.shapes.run.faking import Fakes
+    from torchdebug_magics.instruments.shapes.run.inputs import Inputs
 
 __all__ = ["SMALL", "ChangedInputs", "ChangedOps", "with_edits"]
 

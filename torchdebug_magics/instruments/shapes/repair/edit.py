@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.shapes.leaves import rebuilt
-from torchdebug_magics.instruments.shapes.repair.facts import is_loss
-from torchdebug_magics.instruments.shapes.repair.history import same_input
+from torchdebug_magics.instruments.shapes.repair.failure_facts import is_loss
+from torchdebug_magics.instruments.shapes.repair.size_history import same_input
+from torchdebug_magics.instruments.shapes.run.leaves import rebuilt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand, Sizes
+    from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand, Sizes
     from torchdebug_magics.instruments.shapes.repair.source import Site
 
 __all__ = [
@@ -157,7 +157,7 @@ def on_operand(
         edit = _in_place(facts, at, change) if owned else None
         return [] if edit is None else [_ranked(edit, rank, why)]
     if facts.calls_module:
-        at_call = _argument(facts, at, change) if is_loss(facts.module) else None
+        at_call = _argument(facts, at, change) if is_loss(facts.module) or facts.is_compared else None
         edit = at_call or _input(operand, change) or _argument(facts, at, change) or _insertion(facts, at, change)
         edit = edit or _input(replace(operand, made=same_input(operand.made), name=""), change)
     else:

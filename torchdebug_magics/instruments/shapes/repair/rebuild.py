@@ -55,6 +55,8 @@ _KINDS: dict[type[nn.Module], tuple[tuple[str, ...], dict[str, Any]]] = {
     nn.Flatten: ((), {"start_dim": 1, "end_dim": -1}),
 }
 _MANY = ("kernel_size", "stride", "padding", "dilation", "output_padding", "normalized_shape")
+_FROZEN = 25
+"""What it adds to the rank that weights are not trained: whoever froze them does not want new ones."""
 _MOST_WAYS = 64
 """How often a class of the user's own is made to find out which argument is which."""
 _WITHOUT = {
@@ -121,6 +123,7 @@ def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20
     if found is None or module is None:
         return []
     kind, made_with = found
+    rank += _FROZEN if module._parameters and not any(one.requires_grad for one in module.parameters()) else 0
     if any(name not in made_with for name in changes):
         return []
     new = {**made_with, **changes}

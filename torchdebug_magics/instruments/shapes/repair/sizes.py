@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit
-from torchdebug_magics.instruments.shapes.repair.facts import Facts, facts_of
+from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, facts_of
 from torchdebug_magics.instruments.shapes.repair.rules import Diagnosis, diagnosis
 from torchdebug_magics.instruments.shapes.report import Fix
 
@@ -31,7 +31,7 @@ _MOST = 14
 def fitting_sizes(facts: Facts, found: Diagnosis, trials: Trials) -> tuple[Fix, ...]:
     """One, where the mismatching size grows with the input's height and width (or length), and some size lets the forward through."""
     named = next(((name, tensor) for name, tensor in facts.inputs if tensor.dim() in {3, 4, 5} and tensor.is_floating_point()), None)
-    if (found.fit is None and not found.rounded) or named is None or not trials.left:
+    if (found.fit is None and not found.rounded) or named is None:
         return ()
     name, tensor = named
     spatial = tensor.dim() - 2
@@ -40,6 +40,7 @@ def fitting_sizes(facts: Facts, found: Diagnosis, trials: Trials) -> tuple[Fix, 
     now = tensor.shape[-1]
     if len(set(tensor.shape[2:])) != 1 or now < 2:
         return ()
+    trials.allow(2 * _MOST)
     search = _Search(facts, name, tensor, spatial, trials)
     if found.fit is None:
         return search.multiple(now)
@@ -49,6 +50,8 @@ def fitting_sizes(facts: Facts, found: Diagnosis, trials: Trials) -> tuple[Fix, 
     if now < first and all(search.outcome(size) == 0 for size in (first + 1, 4 * first)):
         return (_fix(name, f"{_shown(first, spatial)} or more"),)
     last = search.largest(first)
+    if last is None:  # a range is stated where it ends where it is said to
+        return (_fix(name, f"{_shown(first, spatial)}, for one"),)
     shown = _shown(first, spatial) if first == last else f"{_shown(first, spatial)} to {_shown(last, spatial)}"
     return (_fix(name, shown),)
 
@@ -93,15 +96,16 @@ class _Search:
             return -1 if "small" in facts.text or "greater than" in facts.text else None
         return -1 if fit[0] < fit[1] else 1
 
-    def largest(self, first: int) -> int:
-        """The largest size up to which all fit, from one that does."""
+    def largest(self, first: int) -> int | None:
+        """The largest size up to which all fit, from one that does; None where it was not found in so many trials."""
         last, gap = first, 1
-        while self.outcome(last + gap) == 0:
+        while (outcome := self.outcome(last + gap)) == 0:
             last, gap = last + gap, 2 * gap
-        while gap > 1:
+        while gap > 1 and outcome is not None:
             gap //= 2
-            last += gap if self.outcome(last + gap) == 0 else 0
-        return last
+            outcome = self.outcome(last + gap)
+            last += gap if outcome == 0 else 0
+        return None if outcome is None else last
 
     def multiple(self, now: int) -> tuple[Fix, ...]:
         """The next multiple of 2, 4, 8, 16 or 32 that fits, where the next one after it fits, too."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import CodeType, FrameType
 
-__all__ = ["Caller", "Site", "assignments", "caller_of", "site_at", "site_in", "site_of", "tree_of", "with_part"]
+__all__ = ["Caller", "Site", "assignments", "caller_of", "site_at", "site_in", "site_of", "tree_of"]
 
 _SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@"}
 _LONGEST = 60
@@ -231,23 +231,6 @@ def _attribute(module: torch.nn.Module, func: ast.Attribute) -> object:
 def _in_brackets(node: ast.expr) -> str:
     text = ast.unparse(node)
     return text if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant)) else f"({text})"
-
-
-def with_part(code: str, part: str, new: str) -> str:
-    """An expression in which a part, as it reads, is another one; the code itself where it is none, or has no such part."""
-    try:
-        return ast.unparse(_Replace(part, ast.parse(new, mode="eval").body).visit(ast.parse(code, mode="eval").body))
-    except SyntaxError:
-        return code
-
-
-class _Replace(ast.NodeTransformer):
-    def __init__(self, part: str, new: ast.expr) -> None:
-        self._part = part
-        self._new = new
-
-    def visit(self, node: ast.AST) -> Any:
-        return self._new if isinstance(node, ast.expr) and ast.unparse(node) == self._part else self.generic_visit(node)
 
 
 class _Put(ast.NodeTransformer):

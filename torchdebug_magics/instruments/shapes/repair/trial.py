@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import time
-import warnings
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from torchdebug_magics.instruments.shapes.confirm import is_limit_of_fakes, real_error
-from torchdebug_magics.instruments.shapes.faking import Fakes
-from torchdebug_magics.instruments.shapes.forward import Forward, forward
-from torchdebug_magics.instruments.shapes.leaves import rebuilt
-from torchdebug_magics.instruments.shapes.repair.changed import SMALL, ChangedInputs, ChangedOps, with_edits
+from torchdebug_magics.instruments.shapes.asked.confirm import is_limit_of_fakes, real_error
+from torchdebug_magics.instruments.shapes.repair.changed import ChangedInputs, ChangedOps, with_edits
+from torchdebug_magics.instruments.shapes.run.faking import Fakes
+from torchdebug_magics.instruments.shapes.run.forward import Forward, forward
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.rng import RandomState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torchdebug_magics.instruments.shapes.inputs import Inputs
-    from torchdebug_magics.instruments.shapes.repair.edit import Edit
-    from torchdebug_magics.instruments.shapes.repair.facts import Facts
+    import torch
 
-__all__ = ["Trials", "tried_on_op"]
+    from torchdebug_magics.instruments.shapes.repair.edit import Edit
+    from torchdebug_magics.instruments.shapes.run.inputs import Inputs
+
+__all__ = ["Trials"]
 
 _QUICK_FLOPS = 2e9
 """Up to here a trial that needs data is run for real."""
@@ -38,7 +35,7 @@ class Trials:
     for a lock or a file, is kept from waiting for ever by a limit on the clock's.
     """
 
-    def __init__(self, model: torch.nn.Module, inputs: Inputs, *, real: bool = False, most: int = 40, longest_s: float = 6.0) -> None:
+    def __init__(self, model: torch.nn.Module, inputs: Inputs, *, real: bool = False, most: int = 60, longest_s: float = 6.0) -> None:
         self.model = model
         self.inputs = inputs
         self.guard = Guard()
@@ -53,6 +50,10 @@ class Trials:
     def left(self) -> bool:
         """Whether one more may be run."""
         return self._most > 0 and self._slowest_s < self._left_s and time.monotonic() < self._until
+
+    def allow(self, many: int) -> None:
+        """So many more, for another question; the time stays what it is."""
+        self._most = max(self._most, many)
 
     def run(self, edits: Sequence[Edit]) -> Forward | None:
         """The forward with these edits; None where it cannot be told how it would go."""
@@ -96,28 +97,3 @@ class Trials:
             return None
         finally:
             before.put_back()
-
-
-def tried_on_op(facts: Facts, edit: Edit) -> bool | None:
-    """Whether an op outside every model comes through with an edit, on fakes made of its operands; None where that cannot be told."""
-    if len(edit.ops) != 1 or edit.modules or edit.calls or edit.inputs or edit.parameters or edit.buffers or edit.attributes:
-        return None
-    edited = edit.ops[0]
-    known = facts.values
-
-    def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-        values = known(tensor) if not tensor.is_floating_point() else None
-        return values if values is not None else torch.zeros(tensor.shape, dtype=tensor.dtype)
-
-    if sum(one.tensor.numel() for one in facts.operands) > SMALL:
-        return None
-    before = RandomState.take()
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            edited.run(facts.func, rebuilt(facts.args, stand_in), rebuilt(dict(facts.kwargs), stand_in))
-    except Exception:  # noqa: BLE001 - whatever torch says of the changed operands
-        return False
-    finally:
-        before.put_back()
-    return True

@@ -2,51 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.shapes.repair.rules import (
-    added,
+from torchdebug_magics.instruments.shapes.cell_error.judges import is_judge
+from torchdebug_magics.instruments.shapes.repair.rules import library_checks, python, tuple_results
+from torchdebug_magics.instruments.shapes.repair.rules.layers import (
     attention,
-    broadcasting,
     convolution,
-    dimensions,
-    einsums,
+    embeddings,
     features,
     geometry,
-    indexing,
-    inputs,
-    joins,
-    kinds,
-    libraries,
     losses,
     norms,
-    products,
-    python,
     recurrent,
-    results,
     scaled_attention,
     sound,
-    subscripts,
-    tables,
-    views,
-    written,
 )
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis, shown
+from torchdebug_magics.instruments.shapes.repair.rules.ops import (
+    added,
+    broadcasting,
+    dimensions,
+    dtypes_and_devices,
+    einsums,
+    in_place,
+    indexing,
+    joins,
+    products,
+    subscripts,
+    views,
+)
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, shown
+from torchdebug_magics.instruments.shapes.repair.rules.steps.long_inputs import beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torchdebug_magics.instruments.shapes.repair.facts import Facts
+    from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts
 
 __all__ = ["Diagnosis", "diagnosis"]
 
 _RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     python.scripted,
-    kinds.device,
-    tables.embedding,
+    dtypes_and_devices.device,
+    embeddings.embedding,
     losses.loss,
-    results.tuples,
-    results.unpacked,
+    tuple_results.tuples,
+    tuple_results.unpacked,
     recurrent.recurrent,
     attention.attention,
     scaled_attention.scaled,
@@ -61,8 +63,8 @@ _RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     geometry.shuffle,
     geometry.grid,
     norms.norm,
-    kinds.dtype,
-    written.written,
+    dtypes_and_devices.dtype,
+    in_place.written,
     added.added,
     einsums.einsum,
     products.matmul,
@@ -75,8 +77,8 @@ _RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     broadcasting.broadcast,
     python.unpacking,
     python.arguments,
-    libraries.picture,
-    libraries.absent,
+    library_checks.picture,
+    library_checks.absent,
 )
 
 
@@ -86,8 +88,15 @@ def diagnosis(facts: Facts) -> Diagnosis:
         # A rule that stumbles over operands that it did not think of must not cost the user the report; it is one line of it.
         found = facts.guard.run(f"the rule {rule.__module__.rpartition('.')[2]}.{rule.__name__}", rule, facts)
         if found is not None:
-            return inputs.beside(facts, found)
+            return _without_judges(facts, beside(facts, found))
     return Diagnosis(_own_words(facts))
+
+
+def _without_judges(facts: Facts, found: Diagnosis) -> Diagnosis:
+    """The weights of a network that compares what others make stay as they are."""
+    made = [path for path, one in facts.modules.items() if path and is_judge(one)]
+    edits = (edit for edit in found.edits if not any(one == path or one.startswith(f"{path}.") for one in edit.modules for path in made))
+    return replace(found, edits=tuple(edits)) if made else found
 
 
 def _own_words(facts: Facts) -> str:

@@ -11,9 +11,9 @@ import torch
 
 from torchdebug_magics.format import plural, shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.facts import Facts, Operand
-from torchdebug_magics.instruments.shapes.repair.rules.parts import Diagnosis
-from torchdebug_magics.instruments.shapes.repair.rules.results import called
+from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
+from torchdebug_magics.instruments.shapes.repair.rules.tuple_results import called
 from torchdebug_magics.probing.where import owner
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def arguments(facts: Facts) -> Diagnosis | None:
     if found := _MISSING.match(facts.text):
         names = found["names"].replace("'", "`")
         who = where if found["where"].endswith("forward") else f"`{found['where']}`"
-        return Diagnosis(f"{who} wants {names}, which {'was' if found['many'] == '1' else 'were'} not given")
+        return Diagnosis(f"{who} expects {names}, which {'was' if found['many'] == '1' else 'were'} not given")
     if found := _TOO_MANY.match(facts.text):
         who = where if found["where"].endswith("forward") else f"`{found['where']}`"
         return Diagnosis(f"{who} takes {found['takes']}, self included, and was given {found['given']}")

@@ -1,0 +1,223 @@
+"""The program slice that led to a failing line: the statements from the models to the op, run again without data as one forward.
+
+A loss that does not fit is the fault of whatever made one of its sides, lines or modules above it. The frame of the error still holds the
+inputs of those lines; only statements whose inputs are unchanged, and that call nothing but modules and functions of torch's, are taken.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import linecache
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from torchdebug_magics.instruments.shapes.cell_error.side_effects import is_quiet, may_run
+from torchdebug_magics.instruments.shapes.repair.source import site_of, tree_of
+from torchdebug_magics.instruments.shapes.run.leaves import named_tensors
+from torchdebug_magics.probing.where import is_user_code
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import CodeType, FrameType
+
+__all__ = ["Lines", "expression_of", "lines_to"]
+
+_NAMES: WeakKeyDictionary[Lines, tuple[CodeType, dict[str, Any]]]
+
+
+class Lines(torch.nn.Module):
+    """Statements of the user's as a forward: the modules that they call are its parts, under the names that the user has for them."""
+
+    def __init__(self, code: CodeType, names: dict[str, Any], parts: Mapping[str, torch.nn.Module]) -> None:
+        super().__init__()
+        _NAMES[self] = code, names  # out of reach: what a run keeps and puts back are the parts and the inputs, not the whole notebook
+        for path, part in parts.items():
+            owner: torch.nn.Module = self
+            *outer, name = path.split(".")
+            for one in outer:
+                if one not in owner._modules:
+                    owner.add_module(one, torch.nn.Module())
+                owner = owner.get_submodule(one)
+            owner.add_module(name, part)
+
+    def forward(self, **given: Any) -> None:
+        """Run the statements, with these values for some of their names."""
+        code, names = _NAMES[self]
+        parts = {name: part for name, part in self._modules.items() if type(part) is not torch.nn.Module}
+        exec(code, {**names, **parts, **given})  # noqa: S102 - the user's own statements, as they ran
+
+
+_NAMES = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, eq=False)
+class _Taken:
+    """Statements in their order, the names that they read from the frame, and the modules that they call, by path."""
+
+    statements: tuple[ast.stmt, ...]
+    reads: frozenset[str]
+    parts: Mapping[str, torch.nn.Module]
+
+
+def lines_to(error: BaseException, end: CodeType | None = None) -> tuple[Lines, dict[str, Any]] | None:
+    """The statements from the calls of models to the one that raised, and the tensors that they begin with, by the user's names.
+
+    With an `end` that is the function or cell in which they stand. None where the failing expression depends on no model, or its statements
+    cannot be run again.
+    """
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
+    if end is not None:
+        frames = [(frame, line) for frame, line in frames if frame.f_code is end][:1]
+    for at in reversed(range(len(frames))):
+        frame, line = frames[at]
+        names = {**frame.f_globals, **frame.f_locals}
+        taken = _taken(frame.f_code.co_filename, line, names)
+        if taken is not None and any(next(part.parameters(), None) is not None for part in taken.parts.values()):
+            return _made(frame, taken, names)
+        if at and not _may_rerun(frame):
+            return None
+    return None
+
+
+def expression_of(error: BaseException) -> tuple[Lines, dict[str, Any]] | None:
+    """The expression that raised, alone, and the tensors that it begins with; None where it cannot be run again."""
+    site, depth = site_of(error)
+    node = site.expression if site is not None else None
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if site is None or site.statement is None or not isinstance(node, (ast.expr, ast.AugAssign)):
+        return None
+    stores = isinstance(getattr(node, "ctx", None), ast.Store)
+    statement = site.statement if stores or isinstance(node, ast.AugAssign) else ast.copy_location(ast.Expr(node), site.statement)
+    frame = frames[depth - 1]
+    names, parts = {**frame.f_globals, **frame.f_locals}, dict[str, torch.nn.Module]()
+    if not may_run(statement, names, parts) or any(isinstance(one, (ast.Await, ast.Yield, ast.NamedExpr)) for one in ast.walk(statement)):
+        return None
+    return _made(frame, _Taken((statement,), frozenset(_loaded(statement)), parts), names)
+
+
+def _may_rerun(frame: FrameType) -> bool:
+    """Whether the function that failed may be called once more: a method of a module, or one that leaves nothing behind."""
+    own = next(iter(inspect.getargvalues(frame).locals.values()), None)
+    return isinstance(own, torch.nn.Module) or is_quiet(frame.f_code, frame.f_globals)
+
+
+def _made(frame: FrameType, taken: _Taken, names: dict[str, Any]) -> tuple[Lines, dict[str, Any]]:
+    body: list[ast.stmt] = [ast.copy_location(ast.Expr(one.value), one) if _returns(one) else one for one in taken.statements]  # type: ignore[attr-defined]
+    tree = ast.fix_missing_locations(ast.Module(copy.deepcopy(body), []))
+    given = {name: names[name] for name in sorted(taken.reads) if name in names and next(named_tensors(names[name]), None) is not None}
+    return Lines(compile(tree, frame.f_code.co_filename, "exec"), names, taken.parts), given
+
+
+def _returns(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Return) and statement.value is not None
+
+
+def _taken(filename: str, line: int, names: Mapping[str, Any]) -> _Taken | None:
+    tree = tree_of("".join(linecache.getlines(filename)))
+    found = _around(tree, line) if tree is not None else None
+    if found is None:
+        return None
+    before, failing = found
+    parts: dict[str, torch.nn.Module] = {}
+    if not _is_simple(failing) or not may_run(failing, names, parts):
+        return None
+    refused: set[int] = set()
+    while True:
+        chosen, lost = _chosen(before, failing, names, refused)
+        if lost is None:
+            break
+        refused.add(id(lost))
+    statements = (*_of_models([*reversed(chosen)], before, names, parts), failing)
+    return _Taken(statements, frozenset(name for one in statements for name in _loaded(one)), parts)
+
+
+def _of_models(
+    chosen: Sequence[ast.stmt], before: Sequence[ast.stmt], names: Mapping[str, Any], parts: dict[str, torch.nn.Module]
+) -> Iterator[ast.stmt]:
+    """Those that call a module, depend on one that does, or make what is overwritten later; whatever else is in the frame."""
+    live: set[str] = set()
+    for statement in chosen:
+        called: dict[str, torch.nn.Module] = {}
+        may_run(statement, names, called)
+        stored = set(_stored(statement))
+        later = (one for one in before[list(before).index(statement) + 1 :])
+        if called or live & set(_loaded(statement)) or any(stored & set(_stored(one)) for one in later):
+            parts |= called
+            live |= stored
+            yield statement
+
+
+def _chosen(
+    before: Sequence[ast.stmt], failing: ast.stmt, names: Mapping[str, Any], refused: set[int]
+) -> tuple[list[ast.stmt], ast.stmt | None]:
+    """Those of the statements before that lead to the failing one, the last first; and one of them that reads what is no more."""
+    needed, written = set(_loaded(failing)), set[str]()
+    chosen: list[ast.stmt] = []
+    owed: dict[str, ast.stmt] = {}
+    for statement in reversed(before):
+        stored = set(_stored(statement))
+        if stored & needed:
+            needed -= stored
+            makes_module = any(isinstance(names.get(name), torch.nn.Module) for name in stored)
+            if id(statement) not in refused and not makes_module and _is_simple(statement) and may_run(statement, names, {}):
+                loaded = set(_loaded(statement))
+                for name in stored & owed.keys():
+                    del owed[name]
+                owed.update(dict.fromkeys(loaded & (written | stored), statement))
+                needed |= loaded
+                chosen.append(statement)
+        written |= stored
+    return chosen, next(iter(owed.values()), None)
+
+
+def _around(tree: ast.Module, line: int) -> tuple[list[ast.stmt], ast.stmt] | None:
+    """The statements before a line in the blocks around it, of one function, and the statement there."""
+    before: list[ast.stmt] = []
+    body: list[ast.stmt] = tree.body
+    while True:
+        at = next((at for at, one in enumerate(body) if one.lineno <= line <= (one.end_lineno or one.lineno)), None)
+        if at is None:
+            return None
+        statement = body[at]
+        is_scope = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        before = [] if is_scope else [*before, *body[:at]]
+        inner = next((block for block in _blocks(statement) if block[0].lineno <= line <= (block[-1].end_lineno or line)), None)
+        if inner is None:
+            return before, statement
+        body = inner
+
+
+def _blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+    for name in ("body", "orelse", "finalbody"):
+        if isinstance(block := getattr(statement, name, None), list) and block:
+            yield block
+    for handler in getattr(statement, "handlers", []):
+        yield handler.body
+
+
+def _is_simple(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.With):
+        return all(map(_is_simple, statement.body))
+    if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)):
+        return False
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    plain = all(isinstance(one, (ast.Name, ast.Tuple, ast.List, ast.Store, ast.Load)) for top in targets if top for one in ast.walk(top))
+    return plain and not any(isinstance(one, (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)) for one in ast.walk(statement))
+
+
+def _loaded(node: ast.AST) -> Iterator[str]:
+    for one in ast.walk(node):
+        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load):
+            yield one.id
+        elif isinstance(one, ast.AugAssign) and isinstance(one.target, ast.Name):
+            yield one.target.id
+
+
+def _stored(node: ast.AST) -> Iterator[str]:
+    return (one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))

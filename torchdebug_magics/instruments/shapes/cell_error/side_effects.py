@@ -1,0 +1,123 @@
+"""Whether code of the user's may run once more without data: it calls modules, torch's functions, and functions that keep quiet."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dis
+import inspect
+from types import CodeType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.probing.where import is_user_code
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["UNKNOWN", "is_quiet", "may_run", "number_named", "value_named"]
+
+_PLAIN = frozenset(["abs", "bool", "dict", "enumerate", "float", "int", "isinstance", "len", "list", "max", "min", "range", "sum", "tuple"])
+_OF_DICTS = frozenset(["get", "items", "keys", "values"])
+_CHANGES = frozenset(
+    [
+        *("train", "eval", "to", "cuda", "cpu", "float", "half", "double", "bfloat16", "zero_grad", "load_state_dict", "compile", "apply"),
+        *("backward", "step", "register_hook", "retain_grad", "numpy", "tolist", "register_forward_hook", "append", "extend", "insert"),
+        *("pop", "remove", "clear", "update", "write", "send", "put", "save", "load", "log", "add_scalar", "manual_seed", "seed", "print"),
+    ]
+)
+"""Names of functions and methods that leave something behind, or need data."""
+_OF_TENSORS = _CHANGES - {"to", "cuda", "cpu", "float", "half", "double", "bfloat16"}
+_STORES = ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "DELETE_", "IMPORT_NAME", "YIELD_VALUE")
+_DEEP = 3
+"""How far functions of the user's that call each other are read."""
+UNKNOWN = object()
+
+
+def may_run(node: ast.AST, names: Mapping[str, Any], parts: dict[str, torch.nn.Module]) -> bool:
+    """Whether all calls in it leave nothing behind; the modules that they call are added to `parts`."""
+    return all(_may_call(one.func, names, parts) for one in ast.walk(node) if isinstance(one, ast.Call))
+
+
+def _may_call(func: ast.expr, names: Mapping[str, Any], parts: dict[str, torch.nn.Module]) -> bool:
+    if isinstance(func, ast.Call):  # ``nn.MSELoss()(out, y)``
+        made = value_named(func.func, names)
+        return isinstance(made, type) and issubclass(made, torch.nn.Module)
+    called = value_named(func, names)
+    if found := _module_in(func, names):
+        parts[found[0]] = found[1]
+    if isinstance(called, torch.nn.Module):
+        return True
+    base = value_named(func.value, names) if isinstance(func, ast.Attribute) else UNKNOWN
+    if isinstance(func, ast.Attribute) and isinstance(base, torch.nn.Module):
+        return called is not UNKNOWN and func.attr not in _CHANGES and not func.attr.endswith("_")
+    if called is UNKNOWN:
+        return isinstance(func, ast.Attribute) and hasattr(torch.Tensor, func.attr) and _keeps(func.attr)
+    name = getattr(called, "__name__", "")
+    if getattr(builtins, name, None) is called or isinstance(base, dict):
+        return name in (_OF_DICTS if isinstance(base, dict) else _PLAIN)
+    return (_is_torchs(called) and _keeps(name) and not name.startswith(("set_", "use_"))) or _is_quiet_function(called)
+
+
+def _keeps(name: str) -> bool:
+    return name not in _OF_TENSORS and not (name.endswith("_") and not name.endswith("__"))
+
+
+def _is_torchs(called: Any) -> bool:
+    if isinstance(called, type) and not issubclass(called, (torch.nn.Module, torch.autograd.Function)):
+        return called.__module__ == "torch.autograd.grad_mode" or "autocast" in called.__name__
+    if getattr(torch.Tensor, getattr(called, "__name__", ""), None) is called:
+        return True
+    module = getattr(called, "__module__", None) or ""
+    return module == "torch" or module.startswith(("torch.nn", "torch._C", "torch.functional", "torch.autograd", "torch.amp", "torch.fft"))
+
+
+def _is_quiet_function(called: Any, depth: int = 0) -> bool:
+    function = called.__func__ if isinstance(called, MethodType) else called
+    return (
+        isinstance(function, FunctionType) and is_user_code(function.__code__) and is_quiet(function.__code__, function.__globals__, depth)
+    )
+
+
+def is_quiet(code: CodeType, names: Mapping[str, Any], depth: int = 0) -> bool:
+    """Whether a function stores nothing outside its own variables, as far as its code and that of those it names tells."""
+    if depth > _DEEP or set(code.co_names) & (_CHANGES - {"to", "float"}):
+        return False
+    if any(one.opname.startswith(_STORES) for one in dis.get_instructions(code)):
+        return False
+    functions = (names.get(name) for name in code.co_names)
+    return all(_is_quiet_function(one, depth + 1) for one in functions if isinstance(one, FunctionType) and is_user_code(one.__code__))
+
+
+def _module_in(func: ast.expr, names: Mapping[str, Any]) -> tuple[str, torch.nn.Module] | None:
+    """The outermost module in ``model``, ``self.net.encode``, with what the user writes for it."""
+    chain: list[ast.expr] = [func]
+    while isinstance(chain[-1], ast.Attribute):
+        chain.append(chain[-1].value)
+    if not isinstance(chain[-1], ast.Name):
+        return None
+    for node in reversed(chain):
+        if isinstance(found := value_named(node, names), torch.nn.Module):
+            return ast.unparse(node), found
+    return None
+
+
+def number_named(node: ast.expr, names: Mapping[str, Any]) -> int | None:
+    """A whole number that is written, or that a name or a dotted name stands for."""
+    value = node.value if isinstance(node, ast.Constant) else value_named(node, names)
+    return value if type(value) is int else None
+
+
+def value_named(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """What a name or a dotted name stands for, without running code of the user's; `UNKNOWN` for anything else."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id, getattr(builtins, node.id, UNKNOWN))
+    own = value_named(node.value, names) if isinstance(node, ast.Attribute) else UNKNOWN
+    if own is UNKNOWN or not isinstance(node, ast.Attribute):
+        return UNKNOWN
+    tables = [getattr(own, "__dict__", {})]
+    if isinstance(own, torch.nn.Module):
+        tables += [own._parameters, own._buffers, own._modules]
+    held = next((table[node.attr] for table in tables if node.attr in table), UNKNOWN)
+    return inspect.getattr_static(type(own), node.attr, UNKNOWN) if held is UNKNOWN else held

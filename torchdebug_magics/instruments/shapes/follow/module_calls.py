@@ -1,0 +1,171 @@
+"""The rows: one a module call, from torch's global hooks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from torchdebug_magics.instruments.shapes.follow.module_paths import Names
+from torchdebug_magics.instruments.shapes.follow.parameters import NOTHING, Owned, Parameters
+from torchdebug_magics.instruments.shapes.report import Row, Shape
+from torchdebug_magics.instruments.shapes.run.leaves import named_tensors, sizes
+from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.modules import unwrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import ExitStack
+
+    import torch
+
+__all__ = ["Calls", "Running", "shapes"]
+
+_MOST_YIELDED = 1000
+"""Values that are asked of a generator, which may have no end."""
+
+
+@dataclass(eq=False)
+class Running:
+    """One call that has begun, and in the end its row."""
+
+    path: str
+    module: torch.nn.Module = field(repr=False)
+    number: int
+    place: int
+    """In the order of the calls."""
+    flops: int = 0
+    saved_bytes: int = 0
+    inputs: tuple[Shape, ...] = ()
+    outputs: tuple[tuple[str, Any, str, str], ...] | None = None
+    """(name, sizes, dtype, device) of each; None while it runs, and for ever where it raised."""
+    symbols: tuple[tuple[Any, ...], ...] = ()
+    """The outputs' sizes with their symbols, where they are asked for."""
+    taken: tuple[tuple[Any, ...], ...] = ()
+    """The inputs' sizes, likewise."""
+    owned: Owned = NOTHING
+
+
+class Calls:
+    """Follows the calls of modules; linear in their number, however deep they nest."""
+
+    def __init__(self, root: torch.nn.Module | None, parameters: Parameters, device: str = "", *, symbolic: bool = False) -> None:
+        self._symbolic = symbolic
+        self._root = root
+        self._parameters = parameters
+        self._device = device
+        self._names = Names()
+        self._counts: dict[int, int] = {}
+        self._hooks = Hooks()
+        self.made: list[Running] = []
+        self.stack: list[Running | None] = []
+        if root is not None:
+            self.name(root)
+
+    def name(self, root: torch.nn.Module) -> None:
+        """Learn the paths of all parts of a root."""
+        self._names.learn(root)
+
+    def attach(self, stack: ExitStack) -> None:
+        """Follow until the stack closes."""
+        self._hooks.calls_in_full(stack, self.enter, self.leave)
+
+    def sweep(self) -> None:
+        """Remove what an interrupt may have left."""
+        self._hooks.sweep()
+
+    @property
+    def current(self) -> Running | None:
+        """The innermost call that runs."""
+        if self.stack and self.stack[-1] is not None:
+            return self.stack[-1]
+        return next((one for one in reversed(self.stack) if one is not None), None)
+
+    def owned(self) -> dict[int, str]:
+        """The path of each parameter and buffer, by the `id` of what stands there now."""
+        root = self._root
+        return {} if root is None else {id(one): path for path, one in (*root.named_buffers(), *root.named_parameters())}
+
+    def path_of(self, module: torch.nn.Module) -> str:
+        """Its name; of several, the one inside the call that runs."""
+        outer = self.current
+        return self._names.path(module, outer.module, outer.path) if outer is not None else self._names.path(module, None, "")
+
+    def enter(self, module: torch.nn.Module, args: Any) -> None:
+        """A call begins."""
+        if unwrapped(module) is not module:
+            self.stack.append(None)
+            return
+        number = self._counts[id(module)] = self._counts.get(id(module), 0) + 1
+        path = self.path_of(module)
+        running = Running(path, module, number, len(self.made), owned=self._parameters.take(path, module))
+        running.inputs = shapes(args)
+        self.made.append(running)
+        self.stack.append(running)
+
+    def leave(self, _module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """A call ends; `kwargs` is None where it raised."""
+        if not self.stack:
+            return
+        running = self.stack.pop()
+        outer = self.current
+        if running is None:
+            return
+        if kwargs is not None:
+            running.inputs = shapes((args, kwargs))
+            self._gives(running, output)
+            if self._symbolic:
+                running.taken = tuple(tuple(tensor.shape) for _, tensor in named_tensors((args, kwargs)))
+        if outer is not None:
+            outer.flops += running.flops
+            outer.saved_bytes += running.saved_bytes
+
+    def _gives(self, running: Running, output: Any) -> None:
+        running.outputs = tuple(
+            (name, sizes(tensor), str(tensor.dtype).removeprefix("torch."), self._device or str(tensor.device))
+            for name, tensor in named_tensors(output)
+        )
+        if self._symbolic:
+            running.symbols = tuple(tuple(tensor.shape) for _, tensor in named_tensors(output))
+
+    def yielded(self, values: Iterator[Any]) -> list[Any]:
+        """What a forward that is a generator gives: it runs only now, as a part of the first call."""
+        root = self.made[0]
+        root.outputs = None
+        self.stack.append(root)
+        output = list(islice(values, _MOST_YIELDED))
+        self.stack.pop()
+        self._gives(root, output)
+        return output
+
+    def rows(self) -> tuple[Row, ...]:
+        """All calls, in their order."""
+        return tuple(_row(running) for running in self.made)
+
+
+def shapes(values: Any) -> tuple[Shape, ...]:
+    """The shapes of all tensors inside."""
+    return tuple(sizes(tensor) for _, tensor in named_tensors(values))
+
+
+def _row(running: Running) -> Row:
+    outputs = running.outputs or ()
+    notes = [running.owned.note] if running.owned.note else []
+    if running.outputs is None:
+        notes.append("did not return")
+    return Row(
+        path=running.path,
+        type=type(running.module).__name__,
+        call=running.number,
+        depth=running.path.count(".") + 1 if running.path else 0,
+        input_shapes=running.inputs,
+        output_shapes=tuple(sizes for _, sizes, _, _ in outputs),
+        output_names=tuple(name for name, _, _, _ in outputs),
+        dtype=outputs[0][2] if outputs else "",
+        device=outputs[0][3] if outputs else "",
+        own_params=running.owned.params,
+        trainable_params=running.owned.trainable,
+        flops=running.flops,
+        activation_bytes=running.saved_bytes,
+        note=", ".join(notes),
+    )

@@ -1,0 +1,213 @@
+"""Every function that a forward calls: what made each tensor, and which one failed."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from torchdebug_magics.instruments.shapes.asked.unchecked import is_unchecked
+from torchdebug_magics.instruments.shapes.follow.suspects import Suspects
+from torchdebug_magics.instruments.shapes.run.leaves import named_tensors, sizes
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.where import user_frame
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
+    from torchdebug_magics.instruments.shapes.run.faking import Fakes
+
+__all__ = ["Failed", "Instead", "Made", "Origins", "function_name"]
+
+_QUESTIONS = frozenset(
+    [
+        *("dim", "size", "numel", "stride", "is_floating_point", "is_complex", "element_size", "storage_offset", "is_contiguous"),
+        *("__len__", "__repr__", "get_device"),
+    ]
+)
+
+
+_MOST_OUTSIDE = 1000
+"""Functions that are followed outside every module: a cell may go on for long without a backward pass."""
+
+
+class Instead(Protocol):
+    """Which function runs as the op of a number: another one, or `func` itself. A dict by number is one."""
+
+    def get(self, number: int, func: Any, /) -> Any:
+        """What is called."""
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """How a tensor came about: a link of the chain back to the inputs."""
+
+    op: str
+    module: str
+    number: int
+    """Of the op in this run, by which it can be found again in another run."""
+    inputs: tuple[tuple[tuple[int, ...], Made | None], ...] = field(repr=False)
+    shape: tuple[int, ...]
+    args: tuple[Any, ...] = field(default=(), repr=False)
+    """Its arguments that are no tensors."""
+    line: tuple[CodeType, int, int] | None = field(default=None, repr=False)
+    """The user's own, innermost: its code, its number, and the instruction that ran."""
+    of_model: bool = False
+    """Whether it was made in a module, or of what was."""
+
+
+@dataclass(frozen=True, eq=False)
+class Failed:
+    """The op that raised, with what it was given."""
+
+    func: Any
+    op: str
+    module: str | None
+    number: int
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    operands: tuple[tuple[str, torch.Tensor], ...]
+    made: tuple[Made | None, ...]
+    """How each operand came about."""
+    error: BaseException
+    owned: frozenset[int] = frozenset()
+    """Which operands are parameters or buffers."""
+
+
+class Origins(TorchFunctionMode):
+    """Follows functions as the user calls them. `instead` may replace one call, by its number, with another function.
+
+    Lines of the user's are looked for above the function of ours whose code is `below`: what called that asked for a report.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        instead: Instead | None = None,
+        fakes: Fakes | None = None,
+        below: CodeType | None = None,
+        guard: Guard | None = None,
+    ) -> None:
+        super().__init__()
+        self._below = below
+        self._guard = guard or Guard()
+        self._fakes = fakes
+        self.unchecked: set[str] = set()
+        """Ops that refuse some values, and ran on tensors whose values are not known."""
+        self._calls = calls
+        self._instead: Instead = {} if instead is None else instead
+        self._made: Any = WeakIdKeyDictionary()
+        self.suspects = Suspects()
+        self.count = 0
+        self.is_done = False
+        """Whether nothing is followed any more."""
+        self._free = _MOST_OUTSIDE
+        self.failed: Failed | None = None
+        self.used: set[int] = set()
+        """The ids of the parameters that some op took."""
+
+    def begin(self, inputs: Any) -> None:
+        """Name the tensors that the forward begins with."""
+        for name, tensor in named_tensors(inputs):
+            self._made[tensor] = Made(name or "input", "", 0, (), sizes(tensor))
+
+    def made(self, tensor: torch.Tensor) -> Made | None:
+        """How it came about; None for a parameter, or what was there before."""
+        found: Made | None = self._made.get(tensor)
+        return found
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if self.is_done or (not self._calls.stack and self._is_far()):
+            return func(*args, **kwargs)
+        name = function_name(func)
+        if name.startswith("__get__"):
+            return self._read(func, args, kwargs)
+        if name in _QUESTIONS:
+            return func(*args, **kwargs)
+        self._note_use((*args, *kwargs.values()))
+        self.count += 1
+        number = self.count
+        try:
+            out = self._instead.get(number, func)(*args, **kwargs)
+        except Exception as error:
+            if self.failed is None or self.failed.error is not error:
+                self.failed = self._failed(func, name, number, args, kwargs, error)
+            raise
+        self._follow(name, number, args, kwargs, out)
+        current = self._calls.current
+        self._guard.run(
+            "the look for broadcasts", self.suspects.look, name, args, kwargs, out, current.path if current else None, self.made
+        )
+        if self._fakes is not None and is_unchecked(name, (args, kwargs), self._fakes):
+            self.unchecked.add(name.strip("_"))
+        return out
+
+    def refill(self) -> None:
+        """As many functions as ever may follow from here."""
+        self._free = _MOST_OUTSIDE
+
+    def _is_far(self) -> bool:
+        """Whether the last call of a module lies too many functions back to be followed further."""
+        self._free -= 1
+        self.is_done = self._free < 0
+        return self.is_done
+
+    def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An attribute, such as ``x.T``: no op of its own, and yet a step where it is a tensor."""
+        out = func(*args, **kwargs)
+        if isinstance(out, torch.Tensor) and self._made.get(out) is None:
+            name = function_name(getattr(func, "__self__", func))
+            self._follow(name, max(self.count, 1), args, kwargs, out)
+        return out
+
+    def _note_use(self, args: Any) -> None:
+        for one in args:
+            if isinstance(one, torch.nn.Parameter):
+                self.used.add(id(one))
+            elif isinstance(one, (tuple, list)):
+                self._note_use(one)
+
+    def _follow(self, name: str, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        current = self._calls.current
+        inputs: tuple[Any, ...] | None = None
+        plain: tuple[Any, ...] = ()
+        for _, tensor in named_tensors(out):
+            if inputs is None:
+                inputs = tuple((sizes(one), self._made.get(one)) for _, one in named_tensors((args, kwargs)))
+                plain = tuple(one for one in args if isinstance(one, (int, float, tuple, list, str)) and not _holds_tensor(one))
+            of_model = (
+                current is not None
+                or bool(self.used.intersection(map(id, args)))
+                or any(one is not None and one.of_model for _, one in inputs)
+            )
+            where = current.path if current else ""
+            self._made[tensor] = Made(name, where, number, inputs, sizes(tensor), plain, _line(self._below), of_model)
+
+    def _failed(self, func: Any, name: str, number: int, args: Any, kwargs: Any, error: Exception) -> Failed:
+        operands = tuple(named_tensors(args)) + tuple((f"{key}", tensor) for key, tensor in named_tensors(kwargs))
+        current = self._calls.current
+        made = tuple(self._made.get(tensor) for _, tensor in operands)
+        paths = self._calls.owned()
+        owned = frozenset(at for at, (_, tensor) in enumerate(operands) if id(tensor) in paths)
+        operands = tuple((paths.get(id(tensor), place), tensor) for place, tensor in operands)
+        return Failed(func, name, current.path if current else None, number, args, kwargs, operands, made, error, owned)
+
+
+def function_name(func: Any) -> str:
+    """``linear``, ``cat``, ``__get__`` as the user would write it."""
+    name = getattr(func, "__name__", "") or str(func)
+    return str(name)
+
+
+def _line(below: CodeType | None) -> tuple[CodeType, int, int] | None:
+    frame = user_frame(sys._getframe(3), below=below)
+    return None if frame is None else (frame.f_code, frame.f_lineno, frame.f_lasti)
+
+
+def _holds_tensor(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and any(isinstance(one, torch.Tensor) for one in value)

@@ -1,0 +1,161 @@
+"""Whose parameters are whose: each is counted once, where it is met first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchdebug_magics.instruments.shapes.run.leaves import is_lazy
+
+__all__ = ["NOTHING", "Owned", "Parameters", "followed", "named_followed", "own_parameters", "packed_weights"]
+
+
+@dataclass(frozen=True)
+class Owned:
+    """What one module itself holds and no module before it."""
+
+    params: int
+    trainable: int
+    note: str
+
+
+NOTHING = Owned(0, 0, "")
+
+
+class Parameters:
+    """The parameters and buffers of a model as they are before it runs."""
+
+    def __init__(self, *roots: torch.nn.Module) -> None:
+        self._tensors: dict[int, torch.Tensor] = {}
+        self._buffers: dict[int, torch.Tensor] = {}
+        self._counted: dict[int, str] = {}
+        self._met: set[int] = set()
+        # Held as they are now: while the model runs, stand-ins may take their places.
+        self._held: dict[int, list[tuple[str, torch.Tensor]]] = {}
+        self._packed = 0
+        self._packed_bytes = 0
+        for root in roots:
+            self.learn(root)
+
+    def learn(self, root: torch.nn.Module) -> None:
+        """Add what a root and its parts hold now."""
+        for module in followed(root):
+            if id(module) in self._held:
+                continue
+            self._held[id(module)] = list(own_parameters(module))
+            for _, parameter in self._held[id(module)]:
+                self._tensors.setdefault(id(parameter), parameter)
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    self._buffers.setdefault(id(buffer), buffer)
+            for packed in packed_weights(module):
+                self._packed += packed.numel()
+                self._packed_bytes += packed.numel() * packed.element_size()
+
+    def held_by(self, module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+        """What it itself held before the run, by name."""
+        return self._held.get(id(module), [])
+
+    def stand_ins(self, model: torch.nn.Module) -> dict[int, int]:
+        """The id of what stands in the place of a parameter now -> the id of the parameter."""
+        followable = (module for module in followed(model) if not isinstance(module, torch.jit.ScriptModule))
+        places = ((module._parameters.get(name), one) for module in followable for name, one in self.held_by(module))
+        return {id(stand_in): id(one) for stand_in, one in places if stand_in is not None}
+
+    def counted_at(self, parameter: torch.Tensor) -> str | None:
+        """The path of the module that it was counted with."""
+        return self._counted.get(id(parameter))
+
+    @property
+    def total(self) -> int:
+        """Elements, tied ones once; those of quantised modules too."""
+        return sum(map(size, self._tensors.values())) + self._packed
+
+    @property
+    def trainable(self) -> int:
+        """Elements of those that require a gradient."""
+        return sum(size(one) for one in self._tensors.values() if one.requires_grad)
+
+    @property
+    def trainable_bytes(self) -> int:
+        """Their size, as gradients will have it."""
+        return sum(size(one) * one.element_size() for one in self._tensors.values() if one.requires_grad)
+
+    @property
+    def bytes(self) -> int:
+        """Of all parameters."""
+        return sum(size(one) * one.element_size() for one in self._tensors.values()) + self._packed_bytes
+
+    @property
+    def buffers(self) -> int:
+        """How many buffers there are."""
+        return len(self._buffers)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of all buffers."""
+        return sum(size(one) * one.element_size() for one in self._buffers.values())
+
+    def take(self, path: str, module: torch.nn.Module) -> Owned:
+        """What `module` holds; whatever an earlier call has taken is named and not counted again."""
+        if id(module) in self._met:
+            return Owned(0, 0, "called before")
+        self._met.add(id(module))
+        params = sum(one.numel() for one in packed_weights(module))
+        trainable = 0
+        notes: list[str] = []
+        if isinstance(module, torch.jit.ScriptModule):
+            notes.append("scripted: its parts are not seen")
+        if id(module) not in self._held and any(True for _ in own_parameters(module)):
+            notes.append("no registered part: its parameters are not the model's")
+        for name, parameter in self._held.get(id(module)) or own_parameters(module):
+            owner = self._counted.setdefault(id(parameter), path)
+            if owner != path:
+                notes.append(f"{name} shared with {owner or 'the root'}")
+                continue
+            params += size(parameter)
+            trainable += size(parameter) if parameter.requires_grad else 0
+        return Owned(params, trainable, ", ".join(notes))
+
+
+def followed(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The root and its parts, each once, without what is inside scripted ones."""
+    return (module for _, module in named_followed(root))
+
+
+def named_followed(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """As `followed`, with their paths."""
+    hidden: set[int] = set()
+    for path, module in root.named_modules():
+        if id(module) not in hidden:
+            yield path, module
+        if isinstance(module, torch.jit.ScriptModule):
+            hidden.update(id(part) for part in module.modules())
+
+
+def own_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those that the module itself holds, by name; of a scripted one all, as its parts run out of sight."""
+    if isinstance(module, torch.jit.ScriptModule):
+        yield from module.named_parameters()
+        return
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            yield name, parameter
+
+
+def size(tensor: torch.Tensor) -> int:
+    """Elements; none where a lazy one has no shape yet."""
+    return 0 if is_lazy(tensor) else tensor.numel()
+
+
+def packed_weights(module: Any) -> Iterator[torch.Tensor]:
+    """The weight and bias of a quantised module, which are no parameters of torch's."""
+    if "quantized" not in type(module).__module__:
+        return
+    for name in ("weight", "bias"):
+        part = getattr(module, name, None)
+        if callable(part) and isinstance(found := part(), torch.Tensor):
+            yield found

@@ -1,0 +1,244 @@
+"""What is known of a failure: the op, its operands and where each came from, the module, the user's line."""
+
+from __future__ import annotations
+
+import ast
+import traceback
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.instruments.shapes.cell_error.judges import COMPARES, is_judge
+from torchdebug_magics.instruments.shapes.cell_error.program_slice import Lines
+from torchdebug_magics.instruments.shapes.repair.source import Caller, Site, site_of
+from torchdebug_magics.instruments.shapes.run.leaves import named_tensors, sizes
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.where import owner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import FrameType
+
+    from torchdebug_magics.instruments.shapes.follow.origins import Failed, Made
+    from torchdebug_magics.instruments.shapes.run.forward import Forward
+
+__all__ = ["Call", "Facts", "Operand", "Sizes", "facts_of", "first_line", "is_loss", "module_calls"]
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """A tensor that the failing op, or the failing module, was given."""
+
+    tensor: torch.Tensor
+    name: str
+    """The path of the parameter, the user's own text for it, or the forward's name of an input; empty where none is known."""
+    owned: bool
+    """Whether it is a parameter or buffer of the model."""
+    made: Made | None
+
+    @property
+    def sizes(self) -> Sizes:
+        """Its shape."""
+        return sizes(self.tensor)
+
+    @property
+    def is_input(self) -> bool:
+        """Whether the model was called with this very tensor."""
+        return self.made is not None and self.made.number == 0
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A module call that was running, from its frame."""
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """All that the rules look at. A failure of Python code has no `op`; one outside any module has no `module`."""
+
+    error: BaseException
+    """With its traceback."""
+    text: str = ""
+    """What it says, in torch's words for real tensors; its first line."""
+    op: str | None = None
+    func: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    operands: tuple[Operand, ...] = ()
+    """Of the op; without one, what the innermost module was given."""
+    path: str | None = None
+    module: torch.nn.Module | None = None
+    """The innermost one that was running, and its `path`."""
+    given: tuple[Operand, ...] = ()
+    """The tensors that this module was called with."""
+    call: Call | None = None
+    outer: tuple[tuple[int | str, Operand], ...] = ()
+    """The tensors in the user's own call where the failing module stands inside what was called: by place or name."""
+    outer_path: str = ""
+    modules: Mapping[str, torch.nn.Module] = field(default_factory=dict)
+    """Those that ran, by path."""
+    gave: Mapping[str, tuple[Sizes, ...]] = field(default_factory=dict)
+    """The shapes that each gave last."""
+    inputs: tuple[tuple[str, torch.Tensor], ...] = ()
+    """What the model was called with."""
+    site: Site | None = None
+    """The user's own expression; None where the innermost line is not the user's."""
+    caller: Caller | None = None
+    """The user's own call of the model, where that is known."""
+    direct: bool = False
+    """Whether that expression itself calls the failing op or the failing module, with nothing of the user's in between."""
+    values: Callable[[torch.Tensor], torch.Tensor | None] = lambda _: None
+    """The numbers in a tensor, where they are known."""
+    guard: Guard = field(default_factory=Guard)
+    """Told of a rule that stumbles over these facts."""
+
+    @property
+    def who(self) -> str:
+        """The failing module as the user knows it."""
+        if self.path:
+            return f"`{self.path}`"
+        return f"`{type(self.module).__name__}`" if self.module is not None else f"`{self.op}`"
+
+    @property
+    def calls_module(self) -> bool:
+        """Whether a part of torch's own failed, rather than an op in the user's code."""
+        return self.module is not None and (owner(_file(self.module)) == "torch" or self.is_compared)
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether the operands are what a network was asked to compare."""
+        return is_judge(self.module) and self.op == COMPARES
+
+    @property
+    def written(self) -> str:
+        """The user's expression, where that calls the op itself; else the op."""
+        text = self.site.text if self.site is not None and self.direct else ""
+        return f"`{text or (self.op or '').strip('_')}`"
+
+    @property
+    def written_call(self) -> ast.Call | None:
+        """The user's own call of the op or the module."""
+        node = self.site.expression if self.site is not None and self.direct else None
+        return node if isinstance(node, ast.Call) else None
+
+    def argument(self, at: int, name: str, default: Any = None) -> Any:
+        """An argument of the op, by place or name."""
+        if name in self.kwargs:
+            return self.kwargs[name]
+        return self.args[at] if at < len(self.args) else default
+
+    def operand(self, tensor: object) -> Operand | None:
+        """The operand that is this very tensor."""
+        return next((one for one in (*self.operands, *self.given) if one.tensor is tensor), None)
+
+
+def _file(module: torch.nn.Module) -> str:
+    code = getattr(type(module).forward, "__code__", None)
+    return code.co_filename if code is not None else ""
+
+
+def facts_of(run: Forward, said: BaseException | None = None, guard: Guard | None = None) -> Facts:
+    """From a run that broke; `said` is its error for real tensors, where that is known."""
+    assert run.error is not None
+    failed = run.failed if run.failed is not None and run.failed.error is run.error else None
+    frames = list(traceback.walk_tb(run.error.__traceback__))
+    calls = module_calls([frame for frame, _ in frames])
+    running = [one for one in run.calls.made if one.outputs is None]
+    site, after = site_of(run.error)
+    below = module_calls([frame for frame, _ in frames[after:]]) if site is not None else calls
+    last = running[-1] if running else None
+    inner = next((one for one in reversed(running) if calls and one.module is calls[-1].module), last)
+    inner = None if inner is not None and isinstance(inner.module, Lines) else inner  # the user's own lines are in no module
+    inputs = tuple(named_tensors(run.given.named_values())) if run.given.are_named else ()
+    names = {id(tensor): name for name, tensor in inputs}
+    call = calls[-1] if calls else None
+    given = tuple(
+        Operand(one, _named(one, at, "", site, names, direct=len(below) == 1), owned=False, made=run.made(one))
+        for at, (_, one) in enumerate(named_tensors((call.args, call.kwargs) if call is not None else ()))
+    )
+    operands = _operands(failed, site, names, below) if failed is not None else given
+    return Facts(
+        guard=guard or Guard(),
+        error=run.error,
+        text=_said(run, said or run.error),
+        op=failed.op if failed is not None else None,
+        func=failed.func if failed is not None else None,
+        args=failed.args if failed is not None else (),
+        kwargs=failed.kwargs if failed is not None else {},
+        operands=operands,
+        path=inner.path if inner is not None else None,
+        module=inner.module if inner is not None else None,
+        given=given,
+        call=call,
+        outer=_outer(run, below),
+        outer_path=next((one.path for one in running if len(below) > 1 and one.module is below[0].module), ""),
+        modules={one.path: one.module for one in run.calls.made},
+        gave={one.path: tuple(sizes for _, sizes, _, _ in one.outputs) for one in run.calls.made if one.outputs is not None},
+        inputs=inputs,
+        site=site,
+        caller=run.given.caller,
+        direct=site is not None and len(below) <= 1,
+        values=_values(run),
+    )
+
+
+def _outer(run: Forward, below: list[Call]) -> tuple[tuple[int | str, Operand], ...]:
+    if len(below) < 2:
+        return ()
+    given: list[tuple[int | str, Any]] = [*enumerate(below[0].args), *below[0].kwargs.items()]
+    return tuple((key, Operand(one, "", owned=False, made=run.made(one))) for key, one in given if isinstance(one, torch.Tensor))
+
+
+def _said(run: Forward, said: BaseException) -> str:
+    """TorchScript quotes its own code, and not always what the op in it said."""
+    inner = run.failed.error if run.failed is not None and "TorchScript" in first_line(said) else said
+    return first_line(inner)
+
+
+def first_line(error: BaseException) -> str:
+    """What the error says."""
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+
+
+def module_calls(frames: list[FrameType]) -> list[Call]:
+    """The module calls among these frames, the outermost first."""
+    return [
+        Call(frame.f_locals["self"], tuple(frame.f_locals.get("args", ())), dict(frame.f_locals.get("kwargs", {})))
+        for frame in frames
+        if frame.f_code is _CALL and isinstance(frame.f_locals.get("self"), torch.nn.Module)
+    ]
+
+
+_CALL = torch.nn.Module._call_impl.__code__
+
+
+def is_loss(module: torch.nn.Module | None) -> bool:
+    """One of torch's own: it hands its arguments on to the function in it."""
+    return type(module).__module__ == torch.nn.modules.loss.__name__
+
+
+def _operands(failed: Failed, site: Site | None, names: Mapping[int, str], below: list[Call]) -> tuple[Operand, ...]:
+    found = []
+    for at, ((place, tensor), made) in enumerate(zip(failed.operands, failed.made, strict=True)):
+        owned = at in failed.owned
+        one_each = not below or not at or is_loss(below[0].module)  # the arguments of the module are those of the op
+        name = place if owned else _named(tensor, at, "", site, names, direct=len(below) <= 1 and one_each)
+        found.append(Operand(tensor, name, owned, made))
+    return tuple(found)
+
+
+def _named(tensor: torch.Tensor, at: int, place: str, site: Site | None, names: Mapping[int, str], *, direct: bool) -> str:
+    text = site.operand_text(at, tensor, direct=direct) if site is not None else ""
+    return text or names.get(id(tensor), place)
+
+
+def _values(run: Forward) -> Callable[[torch.Tensor], torch.Tensor | None]:
+    fakes = run.fakes
+    return (lambda tensor: tensor.detach()) if fakes is None else fakes.value

@@ -1,0 +1,203 @@
+"""The fewest edits with which the forward comes through."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchdebug_magics.instruments.shapes.repair.batch import bound_to, mixed_batch
+from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, facts_of
+from torchdebug_magics.instruments.shapes.repair.rules import diagnosis
+from torchdebug_magics.instruments.shapes.report import Fix
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torchdebug_magics.instruments.shapes.repair.edit import Edit
+    from torchdebug_magics.instruments.shapes.repair.source import Caller
+    from torchdebug_magics.instruments.shapes.repair.trial import Trials
+    from torchdebug_magics.instruments.shapes.run.forward import Forward
+
+__all__ = ["ALWAYS_THROUGH", "fixes"]
+
+_SHOWN = 4
+_NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|[\d x]+")
+ALWAYS_THROUGH = frozenset(["view", "reshape", "view_as", "reshape_as", "unflatten"])
+"""Alone, another view of a tensor comes through whatever was meant."""
+_OUR_NAME = re.compile(r"^model(?=\[| = )", re.MULTILINE)
+_WIDE = (5, 3, 2, 1)
+"""How many half-way states are taken further after each round; there is one round more."""
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    """Edits that take the forward further than it came before, and where it breaks then."""
+
+    edits: tuple[Edit, ...]
+    facts: Facts
+    reached: int
+    rank: int = 0
+    remade: bool = False
+    """Whether a module was made anew twice, for what comes in and for what is to go out."""
+    complaints: frozenset[str] = frozenset()
+    """What was wrong so far, without names and numbers: the same op may fail for one reason after another."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """Edits that let the whole forward through."""
+
+    edits: tuple[Edit, ...]
+    rank: int
+    remade: bool
+    mixed: str = ""
+    """What is wrong with it: the batch of the input is not in what came out, or no other batch would come through."""
+
+    @property
+    def natural(self) -> bool:
+        return all(edit.natural for edit in self.edits)
+
+    @property
+    def order(self) -> tuple[bool, bool, int, int]:
+        """What comes first: those that keep the batch, then natural ones, then the fewest edits, then the least rank."""
+        return bool(self.mixed), not self.natural, _many(self.edits), self.rank
+
+
+def fixes(candidates: Sequence[Edit], facts: Facts, reached: int, trials: Trials | None) -> tuple[Fix, ...]:
+    """Those that were tried and let the whole forward through: the fewest edits first, then the most natural.
+
+    Failing that, the first candidates, not tried or not enough.
+    """
+    caller = trials.inputs.caller if trials is not None else None
+    if trials is None or not candidates:
+        return tuple(_fix((edit,), verified=False) for edit in _by_rank(candidates)[:2])
+    search = _Search(trials)
+    states = [_State((), facts, reached, complaints=frozenset([_complaint(facts)]))]
+    for wide in (*_WIDE, 0):
+        states = sorted(search.round(states, candidates), key=lambda one: (one.remade, one.rank, -one.reached))[:wide]
+        if not states or any(way.natural and not way.mixed for way in search.through):
+            break
+    if not search.through:
+        left = [edit for edit in _by_rank(candidates) if edit.code not in search.in_vain]
+        return tuple(_fix((edit,), verified=False, caller=caller) for edit in left[:2])
+    plain = [way for way in search.through if not way.remade]
+    ways = sorted(plain or search.through, key=lambda way: way.order)[:_SHOWN]
+    return tuple(_fix(way.edits, verified=not way.mixed, also=way.mixed, caller=caller) for way in ways)
+
+
+class _Search:
+    """Breadth first: every state with every edit that its facts suggest."""
+
+    def __init__(self, trials: Trials) -> None:
+        self._trials = trials
+        self.through: list[_Way] = []
+        self.in_vain: set[str] = set()
+
+    def round(self, states: Sequence[_State], candidates: Sequence[Edit]) -> list[_State]:
+        """The states that one edit more leads to."""
+        following: list[_State] = []
+        for state in states:
+            for edit in _by_rank(diagnosis(state.facts).edits if state.edits else candidates):
+                if not self._trials.left or self._is_full(state.rank + edit.rank):
+                    break
+                if edit.ops and state.facts.site is not None and edit.code == state.facts.site.text:
+                    continue  # it reads as it was written
+                following += self._tried(state, edit)
+        return following
+
+    def _is_full(self, rank: int) -> bool:
+        """Whether a way of this rank could only add to a list that is long enough."""
+        return len(self.through) >= _SHOWN and rank > max(way.rank for way in self.through)
+
+    def _tried(self, state: _State, edit: Edit) -> list[_State]:
+        # A module that is made anew once more, from what it was made before: one place, not two.
+        kept = tuple(one for one in state.edits if not one.modules or one.modules.keys() - edit.modules.keys())
+        edits, rank, remade = (*kept, edit), state.rank + edit.rank, state.remade or len(kept) < len(state.edits)
+        run = self._trials.run(edits)
+        if run is not None and run.error is None:
+            # A layer may have been made to fit samples that were taken for features.
+            mixed = mixed_batch(run) if any(one.modules for one in edits) else ""
+            self.through.append(_Way(edits, rank, remade, mixed or bound_to(edits, run, self._again)))
+        elif run is not None:
+            facts = facts_of(run, guard=self._trials.guard)
+            further = run.reached - state.reached - len(edit.calls)  # a changed argument is one call more
+            complaint = _complaint(facts)
+            is_earlier = any(one.site is not state.facts.site for one in edit.ops)  # what it makes, the next part may refuse at first
+            if further > 0 or ((not further or is_earlier) and complaint not in state.complaints):
+                return [_State(edits, facts, run.reached, rank, remade, state.complaints | {complaint})]
+            self.in_vain.add(edit.code)
+        return []
+
+    def _again(self, edits: Sequence[Edit]) -> Forward | None:
+        return self._trials.run(edits) if self._trials.left else None
+
+
+def _complaint(facts: Facts) -> str:
+    return _NAMES_AND_NUMBERS.sub("", diagnosis(facts).sentence)
+
+
+def _many(edits: tuple[Edit, ...]) -> int:
+    return sum(edit.many for edit in edits)
+
+
+def _by_rank(edits: Sequence[Edit]) -> list[Edit]:
+    seen: dict[str, Edit] = {}
+    for edit in sorted(edits, key=lambda one: (one.many, one.rank)):
+        seen.setdefault(edit.code, edit)
+    return list(seen.values())
+
+
+def _in_one(edits: Sequence[Edit], caller: Caller | None) -> list[str]:
+    """What to type for each; one expression where an edited one stands in another, and the user's own call where an input is changed."""
+    codes = {edit: _at_call(edit, caller) or _of_caller(edit.code, caller) for edit in edits}
+    for at, inner in enumerate(edits):
+        site = inner.ops[0].site if len(inner.ops) == 1 else None
+        for outer in edits[at + 1 :] if site is not None else ():
+            if outer.ops and site is not None and outer.ops[0].site.statement is site.statement is not None:
+                whole = _with_part(codes[outer], site.text, codes[inner])
+                if whole != codes[outer]:
+                    codes[outer] = whole
+                    del codes[inner]
+                    break
+    return list(codes.values())
+
+
+def _with_part(code: str, part: str, new: str) -> str:
+    """An expression in which a part, as it reads, is another one; the code itself where it is none, or has no such part."""
+    try:
+        return ast.unparse(_Replace(part, ast.parse(new, mode="eval").body).visit(ast.parse(code, mode="eval").body))
+    except SyntaxError:
+        return code
+
+
+class _Replace(ast.NodeTransformer):
+    def __init__(self, part: str, new: ast.expr) -> None:
+        self._part = part
+        self._new = new
+
+    def visit(self, node: ast.AST) -> Any:
+        return self._new if isinstance(node, ast.expr) and ast.unparse(node) == self._part else self.generic_visit(node)
+
+
+def _of_caller(code: str, caller: Caller | None) -> str:
+    """The user's name for the model in the place of ours, which stands where it is a list of modules, or one alone."""
+    call = caller.site.expression if caller is not None else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, (ast.Name, ast.Attribute)):
+        return code
+    return _OUR_NAME.sub(ast.unparse(call.func), code)
+
+
+def _at_call(edit: Edit, caller: Caller | None) -> str:
+    """The user's call of the model with the one input changed, of which the edit is."""
+    if caller is None or len(edit.inputs) != 1 or edit.modules or edit.ops:
+        return ""
+    ((name, change),) = edit.inputs.items()
+    return caller.changed(name, change.text) if edit.code == f"{name} = {change.text(name)}" else ""
+
+
+def _fix(edits: tuple[Edit, ...], *, verified: bool, also: str = "", caller: Caller | None = None) -> Fix:
+    whys = dict.fromkeys([*(edit.why for edit in edits if edit.why), *([also] if also else [])])
+    typed = (*(edit for edit in edits if not edit.moves), *(edit for edit in reversed(edits) if edit.moves))
+    return Fix(code="\n".join(_in_one(typed, caller)), verified=verified, why="; ".join(whys), edits=_many(edits))

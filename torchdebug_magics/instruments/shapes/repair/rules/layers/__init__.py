@@ -1,0 +1,1 @@
+"""Rules for layers of torch's and the functions behind them: facts -> sentence and edits."""

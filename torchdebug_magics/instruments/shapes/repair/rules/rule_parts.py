@@ -1,0 +1,197 @@
+"""What every rule is made of: words for tensors, and the edits that several share."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.cell_error.judges import is_judge
+from torchdebug_magics.instruments.shapes.repair.around import in_outer_call, wrapped
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.size_history import came_from, maker, product, steps, through
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torchdebug_magics.instruments.shapes.follow.origins import Made
+    from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
+
+__all__ = [
+    "Diagnosis",
+    "anywhere",
+    "clashes",
+    "gets",
+    "named",
+    "producer_edits",
+    "reordered",
+    "short_dtype",
+    "shown",
+    "there_and_back",
+    "told",
+    "turned",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnosis:
+    """What one rule says of a failure."""
+
+    sentence: str
+    edits: tuple[Edit, ...] = ()
+    culprit: Operand | None = None
+    """The operand whose history is told."""
+    fit: tuple[int, int] | None = None
+    """(what came, what was wanted) of a size that grows with the input's."""
+    rounded: bool = False
+    """Whether both sizes come from the input's, and differ as it does not divide."""
+
+
+def shown(operand: Operand) -> str:
+    """``x (2 x 3)`` with the name in code."""
+    return f"`{operand.name}` of {shape(operand.sizes)}" if operand.name else shape(operand.sizes)
+
+
+def named(operand: Operand, otherwise: str = "its input") -> str:
+    """The name in code, or a word for it."""
+    return f"`{operand.name}`" if operand.name else otherwise
+
+
+def short_dtype(operand: Operand) -> str:
+    """``float32``."""
+    return str(operand.tensor.dtype).removeprefix("torch.")
+
+
+def gets(operand: Operand, size: int, dim: int = -1) -> str:
+    """``576 = 16 x 6 x 6 from `conv2` ``."""
+    parts = product(operand.made, size, dim)
+    source = came_from(operand.made)
+    return f"{size}{f' = {parts}' if parts else ''}{f' {source}{through(operand.made)}' if source else ''}"
+
+
+def turned(facts: Facts, at: int, order: tuple[int, ...], *, rank: int = 5, why: str = "") -> list[Edit]:
+    """The operand with its dimensions in another order."""
+    moved = [dim for dim, old in enumerate(order) if dim != old]
+    if len(moved) == 2:
+        a, b = moved
+        many = len(order)
+        pair = (a - many, b - many) if b == many - 1 and a == many - 2 and many > 2 else (a, b)
+        return anywhere(facts, at, method("transpose", *pair), rank=rank, why=why)
+    return anywhere(facts, at, method("permute", *order), rank=rank, why=why)
+
+
+def anywhere(facts: Facts, at: int, change: Change, *, rank: int, why: str = "") -> list[Edit]:
+    """The operand changed where the op or module takes it, or in the user's call around that, of which it is an argument.
+
+    Inside a network that compares its inputs, these stay as they are for the comparison.
+    """
+    found = on_operand(facts, at, change, rank=rank, why=why)
+    operand = facts.operands[at]
+    passed_on = any(one.tensor is operand.tensor for _, one in facts.outer)
+    around = in_outer_call(facts, operand, change, rank=rank, why=why) if passed_on else []
+    return around or found if any(map(is_judge, facts.modules.values())) else found or around
+
+
+def reordered(facts: Facts, at: int, dim: int, size: int, *, rank: int = 5, batched: bool = False) -> list[Edit]:
+    """Each dimension that has the wanted size, moved to where it is wanted; the first of all not where that is sure to be the batch."""
+    operand = facts.operands[at]
+    many = len(operand.sizes)
+    dim %= many
+    edits: list[Edit] = []
+    for now in _places(operand.sizes, size):
+        if now == dim or (batched and now == 0):
+            continue
+        rest = [one for one in range(many) if one != now]
+        rest.insert(dim, now)
+        why = f"{shape(operand.sizes)} becomes {shape([operand.sizes[one] for one in rest])}"
+        edits += turned(facts, at, tuple(rest), rank=rank + (8 if now == 0 else 0), why=why)
+    return edits
+
+
+def there_and_back(facts: Facts, at: int, dim: int, size: int, *, rank: int = 9) -> list[Edit]:
+    """A module that keeps the shape, called with two dimensions exchanged, and they are exchanged back behind it."""
+    x = facts.operands[at]
+    dim %= len(x.sizes)
+    places = [now for now in _places(x.sizes, size) if now not in {0, dim}]
+    if at or not places:
+        return []
+    why = f"dimension {places[0]} of {shape(x.sizes)} has {size}"
+    if places == [1] and dim == len(x.sizes) - 1 > 2:
+        rest = range(2, len(x.sizes))
+        return wrapped(facts, method("permute", 0, *rest, 1), method("permute", 0, dim, *range(1, dim)), rank=rank, why=why)
+    change = method("transpose", *sorted((places[0], dim)))
+    return wrapped(facts, change, change, rank=rank, why=why)
+
+
+def _places(sizes: tuple[int, ...], size: int) -> Iterator[int]:
+    return (dim for dim, one in reversed(list(enumerate(sizes))) if one == size)
+
+
+_SPLITS = frozenset(["chunk", "split", "tensor_split", "glu"])
+_FORGOTTEN = 25
+"""The rank of an edit that makes room for all parts of what is split afterwards."""
+_OUT = {
+    nn.Linear: "out_features",
+    nn.Bilinear: "out_features",
+    nn.modules.conv._ConvNd: "out_channels",
+    nn.Embedding: "embedding_dim",
+    nn.EmbeddingBag: "embedding_dim",
+    nn.RNNBase: "hidden_size",
+    nn.RNNCellBase: "hidden_size",
+}
+
+
+def producer_edits(facts: Facts, operand: Operand, size: int, wanted: int, *, rank: int = 40) -> list[Edit]:
+    """The module that decided this size, made to give the wanted one."""
+    step = maker(operand.made)
+    if step is None or step.module not in facts.modules or step.number == 0:
+        return []
+    module = facts.modules[step.module]
+    name = next((name for kind, name in _OUT.items() if isinstance(module, kind)), None)
+    gives = getattr(module, name, None) if name is not None else None
+    if name is None or not isinstance(gives, int):
+        return []
+    parts = _parts(operand.made, size, gives)
+    if not parts:
+        return []
+    # It gives the wanted size as it is, and a part of that is taken afterwards: forgotten where it was made.
+    rank = min(rank, _FORGOTTEN) if parts > 1 and gives == wanted else rank
+    why = f"gives {wanted * parts} instead of {gives}{f', {parts} times {wanted}' if parts > 1 else ''}"
+    return rebuilt_module(module, step.module, rank=rank, why=why, **{name: wanted * parts})
+
+
+def _parts(made: Made | None, size: int, whole: int) -> int:
+    """In how many parts of this size a whole was split on the way; 0 where it is another size for another reason."""
+    if size == whole:
+        return 1
+    for step in steps(made):
+        if step.op in _SPLITS and step.shape and step.inputs and whole == step.inputs[0][0][-1] and whole % size == 0:
+            return whole // size if step.shape[-1] == size else 0
+    return 0
+
+
+def clashes(a: tuple[int, ...], b: tuple[int, ...]) -> list[int]:
+    """Where two shapes do not broadcast, counted from the end: -1 is the last dimension."""
+    pairs = zip(reversed(a), reversed(b), strict=False)
+    return [-1 - at for at, (one, other) in enumerate(pairs) if one != other and 1 not in {one, other}]
+
+
+def orders(many: int) -> Iterator[tuple[int, ...]]:
+    """All orders of so many dimensions: first those that move a single one, which lay no picture on its side; then the others."""
+    everything = itertools.permutations(range(many))
+    return iter(sorted(everything, key=lambda order: (not _moves_one(order), sum(at != dim for at, dim in enumerate(order)))))
+
+
+def _moves_one(order: tuple[int, ...]) -> bool:
+    """Whether all but one stay in their order."""
+    return any([*rest] == sorted(rest) for rest in itertools.combinations(order, len(order) - 1))
+
+
+def told(x: Operand) -> str:
+    """The tensor, its shape, and where that came from."""
+    source = "" if x.is_input and "[" in x.name else came_from(x.made)  # ``batch["y"]`` says where it is from
+    return f"{named(x, 'the tensor')} of {shape(x.sizes)}{f' {source}' if source and f'`{x.name}`' not in source else ''}"

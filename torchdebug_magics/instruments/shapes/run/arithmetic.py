@@ -1,0 +1,121 @@
+"""Every op of a forward below autograd: run on fakes where there are some, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nested._internal.nested_tensor import NestedTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchdebug_magics.instruments.shapes.run.flops import scratch_bytes
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
+    from torchdebug_magics.instruments.shapes.run.faking import Fakes
+    from torchdebug_magics.instruments.shapes.run.flops import FlopFormulas
+    from torchdebug_magics.instruments.shapes.run.saved import Saved
+    from torchdebug_magics.instruments.shapes.run.written_tensors import Writes
+
+__all__ = ["Arithmetic"]
+
+_DEVICE = torch.ops.prim.device.default
+
+
+class Arithmetic(TorchDispatchMode):
+    """Every op below autograd: run on fakes where there are some, and counted."""
+
+    _torchdebug_owner = None
+    supports_higher_order_operators = True
+    """Else torch refuses what takes a function, such as `flex_attention`, while the mode is on."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        formulas: FlopFormulas,
+        fakes: Fakes | None,
+        check: Callable[..., None] | None = None,
+        *,
+        saved: Saved | None = None,
+        writes: Writes | None = None,
+    ) -> None:
+        super().__init__()
+        self._calls = calls
+        self._formulas = formulas
+        self._fakes = fakes
+        self._check = check
+        self._saved = saved
+        self._writes = writes
+        self.total = 0
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Asked by the compiler."""
+        return False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Asked when the class is made: to be skipped by the compiler is to import it, which takes seconds."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return self._with_function(func, args, kwargs)
+        if func.namespace == "prim":
+            # By far the most frequent question: kernels ask each operand for its device.
+            return args[0].fake_device if func is _DEVICE and isinstance(args[0], FakeTensor) else func(*args, **kwargs)
+        if _is_question(func):
+            return func(*args, **kwargs)
+        if any(issubclass(kind, NestedTensor) for kind in types):
+            return NotImplemented  # it takes itself apart, and its parts come by again
+        if any(isinstance(one, torch.Tensor) and one.is_nested for one in args):
+            self._formulas.leave_out(func)  # of the older kind, which has no sizes to count by
+            return func(*args, **kwargs)
+        whole = self._in_parts(func, args, kwargs)
+        return self._followed(func, args, kwargs) if whole is NotImplemented else whole
+
+    def _with_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An op that takes a function has no schema to check it by, and runs as it is: the modes below know how."""
+        out = func(*args, **kwargs)
+        self._add(self._formulas.count(func, args, kwargs, out))
+        return out
+
+    def _in_parts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an op that is made of others, which come by one at a time; else NotImplemented."""
+        if self._formulas.knows(func._overloadpacket):
+            return NotImplemented
+        if not func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+            return NotImplemented
+        with self:
+            return func.decompose(*args, **kwargs)
+
+    def _followed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._check is not None:
+            self._check(func, args, kwargs)
+        if self._writes is not None:
+            self._writes.before(func, args, kwargs, computes=self._fakes is None)
+        out = func(*args, **kwargs) if self._fakes is None else self._fakes.call(func, args, kwargs)
+        if self._writes is not None:
+            self._writes.made(out, (args, kwargs))
+        if self._saved is not None:
+            for tensor, size_bytes in scratch_bytes(func, args, out):
+                self._saved.put_at(tensor, size_bytes)
+        self._add(self._formulas.count(func, args, kwargs, out))
+        return out
+
+    def _add(self, flops: int) -> None:
+        if flops:
+            self.total += flops
+            if (current := self._calls.current) is not None:
+                current.flops += flops
+
+
+@cache
+def _is_question(func: OpOverload) -> bool:
+    """Whether it asks a tensor for its sizes or strides, which the mode below or the tensor itself answers: there is no kernel for it."""
+    return not torch._C._dispatch_has_kernel(func.name())

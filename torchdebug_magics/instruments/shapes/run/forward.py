@@ -1,0 +1,194 @@
+"""One forward of a model, followed call by call and op by op, which leaves no trace in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing, redirect_stdout
+from dataclasses import dataclass, replace
+from inspect import isgenerator
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.instruments.shapes.asked.bounds import check_bounds
+from torchdebug_magics.instruments.shapes.asked.dtypes import check_dtypes
+from torchdebug_magics.instruments.shapes.asked.kernels import check_kernels
+from torchdebug_magics.instruments.shapes.asked.stricter import check_strictly
+from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
+from torchdebug_magics.instruments.shapes.follow.origins import Failed, Instead, Made, Origins
+from torchdebug_magics.instruments.shapes.follow.parameters import Parameters
+from torchdebug_magics.instruments.shapes.run.arithmetic import Arithmetic
+from torchdebug_magics.instruments.shapes.run.copies import Copies
+from torchdebug_magics.instruments.shapes.run.faking import Fakes, ValueFailure
+from torchdebug_magics.instruments.shapes.run.flops import FlopFormulas, NoFormulas
+from torchdebug_magics.instruments.shapes.run.leaves import named_tensors
+from torchdebug_magics.instruments.shapes.run.library_questions import answers
+from torchdebug_magics.instruments.shapes.run.saved import Saved
+from torchdebug_magics.instruments.shapes.run.untouched import untouched
+from torchdebug_magics.instruments.shapes.run.written_tensors import Writes
+from torchdebug_magics.probing.guard import Guard
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.report import Failure
+    from torchdebug_magics.instruments.shapes.run.inputs import Inputs
+
+__all__ = ["Forward", "forward", "zeros"]
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """What was seen; `error` where it did not come through."""
+
+    calls: Calls
+    parameters: Parameters
+    formulas: FlopFormulas
+    flops: int
+    saved_bytes: int
+    given: Inputs
+    """The tensors that the model was called with."""
+    output: Any
+    error: Exception | None
+    failed: Failed | None
+    confirmed: bool
+    """Whether the error is one of real tensors, found beside the fakes."""
+    unchecked: tuple[str, ...] = ()
+    """Ops that refuse some values, and ran on tensors whose values are not known."""
+    checked: tuple[str, ...] = ()
+    """Those of them that were asked for real."""
+    used: frozenset[int] = frozenset()
+    """The ids of the model's parameters that some op took."""
+    fakes: Fakes | None = None
+    """Which know the values of the whole-number tensors."""
+    made: Callable[[torch.Tensor], Made | None] = lambda _: None
+    """How a tensor of this run came about."""
+    reached: int = 0
+    """How many functions and modules had been called: how far it came."""
+    took_s: float = 0.0
+    computed_s: float = 0.0
+    """Of which this thread held a processor: no more on a machine that is busy with other things."""
+    problems: tuple[str, ...] = ()
+    """What could not be put back."""
+    suspect: Failure | None = None
+    """What came through, and is most likely not meant."""
+
+    @property
+    def came_through(self) -> bool:
+        """Whether the forward returned."""
+        return self.error is None
+
+
+def forward(
+    model: torch.nn.Module,
+    inputs: Inputs,
+    fakes: Fakes | None,
+    *,
+    instead: Instead | None = None,
+    trial: bool = False,
+    saves: bool = True,
+    symbolic: bool = False,
+) -> Forward:
+    """Call ``model(*inputs.args, **inputs.kwargs)`` on fakes, or for real where there are none.
+
+    ``instead`` replaces single functions by their number in the run. A trial prints nothing. In a `symbolic` one sizes may be symbols: they
+    are kept as such, and no FLOPs are counted. Unless it `saves`, nothing is told of what a backward pass would need, and no hook of ours
+    is in the graph.
+    """
+    began, computing = time.monotonic(), time.thread_time()
+    parameters = Parameters(model)
+    device = "meta" if any(one.device.type == "meta" for one in model.parameters()) else ""
+    calls, writes = Calls(model, parameters, device, symbolic=symbolic), Writes()
+    formulas, saved, guard = NoFormulas() if symbolic else FlopFormulas(), Saved(calls), Guard()
+    origins = Origins(calls, instead, fakes, forward.__code__, guard)
+    check = _checks(fakes) if fakes is not None and not symbolic else None
+    arithmetic = Arithmetic(calls, formulas, fakes, check, saved=None if symbolic else saved, writes=writes)
+    stand_in, described = (fakes.of, fakes.zeros) if fakes is not None else _for_real(writes)
+    error: Exception | None = None
+    output, confirmed = None, False
+    given = inputs.made(model, stand_in, described)
+    origins.begin(given.named_values() if given.are_named else {})
+    with ExitStack() as stack:
+        stack.callback(calls.sweep)
+        if trial:
+            stack.enter_context(redirect_stdout(StringIO()))
+        saved.leave_out(model)
+        stack.enter_context(untouched(model, (inputs.args, inputs.kwargs), stand_in, writes, guard))
+        saved.leave_out(model)
+        saved.begin(tensor for _, tensor in named_tensors((given.args, given.kwargs)))
+        originals = parameters.stand_ins(model)
+        calls.attach(stack)
+        if saves:
+            stack.enter_context(saved.counting())
+        if fakes is not None:
+            stack.enter_context(fakes.mode)
+            stack.enter_context(answers(fakes))
+        stack.enter_context(arithmetic)
+        stack.enter_context(origins)
+        try:
+            output = model(*given.args, **given.kwargs)
+            if isgenerator(output):
+                with closing(output):
+                    output = calls.yielded(output)
+        except ValueFailure as failure:
+            confirmed = True
+            error = failure.error.with_traceback(failure.__traceback__)
+            if origins.failed is not None and origins.failed.error is failure:
+                origins.failed = replace(origins.failed, error=error)
+        except Exception as raised:  # noqa: BLE001 - whatever the user's forward raises is what is to be explained
+            error = raised
+    return Forward(
+        calls=calls,
+        parameters=parameters,
+        formulas=formulas,
+        flops=arithmetic.total,
+        saved_bytes=saved.total_bytes,
+        given=given,
+        output=output,
+        error=error,
+        failed=origins.failed,
+        confirmed=confirmed,
+        unchecked=tuple(sorted(origins.unchecked)),
+        used=frozenset(originals.get(one, one) for one in origins.used),
+        fakes=fakes,
+        made=origins.made,
+        reached=origins.count + len(calls.made),
+        took_s=time.monotonic() - began,
+        computed_s=time.thread_time() - computing,
+        problems=tuple(guard.problems),
+        suspect=origins.suspects.first,
+    )
+
+
+def _checks(fakes: Fakes) -> Callable[..., None]:
+    """What real ops refuse and fake ones let through."""
+
+    def check(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        check_dtypes(func, args, kwargs)
+        check_bounds(fakes, func, args)
+        check_strictly(fakes, func, args)
+        check_kernels(fakes, func, args)
+
+    return check
+
+
+def _for_real(writes: Writes) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[..., torch.Tensor]]:
+    """Copies of tensors, and real ones for descriptions, into which the forward may write."""
+    copies = Copies()
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        copy = copies.of(tensor)
+        writes.made(copy, tensor)
+        return copy
+
+    def described(*description: Any) -> torch.Tensor:
+        made = zeros(*description)
+        writes.made(made)
+        return made
+
+    return copied, described
+
+
+def zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A real tensor for a described one."""
+    return torch.zeros(sizes, dtype=dtype, device=device)

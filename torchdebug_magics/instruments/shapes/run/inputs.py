@@ -1,0 +1,183 @@
+"""What the model is called with: values as they are, sizes such as ``(1, 3, 224, 224)`` as tensors of the model's kind."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.format import listed
+from torchdebug_magics.instruments.shapes.run.leaves import named_tensors, rebuilt, sizes
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.repair.source import Caller
+
+__all__ = ["Inputs", "Spec", "model_of", "readings"]
+
+_WHOLE_NUMBERED = ("ids", "idx", "index", "indices", "tokens", "labels", "target", "targets", "length", "lengths", "lens")
+_SIZES = ("size", "shape", "sizes")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A tensor that the user described by its sizes alone."""
+
+    sizes: tuple[int, ...]
+    whole_numbers: bool = False
+    dtype: torch.dtype | None = None
+    """As it was asked for; None for the likeliest."""
+
+    def made(self, model: torch.nn.Module, zeros: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """``zeros(sizes, dtype, device)``, a valid index too, in the model's dtype and where it lives."""
+        first = next((one for one in model.parameters() if one.is_floating_point()), None)
+        device = first.device if first is not None else torch.device("cpu")
+        dtype = (
+            self.dtype or torch.int64
+            if self.dtype or self.whole_numbers
+            else first.dtype
+            if first is not None
+            else torch.get_default_dtype()
+        )
+        return zeros(self.sizes, dtype, device)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Arguments of the call."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    names: tuple[str, ...] = ()
+    """Of the parameters that `args` go to."""
+    note: str = ""
+    caller: Caller | None = field(default=None, repr=False)
+    """The user's own call, where that is known."""
+    are_named: bool = True
+    """Whether they are a forward's own, by which sizes are explained, and not just what stands in an expression."""
+
+    def made(self, model: torch.nn.Module, stand_in: Callable[[torch.Tensor], torch.Tensor], zeros: Callable[..., torch.Tensor]) -> Inputs:
+        """The same arguments, each tensor replaced by its stand-in and each description by a tensor."""
+        return self._with(lambda one: one.made(model, zeros) if isinstance(one, Spec) else stand_in(one))
+
+    def specs(self) -> Iterator[tuple[str, Spec]]:
+        """The tensors that are described by their sizes, with their names."""
+        for name, value in self.named_values().items():
+            found: list[Spec] = []
+            rebuilt(value, lambda one, found=found: found.append(one) or one, (Spec,))
+            yield from ((name, one) for one in found)
+
+    def chosen(self, whole: Iterable[bool]) -> Inputs:
+        """The same, with whole numbers for the specs where `whole` says so, in their order."""
+        choices = iter(whole)
+        return self._with(lambda one: replace(one, whole_numbers=next(choices)), (Spec,))
+
+    def _with(self, change: Callable[[Any], Any], kinds: tuple[type, ...] = (torch.Tensor, Spec)) -> Inputs:
+        args = tuple(rebuilt(value, change, kinds) for value in self.args)
+        return replace(self, args=args, kwargs={name: rebuilt(value, change, kinds) for name, value in self.kwargs.items()})
+
+    def named_values(self) -> dict[str, Any]:
+        """By the names that the forward has for them."""
+        return {**dict(zip(self.names, self.args, strict=False)), **self.kwargs}
+
+    def __str__(self) -> str:
+        tensors = list(named_tensors(self.named_values()))
+        shown = [f"{name} {' x '.join(map(str, sizes(one))) or 'scalar'} {str(one.dtype).removeprefix('torch.')}" for name, one in tensors]
+        return listed(shown)
+
+
+def model_of(called: object) -> torch.nn.Module | None:
+    """The model whose call it is: a module itself, or its bound ``forward``."""
+    owner = getattr(called, "__self__", None) if getattr(called, "__name__", "") == "forward" else called
+    return owner if isinstance(owner, torch.nn.Module) else None
+
+
+def readings(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Inputs]:
+    """Ways to understand the arguments, the likeliest first."""
+    signature = _signature(model)
+    args, kwargs, note = _spread(signature, args, dict(kwargs))
+    names = _names(signature, len(args))
+    given = Inputs(args, kwargs, names, note)
+    described = Inputs(
+        tuple(_described(signature, name, value) for name, value in zip(names, args, strict=True)),
+        {name: _described(signature, name, value) for name, value in kwargs.items()},
+        names,
+        note,
+    )
+    count = sum(1 for _ in described.specs())
+    if not count:
+        yield given
+        return
+    likely = [_begins_with_embedding(model) or name.rpartition("_")[2] in _WHOLE_NUMBERED for name, _ in described.specs()]
+    only_first = [place == 0 for place in range(count)]
+    seen: list[list[bool]] = []
+    for whole in (likely, only_first, [not one for one in likely], [False] * count):
+        if whole not in seen:
+            seen.append(whole)
+            yield described.chosen(whole)
+    yield given  # the tuples were meant as tuples
+
+
+def _signature(model: torch.nn.Module) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def _names(signature: Mapping[str, inspect.Parameter], many: int) -> tuple[str, ...]:
+    positional = [name for name, one in signature.items() if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
+    rest = next((name for name, one in signature.items() if one.kind is one.VAR_POSITIONAL), "input")
+    return tuple(positional[at] if at < len(positional) else f"{rest}[{at - len(positional)}]" for at in range(many))
+
+
+def _spread(
+    signature: Mapping[str, inspect.Parameter], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], str]:
+    """One mapping alone whose keys are names of the forward's parameters stands for keyword arguments, as a tokenizer's batch does."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], Mapping) and args[0] and all(isinstance(key, str) for key in args[0]):
+        open_ended = any(one.kind is one.VAR_KEYWORD for one in signature.values())
+        first = next(iter(signature.values()), None)
+        wants_mapping = first is not None and any(word in str(first.annotation).lower() for word in ("dict", "mapping"))
+        if not wants_mapping and (set(args[0]) <= set(signature) or (open_ended and set(args[0]) & set(signature))):
+            return (), dict(args[0]), "the mapping was passed as keyword arguments"
+    return args, kwargs, ""
+
+
+def _described(signature: Mapping[str, inspect.Parameter], name: str, value: Any) -> Any:
+    """`value` with sizes read as tensors, also those inside a tuple or a dict."""
+    if isinstance(value, (tuple, torch.Size)) and all(type(one) is int and one >= 0 for one in value):
+        return value if _wants_tuple(signature.get(name), name) else Spec(tuple(value))
+    if isinstance(value, slice) and isinstance(value.start, tuple) and isinstance(value.stop, str):
+        return Spec(tuple(value.start), dtype=_dtype(value.stop))
+    if type(value) is dict:
+        return {key: _described({}, str(key), item) for key, item in value.items()}
+    if type(value) in {tuple, list} and all(type(item) is tuple for item in value):
+        return type(value)(_described({}, name, item) for item in value)
+    return value
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        msg = f"there is no dtype {name!r}: write one of torch's, as in `(2, 5):int64`"
+        raise TorchDebugError(msg)
+    return found
+
+
+def _wants_tuple(parameter: inspect.Parameter | None, name: str) -> bool:
+    """Whether a tuple of numbers is what the forward takes there."""
+    if any(name.endswith(word) for word in _SIZES):
+        return True
+    if parameter is None:
+        return False
+    by_default = isinstance(parameter.default, (tuple, int)) and not isinstance(parameter.default, bool)
+    return by_default or any(word in str(parameter.annotation).lower() for word in ("tuple", "size", "sequence[int", "list[int"))
+
+
+def _begins_with_embedding(model: torch.nn.Module) -> bool:
+    leaf = next((module for module in model.modules() if next(iter(module._parameters.values()), None) is not None), None)
+    return isinstance(leaf, (torch.nn.Embedding, torch.nn.EmbeddingBag))

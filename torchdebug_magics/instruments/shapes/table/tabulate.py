@@ -1,0 +1,107 @@
+"""From a run to its report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.instruments.shapes.explain import explained
+from torchdebug_magics.instruments.shapes.follow.parameters import Parameters, named_followed
+from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
+from torchdebug_magics.instruments.shapes.table.training_memory import needs
+from torchdebug_magics.instruments.shapes.table.uncalled import row_of, uncalled
+
+if TYPE_CHECKING:
+    import torch
+
+    from torchdebug_magics.instruments.shapes.examine import Seen
+    from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
+    from torchdebug_magics.instruments.shapes.report import Failure
+    from torchdebug_magics.instruments.shapes.run.flops import FlopFormulas
+
+__all__ = ["Watched", "of_cell", "params_only", "tabulated"]
+
+
+def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
+    """Everything that was seen, frozen."""
+    run = seen.run
+    failure = None if seen.error is None else explained(seen)  # first, as it may add to the notes
+    further, unused = uncalled(seen.model, run) if run.error is None else ((), ())
+    return ShapesReport(
+        problems=(*seen.notes, *run.problems),
+        model=type(seen.model).__name__,
+        inputs=str(seen.run.given),
+        rows=run.calls.rows() + further,
+        total_params=run.parameters.total,
+        trainable_params=run.parameters.trainable,
+        buffer_count=run.parameters.buffers,
+        total_flops=run.flops,
+        uncounted_ops=run.formulas.names(),
+        unchecked_ops=run.unchecked if seen.error is None else (),
+        checked_ops=run.checked,
+        param_bytes=run.parameters.bytes,
+        buffer_bytes=run.parameters.buffer_bytes,
+        activation_bytes=run.saved_bytes,
+        unused=unused,
+        mode=seen.mode,
+        failure=failure,
+        suspect=run.suspect if failure is None else None,
+        needs=needs(seen.model, run.parameters, run.saved_bytes, run.given) if seen.error is None else (),
+        layout=layout,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Watched:
+    """What was seen of the modules that a cell called."""
+
+    calls: Calls
+    parameters: Parameters
+    formulas: FlopFormulas
+    flops: int
+    saved_bytes: int
+    counts: Mapping[torch.nn.Module, int]
+    """How often each model was called in all."""
+
+
+def of_cell(watched: Watched, layout: Layout, failure: Failure | None, problems: Iterable[str]) -> ShapesReport:
+    """What the modules of a cell did, and why it failed."""
+    names = [type(model).__name__ for model in watched.counts]
+    often = [(type(model).__name__, many) for model, many in watched.counts.items() if many > 1]
+    notes = [f"{name} was called {many:,} times; the first call of each input shape is shown" for name, many in often]
+    return ShapesReport(
+        problems=(*problems, *notes),
+        model=", ".join(names),
+        rows=watched.calls.rows(),
+        total_params=watched.parameters.total,
+        trainable_params=watched.parameters.trainable,
+        buffer_count=watched.parameters.buffers,
+        total_flops=watched.flops,
+        uncounted_ops=watched.formulas.names(),
+        param_bytes=watched.parameters.bytes,
+        buffer_bytes=watched.parameters.buffer_bytes,
+        activation_bytes=watched.saved_bytes,
+        mode="real",
+        failure=failure,
+        layout=layout,
+    )
+
+
+def params_only(model: torch.nn.Module, layout: Layout) -> ShapesReport:
+    """The modules as they are nested, with what they hold."""
+    parameters = Parameters(model)
+    rows = [row_of(path, module, parameters.take(path, module)) for path, module in named_followed(model)]
+    return ShapesReport(
+        model=type(model).__name__,
+        rows=tuple(rows),
+        total_params=parameters.total,
+        trainable_params=parameters.trainable,
+        buffer_count=parameters.buffers,
+        total_flops=0,
+        param_bytes=parameters.bytes,
+        buffer_bytes=parameters.buffer_bytes,
+        activation_bytes=0,
+        mode="params",
+        layout=layout,
+    )
