@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from types import FunctionType
 from typing import Any
 
@@ -19,6 +21,8 @@ GONE: Any = object()
 ABSENT: Any = object()
 """In the place of what was not there."""
 _BYTES_EACH = 16
+_MOST_ORDERS, _MOST_ADDED = 40, 100_000
+"""Tried, and items added for it, to fill a set so that it has the order that it had."""
 
 
 class State(list[Any]):
@@ -95,9 +99,37 @@ def _write_deque(value: deque[Any], parts: list[Any]) -> None:
 
 
 def _write_set(value: set[Any], parts: list[Any]) -> None:
-    wanted = set(parts)
+    """In the order that it had: items whose hashes collide stand as they came, in a table of the size that it has grown to."""
+    _rewind(value, len(parts))
+    tries = _MOST_ADDED // (len(parts) or 1) if all(map(hashes_by_itself, parts)) else 1
+    for order, merged in islice(_ways_to_fill(parts), max(1, tries)):
+        set.clear(value)
+        for part in () if merged else order:
+            set.add(value, part)
+        for number in merged:  # `update` with a set makes room for all of it, known or not
+            set.update(value, set(order[:number]))
+        if same(list(set.__iter__(value)), parts):
+            break
+
+
+def _rewind(value: set[Any], size: int) -> None:
+    """`pop` begins to look behind the place from which it took last: let that be the last one of a table larger than any of that size."""
+    last = (1 << (8 * (size + 1)).bit_length()) - 1
     set.clear(value)
-    set.update(value, wanted)
+    set.update(value, range(last // 2), (last,))
+    for number in range(last // 2):
+        set.discard(value, number)
+    set.pop(value)
+
+
+def _ways_to_fill(parts: list[Any]) -> Iterator[tuple[list[Any], tuple[int, ...]]]:
+    """(order, how many items each merge takes; none where one comes after the other), the likely ones first."""
+    chance = random.Random(0)  # noqa: S311 - to try, and the same each time
+    size, order = len(parts), parts
+    for number in range(_MOST_ORDERS):
+        yield from ((order, merged) for merged in ((), (size,), (size, size), (size, size // 2), (size, size // 4)))
+        turned = chance.randrange(size or 1)
+        order = [*parts[turned:], *parts[:turned]] if number % 2 else chance.sample(parts, size)
 
 
 # --- dicts: keys and values in turns; what is gone leaves what stands in its place -------------------------------------------------

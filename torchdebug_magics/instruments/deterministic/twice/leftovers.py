@@ -1,4 +1,4 @@
-"""What the first run has used up, and a second one cannot find again: generators that ran, iterators over what has no places."""
+"""What a second run cannot find as the first one did: generators that ran, iterators over what has no places, the order of a set."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import GeneratorType
 from typing import Any
 
 from torchdebug_magics.probing.attributes import attributes_of
+from torchdebug_magics.probing.kinds import same
 from torchdebug_magics.probing.ways import ways_of
 from torchdebug_magics.probing.where import local_values
 
@@ -19,15 +20,18 @@ _DEEPEST = 4
 
 
 class Leftovers:
-    """How far every iterator and queue is that some variables lead to."""
+    """How far every iterator and queue is that some variables lead to, and in which order sets stand; to be asked back at the start."""
 
     def __init__(self, variables: Mapping[str, object], is_found_again: Callable[[object], bool] = lambda _: False) -> None:
         found = ((name, one) for name, value in variables.items() for one in _iterators(value) if not is_found_again(one))
         self._places = [(name, one, _place(one)) for name, one in found]
+        self._sets = [(name, value, list(value)) for name, value in variables.items() if type(value) is set]
 
     def names(self) -> tuple[str, ...]:
         """What is not where it was, such as ``the iterator `batches` ``."""
-        return tuple(dict.fromkeys(_called(name, one) for name, one, place in self._places if _place(one) != place))
+        gone = (_called(name, one) for name, one, place in self._places if _place(one) != place)
+        turned = (f"the order of the set `{name}`" for name, value, before in self._sets if not same(list(value), before))
+        return tuple(dict.fromkeys((*gone, *turned)))
 
     def at_risk(self) -> tuple[str, ...]:
         """What could not be put back, should a run take from it."""
