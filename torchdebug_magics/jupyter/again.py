@@ -54,10 +54,10 @@ class CellBody:
         return {name: value for name, value in self.namespace.items() if name not in self.hidden}
 
     def run(self) -> None:
-        """Once more; what it raises is raised, what it prints or displays is not seen."""
+        """Once more; what it raises is raised, what it displays is not seen."""
         __tracebackhide__ = True
         assert self._code is not None
-        with capture_output():
+        with capture_output(stdout=False, stderr=False):
             self._cells.run_cell_again(self._code)
 
 

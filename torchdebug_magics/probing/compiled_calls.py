@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,13 +17,20 @@ if TYPE_CHECKING:
     from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.probing.hooks import Hooks
 
-__all__ = ["CompiledCalls"]
+__all__ = ["CompiledCalls", "away_from_the_compiler"]
 
 Entered: TypeAlias = Callable[[int], None]
 Left: TypeAlias = Callable[[Any], None]
 
 _CALL, _RESULT = "compile_wrapper", frozenset({"result"})
 """What torch calls the function that stands for a compiled one, and in it what that has returned."""
+
+
+def away_from_the_compiler(stack: ExitStack, hooks: Hooks, guard: Guard) -> None:
+    """Until the stack closes, hooks on all modules are away while a compiled function runs, and torch warns of none of them."""
+    here = threading.get_ident()
+    hooks.unnoticed(stack)
+    CompiledCalls(hooks, guard, tuple, lambda: threading.get_ident() == here, lambda _: None, lambda _: None).attach(stack)
 
 
 class CompiledCalls:

@@ -17,31 +17,33 @@ Workers of a DataLoader draw their seeds from torch's, so that they follow; `np.
 What is too late in a running process is said. CUDA is never started.
 
     %%deterministic --seed 7        above a cell: for this cell alone
-    %%deterministic --verify        run it again with one thing otherwise at a time, and name what its numbers depend on
+    %%deterministic --verify        run it again changing one thing at a time, and name what its numbers depend on
     %%deterministic --verify --quick            ... with the same seeds and with other seeds only
     %%deterministic --save run.json             write down what each op gave
     %%deterministic --against run.json          ... and compare a later run with it, to the last bit or to within --rtol
     %deterministic --seed 7         from now on, over all cells
     %deterministic off              ... until here
     %deterministic status           every source of random numbers, and the state that it is in
-    %%deterministic --strict        an op without a deterministic way raises torch's own error, at your line
+    %%deterministic --strict        an op without a deterministic implementation raises torch's own error, at your line
     %%deterministic --keep-rng      afterwards the generators go on from where the cell left them
     torchdebug_magics.verify(function)          --verify of a function, in a script or a test
 
 One of these settings that the cell changes itself is put back, too, and the report says so; any other stays as the cell leaves it.
---verify runs the cell again from the same start: with the same seeds, with other seeds, and twice without these settings; then once
-more from where the first run ended. What moves the results is named with its line, worst first, in `depends_on`: an op that draws from a
-generator that nothing seeded, a sum in another order, the weights or the list that the next run finds changed (`carried`).
+--verify runs the cell again from the same start: with the same seeds, with other seeds, twice without these settings where an op asks for
+them, with files and finished work in another order; then once more from where the first run ended. What moves the results is named with
+its line, worst first, in `depends_on`: an op that draws from a generator that nothing seeded, a sum in another order, the weights or the
+list that the next run finds changed (`carried`).
 
-Nothing is added to the cost of torch's own flags; those may double the time of a training step. --verify takes the time of five runs or
-more, and looks at every op. With -o NAME, what each op gave is written down, for a later --against.""",
+Nothing is added to the cost of torch's own flags; those may double the time of a training step. --verify takes the time of two runs or
+more, and looks at every op; an interrupt ends them, and the report keeps what was found. With -o NAME, what each op gave is written
+down, for a later --against.""",
     options=(
         Option("--seed", "a whole number from 0 to 4294967295 (default 42)", {"type": int, "default": 42, "metavar": "N"}),
-        Option("--strict", "raise where torch has no deterministic way, in place of a warning", {"action": "store_true"}),
+        Option("--strict", "raise where torch has no deterministic implementation, instead of warning", {"action": "store_true"}),
         Option("--keep-rng", "do not put the generators of random numbers back", {"action": "store_true"}),
         Option(
             "--verify",
-            "run the cell again, with one thing otherwise at a time, and name what its numbers depend on",
+            "run the cell again, changing one thing at a time, and name what its numbers depend on",
             {"action": "store_true"},
         ),
         Option("--quick", "with --verify: no runs but the second one and those with other seeds", {"action": "store_true"}),

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.errors import DeterminismError, TorchDebugError
-from torchdebug_magics.instruments.deterministic.counterfactual.dependences import dependences, of_divergence, of_potential
+from torchdebug_magics.instruments.deterministic.counterfactual.dependences import Search, of_divergence, of_potential
 from torchdebug_magics.instruments.deterministic.counterfactual.other_seeds import Draws
+from torchdebug_magics.instruments.deterministic.counterfactual.set_order import OrderWatch, on_order
 from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.recording import Recording
 from torchdebug_magics.instruments.deterministic.prints.against import agreeing_count, compared, earlier_print
 from torchdebug_magics.instruments.deterministic.prints.printing import Printer
+from torchdebug_magics.instruments.deterministic.twice.body import FunctionBody
 from torchdebug_magics.instruments.deterministic.twice.cost import measured
 from torchdebug_magics.instruments.deterministic.twice.leftovers import Leftovers
 from torchdebug_magics.instruments.deterministic.twice.outside import Outside
@@ -29,7 +31,6 @@ from torchdebug_magics.probing.modules import live_modules
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from torchdebug_magics.instruments.deterministic.counterfactual.dependences import Why
     from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
     from torchdebug_magics.instruments.deterministic.ops.op import Op
     from torchdebug_magics.instruments.deterministic.ops.recording import Seen
@@ -51,7 +52,6 @@ class Inquiry:
         self._ritual = ritual
         self._guard = guard
         self._draws = Draws(())
-        self._begin_s = 0.0
         self._quick = bool(asked.get("quick"))
         self._strict = strict
         self._body: Body | None = asked.get("body")
@@ -78,7 +78,7 @@ class Inquiry:
             if is_repeated:
                 self._prepare(stack)
             if self._printer is not None:
-                self._printer.attach(stack, live_modules())
+                self._printer.attach(stack, live_modules(), self._guard)
             self._recorder.attach(stack)
 
     def sweep(self) -> None:
@@ -126,7 +126,6 @@ class Inquiry:
         self._draws = Draws(self._ritual.seedables)
         self._outside, self._runs = outside, runs
         self._outside.first(stack, self._body.variables)
-        self._begin_s = time.monotonic()
 
     def _seen(self, seen: Seen, op: Op) -> None:
         if self._verify:
@@ -143,9 +142,16 @@ class Inquiry:
             self.found |= {"not_verified": f"the cell raised {type(error).__name__}", "ops_count": self._recorder.count}
             return
         self.found["not_verified"] = "the second run was cut short"
+        begin_s = time.monotonic()
         try:
             self._guard.run("running the cell again", self._repeat, self._runs)
+        except KeyboardInterrupt:
+            self.found["interrupted"] = True
+            if isinstance(self._body, FunctionBody):  # a script is to end by it; the user's cell has ended before
+                raise
         finally:
+            if self._verify:
+                self.found |= {"runs_count": self._runs.count, "runs_s": time.monotonic() - begin_s}
             self._runs.finish()
 
     def _repeat(self, runs: Runs) -> None:
@@ -157,44 +163,50 @@ class Inquiry:
             return
         written = self._recorder.contents.tensors()
         self._draws.over()
-        runs.first_s = time.monotonic() - self._begin_s
-        results, plain, again = results_of(runs.body, self._recorder.is_unwritten), plain_results_of(runs.body), dict[str, int]()
+        results, plain = results_of(runs.body, self._recorder.is_unwritten), plain_results_of(runs.body)
         runs.over(self._recorder.contents)
         runs.writers = self._recorder.writers
         used_up = self._leftovers.names()
         if self._verify:
-            begin_s = time.monotonic()
-            found = second_run(runs, self._recording, results, used_up, again)
-            results |= {name: digest for name, digest in plain.items() if again.get(name) == digest}  # what a clock wrote is no result
-            self._twice({"not_verified": "", **found})
-            why = self._guard.run("looking for what the numbers depend on", self._why, runs, results, found, used_up)
-            depends_on, carried = why or ((), ())
-            self.found |= {"depends_on": (*depends_on, *of_potential(found.get("potential", ()))), "carried": (*used_up, *carried)}
-            self.found |= {"runs_count": runs.count, "runs_s": time.monotonic() - begin_s}
+            found: dict[str, Any] = {}
+            orders = OrderWatch(runs.body)
+            try:
+                again = second_run(runs, self._recording, results, used_up, found, orders=orders)
+                results |= {name: digest for name, digest in plain.items() if again.get(name) == digest}  # what a clock wrote is no result
+            finally:
+                self._tell(found)
+            self._guard.run("looking for what the numbers depend on", self._why, runs, results, found, used_up, orders)
         self.found |= {"unrestorable": (*used_up, *self._outside.said)}
         if self._cost:
             self.found |= {"not_verified": self.found["not_verified"] if self._verify else "", **measured(runs, written, self._ritual)}
 
-    def _why(self, runs: Runs, results: Mapping[str, int], found: Mapping[str, Any], used_up: tuple[str, ...]) -> Why:
-        """(dependences, names of what is carried); where a run takes from what no further one finds, there are no more runs."""
-        if (divergence := found.get("divergence")) is not None:
-            return of_divergence(divergence), ()
-        if used_up or not found.get("verified") or self._outside.has_children:
-            return (), ()
-        why = dependences(runs, self._recording, results, self._draws, self._ritual, quick=self._quick)
-        if why is None:  # it had agreed by chance
-            later = second_run(runs, self._recording, {}, used_up)
-            self._twice({"not_verified": "", **later})
-            return (of_divergence(later["divergence"]) if later.get("divergence") is not None else ()), ()
-        return why
-
-    def _twice(self, found: Mapping[str, Any]) -> None:
-        """A difference between the two runs is told first, then one from the earlier run."""
+    def _tell(self, found: Mapping[str, Any]) -> None:
+        """What the comparison of two runs has found; a difference between them is told first, then one from the earlier run."""
+        potential = of_potential(found.get("potential", ()))
+        self.found |= {"depends_on": (*of_divergence(found.get("divergence")), *potential)}
         if found.get("verified") is False:
             self.found |= {"against": "", "rtol": None}
         elif self.found.get("verified") is False:
-            found = {"potential": found.get("potential", ()), "not_verified": found["not_verified"]}
+            found = {name: found[name] for name in ("potential", "not_verified") if name in found}
         self.found |= found
+
+    def _why(self, runs: Runs, results: Mapping[str, int], found: Mapping[str, Any], used_up: tuple[str, ...], orders: OrderWatch) -> None:
+        """Not where a run takes from what no further one finds."""
+        self.found["carried"] = used_up
+        if used_up or not found.get("verified") or self._outside.has_children:
+            return
+        by_chance = self.found["depends_on"]
+        search = Search(runs, self._recording, results, self._draws, self._ritual, on_order(orders.found), quick=self._quick)
+        try:
+            is_steady = search.run()
+        finally:
+            self.found |= {"depends_on": (*search.depends_on, *by_chance), "carried": search.carried, "unchecked": search.unchecked}
+        if not is_steady:  # two runs had agreed by chance
+            later: dict[str, Any] = {}
+            try:
+                second_run(runs, self._recording, {}, used_up, later)
+            finally:
+                self._tell(later)
 
     def _compare(self, fingerprint: Fingerprint, error: BaseException | None) -> None:
         self.found |= {"fingerprint": fingerprint, "ops_count": len(fingerprint)}

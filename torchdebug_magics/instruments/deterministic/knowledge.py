@@ -8,8 +8,8 @@ __all__ = ["is_documented", "repair"]
 
 _ATTENTION = "run it under `sdpa_kernel(SDPBackend.MATH)`, or use `--strict`: then torch takes a backward that is deterministic"
 _REPAIRS: Mapping[str, str] = {
-    "put_": "write `x.view(-1)[index] = values`, which has a deterministic way",
-    "max_unpool": "write `zeros.scatter(-1, indices.flatten(-2), x.flatten(-2))`, which has a deterministic way",
+    "put_": "write `x.view(-1)[index] = values`, which is deterministic",
+    "max_unpool": "write `zeros.scatter(-1, indices.flatten(-2), x.flatten(-2))`, which is deterministic",
     "flash attention": _ATTENTION,
     "memory efficient attention": _ATTENTION,
     "upsample": "use `mode='nearest'` in `F.interpolate`",
@@ -23,12 +23,12 @@ _REPAIRS: Mapping[str, str] = {
     "nll_loss2d": "flatten first: `F.cross_entropy(x.movedim(1, -1).flatten(0, -2), y.flatten())`",
     "ctc_loss": "compute it on the CPU: `F.ctc_loss(log_probs.cpu(), ...)`",
     "histc": "count on the CPU: `x.cpu().histc(...)`",
-    "bincount": "add the weights with `zeros.index_add_(0, x, weights)`, which has a deterministic way",
-    "scatter_reduce": "reduce on the CPU; `reduce='sum'` and `'mean'` have a deterministic way",
+    "bincount": "add the weights with `zeros.index_add_(0, x, weights)`, which is deterministic",
+    "scatter_reduce": "reduce on the CPU; `reduce='sum'` and `'mean'` are deterministic",
     "median": "take the value from `torch.sort`",
     "embedding_bag": "use `mode='sum'` or `'mean'`",
 }
-_SETTING = "`torch.use_deterministic_algorithms(True)` gives it a deterministic way"
+_SETTING = "`torch.use_deterministic_algorithms(True)` makes it deterministic"
 _WITH_SETTING = (
     "embedding_dense_backward", "index_add", "index_copy", "index_put", "put", "replication_pad", "scatter",
 )  # fmt: skip

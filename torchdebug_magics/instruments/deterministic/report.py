@@ -159,6 +159,10 @@ class DeterministicReport(Report):
     """What the numbers depend on besides the code and its data, worst first."""
     carried: tuple[str, ...] = ()
     """Names of what the next run of the cell finds changed, as far as its numbers depend on it."""
+    interrupted: bool = False
+    """Whether an interrupt ended the further runs; what was found before it is told."""
+    unchecked: tuple[str, ...] = ()
+    """What an interrupt, or a failure of ours, has left untried, a phrase each, such as ``"other seeds"``."""
     runs_count: int = 0
     """Further runs of the cell that were made to find out."""
     runs_s: float = 0.0

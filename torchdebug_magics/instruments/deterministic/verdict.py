@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from torchdebug_magics.format import plural
+from torchdebug_magics.format import listed, plural
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.report import DeterministicReport, Divergence
@@ -18,7 +18,8 @@ _IN_WORDS = {"aten.lift_fresh.default": "data that enters torch"}
 _ONLY: Final[Mapping[str, str]] = {
     "seed": "Equal only because this magic seeded it",
     "settings": "Equal only because this magic set torch to be deterministic",
-    "order": "Same numbers here, others where the order is another one",
+    "order": "Same numbers here, others where the order differs",
+    "entropy": "Same numbers in this process, others in the next one",
     "race": "Same numbers in these two runs, by chance",
 }
 """By what the numbers depend on most."""
@@ -28,10 +29,15 @@ _WORTH_SAYING = 1.05
 
 def sentence(report: DeterministicReport) -> str:
     """The most urgent first."""
+    untried = f" before {listed(report.unchecked)} could be tried" if report.unchecked else ""
+    return f"{_of_runs(report)}{f' · interrupted{untried}' if report.interrupted else ''}"
+
+
+def _of_runs(report: DeterministicReport) -> str:
     if report.divergence is not None:
         return _difference(report.divergence, report.against)
     if report.verified is False:
-        return f"{_differs(report.against)}, and no op of torch's can be named for it"
+        return f"{_differs(report.against)}, and no PyTorch op could be identified as the cause"
     if report.verified:
         return _agreement(report)
     parts = [_met(report) or _ritual(report)]
@@ -60,12 +66,13 @@ def _differs(against: str) -> str:
 
 
 def _agreement(report: DeterministicReport) -> str:
-    if not report.ops_count:
-        return f"Seeded with {report.seed}; no op of torch's ran, so there was nothing to compare"
+    if not report.ops_count and not report.depends_on:
+        return f"Seeded with {report.seed}; no PyTorch op ran, so there was nothing to compare"
     whom = f"as {report.against}" if report.against else "twice"
     how = "bit-identical" if report.rtol is None else f"equal to within {report.rtol:g}"
     first = None if report.against else next(iter(report.depends_on), None)
-    same = f"Same numbers {whom}: {plural(report.ops_count, 'op')} {'is' if report.ops_count == 1 else 'are'} {how} (seed {report.seed})"
+    ops = f": {plural(report.ops_count, 'op')} {'is' if report.ops_count == 1 else 'are'} {how}" if report.ops_count else ""
+    same = f"Same numbers {whom}{ops} (seed {report.seed})"
     parts = [same if first is None else _ONLY.get(first.on, f"{same}, others when this cell runs again")]
     if first is not None:
         fixes = dict.fromkeys(one.fix for one in report.depends_on if one.on == first.on and one.fix)  # one alone would not end it
@@ -81,7 +88,7 @@ def _met(report: DeterministicReport) -> str:
     where = f" at {standing(first.location)}" if first.location else ""
     more = f", and {plural(len(report.warnings) - 1, 'more op')}" if len(report.warnings) > 1 else ""
     fix = f" · fix: {first.fix}" if first.fix else ""
-    return f"Seeded with {report.seed}, yet `{first.op}`{where} may give other numbers in every run{more}{fix}"
+    return f"Seeded with {report.seed}, yet `{first.op}`{where} may give different numbers in every run{more}{fix}"
 
 
 def _ritual(report: DeterministicReport) -> str:
@@ -101,4 +108,4 @@ def _slower(report: DeterministicReport) -> list[str]:
         return []
     most = max(report.costs, key=lambda cost: cost.ratio, default=None)
     by = f", most by {most.setting} ({most.ratio:.2f}x)" if most is not None and ratio > _WORTH_SAYING < most.ratio else ""
-    return [f"what it sets makes the cell take {ratio:.2f}x the time{by}"]
+    return [f"determinism settings slow this cell down {ratio:.2f}x{by}"]

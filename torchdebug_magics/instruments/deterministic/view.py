@@ -22,7 +22,7 @@ __all__ = ["after_cell", "page"]
 _SEEDED = {
     "hand": "by hand",
     "ritual": "by %deterministic",
-    "entropy": "from entropy: other numbers in every run",
+    "entropy": "from entropy: different in every run",
     "default": "torch's default",
     "unknown": "not known",
 }
@@ -30,7 +30,7 @@ _SOURCES: Mapping[str, Format] = {"source": "code", "kind": "text", "seed": "tex
 _LOADERS: Mapping[str, Format] = {"loader": "code", "workers": "count", "seeds from": "text", "workers alive": "text"}
 _DEPENDS: Mapping[str, Format] = {"on": "text", "what": "prose", "line": "prose", "fix": "prose"}
 _POTENTIAL: Mapping[str, Format] = {"op": "code", "line": "prose", "module": "code", "differed": "text", "what to do": "prose"}
-_WARNED: Mapping[str, Format] = {"op": "code", "line": "prose", "times": "count", "in its place": "prose"}
+_WARNED: Mapping[str, Format] = {"op": "code", "line": "prose", "times": "count", "replacement": "prose"}
 
 
 _OTHER = {"uninitialized_memory": "where it is read: "}
@@ -61,6 +61,7 @@ def _status(report: DeterministicReport) -> Status:
         or report.potential
         or report.problems
         or report.not_verified
+        or report.interrupted
         or not report.restored
     ):
         return "warn"
@@ -76,7 +77,7 @@ def _blocks(report: DeterministicReport) -> Iterator[Block]:
     yield from (Note(problem, "warn") for problem in report.problems)
     yield from (Note(one, "warn") for one in report.overruled)
     if report.unrestorable:
-        yield Facts(tuple((one, "was not as in the first run") for one in report.unrestorable), "Not put back for the second run")
+        yield Facts(tuple((one, "differed from the first run") for one in report.unrestorable), "Not restored for the second run")
     yield from _costs(report)
     yield from _ritual(report)
 
@@ -130,7 +131,7 @@ def _potential(report: DeterministicReport) -> Iterator[Block]:
             )
             for one in report.potential
         )
-        yield Table("What need not give the same numbers in another run", tuple(_POTENTIAL), rows, _POTENTIAL)
+        yield Table("What may differ in another run", tuple(_POTENTIAL), rows, _POTENTIAL)
 
 
 def _warnings(report: DeterministicReport) -> Iterator[Block]:

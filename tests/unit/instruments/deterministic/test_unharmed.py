@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import gc
 import io
+import warnings
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,3 +189,24 @@ def test_a_run_that_raises_has_no_cost(ready: InteractiveShell, monkeypatch: pyt
     found = ready.user_ns["d"]
     assert found.slowdown_ratio is None
     assert found.problems == ("the cost is not known: a further run raised AssertionError: ",)
+
+
+def test_a_compiled_module_is_compiled_once_and_torch_warns_of_no_hook(ready: InteractiveShell) -> None:
+    compiled: list[object] = []
+
+    def backend(graph: Any, _inputs: object) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    ready.user_ns["backend"] = backend
+    counts = []
+    for flags in ("-q", "-q -o d", "-q --verify -o d"):
+        torch._dynamo.reset()
+        compiled.clear()
+        ready.run_cell("fast = torch.compile(net, backend=backend)").raise_error()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ready.run_cell(f"%%deterministic {flags}\ny = fast(X)\ny = fast(X) + 1").raise_error()
+        counts.append(len(compiled))
+    torch._dynamo.reset()
+    assert counts == [1, 1, 1]

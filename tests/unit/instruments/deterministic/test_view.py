@@ -59,10 +59,10 @@ VERDICTS = [
         f"Different every run: data that enters torch · {LINE} · {FOUND.explanation} · fix: {FOUND.fix}",
     ),
     ({"divergence": ELSEWHERE, "against": "ref"}, "Different from ref: sets differ"),
-    ({"verified": False}, "Different every run, and no op of torch's can be named for it"),
+    ({"verified": False}, "Different every run, and no PyTorch op could be identified as the cause"),
     ({"verified": True, "ops_count": 1204}, "Same numbers twice: 1,204 ops are bit-identical (seed 42)"),
     ({"verified": True, "ops_count": 1}, "Same numbers twice: 1 op is bit-identical (seed 42)"),
-    ({"verified": True, "ops_count": 0}, "Seeded with 42; no op of torch's ran, so there was nothing to compare"),
+    ({"verified": True, "ops_count": 0}, "Seeded with 42; no PyTorch op ran, so there was nothing to compare"),
     ({"verified": True, "ops_count": 9, "against": "ref", "rtol": 1e-5}, "Same numbers as ref: 9 ops are equal to within 1e-05 (seed 42)"),
     (
         {"verified": True, "ops_count": 9, "depends_on": (DRAWN, RACED)},
@@ -76,13 +76,13 @@ VERDICTS = [
     ({"not_verified": "the cell reads input"}, "Seeded with 42; no setting had to change · not compared: the cell reads input"),
     (
         {"warnings": (MET, MET)},
-        f"Seeded with 42, yet `put_` at {LINE} may give other numbers in every run, and 1 more op · fix: {MET.fix}",
+        f"Seeded with 42, yet `put_` at {LINE} may give different numbers in every run, and 1 more op · fix: {MET.fix}",
     ),
     (
         {"settings": SETTINGS, "slowdown_ratio": 1.8, "costs": COSTS},
         (
             "Seeded with 42; 2 settings changed, all put back · "
-            "what it sets makes the cell take 1.80x the time, most by cudnn.benchmark (1.70x)"
+            "determinism settings slow this cell down 1.80x, most by cudnn.benchmark (1.70x)"
         ),
     ),
 ]

@@ -1,4 +1,4 @@
-"""The same start, with folders listed and finished work handed over in another order: neither order is promised by anybody."""
+"""The same start, with what another process may be given: folders listed and work finished in another order, another process number."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from torchdebug_magics.probing.written import writes_of
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.ops.recording import Recording
     from torchdebug_magics.instruments.deterministic.origin import Origin
+    from torchdebug_magics.instruments.deterministic.report import On
     from torchdebug_magics.instruments.deterministic.twice.compare import Difference
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 
@@ -30,12 +31,13 @@ __all__ = ["on_arrival"]
 
 _LISTING = ("listdir", "scandir", "iglob", "glob", "rglob", "iterdir", "walk")
 _ARRIVING = ("as_completed", "imap_unordered")
+_NUMBERED = ("getpid", "getppid")
 _SORTED = {
     "walk": "sort both lists that `{}` gives: `dirs.sort()`, `files.sort()`",
     "scandir": "`sorted({}, key=lambda entry: entry.name)`",
 }
 _ORDINARY = {"listdir": os.listdir, "scandir": os.scandir}
-_CALL = re.compile(rf"[\w.]*(?:\([^()]*\)\.)?\b({'|'.join((*_LISTING, *_ARRIVING))})\((?:[^()]|\([^()]*\))*\)")
+_CALL = re.compile(rf"[\w.]*(?:\([^()]*\)\.)?\b({'|'.join((*_LISTING, *_ARRIVING, *_NUMBERED))})\((?:[^()]|\([^()]*\))*\)")
 
 
 def on_arrival(
@@ -58,24 +60,27 @@ def on_arrival(
     name, text = (called[1], called[0]) if called is not None else ("", "")
     if name in _ARRIVING:
         what, fix = (
-            f"`{name}` hands over first what is done first, and that varies",
-            "go over the work in the order in which it was given out",
+            f"`{name}` returns results in completion order, which varies",
+            "iterate over the work in submission order",
         )
+    elif name in _NUMBERED:
+        what, fix = f"`{text}` differs in each process", f"replace `{text}` with a constant, such as 42"
     else:
         what = f"{f'`{text}`' if text else 'this line'} is in the order of the file system, which differs between machines"
         fix = _SORTED.get(name, "`sorted({})`").format(text) if text else "sort the files"
-    return Dependence(on="order", op="" if begin.op is None else begin.op.plan.name, module=begin.module, location=at, what=what, fix=fix)
+    on: On = "entropy" if name in _NUMBERED else "order"
+    return Dependence(on=on, op="" if begin.op is None else begin.op.plan.name, module=begin.module, location=at, what=what, fix=fix)
 
 
 def _asks(runs: Runs) -> bool:
-    asked = frozenset((*_LISTING, *_ARRIVING))
+    asked = frozenset((*_LISTING, *_ARRIVING, *_NUMBERED))
     _, codes = reached(runs.body)
     in_body = {word for one in runs.body.statements for word in re.findall(r"\w+", ast.unparse(one))}
     return bool(asked & in_body) or any(asked & (written.loaded | written.loaded_attributes) for written in map(writes_of, codes))
 
 
 class _Turned:
-    """Each such order turned round, for one run."""
+    """Each such order turned round, and each such number another, for one run."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self._namespace = namespace
@@ -86,6 +91,8 @@ class _Turned:
         self._put(stack, os, "scandir", _turned_scan)
         self._put(stack, concurrent.futures, "as_completed", _turned_iterator)
         self._put(stack, Pool, "imap_unordered", _turned_iterator)
+        for name in _NUMBERED:
+            self._put(stack, os, name, _of_another_process)
 
     def _put(self, stack: ExitStack, holder: Any, name: str, turning: Callable[[Any], Any]) -> None:
         ordinary = getattr(holder, name)
@@ -134,6 +141,14 @@ def _turned_iterator(ordinary: Any) -> Any:
         return iter(list(ordinary(*args, **kwargs))[::-1])
 
     return turned
+
+
+def _of_another_process(ordinary: Any) -> Any:
+    def number() -> int:
+        """To the user's code alone: libraries know by it whether they were forked."""
+        return ordinary() + (1 if is_user_code(sys._getframe(1).f_code) else 0)  # type: ignore[no-any-return]  # a number, as was asked
+
+    return number
 
 
 def _is_import() -> bool:

@@ -13,11 +13,13 @@ from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.deterministic.counterfactual.effect import effect_of
 from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import (
     OF_GRADIENTS,
-    changed_names,
-    digests_by_name,
+    Kept,
+    StateNow,
     line_that_changes,
 )
 from torchdebug_magics.instruments.deterministic.report import Dependence
+from torchdebug_magics.instruments.deterministic.twice.ending import TooLong
+from torchdebug_magics.instruments.deterministic.twice.process import SETTINGS
 from torchdebug_magics.instruments.deterministic.twice.told import location_of, raised_at
 from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.names import Named, values_found
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["carried_by"]
 
 _MOST_NAMES = 3
+_IN = " in "
 
 Sow: TypeAlias = "Callable[[ExitStack], object]"
 
@@ -43,27 +46,31 @@ def carried_by(
     runs: Runs, earlier: Recording, results: Mapping[str, int], same_seeds: Sow, origin_of: Callable[[Difference], Origin | None]
 ) -> tuple[Dependence | None, tuple[str, ...]]:
     """The dependence, and the names of what the next run finds changed; None and nothing where the next run gives the same."""
-    start, end = digests_by_name(runs.body), dict[str, tuple[int, int]]()
+    start, ends = StateNow(runs.body), list[StateNow]()
 
     def at_end(stack: ExitStack) -> None:
         same_seeds(stack)
-        end.update(digests_by_name(runs.body))
+        ends.append(StateNow(runs.body))
 
     with runs.otherwise(at_end, from_end=lambda: True):
-        effect = effect_of(runs, earlier, results)
-    if effect is None:
+        effect = effect_of(runs, earlier, results, hears=True)
+    if effect is None or not ends:
         return None, ()
+    changed = start.changed(ends[0])
+    places = ends[0].kept | start.kept
+    if effect.prints is not None and changed:
+        return _of_print(runs, effect.prints, tuple(name for name in changed if places[name].write is None) or changed, places)
     if not effect.reached:
-        return _of_error(runs, effect.error, changed_names(runs.body, start, end))
+        return _of_error(runs, effect.error, changed)
     begin = min(effect.reached, key=lambda one: one.place)
     known = _named_memory(runs)
     names = _names_of_memory(effect, begin, known)
     at, other = location_of(begin), _writing(runs, effect, begin)
     if not all(_given(effect, one, known) for one in effect.begins):
-        held = changed_names(runs.body, start, end)
+        held = _that_matter(runs, earlier, results, changed, start, ends[0], same_seeds)
         gradients = tuple(name for name in held if name.endswith(OF_GRADIENTS))
         held = gradients if begin.phase == "backward" and gradients else tuple(name for name in held if name not in gradients)
-        other = line_that_changes(runs, held[0]) if held and not names and not gradients else other
+        other = line_that_changes(runs, places[held[0]]) if held and not names and not gradients else other
         names = tuple(dict.fromkeys((*names, *held)))
     if not names or begin.op is None or begin.op.plan.base == "lift_fresh":
         at = _first_line(runs, begin, same_seeds, origin_of) or at
@@ -75,13 +82,42 @@ def carried_by(
     return Dependence(on="carried_state", op=op, module=begin.module, location=first, other=second, what=what, fix=fix), names or runs.files
 
 
+def _that_matter(
+    runs: Runs, earlier: Recording, results: Mapping[str, int], changed: tuple[str, ...], start: StateNow, end: StateNow, same_seeds: Sow
+) -> tuple[str, ...]:
+    """Without what a class, a function or the process keeps, if the results are others though that is as at the start; else that alone."""
+    elsewhere = tuple(name for name in changed if start.is_elsewhere(name, end))
+    if not elsewhere or len(changed) == 1:
+        return changed
+
+    def vary(stack: ExitStack) -> None:
+        same_seeds(stack)
+        start.put_back(elsewhere, end)
+
+    with runs.otherwise(vary, from_end=lambda: True):
+        effect = effect_of(runs, earlier, results)
+    is_other = effect is not None and (effect.reached or effect.error is not None)
+    return tuple(name for name in changed if name not in elsewhere) or changed if is_other else elsewhere
+
+
+def _of_print(
+    runs: Runs, printing: Location, names: tuple[str, ...], places: Mapping[str, Kept]
+) -> tuple[Dependence | None, tuple[str, ...]]:
+    """The next run prints another number, and no tensor differs."""
+    changing = line_that_changes(runs, places[names[0]])
+    what, fix = _in_words(runs, names[:_MOST_NAMES], changing)
+    other = printing if changing is not None and changing != printing else None
+    return Dependence(on="carried_state", op="", location=changing or printing, other=other, what=what, fix=fix), names
+
+
 def _of_error(runs: Runs, error: BaseException | None, names: tuple[str, ...]) -> tuple[Dependence | None, tuple[str, ...]]:
     """The next run raises before anything else differs."""
-    if not isinstance(error, Exception):
+    if not isinstance(error, (Exception, TooLong)):
         return None, ()
     text = (str(error).strip().splitlines() or [""])[0][:120]
-    _, fix = _in_words(runs, names[:_MOST_NAMES], None)
-    what = f"the next run raises {type(error).__name__}{f': {text}' if text else ''}"
+    raised = f"raises {type(error).__name__}{f': {text}' if text else ''}"
+    what, fix = _in_words(runs, names[:_MOST_NAMES], None)
+    what = f"{what}, and does not end" if isinstance(error, TooLong) else f"the next run {raised}"
     return Dependence(on="carried_state", op="", location=raised_at(error), what=what, fix=fix), names or runs.files
 
 
@@ -141,12 +177,24 @@ def _in_words(runs: Runs, names: tuple[str, ...], other: Location | None) -> tup
     if gradients:
         model = gradients[0].removesuffix(OF_GRADIENTS)
         return f"the next run adds to the gradients of `{model}` that this run has left", f"`{model}.zero_grad()` before `backward()`"
-    quoted = listed([f"`{name}`" for name in names])
+    quoted = listed([_quoted(name) for name in names])
     if all(isinstance(values.get(name), (torch.nn.Module, torch.optim.Optimizer)) for name in names):
         return f"the next run begins with {quoted} as this run has left it", f"make {quoted} in this cell"
     by = f": {other} changes it" if other is not None else ""
-    what, first = f"the next run finds {quoted} changed{by}", values.get(names[0])
-    if callable(first) or isinstance(first, (int, float, str, bool, type(None))):
-        return what, f"set {quoted} at the top of this cell"
-    copied = f"{names[0]}.clone()" if isinstance(first, torch.Tensor) else f"copy.deepcopy({names[0]})"
-    return what, f"work on a copy, `{copied}`, or make {quoted} in this cell"
+    return f"the next run finds {quoted} changed{by}", _fix_of(names[0], values.get(names[0]), quoted)
+
+
+def _fix_of(name: str, value: object, quoted: str) -> str:
+    if (setting := SETTINGS.get(name)) is not None:
+        return f"`{setting.line.format(setting.read())}` at the top of this cell"
+    if _IN in name:
+        return f"make `{name.rpartition(_IN)[2]}` in this cell"
+    if callable(value) or isinstance(value, (int, float, str, bool, type(None))):
+        return f"set {quoted} at the top of this cell"
+    copied = f"{name}.clone()" if isinstance(value, torch.Tensor) else f"copy.deepcopy({name})"
+    return f"work on a copy, `{copied}`, or make {quoted} in this cell"
+
+
+def _quoted(name: str) -> str:
+    variable, _, function = name.partition(_IN)
+    return f"`{variable}` in `{function}`" if function else name if name in SETTINGS else f"`{name}`"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+import operator
+from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.deterministic.counterfactual.arrival_order import on_arrival
 from torchdebug_magics.instruments.deterministic.counterfactual.carried_state import carried_by
 from torchdebug_magics.instruments.deterministic.counterfactual.effect import effect_of
-from torchdebug_magics.instruments.deterministic.counterfactual.set_order import on_order, orderings
 from torchdebug_magics.instruments.deterministic.counterfactual.settings_off import on_settings
 from torchdebug_magics.instruments.deterministic.report import Dependence
 from torchdebug_magics.instruments.deterministic.twice.origin_line import origin_before
+from torchdebug_magics.instruments.deterministic.twice.told import drawn_from
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torchdebug_magics.instruments.deterministic.counterfactual.other_seeds import Draws
     from torchdebug_magics.instruments.deterministic.ops.recording import Recording
@@ -23,45 +24,97 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.twice.compare import Difference
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 
-__all__ = ["Why", "dependences", "of_divergence", "of_potential"]
+__all__ = ["Search", "of_divergence", "of_potential"]
 
 _FEW = 4
 
-Why: TypeAlias = "tuple[tuple[Dependence, ...], tuple[str, ...]]"
-"""(dependences, worst first; names that are carried)"""
+
+class Search:
+    """What the numbers of a cell depend on whose second run agreed. What is found before an interrupt stays."""
+
+    def __init__(
+        self,
+        runs: Runs,
+        earlier: Recording,
+        results: Mapping[str, int],
+        draws: Draws,
+        ritual: Ritual,
+        orders: Iterable[Dependence],
+        *,
+        quick: bool,
+    ) -> None:
+        self._runs, self._earlier, self._results = runs, earlier, results
+        self._draws, self._ritual = draws, ritual
+        self._found = [(1, one) for one in orders]
+        """How bad it is, and what; `orders` are those of sets."""
+        self._carried: tuple[str, ...] = ()
+        self._looks = {"other seeds": self._of_seeds}
+        if not quick:
+            self._looks |= {
+                "the determinism settings": self._of_settings,
+                "other orders of files and of finished work": self._of_arrival,
+                "the next run": self._of_what_is_carried,
+            }
+
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        """What is still to be tried."""
+        return tuple(self._looks)
+
+    @property
+    def depends_on(self) -> tuple[Dependence, ...]:
+        """The worst first."""
+        return tuple(one for _, one in sorted(self._found, key=operator.itemgetter(0)))
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """Names of what the next run finds changed."""
+        return (*self._carried, *self._draws.carried)
+
+    def run(self) -> bool:
+        """Whether what was found holds: not if one more run with nothing otherwise differs, too."""
+        is_steady = False
+        for name, look in list(self._looks.items()):
+            for found in look():
+                is_steady = is_steady or not self._differs_by_itself()
+                if not is_steady:
+                    self._found.clear()
+                    return False
+                self._found.append(found)
+            del self._looks[name]
+        return True
+
+    def _of_seeds(self) -> Iterator[tuple[int, Dependence]]:
+        for one in self._draws.dependences(self._runs, self._earlier, self._results, self._origin):
+            yield (0 if one.on == "seed" else 5), one
+
+    def _of_settings(self) -> Iterator[tuple[int, Dependence]]:
+        if (found := on_settings(self._runs, self._earlier, self._ritual)) is not None:
+            yield 3, found
+
+    def _of_arrival(self) -> Iterator[tuple[int, Dependence]]:
+        if (found := on_arrival(self._runs, self._earlier, self._results, self._origin)) is not None:
+            yield 2, found
+
+    def _of_what_is_carried(self) -> Iterator[tuple[int, Dependence]]:
+        if self._runs.can_go_on:
+            found, names = carried_by(self._runs, self._earlier, self._results, self._draws.sow_as_before, self._origin)
+            if found is not None:
+                yield 4, found
+                self._carried = names
+
+    def _differs_by_itself(self) -> bool:
+        effect = effect_of(self._runs, self._earlier, self._results)
+        return effect is not None and bool(effect.reached)
+
+    def _origin(self, begin: Difference) -> Origin | None:
+        drawn = drawn_from(begin.op) if begin.op is not None and begin.op.plan.is_random else None
+        return origin_before(begin.place, self._runs, drawn, is_way=begin.kind == "way", most_runs=_FEW)  # two of them differ for certain
 
 
-def dependences(runs: Runs, earlier: Recording, results: Mapping[str, int], draws: Draws, ritual: Ritual, *, quick: bool) -> Why | None:
-    """Of a cell whose second run agreed; `quick` leaves out all but other seeds. None if the cell differs by itself after all."""
-    drawn = list(draws.dependences(runs, earlier, results, lambda begin: _origin(begin, runs)))
-    unseeded, going_on = (tuple(one for one in drawn if (one.on == "seed") is is_seed) for is_seed in (True, False))
-    if quick:
-        return None if drawn and _differs_by_itself(runs, earlier, results) else ((*unseeded, *going_on), draws.carried)
-    settings = on_settings(runs, earlier, ritual)
-    order = on_arrival(runs, earlier, results, lambda begin: _origin(begin, runs))
-    state: Dependence | None = None
-    names: tuple[str, ...] = ()
-    if runs.can_go_on:
-        state, names = carried_by(runs, earlier, results, draws.sow_as_before, lambda begin: _origin(begin, runs))
-    others = tuple(one for one in (order, settings, state) if one is not None)
-    if (drawn or others) and _differs_by_itself(runs, earlier, results):
-        return None
-    return (*unseeded, *on_order(orderings(runs)), *others, *going_on), (*names, *draws.carried)
-
-
-def _differs_by_itself(runs: Runs, earlier: Recording, results: Mapping[str, int]) -> bool:
-    """Whether one more run with nothing otherwise differs, too: then what was changed is not to blame."""
-    effect = effect_of(runs, earlier, results)
-    return effect is not None and bool(effect.reached)
-
-
-def _origin(begin: Difference, runs: Runs) -> Origin | None:
-    return origin_before(begin.place, runs, is_way=begin.kind == "way", most_runs=_FEW)  # two of them differ for certain
-
-
-def of_divergence(found: Divergence) -> tuple[Dependence, ...]:
+def of_divergence(found: Divergence | None) -> tuple[Dependence, ...]:
     """What it is that differs even with the same start and the same seeds; nothing where that is not known."""
-    if found.on is None:
+    if found is None or found.on is None:
         return ()
     at, other = found.location, found.other
     if other is not None and found.cause not in {"uninitialized_memory", "control_flow"}:

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import torch
 
+from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.recording import Recording
 from torchdebug_magics.instruments.deterministic.ops.values import tensors
 from torchdebug_magics.instruments.deterministic.twice.compare import Comparison
+from torchdebug_magics.instruments.deterministic.twice.ending import Enough
 from torchdebug_magics.instruments.deterministic.twice.results import plain_results_of, results_of, tensors_left
-from torchdebug_magics.instruments.deterministic.twice.runs import Enough
 from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.modules import live_modules
-from torchdebug_magics.probing.where import frames_above, owner
+from torchdebug_magics.probing.where import frames_above, location, owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from types import FrameType
 
     from torchdebug_magics.instruments.deterministic.ops.op import Op
-    from torchdebug_magics.instruments.deterministic.ops.recording import Recording, Seen
+    from torchdebug_magics.instruments.deterministic.ops.recording import Seen
     from torchdebug_magics.instruments.deterministic.twice.compare import Difference
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
+    from torchdebug_magics.report import Location
 
 __all__ = ["Effect", "effect_of"]
 
@@ -31,8 +33,8 @@ _LEAVING = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal"})
 """They hand a number to Python, where it may be printed."""
 
 
-_MOST_TIMES, _MOST_MORE, _MOST_MORE_S = 5, 1_000, 10.0
-"""How much longer than the first run another one may be, in ops and in seconds: a loop may not end otherwise."""
+_MOST_TIMES, _MOST_MORE = 5, 1_000
+"""How many more ops than the first run another one may have: a loop may not end otherwise."""
 _PASSING = ("_tensor.py", "_python_dispatch.py")
 _ENTERING = "lift_fresh"
 """Data that enters torch is told as such."""
@@ -51,11 +53,12 @@ class Effect(Comparison):
         """Where the runs went different ways: from there on only what they leave is compared."""
         self.error: BaseException | None = None
         """What the run raised."""
+        self.prints: Location | None = None
+        """Where the run prints another number, though none of its ops differs."""
         self.suspects: dict[int, frozenset[int]] = {}
         """By the place of a beginning, the storages that its op was given, less those that were written over with equal numbers."""
         self._settled: set[int] = set()
         self._most_ops = _MOST_TIMES * len(earlier) + _MOST_MORE
-        self._until_s = time.monotonic() + _MOST_TIMES * runs.first_s + _MOST_MORE_S
         self.has_backward = False
         """Whether the run computes gradients."""
         self._holds: dict[int, Difference] = {}
@@ -64,8 +67,8 @@ class Effect(Comparison):
         self._handed: set[tuple[int, int, int]] | None = None
 
     def _seen(self, seen: Seen, op: Op) -> None:
-        if op.place > self._most_ops or time.monotonic() > self._until_s:
-            self.reached += [self.way] if self.way is not None and op.place > self._most_ops else []
+        if op.place > self._most_ops:
+            self.reached += [self.way] if self.way is not None else []
             raise Enough
         if self._is_over:
             self._look_at_handed(seen, op)
@@ -129,8 +132,8 @@ class Effect(Comparison):
             self.reached += [begin] if begin is not None else []
 
 
-def effect_of(runs: Runs, earlier: Recording, results: Mapping[str, int]) -> Effect | None:
-    """One more run, compared to its end; None where it could not be looked at."""
+def effect_of(runs: Runs, earlier: Recording, results: Mapping[str, int], *, hears: bool = False) -> Effect | None:
+    """One more run, compared to its end, by what it prints, too, if it `hears`; None where it could not be looked at."""
     effect = Effect(earlier, runs)
 
     def at_end() -> None:
@@ -142,7 +145,31 @@ def effect_of(runs: Runs, earlier: Recording, results: Mapping[str, int]) -> Eff
     effect.error = runs.again(effect, at_end)
     if effect.error is not None:
         effect.reached += effect.begins[:1]
+    elif hears and not effect.reached and not effect.recorder.failed:
+        effect.prints = _printed_otherwise(runs)
     return None if effect.recorder.failed else effect
+
+
+def _printed_otherwise(runs: Runs) -> Location | None:
+    """The first line that has printed another number, does so again, and does not in a run with nothing otherwise: no clock then."""
+    heard = runs.heard
+    found = set(heard.other_numbers(runs.second_heard))
+    if found and runs.again(_Idle(runs)) is None:
+        found -= set(runs.heard.other_numbers(heard))
+    if found:
+        with runs.otherwise():
+            found = found - set(runs.heard.other_numbers(runs.second_heard)) if runs.again(_Idle(runs)) is None else set()
+    place = heard.lines[min(found)][0] if found else None
+    return None if place is None else location(*place)
+
+
+class _Idle:
+    """Only keeps what the run writes."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._recorder = Recorder(Recording(), lambda _seen, _op: None, runs.guard, runs.hooks)
+        self.contents = self._recorder.contents
+        self.attach = self._recorder.attach
 
 
 def _is_asked_by_user(frame: FrameType) -> bool:

@@ -42,6 +42,8 @@ class OrderingPlace(NamedTuple):
     is_hash: bool = False
     is_text: bool = False
     """Whether it is a string by what is written."""
+    is_pop: bool = False
+    """Whether one is taken out of it."""
 
 
 def ordering_places(body: Body) -> dict[str, dict[int, list[OrderingPlace]]]:
@@ -86,7 +88,7 @@ class _Places:
                 if is_set or path:
                     yield (
                         self._line.get(id(node), one.lineno),
-                        OrderingPlace(ast.unparse(one), path, target, is_set, isinstance(node, ast.For)),
+                        OrderingPlace(ast.unparse(one), path, target, is_set, isinstance(node, ast.For), is_pop=_is_pop(node)),
                     )
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "hash" and len(node.args) == 1:
                 argument = node.args[0]
@@ -108,8 +110,12 @@ def _ordered(node: ast.AST) -> Iterator[ast.expr]:
         yield node.value
     elif isinstance(node, ast.Call) and _name(node) in _ORDERING:
         yield from node.args
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "pop" and not node.args:
-        yield node.func.value
+    elif _is_pop(node):
+        yield node.func.value  # type: ignore[attr-defined]  # as was asked
+
+
+def _is_pop(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "pop" and not node.args
 
 
 def _keeps_order(node: ast.AST) -> bool:

@@ -59,17 +59,25 @@ class Draws:
     ) -> Iterator[Dependence]:
         """One for each generator whose seed moves the results; a run each, and a few more where Python hands the numbers to torch."""
         for one in self._drawn:
-            with runs.otherwise(lambda _, one=one: one.sow(next(self._seeds))):  # type: ignore[misc]  # the name is bound anew in each round
-                effect = effect_of(runs, earlier, results)
-                if effect is None or not effect.reached:
-                    continue
-                begin = _begin_of(effect)
+            seed = next(self._seeds)
+            with runs.otherwise(lambda _, one=one, seed=seed: one.sow(seed)):  # type: ignore[misc]  # the names are bound anew in each round
+                effect = effect_of(runs, earlier, results, hears=True)
+            if effect is None or not (effect.reached or effect.prints):
+                continue
+            if effect.prints is not None:
+                yield self._told(one, _seeded(one, effect.prints, "the number that this line prints comes"))
+                continue
+            begin = _begin_of(effect)
+            with runs.otherwise(lambda _, one=one: one.sow(next(self._seeds))):  # type: ignore[misc]  # as above
                 origin = None if begin.op is not None and begin.op.plan.is_random else origin_of(begin)
             found = _dependence(one, begin, origin)
             found = found if effect.has_backward else _of_dropout(found, begin) or found
-            if found.on == "carried_state":
-                self.carried += (_LIBRARY.get(one.name, one.name),)
-            yield found
+            yield self._told(one, found)
+
+    def _told(self, generator: Seedable, found: Dependence) -> Dependence:
+        if found.on == "carried_state":
+            self.carried += (_LIBRARY.get(generator.name, generator.name),)
+        return found
 
 
 def _begin_of(effect: Effect) -> Difference:
@@ -82,21 +90,25 @@ def _begin_of(effect: Effect) -> Difference:
 
 
 def _dependence(generator: Seedable, begin: Difference, origin: Origin | None) -> Dependence:
-    is_by_hand = generator.seeded in {"hand", "default", "ritual"} or (generator.seeded == "unknown" and not generator.is_global)
-    whose = _LIBRARY.get(generator.name, f"`{generator.name}`")
     op = "" if begin.op is None else begin.op.plan.name
     base = "" if begin.op is None else begin.op.plan.base
     at: Location | None = location_of(begin) if origin is None else origin.branch_head or origin.location
     drawing = f"`{base}` draws" if origin is None and base and begin.op is not None and begin.op.plan.is_random else "this line draws"
-    if is_by_hand:
+    found = replace(_seeded(generator, at, drawing), op=op, module=begin.module)
+    if found.on == "seed" and base == "randperm" and generator.name == "torch":
+        return replace(found, fix=f"{found.fix}, or pass `generator=torch.Generator().manual_seed(42)`")
+    return found
+
+
+def _seeded(generator: Seedable, at: Location | None, drawing: str) -> Dependence:
+    """By whom the generator was seeded."""
+    whose = _LIBRARY.get(generator.name, f"`{generator.name}`")
+    if generator.seeded in {"hand", "default", "ritual"} or (generator.seeded == "unknown" and not generator.is_global):
         what = f"{drawing} from {whose}, which was seeded before this cell and goes on from where the last run left it"
-        fix = f"`{generator.fix}` at the top of this cell"
-    else:
-        what = f"{drawing} from {whose}, which nothing seeded"
-        fix = f"`{generator.fix}` before it"
-        if base == "randperm" and generator.name == "torch":
-            fix += ", or pass `generator=torch.Generator().manual_seed(42)`"
-    return Dependence(on="carried_state" if is_by_hand else "seed", op=op, module=begin.module, location=at, what=what, fix=fix)
+        return Dependence(on="carried_state", op="", location=at, what=what, fix=f"`{generator.fix}` at the top of this cell")
+    return Dependence(
+        on="seed", op="", location=at, what=f"{drawing} from {whose}, which nothing seeded", fix=f"`{generator.fix}` before it"
+    )
 
 
 def _of_dropout(found: Dependence, begin: Difference) -> Dependence | None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import ast
+import functools
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack
 from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.recording import Recording
 from torchdebug_magics.instruments.deterministic.origin.digests import Digests, is_users
-from torchdebug_magics.instruments.deterministic.twice.runs import Enough
+from torchdebug_magics.instruments.deterministic.twice.ending import Enough
+from torchdebug_magics.instruments.deterministic.twice.process import SETTINGS
+from torchdebug_magics.probing.kinds import ABSENT
 from torchdebug_magics.probing.where import is_user_code, location
 from torchdebug_magics.probing.written import writes_of
 
@@ -27,35 +31,120 @@ if TYPE_CHECKING:
     from torchdebug_magics.probing.contents import Contents
     from torchdebug_magics.report import Location
 
-__all__ = ["OF_GRADIENTS", "changed_names", "digests_by_name", "line_that_changes", "reached"]
+__all__ = ["OF_GRADIENTS", "Kept", "StateNow", "line_that_changes", "reached"]
 
 OF_GRADIENTS = ".grad"
 """What is put behind the name of a module for the gradients of its parameters."""
+_IN = " in "
+"""Between a variable that a function closes over, and the function."""
 _MOST_FUNCTIONS = 200
 _MOST_LINES = 20_000
 _MOST_S = 3.0
 
 
-def digests_by_name(body: Body) -> dict[str, tuple[int, int]]:
-    """(identity, digest) of each value, as it is now; weights of modules are told by their memory."""
-    names = {name: body.namespace[name] for name in reached(body)[0] if name in body.namespace}
-    found = {name: (id(value), _digest(value)) for name, value in names.items() if not isinstance(value, (type, ModuleType))}
-    modules = {name: value for name, value in names.items() if isinstance(value, torch.nn.Module)}
-    return found | {f"{name}{OF_GRADIENTS}": (0, _digest([one.grad for one in value.parameters()])) for name, value in modules.items()}
+class Kept(NamedTuple):
+    """A place where a value is kept from one run to the next."""
+
+    read: Callable[[], Any]
+    """`ABSENT` where nothing is kept."""
+    write: Callable[[Any], object] | None = None
+    """Of what a class, a function or the process keeps: those values are bound, so that the one from the start can be put there."""
 
 
-def changed_names(body: Body, start: dict[str, tuple[int, int]], end: dict[str, tuple[int, int]]) -> tuple[str, ...]:
-    """Names whose value was changed in place; else those that the body reads first and binds anew then."""
-    differing = [name for name, (_, digest) in start.items() if name in end and end[name][1] != digest]
-    in_place = tuple(name for name in differing if end[name][0] == start[name][0])
-    return in_place or tuple(name for name in differing if _is_read_first(body, name))
+def kept_by_name(body: Body) -> dict[str, Kept]:
+    """What the body reaches and a run may change: variables; what classes and functions of the user's keep; settings of the process."""
+    return dict(_kept(body))
 
 
-def line_that_changes(runs: Runs, name: str) -> Location | None:
+def _kept(body: Body) -> Iterator[tuple[str, Kept]]:
+    found = {name: value for name in reached(body)[0] if (value := _value(body, name)) is not ABSENT}
+    kinds: dict[type, None] = {}
+    for name, value in found.items():
+        kinds |= dict.fromkeys((value if isinstance(value, type) else type(value)).__mro__)
+        if isinstance(value, FunctionType):
+            yield from _of_function(name, value)
+        if not isinstance(value, (type, ModuleType)):
+            yield name, Kept(functools.partial(_value, body, name))
+        if isinstance(value, torch.nn.Module):
+            yield f"{name}{OF_GRADIENTS}", Kept(functools.partial(_gradients, value))
+    for kind in kinds:
+        if kind.__module__ != "builtins" and is_users(kind):
+            names = (name for name, part in list(vars(kind).items()) if not name.startswith("__") and not _is_code(part))
+            yield from ((f"{kind.__name__}.{name}", _of_class(kind, name)) for name in names)
+    for name, setting in SETTINGS.items():
+        if setting.line:
+            yield name, Kept(setting.read, setting.write)
+    for name in list(os.environ):
+        yield f"os.environ[{name!r}]", _of_mapping(os.environ, name)
+
+
+def _value(body: Body, name: str) -> Any:
+    return body.namespace.get(name, body.variables.get(name, ABSENT))
+
+
+def _gradients(module: torch.nn.Module) -> list[torch.Tensor | None]:
+    return [one.grad for one in module.parameters()]
+
+
+def _of_function(name: str, function: FunctionType) -> Iterator[tuple[str, Kept]]:
+    if is_user_code(function.__code__):
+        yield from ((f"{name}.{key}", _of_mapping(vars(function), key)) for key, part in vars(function).items() if not _is_code(part))
+        for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            place = Kept(functools.partial(getattr, cell, "cell_contents", ABSENT), functools.partial(setattr, cell, "cell_contents"))
+            if not _is_code(place.read()):
+                yield f"{variable}{_IN}{name}", place
+
+
+def _of_mapping(held: MutableMapping[str, Any], name: str) -> Kept:
+    return Kept(lambda: held.get(name, ABSENT), lambda value: held.pop(name, None) if value is ABSENT else held.update({name: value}))
+
+
+def _of_class(kind: type, name: str) -> Kept:
+    def write(value: Any) -> None:
+        type.__delattr__(kind, name) if value is ABSENT else type.__setattr__(kind, name, value)
+
+    return Kept(lambda: vars(kind).get(name, ABSENT), write)
+
+
+def _is_code(part: object) -> bool:
+    return isinstance(part, (FunctionType, property, classmethod, staticmethod, type)) or hasattr(type(part), "__get__")
+
+
+class StateNow:
+    """What the body reaches, as it is now: digests, by name."""
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self.kept = kept_by_name(body)
+        self._values = {name: (id(value := one.read()), _digest(value), value) for name, one in self.kept.items()}
+        """(identity, digest, the value)"""
+
+    def changed(self, end: StateNow) -> tuple[str, ...]:
+        """Names whose value was changed in place or is kept elsewhere than in a variable; else those that are read first and bound anew."""
+        absent = (id(ABSENT), _digest(ABSENT), ABSENT)
+        names = [*self.kept, *(name for name, one in end.kept.items() if one.write is not None and name not in self.kept)]
+        pairs = {name: (self._values.get(name, absent), end._values.get(name, absent)) for name in names}
+        differing = [name for name, (one, other) in pairs.items() if one[1] != other[1]]
+        in_place = tuple(name for name in differing if not name.isidentifier() or pairs[name][0][0] == pairs[name][1][0])
+        return in_place or tuple(name for name in differing if _is_read_first(self._body, name))
+
+    def is_elsewhere(self, name: str, end: StateNow) -> bool:
+        """Whether a class, a function or the process keeps it."""
+        return (self.kept.get(name) or end.kept[name]).write is not None
+
+    def put_back(self, names: Iterable[str], end: StateNow) -> None:
+        """Of what is bound elsewhere than in a variable, while a run begins at the end: as it is in this state."""
+        for name in names:
+            place = self.kept.get(name) or end.kept[name]
+            if place.write is not None:
+                place.write(self._values[name][2] if name in self._values else ABSENT)
+
+
+def line_that_changes(runs: Runs, kept: Kept) -> Location | None:
     """The line of the user's after which a value is another one than at the start; one run, as far as that line."""
     if sys.gettrace() is not None:
         return None
-    watch = _LineWatch(runs, name)
+    watch = _LineWatch(runs, kept)
     runs.again(watch)
     return watch.found
 
@@ -63,12 +152,11 @@ def line_that_changes(runs: Runs, name: str) -> Location | None:
 class _LineWatch:
     """Digests one value after each line."""
 
-    def __init__(self, runs: Runs, name: str) -> None:
+    def __init__(self, runs: Runs, kept: Kept) -> None:
         self.found: Location | None = None
         self._recorder = Recorder(Recording(), lambda _seen, _op: None, runs.guard, runs.hooks)
-        self._namespace = runs.body.namespace
-        self._name = name
-        self._start = _digest(self._namespace.get(name))
+        self._read = kept.read
+        self._start = _digest(self._read())
         self._last: tuple[str, int, str] | None = None
         self._lines = 0
         self._begin_s = time.monotonic()
@@ -91,7 +179,7 @@ class _LineWatch:
         if event not in {"line", "return"}:
             return self._line
         self._lines += 1
-        if _digest(self._namespace.get(self._name)) != self._start:
+        if _digest(self._read()) != self._start:
             self.found = location(*self._last) if self._last is not None else None
             raise Enough
         if self._lines > _MOST_LINES or time.monotonic() - self._begin_s > _MOST_S:
@@ -111,7 +199,7 @@ def reached(body: Body) -> tuple[set[str], list[CodeType]]:
     names |= body.variables.keys()
     todo, codes = sorted(names), dict[CodeType, None]()
     while todo and len(codes) < _MOST_FUNCTIONS:
-        for function in _functions(body.namespace.get(todo.pop())):
+        for function in _functions(_value(body, todo.pop())):
             if function.__code__ not in codes:
                 codes[function.__code__] = None
                 new = writes_of(function.__code__).loaded - names
@@ -138,4 +226,4 @@ def _is_read_first(body: Body, name: str) -> bool:
         found = [node for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id == name]
         if found:
             return any(isinstance(node.ctx, ast.Load) for node in found)
-    return False
+    return any(name in writes_of(code).stored_globals & writes_of(code).loaded for code in reached(body)[1])

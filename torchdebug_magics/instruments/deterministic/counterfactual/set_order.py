@@ -1,4 +1,4 @@
-"""Sets that are given an order: of strings it is another one in each process, of objects in each run. One more run says where."""
+"""Sets that are given an order: of strings it is another one in each process, of objects in each run. The second run says where."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import torch
 
 from torchdebug_magics.instruments.deterministic.counterfactual.ordering_places import OrderingPlace, ordering_places
-from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
-from torchdebug_magics.instruments.deterministic.ops.recording import Recording
 from torchdebug_magics.instruments.deterministic.report import Dependence
 from torchdebug_magics.instruments.deterministic.ritual.late import began_with
 from torchdebug_magics.probing.where import location
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import CodeType, FrameType
 
-    from torchdebug_magics.instruments.deterministic.twice.runs import Runs
-    from torchdebug_magics.probing.contents import Contents
+    from torchdebug_magics.instruments.deterministic.twice.body import Body
     from torchdebug_magics.report import Location
 
-__all__ = ["Ordering", "dependence_of", "on_order", "orderings"]
+__all__ = ["OrderWatch", "Ordering", "dependence_of", "on_order"]
 
 _HOLDING = (list, tuple, dict, set, frozenset)
 _MOST_ITEMS = 1000
@@ -37,7 +34,7 @@ class Ordering(NamedTuple):
     kind: Kind
     text: str
     location: Location
-    is_hash: bool
+    place: OrderingPlace
 
 
 def on_order(found: Iterable[Ordering]) -> tuple[Dependence, ...]:
@@ -48,49 +45,48 @@ def on_order(found: Iterable[Ordering]) -> tuple[Dependence, ...]:
 
 def dependence_of(found: Ordering) -> Dependence:
     """In words."""
-    if found.is_hash:
-        what, fix = "`hash()` of a string is another number in each process", "`zlib.crc32(text.encode())` in its place"
+    if found.place.is_hash:
+        what, fix = "`hash()` of a string differs in each process", "`zlib.crc32(text.encode())` in its place"
     elif found.kind == "salted":
-        what, fix = f"the order of the set `{found.text}` of strings is another one in each process", f"`sorted({found.text})`"
+        what, fix = f"the order of the set `{found.text}` of strings differs in each process", f"`sorted({found.text})`"
+        if found.place.is_pop:
+            fix = f"take `min({found.text})`, and remove it, in place of `{found.text}.pop()`"
     else:
-        what = f"the set `{found.text}` is ordered by the addresses of its objects, which differ in each run"
+        what = f"the order of the set `{found.text}` depends on the addresses of its objects, which differ in each run"
         fix = f"keep a list, or `dict.fromkeys(...)`, in place of the set `{found.text}`"
     return Dependence(on="order", op="", location=found.location, what=what, fix=fix)
 
 
-def orderings(runs: Runs) -> tuple[Ordering, ...]:
-    """Each place once, in the order in which the run comes to them; no run where the source has none."""
-    asked = ordering_places(runs.body)
-    if not asked or sys.gettrace() is not None:
-        return ()
-    watch = _Lines(runs, asked)
-    runs.again(watch)
-    return tuple(watch.found.values())
+class OrderWatch:
+    """Looks at values before and after the lines of the user's that give an order to what may be a set, while a run goes on."""
 
-
-class _Lines:
-    """Looks at values before and after the lines in question."""
-
-    def __init__(self, runs: Runs, asked: dict[str, dict[int, list[OrderingPlace]]]) -> None:
-        self.found: dict[tuple[str, int, str], Ordering] = {}
-        self._asked = asked
-        self._recorder = Recorder(Recording(), lambda _seen, _op: None, runs.guard, runs.hooks)
+    def __init__(self, body: Body) -> None:
+        self._found: dict[tuple[str, int, str], Ordering] = {}
+        self._asked = ordering_places(body)
+        self._has_places: dict[CodeType, bool] = {}
         self._after: dict[FrameType, tuple[int, list[OrderingPlace]]] = {}
 
     @property
-    def contents(self) -> Contents:
-        """What the run has written."""
-        return self._recorder.contents
+    def found(self) -> tuple[Ordering, ...]:
+        """Each place once, in the order in which the run came to them."""
+        return tuple(self._found.values())
 
     def attach(self, stack: ExitStack) -> None:
-        """From here until the stack closes."""
-        self._recorder.attach(stack)
-        stack.callback(self._after.clear)
-        stack.callback(sys.settrace, None)
-        sys.settrace(self._entered)
+        """From here until the stack closes; not where the source has no such place, or a debugger follows the code."""
+        if self._asked and sys.gettrace() is None:
+            stack.callback(self._after.clear)
+            stack.callback(sys.settrace, None)
+            sys.settrace(self._entered)
 
     def _entered(self, frame: FrameType, _event: str, _arg: object) -> Any:
-        return self._line if frame.f_code.co_filename in self._asked else None
+        code = frame.f_code
+        asked = self._asked.get(code.co_filename)
+        if asked is None:
+            return None
+        known = self._has_places.get(code)
+        if known is None:  # the lines of all other functions cost nothing
+            known = self._has_places[code] = any(line in asked for _, _, line in code.co_lines())
+        return self._line if known else None
 
     def _line(self, frame: FrameType, event: str, _arg: object) -> Any:
         if event not in {"line", "return"}:
@@ -112,8 +108,8 @@ class _Lines:
                 kind = "salted"
             elif kind is None and one.is_set:
                 kind = _kind_of(made) if (made := _held(frame, one.target)) is None or one.is_loop or type(made) in _HOLDING else None
-            if kind is not None and key not in self.found and not (one.is_hash and kind != "salted"):
-                self.found[key] = Ordering(kind, one.text, location(key[0], line, frame.f_code.co_name), one.is_hash)
+            if kind is not None and key not in self._found and not (one.is_hash and kind != "salted"):
+                self._found[key] = Ordering(kind, one.text, location(key[0], line, frame.f_code.co_name), one)
 
 
 def _held(frame: FrameType, path: str) -> Any:

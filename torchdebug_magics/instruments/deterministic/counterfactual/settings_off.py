@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from torchdebug_magics.instruments.deterministic.counterfactual.effect import effect_of
-from torchdebug_magics.instruments.deterministic.knowledge import repair
+from torchdebug_magics.instruments.deterministic.knowledge import is_documented, repair
 from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
 from torchdebug_magics.instruments.deterministic.report import Dependence
 from torchdebug_magics.instruments.deterministic.twice.results import results_of
@@ -21,7 +23,9 @@ __all__ = ["on_settings"]
 
 
 def on_settings(runs: Runs, earlier: Recording, ritual: Ritual) -> Dependence | None:
-    """The first op that differs between them."""
+    """The first op that differs between them; no run where the first one has had no op that the settings are for."""
+    if not any(map(_is_set, earlier.ops)):
+        return None
     recording, results = earlier.another(), dict[str, int]()
 
     def add(seen: Seen, _op: Op) -> None:
@@ -34,7 +38,7 @@ def on_settings(runs: Runs, earlier: Recording, ritual: Ritual) -> Dependence | 
     if effect is None or not effect.reached:
         return None
     begin = min(effect.reached, key=lambda one: one.place)
-    if begin.op is None or not repair(begin.op.plan.base):
+    if begin.op is None or not _is_set(begin.op.plan.name):
         return None  # by chance in these two runs and not in the others: no setting does anything for it
     op = begin.op.plan
     return Dependence(
@@ -42,6 +46,12 @@ def on_settings(runs: Runs, earlier: Recording, ritual: Ritual) -> Dependence | 
         op=op.name,
         module=begin.module,
         location=location_of(begin),
-        what=f"`{op.base}` adds in another order in each run without the determinism settings",
+        what=f"without the determinism settings, `{op.base}` adds in an order that varies",
         fix="`torch.use_deterministic_algorithms(True)` before it",
     )
+
+
+def _is_set(op: str) -> bool:
+    """Whether the settings decide how an op of that name is computed, on a device in use."""
+    base = op.split(".")[1]
+    return is_documented(base) or (torch.cuda.is_initialized() and bool(repair(base)))

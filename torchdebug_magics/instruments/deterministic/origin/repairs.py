@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["quoted", "repair"]
 
 _SEED = 42
-_IN_ORDER = {"imap_unordered": ": `imap` in place of `imap_unordered`", "as_completed": ": go over the futures themselves, or use `map`"}
+_IN_ORDER = {
+    "imap_unordered": ": `imap` in place of `imap_unordered`",
+    "as_completed": ": iterate over the futures themselves, or use `map`",
+}
 
 
 def repair(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str, ...]) -> str:  # noqa: C901, PLR0911 - a table of causes
@@ -29,24 +32,24 @@ def repair(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str,
         case "unseeded_generator":
             return _manual(calls)
         case "wall_clock":
-            return f"take no number from the clock: write a fixed one in place of `{called.text if called else 'the time'}`"
+            return f"replace `{called.text if called else 'the time'}` with a constant: it reads the clock"
         case "os_entropy":
             asked = called.text if called else f"{sources[0]}()"
-            return f"draw from a seeded generator, such as `random.Random({_SEED})`, in place of `{asked}`"
+            return f"replace `{asked}` with a draw from a seeded generator, such as `random.Random({_SEED})`"
         case "hash_order":
             return _ordered(step, called)
         case "worker_seed":
             given = f"generator=torch.Generator().manual_seed({_SEED})"
             return f"pass `{given}` to the DataLoader, and seed in its `worker_init_fn` whatever the dataset draws from"
         case "state_leak":
-            return f"make {quoted(names) or 'it'} anew in the cell itself"
+            return f"create {quoted(names) or 'it'} in this cell"
         case "uninitialized_memory":
-            return f"`{called.path.replace('empty', 'zeros') if called else 'np.zeros'}`, or write all of it before it is read"
+            return f"`{called.path.replace('empty', 'zeros') if called else 'np.zeros'}`, or write every element before reading"
         case "outside_data" if _is_of_threads(step, sources):
             instead = next((text for name, text in _IN_ORDER.items() if any(source.endswith(name) for source in sources)), "")
-            return f"take the results in the order in which the work was given out{instead}, or sort them"
+            return f"take the results in submission order{instead}, or sort them"
         case "outside_data":
-            return "read it once, in a cell before"
+            return "read it once, in an earlier cell"
         case _:
             return ""
 
@@ -80,15 +83,15 @@ def _manual(calls: tuple[Called, ...]) -> str:
 
 def _ordered(step: Step, called: Called | None) -> str:
     if called is not None:
-        return f"use a number of your own in place of `{called.text}`"
+        return f"replace `{called.text}` with a number of your own"
     if has_address(step):
-        return "use a name or a number of your own in place of what Python writes of the object"
+        return "use a name or a number of your own instead of the object's `repr`"
     statement = step.statement
     sets = [path for path in statement.iterated if statement.facts.get(path) == "set"] if statement is not None else []
     return (
-        f"give it an order: `sorted({sets[0]}, key=...)`, or keep a list or a dict in its place"
+        f"give it an order: `sorted({sets[0]}, key=...)`, or keep a list or a dict instead"
         if sets
-        else "keep a list or a dict in place of the set"
+        else "replace the set with a list or a dict"
     )
 
 

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 __all__ = ["sentence"]
 
 _WHY = {
-    "wall_clock": "is made from {source}, and the time is another one in each run",
-    "os_entropy": "is made from {source}, which asks the operating system for random bytes",
-    "python_random": "is made from {source} without a seed, which takes one from the operating system",
-    "numpy_random": "is made from {source} without a seed, which takes one from the operating system",
-    "unseeded_generator": "is made from {source}, which takes a new seed from the operating system",
-    "uninitialized_memory": "is memory that {source} has made and nobody has written as a whole",
-    "outside_data": "comes from {source}, which is outside of the program and may change",
+    "wall_clock": "is computed from {source}, which reads the clock",
+    "os_entropy": "is computed from {source}, which reads the operating system's entropy",
+    "python_random": "is drawn from {source} without a seed, which takes one from the operating system",
+    "numpy_random": "is drawn from {source} without a seed, which takes one from the operating system",
+    "unseeded_generator": "is drawn from {source}, which takes a new seed from the operating system",
+    "uninitialized_memory": "is uninitialized memory from {source}",
+    "outside_data": "comes from {source}, outside the program, and may change",
 }
 
 
@@ -33,29 +33,29 @@ def sentence(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[st
     iterated = [path for path in (step.statement.iterated if step.statement is not None else ()) if path in facts]
     match cause:
         case "outside_data" if sources and OF_THREADS.issuperset(sources):
-            return f"{what} comes from {asked}, which gives what other threads or processes have ready first, in another order in each run"
+            return f"{what} comes from {asked}, which returns results in completion order, which varies"
         case "outside_data" if step.activation.thread and not sources:
-            return f"{what} is written by a thread, and threads do not take turns in the same order in each run"
+            return f"{what} is written by a thread, and the order of threads varies"
         case "hash_order" if sources:
-            return f"{what} is made from {asked}, which for an object is its address in memory"
+            return f"{what} is computed from {asked}, which for an object is its memory address"
         case "hash_order" if has_address(step):
-            return f"{what} is made from an object as a text, in which its address in memory stands"
+            return f"{what} is computed from the text of an object, which contains its memory address"
         case "hash_order":
-            return f"{what} comes from {_named(iterated, 'a set')}, which is ordered by hashes, and those of objects are their addresses"
+            return f"{what} comes from {_named(iterated, 'a set')}, a set: its order depends on hashes, for objects on their addresses"
         case "worker_seed":
-            return f"{what} comes from the workers of {_named(iterated, 'a DataLoader')}, which draw from generators that nobody seeded"
+            return f"{what} comes from the workers of {_named(iterated, 'a DataLoader')}, which draw from unseeded generators"
         case "state_leak" if file:
-            return f"{what} is read from `{Path(file).name}`, which the first run had written to"
+            return f"{what} is read from `{Path(file).name}`, which the first run wrote"
         case "state_leak" if is_old:
-            return f"{what} is from before the cell, the first run changed it, and it could not be put back"
+            return f"{what} is from before the cell: the first run changed it, and it could not be restored"
         case "state_leak":
-            return f"{what} is taken from {_named(iterated, 'an iterator')}, and the first run had already taken from it"
+            return f"{what} is taken from {_named(iterated, 'an iterator')}, which the first run had already advanced"
         case "outside_data" if not asked:
-            return f"{what} comes from a file or from the environment, outside of the program"
+            return f"{what} comes from a file or the environment, outside the program"
         case _ if cause in _WHY:
             return f"{what} {_WHY[cause].format(source=asked or 'something')}"
         case _:
-            return f"{what} differs between two runs from here on; nothing known for that was called on this line"
+            return f"{what} differs between two runs from here on; no known nondeterministic call on this line"
 
 
 def _named(paths: list[str], otherwise: str) -> str:

@@ -53,7 +53,7 @@ def compared(earlier: Fingerprint, later: Fingerprint, *, rtol: float | None) ->
             foreign = run.ops[now]
         if not (before.is_unread or _close(before, run.ops[now], rtol)):
             if foreign is not None:
-                said = f"what it comes from was other data than then, first met at `{foreign.op}`, which no op of torch's has made"
+                said = f"its input differs from the earlier run, first at `{foreign.op}`, and was created outside PyTorch"
                 return divergence(run, now, "outside_data", said, MADE_ANEW)
             return divergence(run, now, *reason(earlier, later, run.ops[now], f"differs by more than {rtol:g} in"))
     return None

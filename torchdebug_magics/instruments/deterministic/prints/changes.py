@@ -73,21 +73,19 @@ def _of_inputs(earlier: Run, later: Run, first: int, edited: Mapping[str, str], 
     op = later.ops[first]
     foreign = _foreign(earlier, later, first)
     if foreign is not None:
-        said = f"`{later.ops[foreign].op}` was given other data or numbers than then, which no op of torch's has made"
+        said = f"`{later.ops[foreign].op}` received different input than in the earlier run, created outside PyTorch"
         return divergence(later, foreign, "outside_data", said, MADE_ANEW)
     partner = _partner(earlier, later, first)
     if partner is not None and _same_inputs(earlier, partner, later, first):
         return divergence(later, first, *reason(*prints, op, "gave other bits in"))
     edit = edit_with(("",), earlier, later, edited)
-    said = f"`{op.op}` computes with other tensors than then"
+    said = f"`{op.op}` computes with other tensors than in the earlier run"
     if edit is not None:
         return divergence(
             later, first, "control_flow", f"{said}: the cell was edited in between, first: {edit.standing}", other=edit.before
         )
     other = None if partner is None else earlier.ops[partner].place
-    return divergence(
-        later, first, "control_flow", f"{said}, each of which the earlier run had elsewhere: they come in another order", other=other
-    )
+    return divergence(later, first, "control_flow", f"{said}, which the earlier run had elsewhere: they come in another order", other=other)
 
 
 def _of_edit(later: Run, number: int, edit: Edit) -> Divergence:
@@ -121,7 +119,7 @@ def _same_inputs(earlier: Run, partner: int, later: Run, number: int) -> bool:
 def reason(before: Fingerprint, now: Fingerprint, op: OpPrint, beyond: str) -> tuple[Cause, str]:
     """Why an op differs whose inputs do not."""
     if op.is_random:
-        return "unseeded_generator", f"`{op.op}` drew other numbers than then: another seed, or a generator that is not seeded"
+        return "unseeded_generator", f"`{op.op}` drew other numbers than in the earlier run: another seed, or an unseeded generator"
     names = {
         "torch": (before.torch_version, now.torch_version),
         "the device": (before.device, now.device),

@@ -87,7 +87,7 @@ def repeated(earlier: Run, later: Run, last: int) -> Shift | None:
     since = [one for one in range(then + 1, reached) if earlier.ops[one].is_random and text_of(earlier.ops[one].place) == text]
     if not since:
         return None
-    said = f"`{later.ops[number].op}` draws again what the earlier run drew long before: the state of the generator is not that of then"
+    said = f"`{later.ops[number].op}` draws what the earlier run drew much earlier: the generator's state was not restored"
     fix = "save `torch.get_rng_state()` with the model's, and set it with `torch.set_rng_state(...)`"
     return Shift(number, earlier.ops[since[-1]].place, said, fix)
 
@@ -121,7 +121,7 @@ def _told(earlier: Run, later: Run, added: list[_Draw], gone: list[_Draw], drawn
         return Shift(
             drawn, first, said, "call `train()` before it: dropout is off" if is_off else _apart(place) or f"call {_AGAIN} before it"
         )
-    return Shift(drawn, None, f"`{op.op}` drew other numbers than then: another seed, or a generator that is not seeded", "")
+    return Shift(drawn, None, f"`{op.op}` drew other numbers than in the earlier run: another seed, or an unseeded generator", "")
 
 
 def _is_dropout(run: Run, number: int) -> bool:

@@ -14,6 +14,7 @@ import torch
 
 from torchdebug_magics.instruments.deterministic.fingerprint import OVERWRITTEN, RECORD, Fingerprint, Update
 from torchdebug_magics.instruments.deterministic.ops.values import tensors
+from torchdebug_magics.probing.compiled_calls import away_from_the_compiler
 from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.tensors import tensors_in
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.deterministic.ops.op import Op
     from torchdebug_magics.instruments.deterministic.ops.recording import Recording, Seen
+    from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.probing.hooks import Hooks
     from torchdebug_magics.report import Location
 
@@ -48,10 +50,11 @@ class Printer:
         self._files: dict[str, None] = {}
         """Those that the first op was called through."""
 
-    def attach(self, stack: ExitStack, modules: Iterable[torch.nn.Module]) -> None:
+    def attach(self, stack: ExitStack, modules: Iterable[torch.nn.Module], guard: Guard) -> None:
         """Follow the calls of modules and the steps of optimizers from here until the stack closes."""
         self._calls = ModuleCalls(modules, self._hooks)
         self._calls.attach(stack)
+        away_from_the_compiler(stack, self._hooks, guard)
         self._hooks.optimizer_steps(stack, self._before_update, self._after_update)
 
     def fingerprint(self) -> Fingerprint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ import torch
 
 from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.values import tensors
-from torchdebug_magics.instruments.deterministic.twice.runs import Enough
+from torchdebug_magics.instruments.deterministic.twice.ending import Enough
+from torchdebug_magics.probing.compiled_calls import away_from_the_compiler
 from torchdebug_magics.probing.modules import ModuleCalls
 
 if TYPE_CHECKING:
@@ -70,10 +72,12 @@ class Comparison:
         self.difference: Difference | None = None
         self.recorder = Recorder(earlier.another(), self._seen, guard, hooks, poison=poison)
         self._calls = ModuleCalls(modules, hooks)
+        self._keep_away = functools.partial(away_from_the_compiler, hooks=hooks, guard=guard)
 
     def attach(self, stack: ExitStack) -> None:
         """Begin to compare."""
         self._calls.attach(stack)
+        self._keep_away(stack)
         self.recorder.attach(stack)
 
     @property

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics.instruments.deterministic.counterfactual.set_order import dependence_of, orderings
+from torchdebug_magics.instruments.deterministic.counterfactual.set_order import dependence_of
 from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.recording import Recording
 from torchdebug_magics.instruments.deterministic.origin import ON
 from torchdebug_magics.instruments.deterministic.report import Dependence, Divergence
+from torchdebug_magics.instruments.deterministic.twice.ending import Enough, TooLong
 from torchdebug_magics.instruments.deterministic.twice.origin_line import origin_before, origin_in_workers
-from torchdebug_magics.instruments.deterministic.twice.runs import Enough
-from torchdebug_magics.instruments.deterministic.twice.told import Told, location_of, name_of, of_empty, of_kernel, raised_at
+from torchdebug_magics.instruments.deterministic.twice.told import Told, drawn_from, location_of, name_of, of_empty, of_kernel, raised_at
 
 if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.counterfactual.set_order import Ordering
     from torchdebug_magics.instruments.deterministic.ops.op import Op
     from torchdebug_magics.instruments.deterministic.ops.recording import Seen
     from torchdebug_magics.instruments.deterministic.origin import Origin
@@ -25,50 +26,43 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
     from torchdebug_magics.report import Location
 
-__all__ = ["culprit"]
+__all__ = ["Culprit"]
 
 _FIRST_ALONE = (
-    "further runs are like the second one, so the first one has left something behind that could not be put back, such as a result in "
-    "a cache"
+    "further runs equal the second one: the first one left something behind that could not be restored, such as a result in a cache"
 )
-_IN_THE_CELL = "make in the cell itself what the cell uses up"
+_IN_THE_CELL = "create what the cell consumes in the cell itself"
 _TORCHS_OWN = "aten."
 
 
-def culprit(comparison: Comparison, error: BaseException | None, runs: Runs, used_up: Sequence[str]) -> Divergence:
+class Culprit:
     """What differed between the first run and the second, and why."""
-    found = _Culprit(comparison, runs, used_up)
-    return found.of_error(error) if comparison.difference is None and error is not None else found.of_difference()
 
-
-class _Culprit:
-    def __init__(self, comparison: Comparison, runs: Runs, used_up: Sequence[str]) -> None:
+    def __init__(
+        self, comparison: Comparison, error: BaseException | None, runs: Runs, used_up: Sequence[str], orders: Iterable[Ordering]
+    ) -> None:
         self._comparison = comparison
+        self._error = error
         self._runs = runs
         self._used_up = used_up
+        self._orders = orders
+        """Of the second run."""
 
-    def of_error(self, error: BaseException) -> Divergence:
-        """The second run raised where the first one did not, after the very same ops."""
-        text = str(error).strip().splitlines()
-        said = f"the second run raised {type(error).__name__}: {text[0][:200] if text else ''}"
-        told = self._of_leak(said) or self._of_origin(len(self._comparison.earlier), said)
-        if told.explanation == said and type(self._runs.again(self._recorder(_look_on))) is type(error):
-            told = Told(cause="state_leak", explanation=f"{said}: {_FIRST_ALONE}", fix=_IN_THE_CELL)
-        return Divergence(
-            op="",
-            module=None,
-            location=told.location or raised_at(error),
-            occurrence=1,
-            cause=told.cause,
-            explanation=told.explanation,
-            fix=told.fix,
-        )
+    def unexplained(self) -> Divergence:
+        """The op, before any further run looks for the cause."""
+        return self._divergence(Told(cause="unknown", explanation="the search for the cause was interrupted"))
 
-    def of_difference(self) -> Divergence:
-        """An op differed."""
+    def divergence(self) -> Divergence:
+        """The op, and the cause: mostly by a few further runs."""
+        difference = self._comparison.difference
+        return self._divergence(self._of_error() if difference is None else self._told(difference))
+
+    def _divergence(self, told: Told) -> Divergence:
         difference, earlier = self._comparison.difference, self._comparison.earlier
-        assert difference is not None
-        told = self._told(difference)
+        if difference is None:
+            assert self._error is not None
+            at = told.location or raised_at(self._error)
+            return Divergence(op="", module=None, location=at, occurrence=1, cause=told.cause, explanation=told.explanation, fix=told.fix)
         at = told.location or location_of(difference)
         return Divergence(
             op=told.op or (difference.op.plan.name if difference.op is not None else ""),
@@ -87,6 +81,18 @@ class _Culprit:
             other=told.other if told.other != at else None,
             phase=difference.phase,
         )
+
+    def _of_error(self) -> Told:
+        """The second run raised where the first one did not, after the very same ops."""
+        error = self._error
+        if isinstance(error, TooLong):
+            return Told(cause="control_flow", explanation="the second run goes on where the first one ended, and was stopped there")
+        text = str(error).strip().splitlines()
+        said = f"the second run raised {type(error).__name__}: {text[0][:200] if text else ''}"
+        told = self._of_leak(said) or self._of_origin(len(self._comparison.earlier), said)
+        if told.explanation == said and type(self._runs.again(self._recorder(_look_on))) is type(error):
+            return Told(cause="state_leak", explanation=f"{said}: {_FIRST_ALONE}", fix=_IN_THE_CELL)
+        return told
 
     def _told(self, difference: Difference) -> Told:
         if difference.kind == "way":
@@ -112,22 +118,23 @@ class _Culprit:
 
     def _of_generator(self, op: Op, difference: Difference) -> Told:
         """What the op draws from has another seed; and where it got that."""
-        generator = next((one for one in (*op.args, *op.kwargs.values()) if isinstance(one, torch.Generator)), None)
-        origin = None if self._used_up else self._origin(op.place, torch.default_generator if generator is None else generator)
-        name = "" if generator is None else name_of(generator, difference.names)
+        generator = drawn_from(op)
+        origin = None if self._used_up else self._origin(op.place, generator)
+        is_global = generator is torch.default_generator
+        name = "" if is_global else name_of(generator, difference.names)
         if origin is not None and origin.cause == "unseeded_generator" and len(origin.names) == 1:
             name = name or origin.names[0]
         said = f"`{op.plan.name}` draws from "
-        if generator is None:
-            said += "torch's global generator, which the cell itself has seeded anew"
-            fix = "`torch.manual_seed(42)` in place of `torch.seed()`, or none of it: this magic has seeded it"
+        if is_global:
+            said += "torch's global generator, which the cell itself reseeded"
+            fix = "replace `torch.seed()` with `torch.manual_seed(42)`, or remove it: this magic has seeded the generator"
         else:
             said += f"{f'`{name}`' if name else 'a `torch.Generator`'}, which has another seed in each run"
-            fix = f"`{name or 'generator'}.manual_seed(42)` in place of `.seed()`, or of a seed that changes"
+            fix = f"`{name or 'generator'}.manual_seed(42)` instead of `.seed()` or of a seed that changes"
         if origin is None or origin.cause in {"unknown", "control_flow"}:
             return Told(cause="unseeded_generator", explanation=said, fix=fix)
         if origin.cause != "unseeded_generator":
-            said, fix = f"{said}: {origin.explanation}", fix if generator is not None else origin.fix
+            said, fix = f"{said}: {origin.explanation}", origin.fix if is_global else fix
         return Told(cause="unseeded_generator", on=origin.on, explanation=said, fix=fix, other=origin.location, further=origin.further)
 
     def _of_way(self, difference: Difference) -> Told:
@@ -161,7 +168,7 @@ class _Culprit:
 
     def _of_outside(self, op: Op, difference: Difference) -> Told:
         """What came into the op was not made by an op."""
-        said = f"`{op.plan.name}` was given other data, which no op of torch's has made"
+        said = f"`{op.plan.name}` received different input, created outside PyTorch"
         told = self._of_origin(op.place, said)
         if told.explanation == said and (ordered := self._of_set()) is not None:
             return ordered
@@ -171,7 +178,7 @@ class _Culprit:
 
     def _of_set(self) -> Told | None:
         """Objects in a set stand where their addresses put them, and those differ in each run."""
-        found = next((one for one in orderings(self._runs) if one.kind == "address"), None)
+        found = next((one for one in self._orders if one.kind == "address"), None)
         if found is None:
             return None
         dependence = dependence_of(found)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.recording import Recording
 from torchdebug_magics.instruments.deterministic.origin import first_difference
-from torchdebug_magics.instruments.deterministic.twice.runs import Enough
+from torchdebug_magics.instruments.deterministic.twice.ending import Enough
 from torchdebug_magics.instruments.deterministic.twice.workers_here import workers_here
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ def origin_in_workers(runs: Runs) -> Origin | None:
     asked = f"`{found.sources[0]}()`" if found.sources else "it"
     if found.cause in {"wall_clock", "os_entropy"}:
         return replace(
-            found, fix=f"in a worker, `torch.initial_seed() % 2**32` in place of {asked}: the DataLoader seeds torch anew in each"
+            found, fix=f"in a worker, replace {asked} with `torch.initial_seed() % 2**32`: the DataLoader seeds torch in each worker"
         )
     if found.location.function == "__getitem__":
         return replace(found, cause="worker_seed")
     return replace(
         found,
         cause="worker_seed",
-        fix=f"draw from torch (`torch.rand`, `torch.randint`) in place of {asked}: the DataLoader seeds torch in each worker",
+        fix=f"replace {asked} with a draw from torch (`torch.rand`, `torch.randint`): the DataLoader seeds torch in each worker",
     )
 
 

@@ -69,7 +69,7 @@ class Repetitions:
                 location=None if row.line is None else row.line.location,
                 differed_count=row.differed,
                 repetitions_count=row.repetitions,
-                explanation=f"`{name}` gave other numbers in {row.differed} of {row.repetitions} repetitions on the same inputs",
+                explanation=f"`{name}` gave different numbers in {row.differed} of {row.repetitions} repetitions on equal inputs",
                 fix=repair(name.split(".")[1]),
             )
             for (name, _), row in self._rows.items()

@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import ast
 import contextvars
-import signal
-import threading
+import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import FunctionType
 from typing import TYPE_CHECKING, Protocol
 
+from torchdebug_magics.instruments.deterministic.twice.ending import Enough, TooLong, bounded, held
 from torchdebug_magics.instruments.deterministic.twice.imported import Imported
 from torchdebug_magics.instruments.deterministic.twice.start import State
-from torchdebug_magics.instruments.deterministic.twice.unheard import Unheard
+from torchdebug_magics.instruments.deterministic.twice.unheard import Heard, Unheard
 from torchdebug_magics.probing.contents import Contents, memory_of
 from torchdebug_magics.probing.modules import is_compiled, live_modules, unwrapped
 from torchdebug_magics.probing.rng import RandomState
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from torchdebug_magics.instruments.deterministic.twice.body import Body
     from torchdebug_magics.instruments.deterministic.twice.outside import Outside
     from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.probing.hooks import Hooks
     from torchdebug_magics.probing.lines import Line
 
-__all__ = ["Enough", "Runs", "Watch"]
+__all__ = ["Runs", "Watch"]
+
+_MOST_TIMES, _MORE_S = 10, 5.0
+"""How much more CPU time than the first run a further one may take, times and seconds."""
+_TRACED_TIMES = 6
+"""As many times that where the lines of the user's code are followed."""
+
+
+def _nothing(_stack: ExitStack) -> None:
+    return None
+
+
+def _never() -> bool:
+    return False
 
 
 class Watch(Protocol):
@@ -40,10 +52,6 @@ class Watch(Protocol):
 
     def attach(self, stack: ExitStack) -> None:
         """From here until the stack closes."""
-
-
-class Enough(BaseException):
-    """Raised inside an op to end a run. No `except Exception` of the user's catches it."""
 
 
 class Runs:
@@ -67,10 +75,12 @@ class Runs:
         """What tensors held at the start, while a run begins at the end of the first one."""
         self._vary: Callable[[ExitStack], object] = _nothing
         self._from_end: Callable[[], bool] = _never
+        self.heard = self.second_heard = Heard()
+        """What the last run has printed, and what the second one has."""
         self.writers: Mapping[int, Line] = {}
         """The line of the first run that wrote first to each storage from before it."""
-        self.first_s = 0.0
-        """How long the first run took."""
+        self._began_s, self._first_s = time.process_time(), 0.0
+        """CPU time: at the start of the first run, and what it took."""
         self.count = 0
         """Runs after the first one."""
 
@@ -96,7 +106,8 @@ class Runs:
 
     def over(self, contents: Contents) -> None:
         """The first run has ended, having written what is in `contents`: back to the start."""
-        with _held():
+        self._first_s = time.process_time() - self._began_s
+        with held():
             self._end = State(self.body, self.guard, also=self._start.names)
             for tensor in self._unseen.tensors():
                 self._unseen_end.keep(tensor)
@@ -108,15 +119,14 @@ class Runs:
             self._start.put_back()
 
     @contextmanager
-    def otherwise(
-        self, vary: Callable[[ExitStack], object] = lambda _: None, *, from_end: Callable[[], bool] = lambda: False
-    ) -> Iterator[None]:
+    def otherwise(self, vary: Callable[[ExitStack], object] = _nothing, *, from_end: Callable[[], bool] = _never) -> Iterator[None]:
         """Meanwhile each run begins after `vary`, which may register what to undo; if `from_end`, it begins where the first run ended."""
+        before = self._vary, self._from_end
         self._vary, self._from_end = vary, from_end
         try:
             yield
         finally:
-            self._vary, self._from_end = _nothing, _never
+            self._vary, self._from_end = before
 
     def again(self, watch: Watch, at_end: Callable[[], object] = lambda: None) -> BaseException | None:
         """One more run; what it raised, if it raised. An interrupt passes. `at_end` sees what a whole run has left."""
@@ -127,6 +137,9 @@ class Runs:
             return None
         except KeyboardInterrupt:
             raise
+        except TooLong as error:
+            self.guard.note(f"a further run was ended: it took more than {_MOST_TIMES} times the CPU time of the first one")
+            return error
         except BaseException as error:  # noqa: BLE001 - the user's code in a hidden run: what it raises is what differs
             return error
         finally:
@@ -137,22 +150,24 @@ class Runs:
         """The same, and whatever it raises is raised; to be followed by `back`."""
         with ExitStack() as stack:
             self.count += 1
-            stack.enter_context(self._unheard.meanwhile())
+            self.heard = stack.enter_context(self._unheard.meanwhile())
             is_from_end = self._from_end()
             state = self._to_end() if is_from_end else self._start
             self._outside.again(stack, as_left=is_from_end)
             state.stand_in()
             self.guard.run("changing one thing", self._vary, stack)
             watch.attach(stack)
+            most_s = _MOST_TIMES * self._first_s + _MORE_S
             try:
-                self._context.copy().run(self.body.run)
+                with bounded(most_s if sys.gettrace() is None else _TRACED_TIMES * most_s):
+                    self._context.copy().run(self.body.run)
             except Enough as enough:
                 traceback.clear_frames(enough.__traceback__)  # what was made in part and complains as it goes, goes unheard
                 raise
 
     def back(self, watch: Watch) -> None:
         """To where it began. Harmless the second time."""
-        with _held():
+        with held():
             watch.contents.put_back()
             self._undo.put_back()
             self._undo = Contents()
@@ -175,21 +190,13 @@ class Runs:
 
     def finish(self) -> None:
         """Everything as the first run has left it. Harmless the second time."""
-        with _held():
+        with held():
             self._imported.finish()
             if self._end is not None and self._written is not None:
                 self._written.put_back()
                 self._unseen_end.put_back()
                 self._end.put_back()
             self._end = self._written = None  # last: what an interrupt cut short is finished by another call
-
-
-def _nothing(_stack: ExitStack) -> None:
-    return None
-
-
-def _never() -> bool:
-    return False
 
 
 def _is_compiled(body: Body) -> bool:
@@ -200,25 +207,3 @@ def _is_compiled(body: Body) -> bool:
         or any(is_compiled(one) or unwrapped(one) is not one for one in live_modules())
         or any(hasattr(value, "_torchdynamo_orig_callable") for value in body.variables.values() if isinstance(value, FunctionType))
     )
-
-
-@contextmanager
-def _held() -> Iterator[None]:
-    """An interrupt waits until everything is back; a second one does not."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    waiting: list[int] = []
-
-    def wait(number: int, _frame: FrameType | None) -> None:
-        if waiting:
-            signal.default_int_handler(number, None)
-        waiting.append(number)
-
-    signal.signal(signal.SIGINT, wait)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if waiting:
-        raise KeyboardInterrupt

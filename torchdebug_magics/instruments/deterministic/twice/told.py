@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.twice.compare import Difference
     from torchdebug_magics.report import Location
 
-__all__ = ["Told", "location_of", "name_of", "of_empty", "of_kernel", "raised_at"]
+__all__ = ["Told", "drawn_from", "location_of", "name_of", "of_empty", "of_kernel", "raised_at"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,11 @@ def raised_at(error: BaseException) -> Location | None:
     return location(found[-1][0].co_filename, found[-1][1], found[-1][0].co_name) if found else None
 
 
+def drawn_from(op: Op) -> torch.Generator:
+    """The generator that an op takes its numbers from."""
+    return next((one for one in (*op.args, *op.kwargs.values()) if isinstance(one, torch.Generator)), torch.default_generator)
+
+
 def name_of(generator: Any, names: dict[str, Any]) -> str:
     """In an op it is wrapped anew: it is known by what is behind it."""
     held: list[tuple[str, Any]] = [(name, value) for name, value in names.items() if isinstance(value, torch.Generator)]
@@ -58,8 +63,8 @@ def of_empty(op: Op, empty: Empty, difference: Difference) -> Told:
     }
     return Told(
         cause="uninitialized_memory",
-        explanation=f"`{op.plan.name}` reads memory that `{maker}` has made{f' ({made})' if made else ''} and nobody has written",
-        fix=f"{zeros.get(empty.plan.base, '')}write all of it before it is read",
+        explanation=f"`{op.plan.name}` reads uninitialized memory from `{maker}`{f' ({made})' if made else ''}",
+        fix=f"{zeros.get(empty.plan.base, '')}write every element before reading",
         op=empty.plan.name,
         location=made,
         other=location_of(difference),
@@ -69,11 +74,11 @@ def of_empty(op: Op, empty: Empty, difference: Difference) -> Told:
 def of_kernel(op: Op) -> Told:
     """Its inputs agree."""
     if op.plan.is_view or op.plan.moves or op.plan.is_pointwise:
-        said = f"`{op.plan.name}` gave other numbers on equal inputs, which it cannot do: something else wrote there"
+        said = f"`{op.plan.name}` gave different numbers on equal inputs, which it cannot do by itself: something else wrote to its memory"
         return Told(cause="unknown", explanation=said)
     fix = repair(op.plan.base)
-    known = "as torch's documentation says that it may" if fix else "and no way around it is known here"
-    return Told(cause="nondeterministic_op", explanation=f"`{op.plan.name}` gave other numbers on the very same inputs, {known}", fix=fix)
+    known = "as PyTorch's documentation says it may" if fix else "and no workaround is known"
+    return Told(cause="nondeterministic_op", explanation=f"`{op.plan.name}` gave different numbers on equal inputs, {known}", fix=fix)
 
 
 def location_of(difference: Difference) -> Location | None:

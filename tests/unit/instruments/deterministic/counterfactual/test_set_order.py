@@ -43,6 +43,11 @@ class Vocabulary:
         "sorted(set(one) & set(two))",
     ),
     "the hash of a string": ("name = 'first'", "torch.manual_seed(hash(name) % 2**31)  # <-\nx = torch.rand(2)", "zlib.crc32"),
+    "one that is taken out of a set": (
+        "words = ['b', 'a', 'c']",
+        "left = set(words)\nx = torch.tensor([float(ord(left.pop()))]) * 2  # <-",
+        "take `min(left)`, and remove it, in place of `left.pop()`",
+    ),
     "files of a folder": (
         "for name in 'abc': (Path(name) / '').with_suffix('.txt').write_text(str(ord(name)))",
         "x = torch.tensor([float(Path(name).read_text()) for name in os.listdir('.')])  # <-\ny = x.cumsum(0)",
@@ -118,6 +123,22 @@ def test_it_is_not_told_where_it_does_not_matter(shell: InteractiveShell, name: 
     found = verified(shell, *HEALTHY[name])
     assert found.verified
     assert not [one for one in found.depends_on if one.on == "order"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["torch.manual_seed(os.getpid())  # <-\nx = torch.rand(2)", "x = torch.ones(2)\ny = x * os.getpid()  # <-"],
+    ids=["seed", "factor"],
+)
+def test_the_number_of_the_process_is_another_one_in_the_next(shell: InteractiveShell, body: str) -> None:
+    found = verified(shell, "", body)
+    (told,) = found.depends_on
+    assert (told.on, told.what, told.location and told.location.source.endswith("# <-")) == (
+        "entropy",
+        "`os.getpid()` differs in each process",
+        True,
+    )
+    assert "in this process, others in the next one" in found.verdict
 
 
 def test_a_fixed_salt_is_the_same_in_each_process(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def test_further_runs_that_agree_by_chance_make_no_op_the_cause(shell: Interacti
 def test_a_generator_that_the_clock_seeds_is_told_of_its_seed(shell: InteractiveShell) -> None:
     told = verified(shell, "", "import time\ng = torch.Generator().manual_seed(time.time_ns())\na = torch.randn(3, generator=g)").divergence
     assert told.cause == "unseeded_generator"
-    assert told.fix == "`g.manual_seed(42)` in place of `.seed()`, or of a seed that changes"
+    assert told.fix == "`g.manual_seed(42)` instead of `.seed()` or of a seed that changes"
 
 
 @pytest.mark.parametrize("name", HEALTHY)
