@@ -26,6 +26,8 @@ from torchdebug_magics.probing.written import writes_of
 if TYPE_CHECKING:
     from types import FrameType
 
+    from torchdebug_magics.instruments.deterministic.ops.op import Op
+    from torchdebug_magics.instruments.deterministic.ops.recording import Seen
     from torchdebug_magics.instruments.deterministic.twice.body import Body
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
     from torchdebug_magics.probing.contents import Contents
@@ -154,7 +156,8 @@ class _LineWatch:
 
     def __init__(self, runs: Runs, kept: Kept) -> None:
         self.found: Location | None = None
-        self._recorder = Recorder(Recording(), lambda _seen, _op: None, runs.guard, runs.hooks)
+        self._recorder = Recorder(Recording(), self._seen, runs.guard, runs.hooks)
+        self._is_over = False
         self._read = kept.read
         self._start = _digest(self._read())
         self._last: tuple[str, int, str] | None = None
@@ -172,18 +175,27 @@ class _LineWatch:
         stack.callback(sys.settrace, None)
         sys.settrace(self._entered)
 
+    def _end(self) -> None:
+        """The next op ends the run: what is raised by a line may jump over the end of a `with`, and leave a lock taken."""
+        self._is_over = True
+        sys.settrace(None)
+
+    def _seen(self, _seen: Seen, _op: Op) -> None:
+        if self._is_over:
+            raise Enough
+
     def _entered(self, frame: FrameType, _event: str, _arg: object) -> Any:
-        return self._line if is_user_code(frame.f_code) and frame.f_code.co_filename != "<string>" else None
+        return self._line if not self._is_over and is_user_code(frame.f_code) and frame.f_code.co_filename != "<string>" else None
 
     def _line(self, frame: FrameType, event: str, _arg: object) -> Any:
-        if event not in {"line", "return"}:
-            return self._line
+        if self._is_over or event not in {"line", "return"}:
+            return None if self._is_over else self._line
         self._lines += 1
         if _digest(self._read()) != self._start:
             self.found = location(*self._last) if self._last is not None else None
-            raise Enough
+            return self._end()
         if self._lines > _MOST_LINES or time.monotonic() - self._begin_s > _MOST_S:
-            raise Enough
+            return self._end()
         self._last = frame.f_code.co_filename, frame.f_lineno or 1, frame.f_code.co_name
         return self._line
 
