@@ -14,15 +14,15 @@ from torchdebug_magics.errors import DeterminismError, TorchDebugError
 from torchdebug_magics.instruments.deterministic.counterfactual.dependences import Search, of_divergence, of_potential
 from torchdebug_magics.instruments.deterministic.counterfactual.other_seeds import Draws
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import OrderWatch, on_order
-from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
-from torchdebug_magics.instruments.deterministic.ops.recording import Recording
+from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
 from torchdebug_magics.instruments.deterministic.prints.against import agreeing_count, compared, earlier_print
 from torchdebug_magics.instruments.deterministic.prints.printing import Printer
+from torchdebug_magics.instruments.deterministic.twice.beginning.leftovers import Leftovers
 from torchdebug_magics.instruments.deterministic.twice.body import FunctionBody
 from torchdebug_magics.instruments.deterministic.twice.cost import measured
-from torchdebug_magics.instruments.deterministic.twice.leftovers import Leftovers
-from torchdebug_magics.instruments.deterministic.twice.outside import Outside
-from torchdebug_magics.instruments.deterministic.twice.results import plain_results_of, results_of
+from torchdebug_magics.instruments.deterministic.twice.left_results import plain_results_of, results_of
+from torchdebug_magics.instruments.deterministic.twice.outside_world import Outside
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.instruments.deterministic.twice.verify import NOT_SEEN, second_run
 from torchdebug_magics.probing.hooks import Hooks
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
-    from torchdebug_magics.instruments.deterministic.ops.op import Op
-    from torchdebug_magics.instruments.deterministic.ops.recording import Seen
+    from torchdebug_magics.instruments.deterministic.ops.op_recording import Seen
+    from torchdebug_magics.instruments.deterministic.ops.seen_op import Op
     from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
     from torchdebug_magics.instruments.deterministic.twice.body import Body
     from torchdebug_magics.probing.guard import Guard

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from torchdebug_magics.instruments.deterministic.ops import recorder
+from torchdebug_magics.instruments.deterministic.ops import op_recorder as recorder
 from torchdebug_magics.instruments.deterministic.twice import cost, runs, verify
 from torchdebug_magics.probing import contents, mode_stack
 

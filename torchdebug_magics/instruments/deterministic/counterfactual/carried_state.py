@@ -18,9 +18,9 @@ from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state 
     line_that_changes,
 )
 from torchdebug_magics.instruments.deterministic.report import Dependence
+from torchdebug_magics.instruments.deterministic.twice.beginning.process_settings import SETTINGS
+from torchdebug_magics.instruments.deterministic.twice.cause.op_causes import location_of, raised_at
 from torchdebug_magics.instruments.deterministic.twice.ending import TooLong
-from torchdebug_magics.instruments.deterministic.twice.process import SETTINGS
-from torchdebug_magics.instruments.deterministic.twice.told import location_of, raised_at
 from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.names import Named, values_found
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from torchdebug_magics.instruments.deterministic.counterfactual.effect import Effect
-    from torchdebug_magics.instruments.deterministic.ops.recording import Recording
+    from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
     from torchdebug_magics.instruments.deterministic.origin import Origin
-    from torchdebug_magics.instruments.deterministic.twice.compare import Difference
+    from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
     from torchdebug_magics.report import Location
 

@@ -10,18 +10,18 @@ from torchdebug_magics.instruments.deterministic.counterfactual.carried_state im
 from torchdebug_magics.instruments.deterministic.counterfactual.effect import effect_of
 from torchdebug_magics.instruments.deterministic.counterfactual.settings_off import on_settings
 from torchdebug_magics.instruments.deterministic.report import Dependence
-from torchdebug_magics.instruments.deterministic.twice.origin_line import origin_before
-from torchdebug_magics.instruments.deterministic.twice.told import drawn_from
+from torchdebug_magics.instruments.deterministic.twice.cause.op_causes import drawn_from
+from torchdebug_magics.instruments.deterministic.twice.cause.origin_line import origin_before
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torchdebug_magics.instruments.deterministic.counterfactual.other_seeds import Draws
-    from torchdebug_magics.instruments.deterministic.ops.recording import Recording
+    from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
     from torchdebug_magics.instruments.deterministic.origin import Origin
     from torchdebug_magics.instruments.deterministic.report import Divergence, Potential
     from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
-    from torchdebug_magics.instruments.deterministic.twice.compare import Difference
+    from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 
 __all__ = ["Search", "of_divergence", "of_potential"]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
-from torchdebug_magics.instruments.deterministic.ops.recording import Recording
-from torchdebug_magics.instruments.deterministic.ops.values import tensors
-from torchdebug_magics.instruments.deterministic.twice.compare import Comparison
+from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
+from torchdebug_magics.instruments.deterministic.ops.op_values import tensors
 from torchdebug_magics.instruments.deterministic.twice.ending import Enough
-from torchdebug_magics.instruments.deterministic.twice.results import plain_results_of, results_of, tensors_left
+from torchdebug_magics.instruments.deterministic.twice.left_results import plain_results_of, results_of, tensors_left
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import Comparison
 from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.where import frames_above, location, owner
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from types import FrameType
 
-    from torchdebug_magics.instruments.deterministic.ops.op import Op
-    from torchdebug_magics.instruments.deterministic.ops.recording import Seen
-    from torchdebug_magics.instruments.deterministic.twice.compare import Difference
+    from torchdebug_magics.instruments.deterministic.ops.op_recording import Seen
+    from torchdebug_magics.instruments.deterministic.ops.seen_op import Op
+    from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
     from torchdebug_magics.report import Location
 

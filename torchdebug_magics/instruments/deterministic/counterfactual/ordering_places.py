@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import reached
-from torchdebug_magics.instruments.deterministic.origin.statements import dotted
+from torchdebug_magics.instruments.deterministic.origin.lines.line_statements import dotted
 from torchdebug_magics.probing.source.call_sites import tree_of
 
 if TYPE_CHECKING:

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.deterministic.counterfactual.effect import effect_of
 from torchdebug_magics.instruments.deterministic.report import Dependence
-from torchdebug_magics.instruments.deterministic.twice.told import location_of
+from torchdebug_magics.instruments.deterministic.twice.cause.op_causes import location_of
 from torchdebug_magics.probing.rng import same_state
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from torchdebug_magics.instruments.deterministic.counterfactual.effect import Effect
-    from torchdebug_magics.instruments.deterministic.ops.recording import Recording
+    from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
     from torchdebug_magics.instruments.deterministic.origin import Origin
     from torchdebug_magics.instruments.deterministic.ritual.seedable import Seedable
-    from torchdebug_magics.instruments.deterministic.twice.compare import Difference
+    from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
     from torchdebug_magics.report import Location
 

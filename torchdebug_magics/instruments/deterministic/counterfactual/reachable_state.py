@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
-from torchdebug_magics.instruments.deterministic.ops.recording import Recording
-from torchdebug_magics.instruments.deterministic.origin.digests import Digests, is_users
+from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
+from torchdebug_magics.instruments.deterministic.origin.lines.digests import Digests, is_users
+from torchdebug_magics.instruments.deterministic.twice.beginning.process_settings import SETTINGS
 from torchdebug_magics.instruments.deterministic.twice.ending import Enough
-from torchdebug_magics.instruments.deterministic.twice.process import SETTINGS
 from torchdebug_magics.probing.kinds import ABSENT
 from torchdebug_magics.probing.where import is_user_code, location
 from torchdebug_magics.probing.written import writes_of
@@ -26,8 +26,8 @@ from torchdebug_magics.probing.written import writes_of
 if TYPE_CHECKING:
     from types import FrameType
 
-    from torchdebug_magics.instruments.deterministic.ops.op import Op
-    from torchdebug_magics.instruments.deterministic.ops.recording import Seen
+    from torchdebug_magics.instruments.deterministic.ops.op_recording import Seen
+    from torchdebug_magics.instruments.deterministic.ops.seen_op import Op
     from torchdebug_magics.instruments.deterministic.twice.body import Body
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
     from torchdebug_magics.probing.contents import Contents

@@ -8,14 +8,14 @@ import torch
 
 from torchdebug_magics.instruments.deterministic.counterfactual.effect import effect_of
 from torchdebug_magics.instruments.deterministic.knowledge import is_documented, repair
-from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
 from torchdebug_magics.instruments.deterministic.report import Dependence
-from torchdebug_magics.instruments.deterministic.twice.results import results_of
-from torchdebug_magics.instruments.deterministic.twice.told import location_of
+from torchdebug_magics.instruments.deterministic.twice.cause.op_causes import location_of
+from torchdebug_magics.instruments.deterministic.twice.left_results import results_of
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.ops.op import Op
-    from torchdebug_magics.instruments.deterministic.ops.recording import Recording, Seen
+    from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording, Seen
+    from torchdebug_magics.instruments.deterministic.ops.seen_op import Op
     from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 

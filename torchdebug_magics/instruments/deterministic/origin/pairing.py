@@ -7,8 +7,8 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.origin.recording import Activation, Call, Run, Step
-    from torchdebug_magics.instruments.deterministic.origin.statements import Statement
+    from torchdebug_magics.instruments.deterministic.origin.lines.line_statements import Statement
+    from torchdebug_magics.instruments.deterministic.origin.lines.line_steps import Activation, Call, Run, Step
 
 __all__ = ["Fork", "Pairing"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.deterministic.origin.sources import OF_THREADS
-from torchdebug_magics.instruments.deterministic.origin.steps import has_address
+from torchdebug_magics.instruments.deterministic.origin.lines.nondeterminism_sources import OF_THREADS
+from torchdebug_magics.instruments.deterministic.origin.step_questions import has_address
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.origin.recording import Step
+    from torchdebug_magics.instruments.deterministic.origin.lines.line_steps import Step
     from torchdebug_magics.instruments.deterministic.report import Cause
 
 __all__ = ["sentence"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.deterministic.fingerprint import OVERWRITTEN, RECORD, Fingerprint, Update
-from torchdebug_magics.instruments.deterministic.ops.values import tensors
+from torchdebug_magics.instruments.deterministic.ops.op_values import tensors
 from torchdebug_magics.probing.compiled_calls import away_from_the_compiler
 from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.modules import ModuleCalls
@@ -23,8 +23,8 @@ from torchdebug_magics.probing.where import frames_above, is_user_code, location
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from torchdebug_magics.instruments.deterministic.ops.op import Op
-    from torchdebug_magics.instruments.deterministic.ops.recording import Recording, Seen
+    from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording, Seen
+    from torchdebug_magics.instruments.deterministic.ops.seen_op import Op
     from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.probing.hooks import Hooks
     from torchdebug_magics.report import Location

@@ -15,10 +15,10 @@ import torch
 
 from torchdebug_magics.instruments.deterministic.report import Setting
 from torchdebug_magics.instruments.deterministic.ritual.alerts import Alerts
+from torchdebug_magics.instruments.deterministic.ritual.found_sources import Sources
 from torchdebug_magics.instruments.deterministic.ritual.late import too_late
 from torchdebug_magics.instruments.deterministic.ritual.seedable import seedables
 from torchdebug_magics.instruments.deterministic.ritual.seeds import Seeds, checked_seed
-from torchdebug_magics.instruments.deterministic.ritual.sources import Sources
 from torchdebug_magics.instruments.deterministic.ritual.switches import Switch, mode, switches
 
 if TYPE_CHECKING:

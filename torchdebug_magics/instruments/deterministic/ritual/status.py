@@ -12,9 +12,9 @@ from zlib import crc32
 import torch
 
 from torchdebug_magics.instruments.deterministic.report import LiveRitual, Loader, SeededBy, Source, StatusReport
+from torchdebug_magics.instruments.deterministic.ritual.found_sources import Sources
 from torchdebug_magics.instruments.deterministic.ritual.generators import derived_seed, is_shared, state_of
 from torchdebug_magics.instruments.deterministic.ritual.late import began_with, has_workers
-from torchdebug_magics.instruments.deterministic.ritual.sources import Sources
 from torchdebug_magics.instruments.deterministic.ritual.switches import switches
 from torchdebug_magics.probing.guard import Guard
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from torchdebug_magics.instruments.deterministic.twice.disk.calls import asker
+from torchdebug_magics.instruments.deterministic.twice.disk.disk_calls import asker
 
 __all__ = ["Children"]
 

@@ -37,12 +37,13 @@ def bounded(most_s: float) -> Iterator[None]:
     between two instructions of the user's code, or of a library that it calls; both handlers are gone before the user's own code goes on.
     """
     is_on, is_interrupted = True, False
+    has_timer = threading.current_thread() is threading.main_thread() and _is_free()
 
     def interrupted(number: int, frame: FrameType | None) -> None:
         nonlocal is_interrupted
         is_interrupted = True
         if is_on:
-            if signal.getsignal(signal.SIGPROF) is ended:
+            if has_timer:
                 _set_timer(_GRACE_S)
             signal.default_int_handler(number, frame)
 
@@ -53,7 +54,7 @@ def bounded(most_s: float) -> Iterator[None]:
     stack = ExitStack()
     try:
         if threading.current_thread() is threading.main_thread():
-            if _is_free():
+            if has_timer:
                 _handle(stack, signal.SIGPROF, ended)
                 stack.callback(_set_timer, 0.0)
                 _set_timer(most_s)

@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager
 from types import FunctionType
 from typing import TYPE_CHECKING, Protocol
 
+from torchdebug_magics.instruments.deterministic.twice.beginning.imported_modules import Imported
+from torchdebug_magics.instruments.deterministic.twice.beginning.start_state import State
 from torchdebug_magics.instruments.deterministic.twice.ending import Enough, TooLong, bounded, held
-from torchdebug_magics.instruments.deterministic.twice.imported import Imported
-from torchdebug_magics.instruments.deterministic.twice.start import State
 from torchdebug_magics.instruments.deterministic.twice.unheard import Heard, Unheard
 from torchdebug_magics.probing.contents import Contents, memory_of
 from torchdebug_magics.probing.modules import is_compiled, live_modules, unwrapped
@@ -22,7 +22,7 @@ from torchdebug_magics.probing.rng import RandomState
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.twice.body import Body
-    from torchdebug_magics.instruments.deterministic.twice.outside import Outside
+    from torchdebug_magics.instruments.deterministic.twice.outside_world import Outside
     from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.probing.hooks import Hooks
     from torchdebug_magics.probing.lines import Line

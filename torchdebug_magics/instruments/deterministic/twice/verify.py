@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.deterministic.twice.compare import Comparison
-from torchdebug_magics.instruments.deterministic.twice.culprit import Culprit
-from torchdebug_magics.instruments.deterministic.twice.potential import Repetitions
-from torchdebug_magics.instruments.deterministic.twice.results import different, plain_results_of, results_of
+from torchdebug_magics.instruments.deterministic.twice.cause.culprit import Culprit
+from torchdebug_magics.instruments.deterministic.twice.cause.repeated_ops import Repetitions
+from torchdebug_magics.instruments.deterministic.twice.left_results import different, plain_results_of, results_of
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import Comparison
 from torchdebug_magics.probing.modules import live_modules
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from torchdebug_magics.instruments.deterministic.counterfactual.set_order import OrderWatch
-    from torchdebug_magics.instruments.deterministic.ops.recording import Recording
+    from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 
 __all__ = ["NOT_SEEN", "second_run"]

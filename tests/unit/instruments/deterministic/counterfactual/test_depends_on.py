@@ -15,7 +15,8 @@ import torch
 
 from tests.unit.instruments.deterministic.planted import IMPORTS
 from torchdebug_magics.instruments.deterministic.counterfactual import dependences, effect
-from torchdebug_magics.instruments.deterministic.twice import culprit, runs
+from torchdebug_magics.instruments.deterministic.twice import runs
+from torchdebug_magics.instruments.deterministic.twice.cause import culprit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
-    from torchdebug_magics.instruments.deterministic.ops.recording import Recording
+    from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
     from torchdebug_magics.instruments.deterministic.report import DeterministicReport
 
 

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.deterministic.twice.disk.calls import path_of
+from torchdebug_magics.instruments.deterministic.twice.disk.disk_calls import path_of
 
 if TYPE_CHECKING:
     from torchdebug_magics.probing.names import Named

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import serialization
 
-from torchdebug_magics.instruments.deterministic.twice.disk.calls import SAVER, Entry, Folder, asker, is_writing, path_of
+from torchdebug_magics.instruments.deterministic.twice.disk.disk_calls import SAVER, Entry, Folder, asker, is_writing, path_of
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.twice.disk.view import View

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.deterministic.twice.disk.calls import FILES
+from torchdebug_magics.instruments.deterministic.twice.disk.disk_calls import FILES
 from torchdebug_magics.probing.where import runs_alone
 
 if TYPE_CHECKING:

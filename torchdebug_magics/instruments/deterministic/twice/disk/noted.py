@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import serialization
 
 from torchdebug_magics.errors import DeterminismError
-from torchdebug_magics.instruments.deterministic.twice.disk.calls import SAVER, asker, is_writing, path_of
+from torchdebug_magics.instruments.deterministic.twice.disk.disk_calls import SAVER, asker, is_writing, path_of
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.twice.disk.before import Before

@@ -12,10 +12,10 @@ from torchdebug_magics.instruments.deterministic.knowledge import repair
 from torchdebug_magics.probing.where import is_user_code, location
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.ops.op import Empty, Op
+    from torchdebug_magics.instruments.deterministic.ops.seen_op import Empty, Op
     from torchdebug_magics.instruments.deterministic.origin import Origin
     from torchdebug_magics.instruments.deterministic.report import Cause, On
-    from torchdebug_magics.instruments.deterministic.twice.compare import Difference
+    from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference
     from torchdebug_magics.report import Location
 
 __all__ = ["Told", "drawn_from", "location_of", "name_of", "of_empty", "of_kernel", "raised_at"]

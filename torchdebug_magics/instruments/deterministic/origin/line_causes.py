@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from torchdebug_magics.instruments.deterministic.origin.found import ON, Origin
+from torchdebug_magics.instruments.deterministic.origin.line_origin import ON, Origin
+from torchdebug_magics.instruments.deterministic.origin.lines.nondeterminism_sources import OF_THREADS, OF_TORCH
 from torchdebug_magics.instruments.deterministic.origin.repairs import quoted, repair
 from torchdebug_magics.instruments.deterministic.origin.sentences import sentence
-from torchdebug_magics.instruments.deterministic.origin.sources import OF_THREADS, OF_TORCH
-from torchdebug_magics.instruments.deterministic.origin.steps import differing, has_address
+from torchdebug_magics.instruments.deterministic.origin.step_questions import differing, has_address
 from torchdebug_magics.probing.where import location
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.origin.files import Files
+    from torchdebug_magics.instruments.deterministic.origin.backward_slice import Beginning, Slicer
+    from torchdebug_magics.instruments.deterministic.origin.lines.line_steps import Source, Step
+    from torchdebug_magics.instruments.deterministic.origin.lines.written_files import Files
     from torchdebug_magics.instruments.deterministic.origin.pairing import Pairing
-    from torchdebug_magics.instruments.deterministic.origin.recording import Source, Step
-    from torchdebug_magics.instruments.deterministic.origin.slicing import Beginning, Slicer
     from torchdebug_magics.instruments.deterministic.report import Cause
     from torchdebug_magics.report import Location
 

@@ -11,11 +11,11 @@ from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.deterministic.origin.digests import Digests
-from torchdebug_magics.instruments.deterministic.origin.look import Look
-from torchdebug_magics.instruments.deterministic.origin.names import Namespace
-from torchdebug_magics.instruments.deterministic.origin.recording import Activation, Call, Run, Source, Step
-from torchdebug_magics.instruments.deterministic.origin.sources import (
+from torchdebug_magics.instruments.deterministic.origin.lines.digests import Digests
+from torchdebug_magics.instruments.deterministic.origin.lines.line_names import Namespace
+from torchdebug_magics.instruments.deterministic.origin.lines.line_steps import Activation, Call, Run, Source, Step
+from torchdebug_magics.instruments.deterministic.origin.lines.look import Look
+from torchdebug_magics.instruments.deterministic.origin.lines.nondeterminism_sources import (
     FILE_WRITES,
     SAVED,
     asked_by_name,
@@ -23,13 +23,13 @@ from torchdebug_magics.instruments.deterministic.origin.sources import (
     asked_in_python,
     called_from,
 )
-from torchdebug_magics.instruments.deterministic.origin.stopped import stopped_at
+from torchdebug_magics.instruments.deterministic.origin.lines.stopped import stopped_at
 from torchdebug_magics.probing.inlined import is_in_comprehension
 from torchdebug_magics.probing.where import frames_above, is_user_code, owner
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.origin.files import Files
-    from torchdebug_magics.instruments.deterministic.origin.statements import Statements
+    from torchdebug_magics.instruments.deterministic.origin.lines.line_statements import Statements
+    from torchdebug_magics.instruments.deterministic.origin.lines.written_files import Files
     from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["Tracer"]

@@ -8,7 +8,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.origin.statements import Statement
+    from torchdebug_magics.instruments.deterministic.origin.lines.line_statements import Statement
 
 __all__ = ["Activation", "Call", "Held", "Place", "Run", "Source", "Step"]
 

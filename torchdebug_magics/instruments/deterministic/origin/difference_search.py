@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.deterministic.origin.blame import Judge, branch_after
-from torchdebug_magics.instruments.deterministic.origin.files import Files
+from torchdebug_magics.instruments.deterministic.origin.backward_slice import Beginning, Slicer
+from torchdebug_magics.instruments.deterministic.origin.line_causes import Judge, branch_after
+from torchdebug_magics.instruments.deterministic.origin.lines.line_statements import Statements
+from torchdebug_magics.instruments.deterministic.origin.lines.line_tracer import Tracer
+from torchdebug_magics.instruments.deterministic.origin.lines.nondeterminism_sources import OF_THREADS
+from torchdebug_magics.instruments.deterministic.origin.lines.written_files import Files
 from torchdebug_magics.instruments.deterministic.origin.pairing import Pairing
-from torchdebug_magics.instruments.deterministic.origin.slicing import Beginning, Slicer
-from torchdebug_magics.instruments.deterministic.origin.sources import OF_THREADS
-from torchdebug_magics.instruments.deterministic.origin.statements import Statements
-from torchdebug_magics.instruments.deterministic.origin.tracer import Tracer
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.origin.found import Origin
-    from torchdebug_magics.instruments.deterministic.origin.recording import Run, Step
+    from torchdebug_magics.instruments.deterministic.origin.line_origin import Origin
+    from torchdebug_magics.instruments.deterministic.origin.lines.line_steps import Run, Step
     from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["first_difference"]

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
-from torchdebug_magics.instruments.deterministic.ops.recording import Recording
+from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
 from torchdebug_magics.instruments.deterministic.origin import first_difference
+from torchdebug_magics.instruments.deterministic.twice.cause.workers_here import workers_here
 from torchdebug_magics.instruments.deterministic.twice.ending import Enough
-from torchdebug_magics.instruments.deterministic.twice.workers_here import workers_here
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.ops.op import Op
-    from torchdebug_magics.instruments.deterministic.ops.recording import Seen
+    from torchdebug_magics.instruments.deterministic.ops.op_recording import Seen
+    from torchdebug_magics.instruments.deterministic.ops.seen_op import Op
     from torchdebug_magics.instruments.deterministic.origin import Origin
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from torchdebug_magics.errors import DeterminismError
 from torchdebug_magics.instruments.deterministic.twice.children import Children
 from torchdebug_magics.instruments.deterministic.twice.disk.before import Before
-from torchdebug_magics.instruments.deterministic.twice.disk.calls import held
 from torchdebug_magics.instruments.deterministic.twice.disk.databases import Databases, connecting, is_database
+from torchdebug_magics.instruments.deterministic.twice.disk.disk_calls import held
 from torchdebug_magics.instruments.deterministic.twice.disk.elsewhere import Elsewhere
 from torchdebug_magics.instruments.deterministic.twice.disk.handles import Handles, is_file
 from torchdebug_magics.instruments.deterministic.twice.disk.noted import REFUSED, Noted

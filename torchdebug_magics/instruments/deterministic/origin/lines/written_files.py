@@ -7,8 +7,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.origin.recording import Step
-    from torchdebug_magics.instruments.deterministic.origin.statements import Statement
+    from torchdebug_magics.instruments.deterministic.origin.lines.line_statements import Statement
+    from torchdebug_magics.instruments.deterministic.origin.lines.line_steps import Step
 
 __all__ = ["Files"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.origin.recording import Call, Step
+    from torchdebug_magics.instruments.deterministic.origin.lines.line_steps import Call, Step
 
 __all__ = ["adds_to", "binds", "callers", "differing", "has_address", "writes", "wrote"]
 

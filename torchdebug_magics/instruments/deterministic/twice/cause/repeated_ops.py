@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from torchdebug_magics.instruments.deterministic.knowledge import is_documented, repair
 from torchdebug_magics.instruments.deterministic.ops.digest import number_of, of_plain, of_tensor
-from torchdebug_magics.instruments.deterministic.ops.plan import plan_of
+from torchdebug_magics.instruments.deterministic.ops.op_plan import plan_of
 from torchdebug_magics.instruments.deterministic.report import Potential
 from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.ops import written_by

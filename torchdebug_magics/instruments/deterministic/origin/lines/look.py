@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics.instruments.deterministic.origin.names import fact
-from torchdebug_magics.instruments.deterministic.origin.recording import Held
+from torchdebug_magics.instruments.deterministic.origin.lines.line_names import fact
+from torchdebug_magics.instruments.deterministic.origin.lines.line_steps import Held
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.origin.digests import Digests
-    from torchdebug_magics.instruments.deterministic.origin.files import Files
-    from torchdebug_magics.instruments.deterministic.origin.names import Namespace
-    from torchdebug_magics.instruments.deterministic.origin.recording import Place
-    from torchdebug_magics.instruments.deterministic.origin.statements import Statement
+    from torchdebug_magics.instruments.deterministic.origin.lines.digests import Digests
+    from torchdebug_magics.instruments.deterministic.origin.lines.line_names import Namespace
+    from torchdebug_magics.instruments.deterministic.origin.lines.line_statements import Statement
+    from torchdebug_magics.instruments.deterministic.origin.lines.line_steps import Place
+    from torchdebug_magics.instruments.deterministic.origin.lines.written_files import Files
 
 __all__ = ["Look"]
 

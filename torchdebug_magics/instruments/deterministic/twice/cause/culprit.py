@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import dependence_of
-from torchdebug_magics.instruments.deterministic.ops.recorder import Recorder
-from torchdebug_magics.instruments.deterministic.ops.recording import Recording
 from torchdebug_magics.instruments.deterministic.origin import ON
 from torchdebug_magics.instruments.deterministic.report import Dependence, Divergence
-from torchdebug_magics.instruments.deterministic.twice.ending import Enough, TooLong
-from torchdebug_magics.instruments.deterministic.twice.origin_line import origin_before, origin_in_workers
-from torchdebug_magics.instruments.deterministic.twice.told import Told, drawn_from, location_of, name_of, of_empty, of_kernel, raised_at
+from torchdebug_magics.instruments.deterministic.twice.cause.op_causes import (
+    Told,
+    drawn_from,
+    location_of,
+    name_of,
+    of_empty,
+    of_kernel,
+    raised_at,
+)
+from torchdebug_magics.instruments.deterministic.twice.cause.op_reruns import OpReruns
+from torchdebug_magics.instruments.deterministic.twice.cause.origin_line import origin_before, origin_in_workers
+from torchdebug_magics.instruments.deterministic.twice.ending import TooLong
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.counterfactual.set_order import Ordering
-    from torchdebug_magics.instruments.deterministic.ops.op import Op
-    from torchdebug_magics.instruments.deterministic.ops.recording import Seen
+    from torchdebug_magics.instruments.deterministic.ops.seen_op import Op
     from torchdebug_magics.instruments.deterministic.origin import Origin
-    from torchdebug_magics.instruments.deterministic.twice.compare import Comparison, Difference
+    from torchdebug_magics.instruments.deterministic.twice.run_comparison import Comparison, Difference
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
     from torchdebug_magics.report import Location
 
@@ -44,6 +50,7 @@ class Culprit:
         self._comparison = comparison
         self._error = error
         self._runs = runs
+        self._reruns = OpReruns(runs, comparison.earlier)
         self._used_up = used_up
         self._orders = orders
         """Of the second run."""
@@ -90,7 +97,7 @@ class Culprit:
         text = str(error).strip().splitlines()
         said = f"the second run raised {type(error).__name__}: {text[0][:200] if text else ''}"
         told = self._of_leak(said) or self._of_origin(len(self._comparison.earlier), said)
-        if told.explanation == said and type(self._runs.again(self._recorder(_look_on))) is type(error):
+        if told.explanation == said and self._reruns.raises_again(error):
             return Told(cause="state_leak", explanation=f"{said}: {_FIRST_ALONE}", fix=_IN_THE_CELL)
         return told
 
@@ -103,7 +110,7 @@ class Culprit:
             return self._of_outside(op, difference)
         if op.plan.is_random:
             return self._of_generator(op, difference)
-        agree = self._inputs_agree(difference.place)
+        agree = self._reruns.inputs_agree(difference.place)
         if op.empty is not None and (agree or self._origin(difference.place) is None):
             return of_empty(op, op.empty, difference)
         told = of_kernel(op)
@@ -152,7 +159,7 @@ class Culprit:
         if leak is not None:
             return replace(leak, cause="control_flow", op="" if before is None else earlier.op_name(before.op), location=there, other=here)
         origin = self._origin(difference.place, is_way=True)
-        is_leak = origin is None and self._is_first_alone(difference)
+        is_leak = origin is None and self._reruns.is_first_alone(difference)
         name = "" if before is None else earlier.op_name(before.op)
         if origin is not None and difference.op is not None and _is_inside(here, origin.branch) and not _is_inside(there, origin.branch):
             there, here, name = here, there, difference.op.plan.name  # which run is the longer one is chance; the op in the loop is told
@@ -172,7 +179,7 @@ class Culprit:
         told = self._of_origin(op.place, said)
         if told.explanation == said and (ordered := self._of_set()) is not None:
             return ordered
-        if told.explanation == said and self._is_first_alone(difference):
+        if told.explanation == said and self._reruns.is_first_alone(difference):
             return Told(cause="state_leak", explanation=f"{said}: {_FIRST_ALONE}", fix=_IN_THE_CELL)
         return told
 
@@ -216,46 +223,6 @@ class Culprit:
     def _origin(self, place: int, drawn: object = None, *, is_way: bool = False) -> Origin | None:
         return origin_before(place, self._runs, drawn, is_way=is_way)
 
-    def _is_first_alone(self, difference: Difference) -> bool:
-        """Whether two more runs do what the second one did: then the first one has left something that it did not find itself."""
-        seen = None if difference.seen is None else difference.seen._replace(gave=0)
-        return all(self._seen_at(difference.place) == seen for _ in range(2))
-
-    def _seen_at(self, place: int) -> Seen | None:
-        found: list[Seen] = []
-
-        def seen(seen: Seen, op: Op) -> None:
-            if op.place >= place:
-                found.append(seen._replace(gave=0))
-                raise Enough
-
-        self._runs.again(self._recorder(seen, recording=self._comparison.earlier.another()))
-        return found[0] if found else None
-
-    def _inputs_agree(self, place: int) -> bool:
-        """Whether an op is given the same in two more runs, each of its inputs read just before it; not where it was not reached."""
-        one = self._given_at(place)
-        return one is not None and one == self._given_at(place)
-
-    def _given_at(self, place: int) -> tuple[str, Location | None, int] | None:
-        given: list[tuple[str, Location | None, int]] = []
-
-        def seen(seen: Seen, op: Op) -> None:
-            if op.place >= place:
-                if op.place == place:
-                    given.append((op.plan.name, None if op.line is None else op.line.location, seen.given))
-                raise Enough
-
-        self._runs.again(self._recorder(seen, thorough_at=place))
-        return given[0] if given else None
-
-    def _recorder(self, seen: Callable[[Seen, Op], None], *, recording: Recording | None = None, thorough_at: int = -1) -> Recorder:
-        return Recorder(Recording() if recording is None else recording, seen, self._runs.guard, self._runs.hooks, thorough_at=thorough_at)
-
 
 def _is_inside(location: Location | None, branch: tuple[str, int, int] | None) -> bool:
     return location is not None and branch is not None and location.file == branch[0] and branch[1] <= location.line <= branch[2]
-
-
-def _look_on(_seen: Seen, _op: Op) -> None:
-    return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from torchdebug_magics.instruments.deterministic.origin.recording import Activation, Step
+    from torchdebug_magics.instruments.deterministic.origin.lines.line_steps import Activation, Step
 
 __all__ = ["stopped_at"]
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchdebug_magics.instruments.deterministic.twice.figures import figures
-from torchdebug_magics.instruments.deterministic.twice.process import Process
-from torchdebug_magics.instruments.deterministic.twice.standins import StandIns
+from torchdebug_magics.instruments.deterministic.twice.beginning.iterator_standins import StandIns
+from torchdebug_magics.instruments.deterministic.twice.beginning.open_figures import figures
+from torchdebug_magics.instruments.deterministic.twice.beginning.process_settings import Process
 from torchdebug_magics.probing.attributes import Names
 from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.rng import RandomState

@@ -13,11 +13,11 @@ import torch
 
 from torchdebug_magics.instruments.deterministic.ops.callers import is_passed_by
 from torchdebug_magics.instruments.deterministic.ops.digest import EMPTY, folded, of_plain, of_tensor
-from torchdebug_magics.instruments.deterministic.ops.op import Empty, Op
-from torchdebug_magics.instruments.deterministic.ops.plan import Plan, plan_of
+from torchdebug_magics.instruments.deterministic.ops.op_plan import Plan, plan_of
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording, Seen
+from torchdebug_magics.instruments.deterministic.ops.op_values import numbers, size_bytes, tensors, view_of
 from torchdebug_magics.instruments.deterministic.ops.poison import fill_otherwise
-from torchdebug_magics.instruments.deterministic.ops.recording import Recording, Seen
-from torchdebug_magics.instruments.deterministic.ops.values import numbers, size_bytes, tensors, view_of
+from torchdebug_magics.instruments.deterministic.ops.seen_op import Empty, Op
 from torchdebug_magics.probing import dispatch
 from torchdebug_magics.probing.contents import Contents, memory_of
 from torchdebug_magics.probing.lines import Line, Lines

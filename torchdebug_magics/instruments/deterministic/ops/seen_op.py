@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-    from torchdebug_magics.instruments.deterministic.ops.plan import Plan
+    from torchdebug_magics.instruments.deterministic.ops.op_plan import Plan
     from torchdebug_magics.probing.lines import Line
 
 __all__ = ["Empty", "Op"]

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.deterministic.origin.memory import bytes_of, has_no_memory, is_random, state_of
+from torchdebug_magics.instruments.deterministic.origin.lines.memory_digests import bytes_of, has_no_memory, is_random, state_of
 from torchdebug_magics.probing.attributes import attributes_of
 from torchdebug_magics.probing.where import is_user_code
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from torchdebug_magics.instruments.deterministic.origin.history import History
-from torchdebug_magics.instruments.deterministic.origin.steps import adds_to, binds, callers, differing, writes, wrote
+from torchdebug_magics.instruments.deterministic.origin.place_history import History
+from torchdebug_magics.instruments.deterministic.origin.step_questions import adds_to, binds, callers, differing, writes, wrote
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.origin.files import Files
+    from torchdebug_magics.instruments.deterministic.origin.lines.line_steps import Call, Place, Run, Step
+    from torchdebug_magics.instruments.deterministic.origin.lines.written_files import Files
     from torchdebug_magics.instruments.deterministic.origin.pairing import Fork, Pairing
-    from torchdebug_magics.instruments.deterministic.origin.recording import Call, Place, Run, Step
 
 __all__ = ["Beginning", "Slicer"]
 

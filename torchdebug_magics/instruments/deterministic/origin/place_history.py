@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from inspect import CO_OPTIMIZED
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchdebug_magics.instruments.deterministic.origin.steps import differing
+from torchdebug_magics.instruments.deterministic.origin.step_questions import differing
 
 if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.origin.lines.line_steps import Place, Run, Step
     from torchdebug_magics.instruments.deterministic.origin.pairing import Pairing
-    from torchdebug_magics.instruments.deterministic.origin.recording import Place, Run, Step
 
 __all__ = ["History", "Seen"]
 

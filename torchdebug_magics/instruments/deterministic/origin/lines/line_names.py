@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.deterministic.origin.digests import is_users
-from torchdebug_magics.instruments.deterministic.origin.memory import is_random
-from torchdebug_magics.instruments.deterministic.origin.sources import global_generator
+from torchdebug_magics.instruments.deterministic.origin.lines.digests import is_users
+from torchdebug_magics.instruments.deterministic.origin.lines.memory_digests import is_random
+from torchdebug_magics.instruments.deterministic.origin.lines.nondeterminism_sources import global_generator
 from torchdebug_magics.probing.attributes import attributes_of
 from torchdebug_magics.probing.inlined import is_of_module
 from torchdebug_magics.probing.where import is_user_code, local_values
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.origin.digests import Digests
-    from torchdebug_magics.instruments.deterministic.origin.recording import Activation, Place
+    from torchdebug_magics.instruments.deterministic.origin.lines.digests import Digests
+    from torchdebug_magics.instruments.deterministic.origin.lines.line_steps import Activation, Place
 
 __all__ = ["Namespace", "fact"]
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.instruments.deterministic.ops.digest import of_tensor
-from torchdebug_magics.instruments.deterministic.origin.digests import Digests
+from torchdebug_magics.instruments.deterministic.origin.lines.digests import Digests
 from torchdebug_magics.instruments.deterministic.report import Divergence
 from torchdebug_magics.probing.where import location
 

@@ -19,7 +19,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torchdebug_magics.probing.where import frames_above, is_user_code, owner
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.origin.statements import Called
+    from torchdebug_magics.instruments.deterministic.origin.lines.line_statements import Called
 
 __all__ = [
     "FILE_READS",
