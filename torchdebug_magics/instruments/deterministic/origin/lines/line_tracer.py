@@ -24,6 +24,7 @@ from torchdebug_magics.instruments.deterministic.origin.lines.nondeterminism_sou
     called_from,
 )
 from torchdebug_magics.instruments.deterministic.origin.lines.stopped import stopped_at
+from torchdebug_magics.instruments.deterministic.twice.ending import TooLong
 from torchdebug_magics.probing.inlined import is_in_comprehension
 from torchdebug_magics.probing.where import frames_above, is_user_code, owner
 
@@ -76,6 +77,8 @@ class Tracer:
             body()
         except KeyboardInterrupt:
             raise
+        except TooLong:
+            self._run.is_whole = False
         except BaseException as error:  # noqa: BLE001 - the run ends itself by raising; what the user's code raises is told by the runs before
             self._is_on = False
             self._run.stopped = stopped_at(error, self._ended)
