@@ -207,7 +207,7 @@ def test_a_seed_that_was_edited_is_behind_other_data(against: Any) -> None:
         ("", "", "", ""),
         ("    if epoch == 1", "    net.eval()\n    print(F.mse_loss(net(X), Y))\n    net.train()\n    if epoch == 1", "", ""),
         ("range(2, 4)", "range(2, 6)", "", ""),
-        ("torch.set_rng_state(drawn)", "torch.manual_seed(1)", "draws again what the earlier run drew", "torch.set_rng_state"),
+        ("torch.set_rng_state(drawn)", "torch.manual_seed(1)", "draws what the earlier run drew much earlier", "torch.set_rng_state"),
         ("torch.set_rng_state(drawn)", "torch.set_rng_state(drawn)\nnet.eval()", "less often than then", "`train()`"),
         ("    if epoch == 1", "    print(F.mse_loss(net(X), Y))\n    if epoch == 1", "which the earlier run did not", "`eval()`"),
     ],

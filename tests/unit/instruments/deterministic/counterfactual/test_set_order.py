@@ -66,7 +66,7 @@ with ThreadPoolExecutor(1) as pool:
     values = [job.result() for job in as_completed(jobs)]  # <-
 y = torch.tensor(values).cumsum(0)
 """,
-        "in the order in which",
+        "in submission order",
     ),
 }
 HEALTHY = {
