@@ -1,4 +1,8 @@
-"""Calls of compiled functions. Meanwhile hooks of ours are away: what the compiler finds there it builds in, and asks for at each call."""
+"""Keeps hooks of ours out of compiled, scripted and exported code, and tells of calls of compiled functions.
+
+Whatever the compiler finds among a module's hooks it builds in, and asks for at each call: a hook of ours would be one compilation more,
+and another one when it is gone. TorchScript and ``torch.export`` refuse a model that carries one.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ def away_from_the_compiler(stack: ExitStack, hooks: Hooks, guard: Guard) -> None
 
 
 class CompiledCalls:
-    """Tells of every call of a compiled function that no other one makes, in one thread."""
+    """Tells of every call of a compiled function that no other one makes, in one thread. Meanwhile the hooks are away."""
 
     def __init__(
         self,
@@ -44,6 +48,7 @@ class CompiledCalls:
         is_ours: Callable[[], bool],
         entered: Entered,
         left: Left,
+        traced: Callable[[], object] = lambda: None,
     ) -> None:
         self._hooks = hooks
         self._guard = guard
@@ -55,13 +60,27 @@ class CompiledCalls:
         """Called with a number for the function."""
         self._left = left
         """Called with what it has returned; with None where it has raised."""
+        self._traced = traced
+        """Called before a model is turned into code."""
         self._running: list[int] = []
         """The ids of the frames of those that run."""
 
     def attach(self, stack: ExitStack) -> None:
         """Until the stack closes."""
         self._hooks.compiler_switches(stack, self._turned)
-        stack.callback(self._hooks.put_back)
+        self._hooks.tracers(stack, self._around_a_tracer)
+        stack.callback(self._hooks.put_back, at_last=True)
+
+    def _around_a_tracer(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if not self._is_ours():
+            return original(*args, **kwargs)
+        self._guard.run("setting the hooks aside", self._hooks.set_aside, self._modules())
+        self._guard.run("the watch over traced models", self._traced)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._guard.run("putting the hooks back", self._hooks.put_back)
 
     def _turned(self, compiler: Any, frame: FrameType) -> None:
         self._guard.run("the watch over compiled calls", self._look, compiler, frame)

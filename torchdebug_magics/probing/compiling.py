@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._guards import TracingContext
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType
 
-__all__ = ["is_being_compiled", "is_rewritten", "not_compiled"]
+__all__ = ["is_being_compiled", "is_being_traced", "is_rewritten", "not_compiled"]
 
 _CALLED = "__compiled_fn_"
 """How the compiler names what such code calls."""
@@ -38,3 +39,13 @@ def is_rewritten(code: CodeType) -> bool:
 def is_being_compiled() -> bool:
     """Whether torch's compiler works here now: what runs then is no step of the user's, but a trial by the compiler."""
     return TracingContext.try_get() is not None
+
+
+def is_being_traced() -> bool:
+    """Whether ops are written down, or only tried out, here and now: what we compute would stand in the user's trace."""
+    keys = torch._C._TorchDispatchModeKey
+    return (
+        torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or any(torch._C._get_dispatch_mode(key) is not None for key in (keys.PROXY, keys.FAKE, keys.FUNCTIONAL))
+    )

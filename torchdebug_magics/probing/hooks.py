@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchdebug_magics.probing.compiling import not_compiled
 from torchdebug_magics.probing.mode_stack import modes, take_off
-from torchdebug_magics.probing.wrappers import MARK, unwrap_all, wrap, wrap_switch
+from torchdebug_magics.probing.wrappers import MARK, tracers, unwrap_all, wrap, wrap_switch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,6 +39,8 @@ _ON_ALL: tuple[tuple[dict[int, Any], ...], ...] = (
     ),
 )
 """The hooks on the calls of all modules, and the flags of each."""
+_ON_BIRTHS = tuple(getattr(torch_module, f"_global_{part}_registration_hooks") for part in ("module", "parameter", "buffer"))
+"""Whatever traces a model makes modules of its own, of which nobody is to be told."""
 
 
 class Hook:
@@ -73,6 +75,7 @@ class Hooks:
     def __init__(self) -> None:
         self.were_copied = False
         """Whether a module was copied with a hook on it: then every module alive must be swept."""
+        self._times_aside = 0
         self._aside: list[tuple[dict[int, Any], int, Any, bool]] = []
         """(table, key, hook or flag, whether it was the first) of those that are set aside."""
 
@@ -147,16 +150,25 @@ class Hooks:
         """`turned(compiler, frame)` when torch's compiler is about to be turned on, by the call in that frame, or back to what it was."""
         wrap_switch(stack, self, turned)
 
+    def tracers(self, stack: ExitStack, around: Callable[..., Any]) -> None:
+        """`around(original, *args, **kwargs)` wherever a model is turned into code that runs by itself: TorchScript, ``torch.export``."""
+        for holder, name in tracers():
+            wrap(stack, self, holder, name, around)
+
     def set_aside(self, modules: Iterable[torch.nn.Module]) -> None:
-        """Take the hooks on calls off, on all modules and on these, until they are put back."""
-        for calls, *flags in (*_ON_ALL, *(tables for module in modules for tables in _on(module))):
+        """Take the hooks on calls off, on all modules and on these, and those on new modules, until they are put back as many times."""
+        self._times_aside += 1
+        if self._times_aside > 1:
+            return
+        for calls, *flags in (*_ON_ALL, *((table,) for table in _ON_BIRTHS), *(tables for module in modules for tables in _on(module))):
             for key in [key for key, hook in calls.items() if getattr(hook, MARK, None) is self]:
                 is_first = next(iter(calls)) == key
                 self._aside += [(table, key, table.pop(key), is_first) for table in (*flags, calls) if key in table]
 
-    def put_back(self) -> None:
-        """Those that were set aside: the first hook as the first, any other as the last."""
-        while self._aside:
+    def put_back(self, *, at_last: bool = False) -> None:
+        """Those that were set aside: the first hook as the first, any other as the last; `at_last`: however often they were."""
+        self._times_aside = 0 if at_last else max(0, self._times_aside - 1)
+        while self._aside and not self._times_aside:
             table, key, held, is_first = self._aside.pop()
             table[key] = held
             if is_first and isinstance(table, OrderedDict):
@@ -170,6 +182,7 @@ class Hooks:
         for module in (*modules, *_live_modules()) if self.were_copied else modules:
             removed += sum(self._drop(*tables) for tables in _on(module))
         self._aside.clear()
+        self._times_aside = 0
         removed += unwrap_all(self)
         return removed + sum(take_off(mode) for mode in modes() if getattr(mode, MARK, None) is self)
 

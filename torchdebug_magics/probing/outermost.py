@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -35,7 +35,8 @@ class OutermostCalls:
         self._left = left
         self._found = found
         """Told when there is one more module, or one has become a part of another."""
-        self._depth = 0
+        self.depth = 0
+        """How many calls run, one inside another."""
         self._thread: int | None = None
         self._called: set[int] = set()
         self._watched: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
@@ -71,15 +72,6 @@ class OutermostCalls:
             del self._watched[key]
             self._stacks.pop(key).close()
 
-    @contextmanager
-    def again(self) -> Iterator[None]:
-        """Meanwhile the calls are counted for themselves: an interrupt inside one of them has no end."""
-        depth, self._depth = self._depth, 0
-        try:
-            yield
-        finally:
-            self._depth = depth
-
     def _watch(self, module: torch.nn.Module) -> None:
         if id(module) in self._watched or is_compiled(module) or fast_path_parts([module]) or isinstance(module, torch.jit.ScriptModule):
             return
@@ -105,8 +97,8 @@ class OutermostCalls:
     def _before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.compiler.is_compiling() or not self.is_ours():
             return None
-        self._depth += 1
-        if self._depth > 1:
+        self.depth += 1
+        if self.depth > 1:
             return None
         self._called.add(id(module))
         return self._entered(module, args, kwargs)
@@ -114,6 +106,6 @@ class OutermostCalls:
     def _after(self, module: torch.nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or not self.is_ours():
             return
-        self._depth = max(0, self._depth - 1)
-        if not self._depth:
+        self.depth = max(0, self.depth - 1)
+        if not self.depth:
             self._left(module, output)

@@ -22,12 +22,22 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
     from types import FrameType
 
-__all__ = ["MARK", "unwrap_all", "wrap", "wrap_switch"]
+__all__ = ["MARK", "tracers", "unwrap_all", "wrap", "wrap_switch"]
 
 MARK = "_torchdebug_owner"
 """Found by name, as `%autoreload` replaces classes and would defeat `isinstance`."""
 _COMPILER, _SWITCH = "torch._dynamo.eval_frame", "_maybe_set_eval_frame"
 """Where torch turns its compiler on for the time of a call, and off: a module that takes a second to import, and the function."""
+
+
+_TRACERS = (
+    ("torch.jit._recursive", "create_script_module"),
+    ("torch.jit._trace", "_trace_impl"),
+    ("torch.jit", "trace_module"),
+    ("torch.export", "export"),
+    ("torch.export._trace", "_export"),  # for who imported the function of `torch.export` by name
+)
+"""What turns a model into code: it reads a module's hooks as if they were the model's own."""
 
 
 class _Wrapper:
@@ -124,8 +134,15 @@ def unwrap_all(owner: object) -> int:
 def _places() -> Iterator[tuple[Any, str]]:
     yield from ((torch.autograd, "backward"), (torch.autograd, "grad"), (_BaseDataLoaderIter, "__next__"))
     yield from ((torch, "compile"), (torch_module, "_has_any_global_hook"), (BaseProcess, "start"), (threading, "excepthook"))
+    yield from tracers()
     if (place := _switch()) is not None:
         yield place
+
+
+def tracers() -> list[tuple[Any, str]]:
+    """Those that are imported, each as the module that holds it and its name there."""
+    places = ((sys.modules.get(module), name) for module, name in _TRACERS)
+    return [(module, name) for module, name in places if hasattr(module, name)]
 
 
 def _switch() -> tuple[Any, str] | None:

@@ -9,8 +9,10 @@ What leaves the process (a request, a line written to a file) cannot be taken ba
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,56 +29,58 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.step import Step
     from torchdebug_magics.probing.guard import Guard
 
-__all__ = ["as_at_the_start", "eager"]
+__all__ = ["ReplayState", "eager"]
 
 
-@contextlib.contextmanager
-def as_at_the_start(
-    step: Step,
-    before: torch.Tensor | None,
-    leaves: Iterable[torch.Tensor],
-    modules: list[torch.nn.Module],
-    reached: Iterable[object],
-    guard: Guard,
-) -> Iterator[Writes]:
-    """The state at the step's start inside, the present one again outside. `reached`: objects that the replayed code begins from.
+class ReplayState:
+    """Everything that a replay may change, as it is now; the step's start in its place, and back again.
 
-    `before`: torch's random state before the first statement. `guard` notes what could not be put back.
+    `reached`: objects that the replayed code begins from. `before`: torch's random state before the first statement. `guard` notes what
+    could not be put back. No context manager: an interrupt at the edge of one leaves it open, and this must never stay half done.
     """
-    leaves = list(leaves)
-    gradients = [leaf.grad for leaf in leaves]
-    random, parts = RandomState.take(), [inner for module in modules for inner in module.modules()]
-    buffers = BufferKeeper(parts).take()
-    inputs = [(tensor, tensor.detach().clone()) for entry in step.entries for tensor, _ in entry.copies]
-    written = [one for state in step.python for one in state.reached]
-    objects = Snapshot([*written, *reached, *modules, *leaves, *_listening()])
-    flags, writes = _Flags(), Writes()
 
-    def put_back() -> None:
-        flags.put_back()
-        writes.put_back()
-        _write_into(inputs)
-        buffers.put_back()
-        objects.put_back(guard)
-        for leaf, gradient in zip(leaves, gradients, strict=True):
-            leaf.grad = gradient
-        random.put_back()
+    def __init__(
+        self,
+        step: Step,
+        before: torch.Tensor | None,
+        leaves: Iterable[torch.Tensor],
+        modules: list[torch.nn.Module],
+        reached: Iterable[object],
+        guard: Guard,
+    ) -> None:
+        self._step, self._before, self._guard = step, before, guard
+        self._gradients = [(leaf, leaf.grad) for leaf in leaves]
+        self._random, self._flags = RandomState.take(), _Flags()
+        self._buffers = BufferKeeper(inner for module in modules for inner in module.modules()).take()
+        self._inputs = [(tensor, tensor.detach().clone()) for entry in step.entries for tensor, _ in entry.copies]
+        written = [one for state in step.python for one in state.reached]
+        self._objects = Snapshot([*written, *reached, *modules, *(leaf for leaf, _ in self._gradients), *_listening()])
+        self.writes = Writes()
 
-    try:
-        for leaf in leaves:
+    def start(self) -> None:
+        """All as it was when the step began."""
+        for leaf, _ in self._gradients:
             leaf.grad = None
-        for kept in step.buffers:
+        for kept in self._step.buffers:
             kept.put_back()
-        for state in step.python:
-            state.put_back(guard)
-        if step.entries:
-            step.entries[0].random.put_back()
-        if before is not None:
-            torch.set_rng_state(before)
-        _write_into((tensor, copy) for entry in step.entries for tensor, copy in entry.copies)
-        yield writes
-    finally:
-        _to_the_end(put_back)
+        for state in self._step.python:
+            state.put_back(self._guard)
+        if self._step.entries:
+            self._step.entries[0].random.put_back()
+        if self._before is not None:
+            torch.set_rng_state(self._before)
+        _write_into((tensor, copy) for entry in self._step.entries for tensor, copy in entry.copies)
+
+    def undo(self) -> None:
+        """All as it was when this was made. May be done twice, where an interrupt has ended the first time."""
+        self._flags.put_back()
+        self.writes.put_back()
+        _write_into(self._inputs)
+        self._buffers.put_back()
+        self._objects.put_back(self._guard)
+        for leaf, gradient in self._gradients:
+            leaf.grad = gradient
+        self._random.put_back()
 
 
 def _listening() -> list[object]:
@@ -88,13 +92,20 @@ def _listening() -> list[object]:
 
 
 class _Flags:
-    """Settings that a context manager of the user's need not have put back when an error ends the replay."""
+    """Settings that nobody may have put back when an error, or an interrupt, ends the replay."""
 
     def __init__(self) -> None:
+        self._streams, self._logging = (sys.stdout, sys.stderr), logging.root.manager.disable
+        self._warnings = warnings.filters
         self._grad, self._dtype = torch.is_grad_enabled(), torch.get_default_dtype()
         self._deterministic = _deterministic()
 
     def put_back(self) -> None:
+        sys.stdout, sys.stderr = self._streams
+        logging.disable(self._logging)
+        if warnings.filters is not self._warnings:
+            warnings.filters = self._warnings
+            warnings.resetwarnings.__globals__.get("_filters_mutated", lambda: None)()
         torch.set_grad_enabled(self._grad)
         torch.set_default_dtype(self._dtype)
         if self._deterministic != _deterministic():
@@ -103,15 +114,6 @@ class _Flags:
 
 def _deterministic() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-def _to_the_end(work: Callable[[], None]) -> None:
-    """An interrupt in the middle of it may not leave it half done: all of it can be done twice."""
-    try:
-        work()
-    except BaseException:
-        work()
-        raise
 
 
 def _write_into(held: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -26,6 +26,7 @@ from torchdebug_magics.probing.where import user_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from torchdebug_magics.instruments.nanhunt.entries import Entries
     from torchdebug_magics.instruments.nanhunt.investigate import Investigator
@@ -58,6 +59,8 @@ class Checks:
         self._undos = Undos()
         self._harmless: dict[int, int] = {}
         self._computed: Computed | None = None
+        self.is_half_updated = False
+        """Whether the backward() that runs now has seen an update."""
 
     def before_backward(self) -> None:
         """Only after an overflow: are its gradients still there? Then what follows is the same skipped step."""
@@ -67,6 +70,7 @@ class Checks:
         """One reduction over the loss and all gradients, right after they were computed."""
         step = self._entries.step
         step.backwards += 1
+        self.is_half_updated = False
         self._note_going_on()
         self._undos.saw(step.buffers)
         leaves = self._leaves.of(_site(), tensors, self._entries.parameters())
@@ -90,21 +94,31 @@ class Checks:
             self._undo(leaves)
         return outcome
 
-    def gradients(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
-        """Gradients that were written since the last backward(), before an update applies them."""
+    def gradients(
+        self, optimizer: torch.optim.Optimizer, differentiated: tuple[torch.Tensor, ...] = (), inside: FrameType | None = None
+    ) -> Outcome | None:
+        """Gradients that were written since the last backward(), before an update applies them.
+
+        In the middle of a backward pass: what that began from, and the frame that it runs in.
+        """
         held = updates.gradients_of(optimizer)
         overflowed = bool(self._overflows.run)
         changed = [gradient for _, gradient in held if overflowed or self._versions.get(id(gradient)) != gradient._version]
         if not changed or self._tally.is_full or math.isfinite(survey((), changed)[1]) or skips(optimizer):
             return None
-        inquiry = Inquiry(self._last_loss, {id(one): one for one, _ in held}, frame_chain(sys._getframe(1)), self._context())
-        outcome = self._guard.run("the replay up to the update", self._investigator.update, self._entries.step, inquiry)
+        leaves = {**(self._entries.parameters() if inside is not None else {}), **{id(one): one for one, _ in held}}
+        inquiry = Inquiry(differentiated or self._last_loss, leaves, frame_chain(inside or sys._getframe(1)), self._context())
+        outcome = self._guard.run(
+            "the replay up to the update", self._investigator.update, self._entries.step, inquiry, inside=inside is not None
+        )
         if outcome is None:
             parameter, gradient = next((pair for pair in held if kind_of(pair[1])), held[0])
             finding = updates.bad_gradient(
                 self._name(parameter), gradient, self._context(), overflowed=overflowed, computed=id(gradient) in self._versions
             )
             outcome = Outcome(finding, {"gradient": gradient.detach()})
+        if inside is not None and self.is_half_updated and outcome.finding is not None:
+            outcome = replace(outcome, finding=replace(outcome.finding, weights="weights changed since the step began"))
         if overflowed:
             self._overflows.applied()
             self._tally.overflows = self._overflows.total

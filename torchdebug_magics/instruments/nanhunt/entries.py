@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,14 +14,17 @@ from torchdebug_magics.instruments.nanhunt.models import Models
 from torchdebug_magics.instruments.nanhunt.positions import caller, frame_chain, places, same_place
 from torchdebug_magics.instruments.nanhunt.recovering import Batches
 from torchdebug_magics.instruments.nanhunt.step import Entry, Step
+from torchdebug_magics.probing.compiled_calls import CompiledCalls
+from torchdebug_magics.probing.compiling import is_being_traced
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.outermost import OutermostCalls
 from torchdebug_magics.probing.rng import RandomKeeper
 from torchdebug_magics.probing.weak_snapshot import WeakSnapshot
-from torchdebug_magics.probing.where import is_user_code
+from torchdebug_magics.probing.where import frames_above, is_user_code
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
+    from types import FrameType
 
     from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.probing.hooks import Hooks
@@ -49,6 +51,7 @@ class Entries:
         self._random = RandomKeeper()
         self._live_in = LiveInKeeper()
         self._done = done
+        self._depth = 0
         self._outermost = OutermostCalls(hooks, guard, self._before, self._after, found=self.models.found_another)
 
     def attach(self, stack: ExitStack) -> None:
@@ -59,6 +62,7 @@ class Entries:
         modules = list(live_modules())
         self.beginning = self.guard.run("the look at the weights before the cell", Beginning.take, modules) or Beginning()
         self._outermost.attach(stack, modules)
+        CompiledCalls(self.hooks, self.guard, self._outermost.modules, self.is_ours, _nothing, _nothing).attach(stack)
 
     def is_ours(self) -> bool:
         """Whether this is the thread that trains: the first one in which anything was called."""
@@ -80,15 +84,15 @@ class Entries:
         """Every module that carries a hook of ours."""
         return self._outermost.modules()
 
-    @contextmanager
-    def fed_by(self, feed: Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any]) -> Iterator[None]:
-        """Meanwhile outermost calls are not recorded, but given what `feed` says."""
-        self.replaying = feed
-        try:
-            with self._outermost.again():
-                yield
-        finally:
-            self.replaying = None
+    def feed(self, feed: Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        """From now on outermost calls are not recorded, but given what `feed` says, and counted for themselves."""
+        self.replaying, self._depth = feed, self._outermost.depth
+        self._outermost.depth = 0
+
+    def fed(self) -> None:
+        """That is over, also where an interrupt inside a call has left it without an end."""
+        if self.replaying is not None:
+            self.replaying, self._outermost.depth = None, self._depth
 
     def mark(self) -> None:
         """A backward() or an update is over: what is drawn from now on is the next step's."""
@@ -106,15 +110,13 @@ class Entries:
     def _before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.replaying is not None:
             return self.replaying(module, args, kwargs)
-        if (
-            torch._C._functorch.peek_interpreter_stack() is None and torch._C._get_tracing_state() is None
-        ):  # what we compute would be traced
+        if not is_being_traced() and torch._C._current_autograd_node() is None:  # what a checkpoint runs again is no call of the step
             self.guard.run("the look at a model call", self._record, module, args, kwargs)
         return None
 
     def _after(self, module: torch.nn.Module, output: Any) -> None:
-        entry = self.step.latest(module) if self.replaying is None else None
-        if entry is not None:
+        entry = self.step.latest(module) if self.replaying is None and not is_being_traced() else None
+        if entry is not None and not _is_in_a_function(sys._getframe()):
             self.guard.run("the look at a model's arguments", self._see_writes, entry)
             self._done(entry, output)
 
@@ -137,3 +139,15 @@ class Entries:
     def _see_writes(self, entry: Entry) -> None:
         if entry.writes_input():
             self.models.know(entry.module, ()).writes_input = True
+
+
+_FUNCTION = frozenset({vars(torch.autograd.Function)["apply"].__func__.__code__})
+
+
+def _is_in_a_function(frame: FrameType) -> bool:
+    """Whether a `torch.autograd.Function` runs the call, as a reentrant checkpoint does: its outputs have no graph yet."""
+    return not torch.is_grad_enabled() and any(one.f_code in _FUNCTION for one in frames_above(frame))
+
+
+def _nothing(_told: object) -> None:
+    """A compiled call is one piece: what is recorded of a step, the calls around it tell."""

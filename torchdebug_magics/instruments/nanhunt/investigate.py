@@ -156,9 +156,10 @@ class Investigator:
             pass
         return None
 
-    def update(self, step: Step, inquiry: Inquiry) -> Outcome | None:
-        """Gradients that went bad between backward() and the optimizer's step; None where that cannot be run again."""
-        attempt = Attempt(inquiry.tensors, _number(step), inquiry.leaves, until_update=True)
+    def update(self, step: Step, inquiry: Inquiry, *, inside: bool) -> Outcome | None:
+        """Gradients that are bad when an optimizer steps, maybe `inside` a backward(); None where that cannot be run again."""
+        number = step.backwards + 1 if inside and step.entries else _number(step)
+        attempt = Attempt(inquiry.tensors, number, inquiry.leaves, until_update=True)
         try:
             replayed = self._replayer.statements(step, inquiry.chain, attempt)
         except CannotReplay:

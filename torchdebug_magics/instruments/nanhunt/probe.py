@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torchdebug_magics.errors import NonFiniteError
 from torchdebug_magics.instruments.nanhunt.checks import Checks
 from torchdebug_magics.instruments.nanhunt.entries import Entries
@@ -15,13 +17,11 @@ from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
 from torchdebug_magics.probing.transforms import base_of, is_outermost_gradient, outside_transforms
-from torchdebug_magics.probing.where import user_calls
+from torchdebug_magics.probing.where import frames_above, user_calls
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
     from types import TracebackType
-
-    import torch
 
     from torchdebug_magics.instruments.nanhunt.inquiry import Outcome
     from torchdebug_magics.instruments.nanhunt.report import Finding, LiveNan, NanReport
@@ -43,6 +43,8 @@ class NanProbe:
         investigator = Investigator(self._replayer, self._guard.note)
         self._checks = Checks(self._tally, self._entries, investigator, self._guard, stops=not keep_going, layers=layers)
         self._depth = 0
+        self._differentiated: tuple[torch.Tensor, ...] = ()
+        """What the backward pass that runs now began from."""
 
     def attach(self, stack: ExitStack) -> None:
         """Watch sinks, optimizer steps and outermost module calls."""
@@ -58,7 +60,8 @@ class NanProbe:
         self._tally.raised = "" if kind is None else kind.__name__
 
     def sweep(self) -> None:
-        """Remove what an interrupt left."""
+        """Remove, and undo, what an interrupt left."""
+        self._replayer.recover()
         self._hooks.sweep(self._entries.modules())
 
     def report(self) -> NanReport:
@@ -95,12 +98,14 @@ class NanProbe:
         if not self._replayer.active:
             self._guard.run("the look before a backward pass", self._checks.before_backward)
         self._depth += 1
+        self._differentiated = tensors
         try:
             if self._replayer.active:
                 return self._replayer.sink_call(original, tensors, *args, **kwargs)
             result = original(*args, **kwargs)
         finally:
             self._depth -= 1
+            self._differentiated = ()
         with outside_transforms():
             outcome = self._guard.run("the check of a backward pass", self._checks.backward, tensors, result, keeps=keeps)
         self._act_on(outcome)
@@ -111,16 +116,31 @@ class NanProbe:
         if self._replayer.active:
             self._replayer.update_call()
         computes_gradients = any(callable(one) for one in (*args[1:], kwargs.get("closure")))
-        if self._replayer.active or self._depth or not self._entries.is_ours():
+        if self._replayer.active or not self._entries.is_ours():
+            return
+        if self._depth:
+            self._act_on(self._guard.run("the check before an update in a backward pass", self._inside, optimizer))
             return
         if not computes_gradients:
             self._act_on(self._guard.run("the check before an update", self._checks.gradients, optimizer))
         self._guard.run("the copy before an update", self._checks.before_update, optimizer, closure=computes_gradients)
 
+    def _inside(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
+        """A hook that updates a parameter as soon as its gradient is there: afterwards the gradient is gone."""
+        depth, tensors = self._depth, self._differentiated
+        frame = next((one for one in frames_above(sys._getframe()) if one.f_code is NanProbe._around.__code__), None)
+        self._depth = 0
+        try:
+            with torch.enable_grad():  # as it was where the step began
+                return self._checks.gradients(optimizer, tensors, frame)
+        finally:
+            self._depth, self._differentiated = depth, tensors
+
     def _after_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         __tracebackhide__ = True
         if self._replayer.active or not self._entries.is_ours():
             return
+        self._checks.is_half_updated = bool(self._depth)
         outcome = None if self._depth else self._guard.run("the check after an update", self._checks.parameters, optimizer)
         self._tally.steps += 1
         self._entries.step.clear()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchdebug_magics.instruments.nanhunt.aside import as_at_the_start, eager
+from torchdebug_magics.instruments.nanhunt.aside import ReplayState, eager
 from torchdebug_magics.instruments.nanhunt.attempt import Attempt, CannotReplay, Replayed, agree, same_bits, same_kinds
 from torchdebug_magics.instruments.nanhunt.feeding import Feed
 from torchdebug_magics.instruments.nanhunt.layers import LayerWatch
@@ -27,6 +27,7 @@ from torchdebug_magics.probing.places import iterators_in
 from torchdebug_magics.probing.quiet import quiet
 from torchdebug_magics.probing.tensors import is_bad, kind_of, tensors_in
 from torchdebug_magics.probing.transforms import base_of, outside_transforms
+from torchdebug_magics.probing.where import frames_above
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.computing_cells import Computed
@@ -54,11 +55,24 @@ class Replayer:
         self._seen = 0
         self._feed: Feed | None = None
         self._part: Slice | None = None
+        self._state: ReplayState | None = None
 
     @property
     def active(self) -> bool:
-        """Whether a replay is running now."""
-        return self._attempt is not None
+        """Whether a replay is running now. One that interrupts have ended, also in the middle of putting things back, is undone here."""
+        if self._attempt is None:
+            return False
+        is_running = any(frame.f_code is Replayer._run.__code__ for frame in frames_above(sys._getframe(1)))
+        if not is_running:
+            self.recover()
+        return is_running
+
+    def recover(self) -> None:
+        """Undo what is left of a replay."""
+        self._entries.fed()
+        if self._state is not None:
+            self._state.undo()
+        self._state = self._attempt = self._replayed = self._feed = self._part = None
 
     def statements(
         self,
@@ -214,14 +228,11 @@ class Replayer:
             attempt.leaves.update(cut)
             before = None if part is None else step.before if step.entries else self._entries.between
             entered, guard = self._entries.entered(), self._entries.guard
-            with (
-                as_at_the_start(step, before, attempt.leaves.values(), entered, [*_values_in(part), *reached], guard) as writes,
-                quiet(),
-                eager(),
-                contextlib.ExitStack() as stack,
-            ):
-                stack.enter_context(self._entries.fed_by(self._feed))
-                stack.enter_context(writes.listener())
+            self._state = ReplayState(step, before, attempt.leaves.values(), entered, [*_values_in(part), *reached], guard)
+            self._state.start()
+            self._entries.feed(self._feed)
+            with quiet(), eager(), contextlib.ExitStack() as stack:
+                stack.enter_context(self._state.writes.listener(self._entries.hooks))
                 replayed.layers.attach(stack)
                 replayed.trace.attach(stack)
                 try:
@@ -234,7 +245,11 @@ class Replayer:
                     replayed.problem = f"the replay raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             return replayed
         finally:
-            self._attempt = self._replayed = self._feed = self._part = None
+            try:
+                self.recover()
+            except BaseException:  # an interrupt in the middle of it
+                self.recover()
+                raise
 
 
 def _values_in(part: Slice | None) -> list[object]:

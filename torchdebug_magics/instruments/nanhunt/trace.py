@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._autograd import _get_sequence_nr
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torchdebug_magics.instruments.nanhunt.lineage import Lineage, Overwritten, Source, memory_of
@@ -43,6 +44,8 @@ class Trace:
         self.late = False
         self.paused = False
         """Whether ops only run: a backward that nothing is asked about."""
+        self._around: Any = None
+        """The node in whose hook all of this runs, where an update is made inside a backward()."""
         self._calls = calls
         self._lineage = Lineage()
         self._by_sequence: dict[int, Op] = {}
@@ -53,6 +56,7 @@ class Trace:
     def attach(self, stack: ExitStack) -> None:
         """Record until the stack closes."""
         self._calls.attach(stack)
+        self._around = torch._C._current_autograd_node()
         enter(stack, OpListener(self._record, self._calls.hooks))
 
     def source(self, tensor: torch.Tensor) -> Source:
@@ -117,7 +121,8 @@ class Trace:
         return result
 
     def _begun(self, func: Any, frame: FrameType | None) -> Op:
-        node, name = torch._C._current_autograd_node(), op_name(func)
+        node: Any = torch._C._current_autograd_node()
+        node, name = None if node is self._around else node, op_name(func)
         call, node_sequence = self._calls.current, _sequence(node)
         line = (frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name) if frame is not None else None
         backward = node is not None or self.backward_frame is not None
@@ -137,6 +142,7 @@ class Trace:
             node_sequence=node_sequence,
             node_name=node.name() if node is not None else None,
             backward=backward,
+            is_dual=forward_ad._current_level >= 0,
             late=self.late,
         )
 

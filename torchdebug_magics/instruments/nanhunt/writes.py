@@ -20,9 +20,9 @@ class Writes:
         """Memory that ops of the replay made; its addresses were free before, so none can be older."""
         self.contents = Contents()
 
-    def listener(self) -> OpListener:
-        """The mode that sees every op of the replay."""
-        return OpListener(self._before_write)
+    def listener(self, owner: object) -> OpListener:
+        """The mode that sees every op of the replay; a sweep of the owner's finds it."""
+        return OpListener(self._before_write, owner)
 
     def put_back(self) -> None:
         """Undo the writes."""

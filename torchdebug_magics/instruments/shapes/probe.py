@@ -75,7 +75,9 @@ class ShapesProbe:
         self._arithmetic: Arithmetic | None = None
         self._failed: ShapesReport | None = None
         self._origins = Origins(self._calls, guard=self._guard)
-        self._compiled = CompiledCalls(self._hooks, self._guard, tuple, self._is_ours, lambda _: self._unwatch(), lambda _: None)
+        self._compiled = CompiledCalls(
+            self._hooks, self._guard, tuple, self._is_ours, lambda _: self._unwatch(), lambda _: None, traced=self._unwatch
+        )
 
     def attach(self, stack: ExitStack) -> None:
         """Follow every module call."""
