@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.nanhunt.beginning import Beginning
+from torchdebug_magics.instruments.nanhunt.forward_mode import primal_of
 from torchdebug_magics.probing.ops import is_movement, is_pointwise
 from torchdebug_magics.probing.tensors import NAN, bad_mask, dense, describe, sizes_of
 
@@ -64,7 +65,15 @@ class Evidence:
     def origin(self) -> Op | None:
         """As `forward`, also for a backward that the user wrote: an op inside their forward."""
         op = self.birth.op
-        return self.trace.forward_of(op) if op is not None and op.backward else op
+        if op is None:
+            return None
+        return self.trace.forward_of(op) if op.backward else primal_of(op, self.trace) or op
+
+    @property
+    def is_tangent(self) -> bool:
+        """Whether it is the derivative that forward-mode AD computes."""
+        op = self.birth.op
+        return op is not None and not op.backward and self.origin is not op
 
     @property
     def in_gradient(self) -> bool:
@@ -85,7 +94,7 @@ class Evidence:
     @property
     def is_derivative(self) -> bool:
         """Whether it is not the value that is bad, but the slope."""
-        return bool(self.derivative)
+        return bool(self.derivative) or self.is_tangent
 
     @property
     def derivative(self) -> tuple[Op, ...]:
@@ -154,12 +163,16 @@ class Evidence:
     def operands(self) -> tuple[Any, ...]:
         """Values of the forward op's inputs at the index; for what cannot be indexed so, a few words."""
         op = self.forward or self.birth.op
-        return () if op is None else tuple(self._value(op, tensor) for tensor in _numeric(op))
+        return () if op is None else self.values_of(op)
+
+    def values_of(self, op: Op) -> tuple[Any, ...]:
+        """The same of any op whose elements are those of the birth."""
+        return tuple(self._value(op, tensor) for tensor in _numeric(op))
 
     def own_operands(self) -> tuple[Any, ...]:
         """The same of the op that was run, a backward op in a backward."""
         op = self.birth.op
-        return () if op is None else tuple(self._value(op, tensor) for tensor in _numeric(op))
+        return () if op is None else self.values_of(op)
 
     def _value(self, op: Op, tensor: torch.Tensor) -> Any:
         numbers = dense(tensor) if tensor.is_floating_point() or tensor.is_complex() else tensor

@@ -102,7 +102,7 @@ def _born(finding: Finding, *, is_graph: bool) -> str:
         where = "in {sink}, before the optimizer's update"
     else:
         where = phases[finding.phase]
-    maker = _MAKERS.get(finding.phase, "") if finding.op else ""
+    maker = _MAKERS["backward"] if finding.is_tangent else _MAKERS.get(finding.phase, "") if finding.op else ""
     return f"{where}{maker}".format(
         since=finding.since.removeprefix("bad "), tensor=_tensor(finding.tensor or ""), op=finding.op, sink=sink(finding)
     )

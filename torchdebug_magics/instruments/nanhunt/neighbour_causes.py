@@ -76,7 +76,8 @@ def masked_row(evidence: Evidence) -> Diagnosis | None:
     scores = evidence.inputs_at(0)
     numbers = None if scores is None else dense(scores)
     blocked = numbers is not None and bool((numbers == -math.inf).any())
-    if not ("attention" in evidence.name or (blocked and (evidence.name in SOFTMAXES or _less_its_maximum(evidence)))):
+    is_softmax = "attention" in evidence.name or (blocked and (evidence.name in SOFTMAXES or _less_its_maximum(evidence)))
+    if not is_softmax and not _by_the_sum_of_a_blocked_row(evidence):
         return None
     return Diagnosis(
         "masked_row",
@@ -92,6 +93,20 @@ def _less_its_maximum(evidence: Evidence) -> bool:
         return False
     maker = evidence.maker(subtrahend)
     return maker is not None and maker.name in REDUCED_MAXIMA
+
+
+def _by_the_sum_of_a_blocked_row(evidence: Evidence) -> bool:
+    """``e / e.sum(-1)`` where all of a row of `e` is exp(-inf), or was set to 0: softmax as it is written by hand."""
+    weights, total = evidence.inputs_at(0), evidence.inputs_at(1)
+    if evidence.plain_name != "div" or weights is None or total is None or not all(map(is_zero, evidence.operands()[:2])):
+        return False
+    summed = evidence.maker(total)
+    exponentials = [maker for maker in _makers(evidence, weights) if maker.name == "exp"]
+    if summed is None or summed.name != "sum" or not exponentials:
+        return False
+    (score,) = evidence.values_of(exponentials[0])
+    # A score that is only very small has underflowed: nothing is masked.
+    return isinstance(score, float) and (score == -math.inf or bool(torch.tensor(score, dtype=weights.dtype).exp() > 0))
 
 
 def _mask_sum(evidence: Evidence) -> Diagnosis | None:

@@ -36,6 +36,8 @@ class Op:
     """Of the autograd node that runs this op, in a backward."""
     node_name: str | None
     backward: bool
+    is_dual: bool = False
+    """Whether forward-mode AD was on: beside what the user wrote, ops of its derivative run."""
     late: bool = False
     """Whether it ran after the backward()."""
     parents: tuple[int, ...] = ()

@@ -26,8 +26,9 @@ from torchdebug_magics.instruments.nanhunt.families import (
     SOFTMAXES,
     SPREADS,
 )
+from torchdebug_magics.instruments.nanhunt.fused_functions import as_one_function
 from torchdebug_magics.instruments.nanhunt.purpose import on_purpose
-from torchdebug_magics.instruments.nanhunt.source_edits import Expression, Sources, expression_at
+from torchdebug_magics.instruments.nanhunt.source_edits import Expression, Sources, called, expression_at, is_named
 from torchdebug_magics.probing.tensors import INF, dense
 
 if TYPE_CHECKING:
@@ -59,8 +60,6 @@ _OPERATORS: Final[dict[type[ast.operator], frozenset[str]]] = {
     ast.Pow: frozenset({"pow", "reciprocal", "rsqrt", "sqrt"}),
 }
 _SIGNED: Final = {"sub", "sub_", "add", "mul", "neg", "mm", "bmm", "addmm", "convolution", "sin", "cos", "tanh"}
-_FUSED: Final = {("log", "sigmoid"): "torch.nn.functional.logsigmoid({0})", ("log", "softmax"): "torch.log_softmax({0})"}
-"""The logarithm of what another function made, as the one function that does both."""
 
 
 def remedies(evidence: Evidence, sources: Sources) -> Iterator[Sources]:
@@ -78,7 +77,7 @@ def _all(op: Op, evidence: Evidence, expression: Expression | None, sources: Sou
         yield from _masks(evidence, sources)
     if expression is None:
         return
-    for ways in (_as_one_function, _keywords, _means, _denominator, _bounded, _in_float32, _open_rows):
+    for ways in (as_one_function, _keywords, _means, _denominator, _bounded, _in_float32, _open_rows):
         for text in ways(evidence, expression):
             yield expression, text
 
@@ -110,35 +109,23 @@ def _infinity(node: ast.AST) -> float:
     return 0.0
 
 
-def _as_one_function(evidence: Evidence, expression: Expression) -> Iterator[str]:
-    """``log(sigmoid(x))`` underflows where ``logsigmoid(x)`` does not."""
-    argument = _argument(expression, evidence.plain_name)
-    if argument is None or not isinstance(argument, ast.Call):
-        return
-    inner = _called(argument)
-    for (outer, name), fused in _FUSED.items():
-        if evidence.plain_name == outer and inner == name:
-            given = [expression.code(one) for one in (*_receiver(argument), *argument.args, *argument.keywords)]
-            yield expression.with_node(expression.node, fused.format(", ".join(given)))
-
-
 def _keywords(evidence: Evidence, expression: Expression) -> Iterator[str]:
     """What the called function itself offers."""
     node, name = expression.node, evidence.plain_name
     if not isinstance(node, ast.Call):
         return
     code = expression.code(node)
-    called = _called(node)
+    function = called(node)
     given = {keyword.arg for keyword in node.keywords}
-    if name in SPREADS and called in SPREADS and not given & {"correction", "unbiased"}:
+    if name in SPREADS and function in SPREADS and not given & {"correction", "unbiased"}:
         yield _with_keyword(expression, node, "correction=0")
-    elif called == "ctc_loss" and "zero_infinity" not in given:
+    elif function == "ctc_loss" and "zero_infinity" not in given:
         yield _with_keyword(expression, node, "zero_infinity=True")
-    elif called in {"cross_entropy", "nll_loss"} and len(node.args) > 1 and given <= {"ignore_index"}:
+    elif function in {"cross_entropy", "nll_loss"} and len(node.args) > 1 and given <= {"ignore_index"}:
         ignored = next((expression.code(keyword.value) for keyword in node.keywords), "-100")
         labels = f"({expression.code(node.args[1])} != {ignored}).sum()"
         yield expression.with_node(node, f"({code[:-1].rstrip().rstrip(',')}, reduction='sum') / {labels}.clamp(min=1))")
-    elif called in MEANS - {"mean"} and node.args and not node.keywords:
+    elif function in MEANS - {"mean"} and node.args and not node.keywords:
         count = f"{_atom(expression, node.args[0])}.numel()"
         yield expression.with_node(node, f"({code[:-1].rstrip().rstrip(',')}, reduction='sum') / max({count}, 1))")
 
@@ -156,7 +143,7 @@ def _means(evidence: Evidence, expression: Expression) -> Iterator[str]:
         and isinstance(node, ast.Call)
         and values is not None
         and not values.numel()
-        and _called(node) == "mean"
+        and called(node) == "mean"
     ):
         argument = _argument(expression, "mean")
         if argument is not None and not node.keywords:
@@ -209,7 +196,7 @@ def _bounded(evidence: Evidence, expression: Expression) -> Iterator[str]:
     name = evidence.plain_name
     node = _operand(expression, name, -1 if name in {"xlogy", "special_xlogy"} else 0)
     if node is None:  # the op is a part of the function that the user called, such as its derivative in forward mode
-        name = _called(expression.node)
+        name = called(expression.node)
         node = _argument(expression, name)
     bounds = next((bounds for names, bounds in _BOUNDS if name in names), ())
     if node is None:
@@ -245,7 +232,7 @@ def _in_float32(evidence: Evidence, expression: Expression) -> Iterator[str]:
 def _open_rows(evidence: Evidence, expression: Expression) -> Iterator[str]:
     """Scores of which a whole row is -inf, by a mask that was there before the step."""
     if evidence.name in SOFTMAXES:
-        node = _argument(expression, _called(expression.node))
+        node = _argument(expression, called(expression.node))
         if node is not None:
             atom = _atom(expression, node)
             yield expression.with_node(node, f"{atom}.clamp(min=-1e9)", bracketed=_is_receiver(expression, node))
@@ -265,23 +252,12 @@ def _operand(expression: Expression, name: str, place: int) -> ast.expr | None:
 def _argument(expression: Expression, name: str, place: int = 0) -> ast.expr | None:
     """What a call of the op itself was given; of a matrix function, whose op has another name, the matrix."""
     node = expression.node
-    called = _called(node)
+    function = called(node)
     is_matrix = name in EIGENVECTORS | FACTORISATIONS
-    if not isinstance(node, ast.Call) or not (_same(called, name) or is_matrix):
+    if not isinstance(node, ast.Call) or not (is_named(function, name) or is_matrix):
         return None
     given = [*_receiver(node), *node.args]
     return given[place] if -len(given) <= place < len(given) else None
-
-
-def _same(called: str, name: str) -> bool:
-    return called.removesuffix("_").replace("arc", "a") == name.removeprefix("special_").strip("_")
-
-
-def _called(node: ast.AST) -> str:
-    """``log`` of ``torch.log(x)`` and of ``x.log()``."""
-    if not isinstance(node, ast.Call):
-        return ""
-    return node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
 
 
 _MODULES: Final = frozenset({"torch", "F", "nn", "functional", "linalg", "special", "np", "numpy", "math", "fn"})

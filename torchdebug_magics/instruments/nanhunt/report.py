@@ -47,6 +47,8 @@ class Finding:
     call: int | None
     """Which call of that module in that step, 1-based."""
     location: Location | None
+    is_tangent: bool = False
+    """Whether it is the derivative of `op` that forward-mode AD computes beside it, as in ``jvp`` and ``jacfwd``."""
     step: int
     """Optimizer steps completed in this cell before the finding."""
     backward: int
@@ -114,6 +116,11 @@ class Finding:
         return (when, what, self._where(), self._line(), *self.details(), self.weights)
 
     def _what(self) -> str:
+        if self.is_tangent:
+            return f"forward-mode derivative of {self.op}"
+        return self._born()
+
+    def _born(self) -> str:
         match self.phase:
             case "data":
                 return f"input {self.tensor}"

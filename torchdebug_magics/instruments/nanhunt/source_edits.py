@@ -19,7 +19,7 @@ from torchdebug_magics.probing.where import owner, span
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.positions import Place
 
-__all__ = ["Expression", "Sources", "changed_lines", "expression_at", "in_force", "user_functions"]
+__all__ = ["Expression", "Sources", "called", "changed_lines", "expression_at", "in_force", "is_named", "user_functions"]
 
 Sources: TypeAlias = Mapping[str, str]
 """The whole text of each file or cell that was changed, by name."""
@@ -49,6 +49,11 @@ class Expression:
             if before.endswith(b"(") and after.lstrip().startswith(b")"):
                 start, end = len(before) - 1, end + len(after) - len(after.lstrip()) + 1
         return (raw[:start] + new.encode() + raw[end:]).decode()
+
+    def is_bracketed(self, node: ast.AST) -> bool:
+        """Whether brackets stand around it, its own or those of a call."""
+        start, end = self._range(node)
+        return self._bytes[:start].rstrip().endswith(b"(") and self._bytes[end:].lstrip().startswith(b")")
 
     @property
     def _bytes(self) -> bytes:
@@ -81,6 +86,18 @@ def expression_at(place: Place | None, sources: Sources) -> Expression | None:
     calls = sorted((node for node in nodes if isinstance(node, ast.Call) and _span_of(node)[:2] <= where[:2]), key=_span_of)
     node = next(iter(exact or calls[-1:]), None)
     return Expression(file, text, node) if node is not None else None
+
+
+def called(node: ast.AST) -> str:
+    """``log`` of ``torch.log(x)`` and of ``x.log()``; nothing for what is no call."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def is_named(function: str, op: str) -> bool:
+    """Whether a function of torch's is that op: ``arcsin`` is ``asin``, and ``log_`` writes in place."""
+    return function.removesuffix("_").replace("arc", "a") == op.removeprefix("special_").strip("_")
 
 
 def changed_lines(sources: Sources) -> list[tuple[str, int, str]]:

@@ -229,3 +229,24 @@ def test_a_run_that_diverges_with_a_smaller_step_in_between() -> None:
 def test_a_complex_number_is_no_reason_to_lose_the_finding() -> None:
     finding = hunted("torch.log(torch.complex(x, x)).abs()", row(0.0, 0.5))
     assert (finding.op, finding.diagnosis) == ("log", "log_zero")
+
+
+PADDED = torch.tensor([[False, False, False], [True, True, True]])
+
+
+@pytest.mark.parametrize(
+    "softmax",
+    [
+        "(x + mask).softmax(-1)",
+        "(x + mask).log_softmax(-1).exp()",
+        "torch.exp(x + mask) / torch.exp(x + mask).sum(-1, keepdim=True)",
+        "torch.exp((x + mask) - (x + mask).amax(-1, keepdim=True))",
+        "torch.exp((x + mask) - (x + mask).logsumexp(-1, keepdim=True))",
+    ],
+)
+@pytest.mark.parametrize("dropped", ["[:1]", ".nan_to_num()", ".masked_fill(padded, 0.0)"])
+def test_a_masked_row_is_the_cause_also_when_its_output_is_dropped(softmax: str, dropped: str) -> None:
+    mask = torch.zeros(2, 3).masked_fill(PADDED, -math.inf)
+    finding = hunted(f"({softmax}){dropped}", torch.ones(2, 3), mask=mask, padded=PADDED)
+    assert finding.diagnosis == "masked_row"
+    assert finding.rows == (1,)

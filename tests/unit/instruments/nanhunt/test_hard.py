@@ -257,6 +257,19 @@ def test_a_trainer_class_as_huggingface_has_it() -> None:
 # ------------------------------------------------------------------------------------------------ autograd
 
 
+def test_a_model_that_is_a_reentrant_checkpoint_as_a_whole() -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(NonFiniteError), nanhunt() as session:
+        for _ in range(2):
+            z = checkpoint(model, X.clone().requires_grad_(), use_reentrant=True)
+            squares = (z[:, None] - z[None]).pow(2).sum(-1)
+            loss = squares.sqrt().mean()
+            loss.backward()
+    assert session.report.finding.op == "sqrt"
+    assert session.report.finding.location.source == "loss = squares.sqrt().mean()"
+    assert session.report.forward_count == 0
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("bad", ["forward", "backward"])
 def test_checkpoints(reentrant: bool, bad: str) -> None:

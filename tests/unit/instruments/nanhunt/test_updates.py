@@ -330,3 +330,30 @@ def test_an_update_that_is_taken_again_leaves_nothing_in_the_optimizer(keep_goin
             assert session.report.finding.diagnosis == "div_zero"
             assert optimizer.norms == [0.0]
             assert optimizer.total == 0.0
+
+
+def test_an_update_that_a_hook_makes_inside_backward_is_stopped_before_it_is_applied() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 2), nn.Identity()), torch.rand(4, 3)
+    optimizers: dict[Any, Any] = {parameter: torch.optim.SGD([parameter], 0.1) for parameter in model.parameters()}
+
+    def update(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    before = [parameter.clone() for parameter in model.parameters()]
+
+    def distances(z: torch.Tensor) -> torch.Tensor:
+        squares = (z[:, None] - z[None]).pow(2).sum(-1)
+        return squares.sqrt()  # of a sample to itself
+
+    with pytest.raises(NonFiniteError), nanhunt() as session:
+        loss = distances(model(x)).mean()
+        loss.backward()
+    finding = session.report.finding
+    assert finding is not None
+    assert (finding.op, finding.phase, finding.diagnosis) == ("sqrt", "backward", "sqrt_zero")
+    assert finding.weights == "weights untouched"
+    assert all(torch.equal(one, parameter) for one, parameter in zip(before, model.parameters(), strict=True))

@@ -234,7 +234,11 @@ def test_a_derivative_of_torch_func_in_a_cell_that_only_computes(transform: str)
         else:
             result = getattr(torch.func, transform)(root)(P)
     del result
-    assert line_of(session.report.finding.location) == "return p.abs().sqrt()"
+    finding = session.report.finding
+    assert line_of(finding.location) == "return p.abs().sqrt()"
+    assert (finding.op, finding.diagnosis) == ("sqrt", "sqrt_zero")
+    assert finding.is_tangent is (transform in {"jacfwd", "jvp", "hessian"})
+    assert ("forward-mode derivative of sqrt" in session.report.verdict) is finding.is_tangent
 
 
 class Stopped(nn.Module):
