@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-__all__ = ["MOST_NODES", "upstream"]
+import torch
+
+__all__ = ["MOST_NODES", "leaves_of", "upstream"]
 
 MOST_NODES = 10_000
 """Of one graph. Handles are freed one inside the other with it, and from about 50,000 on the process crashes."""
@@ -50,3 +52,13 @@ def upstream(roots: Iterable[Any]) -> Iterator[Any]:
             return
         if not left and counts[graph(number)] >= MOST_NODES:
             left = MOST_NODES
+
+
+def leaves_of(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaf tensors that the graph of `roots` ends in; of a graph with very many nodes, those of its last part."""
+    found: dict[int, torch.Tensor] = {id(root): root for root in roots if root.is_leaf and root.requires_grad}
+    for node in upstream(root.grad_fn for root in roots):
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, torch.Tensor):
+            found[id(variable)] = variable
+    return list(found.values())

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.nanhunt import updates
+from torchdebug_magics.instruments.nanhunt.beginning import Beginning
 from torchdebug_magics.instruments.nanhunt.computing_cells import Computed
 from torchdebug_magics.instruments.nanhunt.conclude import bare
 from torchdebug_magics.instruments.nanhunt.evidence import Context
 from torchdebug_magics.instruments.nanhunt.inquiry import Inquiry, Outcome
 from torchdebug_magics.instruments.nanhunt.naming import name_nearby
-from torchdebug_magics.instruments.nanhunt.positions import caller, frame_chain
 from torchdebug_magics.instruments.nanhunt.scaler import Overflows, skips
 from torchdebug_magics.instruments.nanhunt.sentinel import Leaves, survey
 from torchdebug_magics.instruments.nanhunt.undo import Undos
+from torchdebug_magics.probing.rerun.frame_positions import caller, frame_chain
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
 from torchdebug_magics.probing.transforms import base_of
 from torchdebug_magics.probing.where import user_frame
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from torchdebug_magics.instruments.nanhunt.entries import Entries
     from torchdebug_magics.instruments.nanhunt.investigate import Investigator
-    from torchdebug_magics.instruments.nanhunt.step import Entry
     from torchdebug_magics.instruments.nanhunt.tally import Tally
     from torchdebug_magics.probing.guard import Guard
+    from torchdebug_magics.probing.rerun.step import Entry
+    from torchdebug_magics.probing.rerun.step_recorder import StepRecorder
 
 __all__ = ["Checks"]
 
@@ -43,9 +44,11 @@ _CONTEXT_HISTORY = 100
 class Checks:
     """Each check returns an outcome that is new, or None."""
 
-    def __init__(self, tally: Tally, entries: Entries, investigator: Investigator, guard: Guard, *, stops: bool, layers: bool) -> None:
+    def __init__(
+        self, tally: Tally, recorder: StepRecorder, investigator: Investigator, guard: Guard, *, stops: bool, layers: bool
+    ) -> None:
         self._tally = tally
-        self._entries = entries
+        self._recorder = recorder
         self._investigator = investigator
         self._guard = guard
         self._stops = stops
@@ -59,21 +62,22 @@ class Checks:
         self._undos = Undos()
         self._harmless: dict[int, int] = {}
         self._computed: Computed | None = None
+        self._beginning = Beginning()
         self.is_half_updated = False
         """Whether the backward() that runs now has seen an update."""
 
     def before_backward(self) -> None:
         """Only after an overflow: are its gradients still there? Then what follows is the same skipped step."""
-        self._overflows.look_before(self._entries.entered())
+        self._overflows.look_before(self._recorder.entered())
 
     def backward(self, tensors: tuple[torch.Tensor, ...], result: Any, *, keeps: bool) -> Outcome | None:
         """One reduction over the loss and all gradients, right after they were computed."""
-        step = self._entries.step
+        step = self._recorder.step
         step.backwards += 1
         self.is_half_updated = False
         self._note_going_on()
         self._undos.saw(step.buffers)
-        leaves = self._leaves.of(_site(), tensors, self._entries.parameters())
+        leaves = self._leaves.of(_site(), tensors, self._recorder.parameters())
         results = [base_of(one) for one in result if isinstance(one, torch.Tensor)] if isinstance(result, (tuple, list)) else []
         gradients = [gradient for leaf in leaves.values() if (gradient := leaf.grad) is not None]
         loss, peak = survey(tensors, [*gradients, *results])
@@ -87,9 +91,9 @@ class Checks:
             self._overflows.run = 0
             self._look(tensors, leaves)
         self._tally.backwards += 1
-        self._entries.settle(self._tally.backwards)
+        self._recorder.settle(self._tally.backwards)
         step.closed = step.closed or not keeps
-        self._entries.mark()
+        self._recorder.mark()
         if outcome is not None and self._stops:
             self._undo(leaves)
         return outcome
@@ -106,10 +110,10 @@ class Checks:
         changed = [gradient for _, gradient in held if overflowed or self._versions.get(id(gradient)) != gradient._version]
         if not changed or self._tally.is_full or math.isfinite(survey((), changed)[1]) or skips(optimizer):
             return None
-        leaves = {**(self._entries.parameters() if inside is not None else {}), **{id(one): one for one, _ in held}}
+        leaves = {**(self._recorder.parameters() if inside is not None else {}), **{id(one): one for one, _ in held}}
         inquiry = Inquiry(differentiated or self._last_loss, leaves, frame_chain(inside or sys._getframe(1)), self._context())
         outcome = self._guard.run(
-            "the replay up to the update", self._investigator.update, self._entries.step, inquiry, inside=inside is not None
+            "the replay up to the update", self._investigator.update, self._recorder.step, inquiry, inside=inside is not None
         )
         if outcome is None:
             parameter, gradient = next((pair for pair in held if kind_of(pair[1])), held[0])
@@ -127,7 +131,7 @@ class Checks:
     def before_update(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         """Copies what an update may spoil."""
         if not self._tally.is_full and (self._may_spoil(optimizer) or (closure and updates.calls_again(optimizer))):
-            self._undos.begin(optimizer, self._entries.step.buffers, copies=self._stops)
+            self._undos.begin(optimizer, self._recorder.step.buffers, copies=self._stops)
 
     def _may_spoil(self, optimizer: torch.optim.Optimizer) -> bool:
         """The first update of each optimizer, and those with a risk of their own."""
@@ -146,11 +150,12 @@ class Checks:
             self._unchecked = weakref.ref(optimizer)
         finally:
             self._undos.end(optimizer)
-            self._entries.mark()
+            self._recorder.mark()
         return None
 
-    def begin(self) -> None:
-        """Remember where the user's statements begin."""
+    def begin(self, modules: list[torch.nn.Module]) -> None:
+        """Remember where the user's statements begin, and which of the `modules` that are alive are bad already."""
+        self._beginning = self._guard.run("the look at the weights before the cell", Beginning.take, modules) or Beginning()
         frame = user_frame(sys._getframe(1))
         self._computed = Computed(frame) if frame is not None else None
 
@@ -170,7 +175,7 @@ class Checks:
         held = updates.parameters_of(optimizer)
         if not held or self._tally.is_full or self._tally.has_findings:
             return None
-        parameter = updates.first_bad([one for one in held if id(one) not in self._entries.models.bad_from_start()])
+        parameter = updates.first_bad([one for one in held if id(one) not in self._recorder.models.bad_from_start()])
         if parameter is None:
             return None
         undo = self._undos.outermost()
@@ -184,7 +189,7 @@ class Checks:
 
     def output(self, entry: Entry, output: Any, *, inside: bool) -> Outcome | None:
         """What an outermost module call returned, where no gradient will flow from it."""
-        step, tensors = self._entries.step, list(tensors_in(output))
+        step, tensors = self._recorder.step, list(tensors_in(output))
         if inside or any(tensor.requires_grad for tensor in tensors):
             step.grows_graph = True
             return None
@@ -204,7 +209,7 @@ class Checks:
         self._tally.phase = f"replaying step {context.step}"
         inquiry = Inquiry(tensors, leaves, frame_chain(sys._getframe(1)), context)
         try:
-            outcome = self._investigator.sink(self._entries.step, inquiry)
+            outcome = self._investigator.sink(self._recorder.step, inquiry)
         except (KeyboardInterrupt, SystemExit):
             self._guard.note(f"step {context.step} is bad, and the look into it was interrupted: its cause was not traced")
             self._tally.add(bare(inquiry))
@@ -222,7 +227,7 @@ class Checks:
         """With ``--layers``: the table of a healthy step, taken at steps 0, 1, 3, 7, ... as each costs a replay."""
         if self._want_layers and not self._tally.backwards & (self._tally.backwards + 1):
             inquiry = Inquiry(tensors, leaves, frame_chain(sys._getframe(1)), self._context())
-            self._tally.show_layers(self._guard.run("the layer table", self._investigator.look, self._entries.step, inquiry) or ())
+            self._tally.show_layers(self._guard.run("the layer table", self._investigator.look, self._recorder.step, inquiry) or ())
 
     def _note_going_on(self) -> None:
         """An `except` of the user's may catch the error. Then the run is theirs, and as it would be without us; the finding stands."""
@@ -231,14 +236,14 @@ class Checks:
 
     def _undo(self, leaves: dict[int, torch.Tensor]) -> None:
         """The cell stops here: all as it was before the bad step, and no bad gradient left to be applied."""
-        for buffers in self._entries.step.buffers:
+        for buffers in self._recorder.step.buffers:
             buffers.put_back()
         undo = self._undos.outermost()
         if undo is not None:
             undo.put_back()
         for leaf in leaves.values():
             leaf.grad = None
-        self._entries.step.clear()
+        self._recorder.step.clear()
 
     def _is_harmless(self, entry: Entry) -> bool:
         """Whether this module's bad outputs were looked into and found to be meant, three times over."""
@@ -252,16 +257,16 @@ class Checks:
         return Context(
             step=self._tally.steps,
             backward=self._tally.backwards,
-            roots=tuple(self._entries.roots()),
-            entries=tuple(self._entries.step.entries),
+            roots=tuple(self._recorder.roots()),
+            entries=tuple(self._recorder.step.entries),
             history=tuple(self._tally.history)[-_CONTEXT_HISTORY:],
             losses=tuple(self._tally.losses)[-_CONTEXT_HISTORY:],
-            bad_from_start=self._entries.models.bad_from_start(),
-            beginning=self._entries.beginning,
+            bad_from_start=self._recorder.models.bad_from_start(),
+            beginning=self._beginning,
         )
 
     def _name(self, parameter: torch.Tensor) -> str:
-        names = (name for root in self._entries.roots() for name, one in root.named_parameters() if one is parameter)
+        names = (name for root in self._recorder.roots() for name, one in root.named_parameters() if one is parameter)
         return next(names, None) or name_nearby(parameter, sys._getframe(1))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.finding import bad_tensors, kind_word, write
-from torchdebug_magics.instruments.nanhunt.inquiry import Inquiry, Outcome, Sinks, variables_of
+from torchdebug_magics.instruments.nanhunt.inquiry import Inquiry, Outcome, Sinks, StepReplay, variables_of
 from torchdebug_magics.instruments.nanhunt.naming import shares_memory, uncalled
 from torchdebug_magics.instruments.nanhunt.purpose import is_bad_weight
 from torchdebug_magics.instruments.nanhunt.report import Finding
@@ -16,19 +16,16 @@ from torchdebug_magics.instruments.nanhunt.walk import Birth, walk
 from torchdebug_magics.probing.tensors import NAN, kind_of
 from torchdebug_magics.probing.where import locate, user_frame
 
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.attempt import Replayed
-
 __all__ = ["bare", "conclude"]
 
 
 def conclude(
-    inquiry: Inquiry, replayed: Replayed, sinks: Sinks, way: str, note: Callable[[str], None], *, only_births: bool = False
+    inquiry: Inquiry, replayed: StepReplay, sinks: Sinks, way: str, note: Callable[[str], None], *, only_births: bool = False
 ) -> Outcome:
     """The birth of what is bad among the sinks; `only_births`: an infinity that somebody put there is none."""
-    rows = replayed.layers.rows() if replayed.layers is not None else ()
+    rows = replayed.observer.layer_rows()
     for wanted in _by_priority(sinks):
-        births = walk(replayed.trace, [tensor for tensor, _ in wanted])
+        births = walk(replayed.observer, [tensor for tensor, _ in wanted])
         if only_births:
             # Nobody differentiates this output: an infinity that somebody put there is a result, not a fault.
             births = [birth for birth in births if not birth.on_purpose and not _is_a_result(birth, inquiry.context)]
@@ -42,7 +39,7 @@ def conclude(
                 sink=wanted[0][1],
                 sink_kind=kind_word(wanted[0][0]),
             )
-            evidence = Evidence(_first(births, context), replayed.trace, context)
+            evidence = Evidence(_first(births, context), replayed.observer, context)
             return Outcome(write(evidence), bad_tensors(evidence), rows, replayed.reproduced, way, evidence)
     if only_births:
         return Outcome(None, {})
@@ -103,5 +100,5 @@ def _first(births: list[Birth], context: Context) -> Birth:
     return min((birth for birth in births if birth.op is None), key=place)
 
 
-def _visible(replayed: Replayed, inquiry: Inquiry) -> dict[str, Any]:
+def _visible(replayed: StepReplay, inquiry: Inquiry) -> dict[str, Any]:
     return {**variables_of(inquiry.chain), **replayed.names}

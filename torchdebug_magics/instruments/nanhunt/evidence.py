@@ -15,9 +15,9 @@ from torchdebug_magics.probing.ops import is_movement, is_pointwise
 from torchdebug_magics.probing.tensors import NAN, bad_mask, dense, describe, sizes_of
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.step import Entry, Position
     from torchdebug_magics.instruments.nanhunt.trace import Op, Trace
     from torchdebug_magics.instruments.nanhunt.walk import Birth
+    from torchdebug_magics.probing.rerun.step import Entry, Position
 
 __all__ = ["Context", "Evidence"]
 

@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.attempt import agree, no_less_bad
+from torchdebug_magics.probing.rerun.attempt import Replayed, agree, no_less_bad
 from torchdebug_magics.probing.tensors import is_bad, kind_of
 from torchdebug_magics.probing.where import frames_above, local_values, user_frame
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.attempt import Replayed
     from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
     from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow
-    from torchdebug_magics.instruments.nanhunt.step import Position
+    from torchdebug_magics.instruments.nanhunt.trace import Trace
+    from torchdebug_magics.probing.rerun.step import Position
 
-__all__ = ["Inquiry", "Outcome", "Sinks", "same_gradients", "sinks_of", "variables_of"]
+__all__ = ["Inquiry", "Outcome", "Sinks", "StepReplay", "same_gradients", "sinks_of", "variables_of"]
 
+StepReplay: TypeAlias = "Replayed[Trace]"
+"""A replay with all its ops."""
 Sinks: TypeAlias = list[tuple[torch.Tensor, str]]
 """Bad tensors, each with what it is."""
 
@@ -49,7 +51,7 @@ class Outcome:
     """The scalers that skip this step by design."""
 
 
-def sinks_of(replayed: Replayed, inquiry: Inquiry) -> Sinks:
+def sinks_of(replayed: StepReplay, inquiry: Inquiry) -> Sinks:
     """Bad losses, then bad gradients."""
     names = {str(key): leaf for key, leaf in inquiry.leaves.items()}
     parameters = {id(parameter): name for root in inquiry.context.roots for name, parameter in root.named_parameters()}
@@ -61,7 +63,7 @@ def sinks_of(replayed: Replayed, inquiry: Inquiry) -> Sinks:
     return found
 
 
-def same_gradients(replayed: Replayed, inquiry: Inquiry) -> bool:
+def same_gradients(replayed: StepReplay, inquiry: Inquiry) -> bool:
     """Whether a bad loss has made the elements of the gradients bad that it made bad before."""
     pairs = ((leaf.grad, replayed.gradients.get(str(key))) for key, leaf in inquiry.leaves.items())
     return not any(map(is_bad, replayed.losses)) or all(agree(now, then, no_less_bad, unknown=True) for then, now in pairs)

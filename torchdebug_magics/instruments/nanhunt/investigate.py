@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import chain, product
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.nanhunt.attempt import Attempt, CannotReplay, Replayed
 from torchdebug_magics.instruments.nanhunt.conclude import bare, conclude
-from torchdebug_magics.instruments.nanhunt.inquiry import Inquiry, Outcome, Sinks, same_gradients, sinks_of, variables_of
+from torchdebug_magics.instruments.nanhunt.inquiry import Inquiry, Outcome, Sinks, StepReplay, same_gradients, sinks_of, variables_of
 from torchdebug_magics.instruments.nanhunt.naming import shares_memory
 from torchdebug_magics.instruments.nanhunt.scaler import at_scale_one, live_scalers, may_be_scaling
-from torchdebug_magics.instruments.nanhunt.step import Entry, Step
 from torchdebug_magics.instruments.nanhunt.verified_fix import Again, with_verified_fix
-from torchdebug_magics.probing.tensors import is_bad, kind_of
+from torchdebug_magics.probing.rerun.attempt import Attempt, CannotReplay
+from torchdebug_magics.probing.rerun.step import Entry, Step
+from torchdebug_magics.probing.tensors import is_bad, kind_of, tensors_in
 
 if TYPE_CHECKING:
     import torch
 
     from torchdebug_magics.instruments.nanhunt.computing_cells import Computed
     from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
-    from torchdebug_magics.instruments.nanhunt.replay import Replayer
     from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow
+    from torchdebug_magics.instruments.nanhunt.trace import Trace
+    from torchdebug_magics.probing.rerun.step_rerun import StepRerun
 
 __all__ = ["Investigator"]
 
 _MOST_ROWS = 20
 """As many as a finding keeps."""
+_MOST_SAMPLES = 256
+_MOST_READING_S = 2.0
 _WRITTEN_DOWN = frozenset(product(("fill_", "copy_"), ("nan_constant", "inf_constant")))
 
 
 class Investigator:
     """Looks into one bad step."""
 
-    def __init__(self, replayer: Replayer, note: Callable[[str], None]) -> None:
-        self._replayer = replayer
+    def __init__(self, rerun: StepRerun[Trace], note: Callable[[str], None]) -> None:
+        self._rerun = rerun
         self._note = note
 
     def sink(self, step: Step, inquiry: Inquiry) -> Outcome:
@@ -45,8 +49,8 @@ class Investigator:
         scalers = self._overflows(step, inquiry, attempt)
         if scalers is not None:
             return Outcome(None, {}, overflow=scalers)
-        again: Again = partial(self._replayer.statements, step, inquiry.chain, attempt)
-        replayed: Replayed | None
+        again: Again = partial(self._rerun.statements, step, inquiry.chain, attempt)
+        replayed: StepReplay | None
         try:
             replayed = again()
             problem = "" if replayed.finished else replayed.problem or "the replay did not reach backward()"
@@ -60,7 +64,7 @@ class Investigator:
             replayed, again = inner
         replayed.reproduced = replayed.reproduced and same_gradients(replayed, inquiry)
         if replayed.reproduced is False and (rest := self._rest(step, inquiry, attempt)) is not None:
-            replayed, again = rest, partial(self._replayer.rest, step, inquiry.chain, attempt)
+            replayed, again = rest, partial(self._rerun.rest, step, inquiry.chain, attempt)
         if replayed.reproduced is False:
             self._note(
                 "not reproduced: the replay gave other numbers, so the step depends on something that cannot be put back"
@@ -78,7 +82,7 @@ class Investigator:
         outcome: Outcome,
         inquiry: Inquiry,
         again: Again,
-        bad: Callable[[Replayed], Sinks],
+        bad: Callable[[StepReplay], Sinks],
         *,
         only_births: bool = False,
         what: str = "the bad step, run",
@@ -89,7 +93,7 @@ class Investigator:
         if finding is None or evidence is None or evidence.op is None or outcome.reproduced is False:
             return outcome
 
-        def behind(replayed: Replayed) -> Evidence | None:
+        def behind(replayed: StepReplay) -> Evidence | None:
             sinks = bad(replayed)
             if not sinks:
                 return None
@@ -98,12 +102,12 @@ class Investigator:
 
         return replace(outcome, finding=with_verified_fix(finding, evidence, again, behind, what))
 
-    def _inside(self, step: Step, inquiry: Inquiry) -> tuple[Replayed, Again] | None:
+    def _inside(self, step: Step, inquiry: Inquiry) -> tuple[StepReplay, Again] | None:
         """The function that calls backward(), alone: what ran before it (an episode, say) need not be a part of the loss."""
         inner = step.inside(inquiry.chain)
         if inner is None:
             return None
-        again: Again = partial(self._replayer.statements, inner, inquiry.chain, Attempt(inquiry.tensors, 1, inquiry.leaves))
+        again: Again = partial(self._rerun.statements, inner, inquiry.chain, Attempt(inquiry.tensors, 1, inquiry.leaves))
         try:
             replayed = again()
         except CannotReplay:
@@ -112,8 +116,10 @@ class Investigator:
 
     def _in_a_data_set(self, inquiry: Inquiry, outcome: Outcome, data: Finding) -> Outcome:
         """A bad batch that a data set made of good data: the op that did so, and of single rows where it stands."""
+        sources = list(self._rerun.recorder.batches.bad_sources())
+        again: Again = partial(self._rerun.call, partial(_first_bad_sample, sources), sources)
         try:
-            replayed = self._replayer.samples()
+            replayed = again()
         except CannotReplay:
             return outcome
         if not replayed.finished or not _outputs(replayed):
@@ -126,14 +132,14 @@ class Investigator:
             place = f"{finding.location}: `{finding.location.source}`"
             return replace(outcome, finding=replace(data, explanation=f"{data.explanation}; `{finding.op}` made it, in {place}"))
         made = replace(made, finding=replace(finding, sink="loss"), reproduced=None)
-        return self._with_fix(made, inquiry, self._replayer.samples, _outputs, only_births=True, what="the bad sample, made")
+        return self._with_fix(made, inquiry, again, _outputs, only_births=True, what="the bad sample, made")
 
-    def _rest(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Replayed | None:
+    def _rest(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> StepReplay | None:
         """A bad loss may be made from what the model's calls left, which is at hand; None where that is not how it was made."""
         if not any(map(is_bad, inquiry.tensors)) or not step.entries:
             return None
         try:
-            replayed = self._replayer.rest(step, inquiry.chain, attempt)
+            replayed = self._rerun.rest(step, inquiry.chain, attempt)
         except CannotReplay:
             return None
         return replayed if replayed.finished and replayed.reproduced else None
@@ -145,8 +151,8 @@ class Investigator:
         if not name.isidentifier() or not step.entries:
             return None
         try:
-            for held in chain([{}], self._replayer.guesses(step, inquiry.chain, name)):
-                run: Again = partial(self._replayer.statements, step, inquiry.chain, attempt, name, held)
+            for held in chain([{}], self._rerun.guesses(step, inquiry.chain, name)):
+                run: Again = partial(self._rerun.statements, step, inquiry.chain, attempt, name, held)
                 replayed = run()
                 if replayed.finished and replayed.reproduced:
                     again = conclude(inquiry, replayed, sinks_of(replayed, inquiry), outcome.way, self._note)
@@ -161,7 +167,7 @@ class Investigator:
         number = step.backwards + 1 if inside and step.entries else _number(step)
         attempt = Attempt(inquiry.tensors, number, inquiry.leaves, until_update=True)
         try:
-            replayed = self._replayer.statements(step, inquiry.chain, attempt)
+            replayed = self._rerun.statements(step, inquiry.chain, attempt)
         except CannotReplay:
             return None
         sinks = sinks_of(replayed, inquiry)
@@ -173,11 +179,11 @@ class Investigator:
     def output(self, step: Step, entry: Entry, tensors: list[torch.Tensor], context: Context) -> Outcome:
         """An outermost module call, without gradients, whose output is bad."""
         alone = Step(entries=[entry], buffers=step.buffers, python=step.python)
-        replayed = self._replayer.modules(alone, Attempt((), 0, {}))
+        replayed = self._rerun.modules(alone, Attempt((), 0, {}))
         same = [kind_of(tensor) for tensor in tensors] == [kind_of(tensor) for tensor in replayed.outputs]
 
-        def again() -> Replayed:
-            replayed = self._replayer.modules(alone, Attempt((), 0, {}))
+        def again() -> StepReplay:
+            replayed = self._rerun.modules(alone, Attempt((), 0, {}))
             return replace(replayed, finished=not replayed.problem)
 
         replayed = replace(replayed, reproduced=same, names=variables_of(step.chain))
@@ -190,7 +196,14 @@ class Investigator:
         wanted = computed.bad()
         if not wanted:
             return Outcome(None, {})
-        again: Again = partial(self._replayer.computation, computed, wanted)
+
+        def again() -> StepReplay:
+            part = computed.slice(wanted)
+            if part is None:
+                msg = "what the variables were made of is gone"
+                raise CannotReplay(msg)
+            return self._rerun.computation(part, wanted)
+
         try:
             replayed = again()
         except CannotReplay:
@@ -205,8 +218,8 @@ class Investigator:
 
     def look(self, step: Step, inquiry: Inquiry) -> tuple[LayerRow, ...]:
         """The layer table of a step with nothing wrong."""
-        replayed = self._replayer.statements(step, inquiry.chain, Attempt(inquiry.tensors, _number(step), inquiry.leaves))
-        return replayed.layers.rows() if replayed.layers is not None else ()
+        replayed = self._rerun.statements(step, inquiry.chain, Attempt(inquiry.tensors, _number(step), inquiry.leaves))
+        return replayed.observer.layer_rows()
 
     def _overflows(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> tuple[Any, ...] | None:
         """The scalers without which the same step is finite: they skip it, and that is how it is meant."""
@@ -215,7 +228,7 @@ class Investigator:
             return None
         try:
             with at_scale_one(scalers) as used:
-                replayed = self._replayer.statements(step, inquiry.chain, attempt)
+                replayed = self._rerun.statements(step, inquiry.chain, attempt)
         except CannotReplay as reason:
             if not may_be_scaling(inquiry.tensors, scalers, inquiry.context.losses):
                 return None
@@ -229,7 +242,7 @@ class Investigator:
     def _by_modules(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Outcome:
         """Only the model calls again; then what is known of the sink."""
         try:
-            replayed = self._replayer.modules(step, Attempt(attempt.original, 0, attempt.leaves))
+            replayed = self._rerun.modules(step, Attempt(attempt.original, 0, attempt.leaves))
         except CannotReplay as reason:
             self._note(f"the model could not be called again: {reason}")
             return bare(inquiry)
@@ -240,7 +253,18 @@ class Investigator:
         return bare(inquiry)
 
 
-def _outputs(replayed: Replayed) -> Sinks:
+def _first_bad_sample(sources: list[Any]) -> object:
+    """Read data sets again, from their beginning, up to the first bad sample."""
+    sample, until = None, time.process_time() + _MOST_READING_S
+    for source in sources:
+        for place in range(min(len(source), _MOST_SAMPLES)):
+            sample = source[place]
+            if any(map(is_bad, tensors_in([sample]))) or time.process_time() > until:
+                return sample
+    return sample
+
+
+def _outputs(replayed: StepReplay) -> Sinks:
     return [(tensor, "output") for tensor in replayed.outputs if kind_of(tensor)]
 
 

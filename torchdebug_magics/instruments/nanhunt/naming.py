@@ -19,7 +19,7 @@ from torchdebug_magics.probing.where import user_frame
 if TYPE_CHECKING:
     from types import FrameType
 
-    from torchdebug_magics.instruments.nanhunt.step import Entry
+    from torchdebug_magics.probing.rerun.step import Entry
 
 __all__ = ["UNNAMED", "name_nearby", "owner_of", "shares_memory", "uncalled", "variable_name"]
 

@@ -9,12 +9,15 @@ import torch
 
 from torchdebug_magics.errors import NonFiniteError
 from torchdebug_magics.instruments.nanhunt.checks import Checks
-from torchdebug_magics.instruments.nanhunt.entries import Entries
 from torchdebug_magics.instruments.nanhunt.investigate import Investigator
-from torchdebug_magics.instruments.nanhunt.replay import Replayer
+from torchdebug_magics.instruments.nanhunt.layers import LayerWatch
 from torchdebug_magics.instruments.nanhunt.tally import Tally
+from torchdebug_magics.instruments.nanhunt.trace import Trace
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.modules import ModuleCalls
+from torchdebug_magics.probing.rerun.step_recorder import StepRecorder
+from torchdebug_magics.probing.rerun.step_rerun import StepRerun
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
 from torchdebug_magics.probing.transforms import base_of, is_outermost_gradient, outside_transforms
 from torchdebug_magics.probing.where import frames_above, user_calls
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.nanhunt.inquiry import Outcome
     from torchdebug_magics.instruments.nanhunt.report import Finding, LiveNan, NanReport
-    from torchdebug_magics.instruments.nanhunt.step import Entry
+    from torchdebug_magics.probing.rerun.step import Entry
 
 __all__ = ["NanProbe"]
 
@@ -38,19 +41,22 @@ class NanProbe:
         self._guard = Guard()
         self._hooks = Hooks()
         self._tally = Tally(max_findings if keep_going else 1)
-        self._entries = Entries(self._hooks, self._guard, self._left)
-        self._replayer = Replayer(self._entries)
-        investigator = Investigator(self._replayer, self._guard.note)
-        self._checks = Checks(self._tally, self._entries, investigator, self._guard, stops=not keep_going, layers=layers)
+        self._recorder = StepRecorder(self._hooks, self._guard, self._left)
+        self._rerun = StepRerun(self._recorder, self._observer)
+        investigator = Investigator(self._rerun, self._guard.note)
+        self._checks = Checks(self._tally, self._recorder, investigator, self._guard, stops=not keep_going, layers=layers)
         self._depth = 0
         self._differentiated: tuple[torch.Tensor, ...] = ()
         """What the backward pass that runs now began from."""
 
+    def _observer(self) -> Trace:
+        calls = ModuleCalls(self._recorder.roots(), self._hooks)
+        return Trace(calls, LayerWatch(calls))
+
     def attach(self, stack: ExitStack) -> None:
         """Watch sinks, optimizer steps and outermost module calls."""
         stack.push(self._ended)
-        self._checks.begin()
-        self._entries.attach(stack)
+        self._checks.begin(self._recorder.attach(stack))
         self._hooks.autograd_calls(stack, "backward", self._around_backward)
         self._hooks.autograd_calls(stack, "grad", self._around_grad)
         self._hooks.optimizer_steps(stack, self._before_update, self._after_update)
@@ -61,8 +67,8 @@ class NanProbe:
 
     def sweep(self) -> None:
         """Remove, and undo, what an interrupt left."""
-        self._replayer.recover()
-        self._hooks.sweep(self._entries.modules())
+        self._rerun.recover()
+        self._hooks.sweep(self._recorder.modules())
 
     def report(self) -> NanReport:
         """Freeze what was seen."""
@@ -85,23 +91,23 @@ class NanProbe:
         __tracebackhide__ = True
         if (kwargs.get("create_graph") or any(args[4:5])) and not _ends_a_function(args, kwargs):
             # A part of a loss that is still to come.
-            return self._replayer.inner_call(original, *args, **kwargs) if self._replayer.active else original(*args, **kwargs)
+            return self._rerun.inner_call(original, *args, **kwargs) if self._rerun.active else original(*args, **kwargs)
         return self._around(original, args, kwargs, keeps=bool(kwargs.get("retain_graph") or any(args[3:4])))
 
     def _around(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps: bool) -> Any:
         __tracebackhide__ = True
-        if self._depth or not self._entries.is_ours():
+        if self._depth or not self._recorder.is_ours():
             return original(*args, **kwargs)  # one that runs inside another, as reentrant checkpointing does
         tensors = _differentiated(args, kwargs)
         if any(is_traced(tensor) for tensor in tensors):
             return original(*args, **kwargs)  # a compiler or a function transform at work: there are no numbers
-        if not self._replayer.active:
+        if not self._rerun.active:
             self._guard.run("the look before a backward pass", self._checks.before_backward)
         self._depth += 1
         self._differentiated = tensors
         try:
-            if self._replayer.active:
-                return self._replayer.sink_call(original, tensors, *args, **kwargs)
+            if self._rerun.active:
+                return self._rerun.sink_call(original, tensors, *args, **kwargs)
             result = original(*args, **kwargs)
         finally:
             self._depth -= 1
@@ -113,10 +119,10 @@ class NanProbe:
 
     def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         __tracebackhide__ = True
-        if self._replayer.active:
-            self._replayer.update_call()
+        if self._rerun.active:
+            self._rerun.update_call()
         computes_gradients = any(callable(one) for one in (*args[1:], kwargs.get("closure")))
-        if self._replayer.active or not self._entries.is_ours():
+        if self._rerun.active or not self._recorder.is_ours():
             return
         if self._depth:
             self._act_on(self._guard.run("the check before an update in a backward pass", self._inside, optimizer))
@@ -138,12 +144,12 @@ class NanProbe:
 
     def _after_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         __tracebackhide__ = True
-        if self._replayer.active or not self._entries.is_ours():
+        if self._rerun.active or not self._recorder.is_ours():
             return
         self._checks.is_half_updated = bool(self._depth)
         outcome = None if self._depth else self._guard.run("the check after an update", self._checks.parameters, optimizer)
         self._tally.steps += 1
-        self._entries.step.clear()
+        self._recorder.step.clear()
         self._act_on(outcome)
 
     def _left(self, entry: Entry, output: Any) -> None:

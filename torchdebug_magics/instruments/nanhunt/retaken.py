@@ -12,10 +12,10 @@ import torch
 from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.trace import Trace
 from torchdebug_magics.instruments.nanhunt.walk import walk
-from torchdebug_magics.instruments.nanhunt.writes import Writes
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.quiet import quiet
+from torchdebug_magics.probing.rerun.undone_writes import Writes
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.snapshot import Snapshot
 

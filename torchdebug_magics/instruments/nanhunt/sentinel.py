@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import torch
 from torch._C._autograd import _get_sequence_nr
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchdebug_magics.probing.graphs import upstream
+from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.tensors import are_ordinary, dense, extremes, largest, peak_of
 
-__all__ = ["Leaves", "leaves_of", "survey"]
+__all__ = ["Leaves", "survey"]
 
 _MOST_PLACES = 1000
 
@@ -72,13 +72,3 @@ class Leaves:
         if leaves.keys() <= parameters.keys():
             self._only_parameters.add(place)
         return {**parameters, **leaves}
-
-
-def leaves_of(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The leaf tensors that the graph of `roots` ends in; of a graph with very many nodes, those of its last part."""
-    found: dict[int, torch.Tensor] = {id(root): root for root in roots if root.is_leaf and root.requires_grad}
-    for node in upstream(root.grad_fn for root in roots):
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, torch.Tensor):
-            found[id(variable)] = variable
-    return list(found.values())

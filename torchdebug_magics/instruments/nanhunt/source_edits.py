@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, TypeAlias
 
-from torchdebug_magics.instruments.nanhunt import livein
 from torchdebug_magics.probing.modules import live
+from torchdebug_magics.probing.rerun import carried_variables
 from torchdebug_magics.probing.where import owner, span
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.positions import Place
+    from torchdebug_magics.probing.rerun.frame_positions import Place
 
 __all__ = ["Expression", "Sources", "called", "changed_lines", "expression_at", "in_force", "is_named", "user_functions"]
 
@@ -124,7 +124,7 @@ def in_force(sources: Sources, functions: list[FunctionType]) -> Iterator[None]:
             key = (file, code.co_name, code.co_firstlineno)
             codes[key] = None if key in codes else code  # of two on one line nobody knows which
     before: list[tuple[FunctionType, CodeType]] = []
-    livein.EDITED.update(trees)
+    carried_variables.EDITED.update(trees)
     try:
         for function in functions:
             old = function.__code__
@@ -135,7 +135,7 @@ def in_force(sources: Sources, functions: list[FunctionType]) -> Iterator[None]:
         yield
     finally:
         for file in trees:
-            livein.EDITED.pop(file, None)
+            carried_variables.EDITED.pop(file, None)
         for function, old in before:
             function.__code__ = old
 

@@ -6,12 +6,12 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.nanhunt.livein import lists_around, parse, written
-from torchdebug_magics.instruments.nanhunt.statements import writes_into
+from torchdebug_magics.probing.rerun.carried_variables import lists_around, parse, written
+from torchdebug_magics.probing.rerun.step_statements import writes_into
 from torchdebug_magics.probing.where import location
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.step import Position
+    from torchdebug_magics.probing.rerun.step import Position
     from torchdebug_magics.report import Location
 
 __all__ = ["writers_of"]

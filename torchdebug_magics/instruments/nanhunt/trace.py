@@ -21,9 +21,13 @@ from torchdebug_magics.instruments.nanhunt.op import Line, Op
 from torchdebug_magics.probing.dispatch import OpListener, Run
 from torchdebug_magics.probing.mode_stack import enter
 from torchdebug_magics.probing.ops import op_name, written_by
+from torchdebug_magics.probing.rerun.observer import Observer
+from torchdebug_magics.probing.tensors import is_bad
 from torchdebug_magics.probing.where import user_frame
 
 if TYPE_CHECKING:
+    from torchdebug_magics.instruments.nanhunt.layers import LayerWatch
+    from torchdebug_magics.instruments.nanhunt.report import LayerRow
     from torchdebug_magics.probing.modules import ModuleCalls
 
 __all__ = ["Op", "Source", "Trace"]
@@ -34,10 +38,10 @@ _NO_SEQUENCE = 1 << 62
 """AccumulateGrad nodes have a sequence number above this; they belong to no forward op."""
 
 
-class Trace:
+class Trace(Observer):
     """Records while attached; afterwards answers where a tensor came from."""
 
-    def __init__(self, calls: ModuleCalls) -> None:
+    def __init__(self, calls: ModuleCalls, layers: LayerWatch | None = None) -> None:
         self.ops: list[Op] = []
         self.backward_frame: FrameType | None = None
         """Our frame below which a running backward stands; frames above it are the user's own backward code."""
@@ -47,6 +51,7 @@ class Trace:
         self._around: Any = None
         """The node in whose hook all of this runs, where an update is made inside a backward()."""
         self._calls = calls
+        self._layers = layers
         self._lineage = Lineage()
         self._by_sequence: dict[int, Op] = {}
         self._room_bytes = _MOST_REMEMBERED_BYTES
@@ -55,6 +60,8 @@ class Trace:
 
     def attach(self, stack: ExitStack) -> None:
         """Record until the stack closes."""
+        if self._layers is not None:
+            self._layers.attach(stack)
         self._calls.attach(stack)
         self._around = torch._C._current_autograd_node()
         enter(stack, OpListener(self._record, self._calls.hooks))
@@ -62,6 +69,18 @@ class Trace:
     def source(self, tensor: torch.Tensor) -> Source:
         """See `Lineage.source`."""
         return self._lineage.source(tensor)
+
+    def layer_rows(self) -> tuple[LayerRow, ...]:
+        """A row for each module call, where that was asked for."""
+        return () if self._layers is None else self._layers.rows()
+
+    def backward_begins(self, frame: FrameType, losses: tuple[torch.Tensor, ...], *, is_end: bool) -> None:
+        """What runs below this frame belongs to a backward. A bad loss has its birth before that: then nothing is recorded."""
+        self.backward_frame, self.paused = frame, is_end and any(map(is_bad, losses))
+
+    def backward_ends(self, *, is_the_one: bool) -> None:
+        """Its ops are over."""
+        self.backward_frame, self.late = None, self.late or is_the_one
 
     def stands_for(self, recorded: torch.Tensor, made: torch.Tensor) -> None:
         """What is used in place of a tensor that was made again has come about as that one has."""

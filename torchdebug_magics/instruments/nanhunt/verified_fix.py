@@ -8,20 +8,21 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
-from torchdebug_magics.instruments.nanhunt.attempt import CannotReplay, Replayed
 from torchdebug_magics.instruments.nanhunt.remedies import remedies
 from torchdebug_magics.instruments.nanhunt.source_edits import Sources, changed_lines, in_force, user_functions
+from torchdebug_magics.probing.rerun.attempt import CannotReplay
 from torchdebug_magics.probing.where import span
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.evidence import Evidence
+    from torchdebug_magics.instruments.nanhunt.inquiry import StepReplay
     from torchdebug_magics.instruments.nanhunt.report import Finding
 
 __all__ = ["Again", "Next", "with_verified_fix"]
 
-Again: TypeAlias = "Callable[[], Replayed]"
+Again: TypeAlias = "Callable[[], StepReplay]"
 """Runs the bad step once more."""
-Next: TypeAlias = "Callable[[Replayed], Evidence | None]"
+Next: TypeAlias = "Callable[[StepReplay], Evidence | None]"
 """The birth of what is bad in a replay; None where nothing is."""
 
 _MOST_S = 5.0

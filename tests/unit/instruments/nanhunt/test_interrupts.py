@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from torchdebug_magics import nanhunt
-from torchdebug_magics.instruments.nanhunt.replay import Replayer
+from torchdebug_magics.probing.rerun.step_rerun import StepRerun
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 X = torch.rand(4, 3)
@@ -42,7 +42,7 @@ class Interrupts:
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> Any:
         file = frame.f_code.co_filename
-        if frame.f_code is Replayer._run.__code__:
+        if frame.f_code is StepRerun._run.__code__:
             self._inside += {"call": 1, "return": -1}.get(event, 0)
         if self._inside and event == "line" and ("torchdebug_magics" in file or file.endswith(("contextlib.py", "warnings.py"))):
             self.seen += 1

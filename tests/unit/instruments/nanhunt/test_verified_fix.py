@@ -253,7 +253,7 @@ class Stopped(nn.Module):
         frame = sys._getframe()
         while frame.f_back is not None:
             frame = frame.f_back
-            if frame.f_code.co_filename.endswith("nanhunt/replay.py"):
+            if frame.f_code.co_filename.endswith("rerun/step_rerun.py"):
                 raise KeyboardInterrupt
         return self.lin(h)
 

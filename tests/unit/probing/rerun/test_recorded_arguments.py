@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchdebug_magics.instruments.nanhunt.feeding import Feed
-from torchdebug_magics.instruments.nanhunt.positions import Place, places, same_call
-from torchdebug_magics.instruments.nanhunt.step import Entry
 from torchdebug_magics.instruments.nanhunt.trace import Trace
 from torchdebug_magics.probing.modules import ModuleCalls
+from torchdebug_magics.probing.rerun.frame_positions import Place, places, same_call
+from torchdebug_magics.probing.rerun.recorded_arguments import Feed
+from torchdebug_magics.probing.rerun.step import Entry
 from torchdebug_magics.probing.rng import RandomState
 
 nan, inf = float("nan"), float("inf")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import CodeType, FrameType
 from typing import NamedTuple, TypeAlias
 
-from torchdebug_magics.instruments.nanhunt.livein import EDITED
 from torchdebug_magics.probing.inlined import is_of_module
+from torchdebug_magics.probing.rerun.carried_variables import EDITED
 from torchdebug_magics.probing.where import frames_above, is_user_code, owner, span
 
 __all__ = ["Place", "Position", "caller", "frame_chain", "places", "same_call", "same_place"]

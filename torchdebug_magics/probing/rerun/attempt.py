@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 
+from torchdebug_magics.probing.rerun.observer import Observer
 from torchdebug_magics.probing.tensors import is_bad
 
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.layers import LayerWatch
-    from torchdebug_magics.instruments.nanhunt.trace import Trace
+__all__ = ["Attempt", "CannotReplay", "ObserverT", "Replayed", "agree", "badly_alike", "no_less_bad", "same_bits", "same_kinds"]
 
-__all__ = ["Attempt", "CannotReplay", "Replayed", "agree", "badly_alike", "no_less_bad", "same_bits", "same_kinds"]
-
-
+ObserverT = TypeVar("ObserverT", bound=Observer)
 Alike: TypeAlias = "Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]], bool]"
 
 
@@ -39,10 +36,11 @@ class Attempt:
 
 
 @dataclass
-class Replayed:
-    """What a replay saw."""
+class Replayed(Generic[ObserverT]):
+    """What a replay reached."""
 
-    trace: Trace
+    observer: ObserverT
+    """What looked at it."""
     losses: tuple[torch.Tensor, ...] = ()
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     """By the id of the leaf, written as text, or the place in a result of ``autograd.grad``."""
@@ -51,8 +49,8 @@ class Replayed:
     outputs: tuple[torch.Tensor, ...] = ()
     names: dict[str, Any] = field(default_factory=dict)
     """The variables of the replayed statements, to name tensors by."""
-    layers: LayerWatch | None = None
     finished: bool = False
+    """Whether it came as far as it was to come."""
 
 
 def same_bits(left: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> bool:

@@ -1,78 +1,75 @@
-"""The bad step, once more: everything put back as it was at its start, run op by op, and everything put back again afterwards."""
+"""A step, once more: everything put back as it was at its start, run under an observer, and everything put back again afterwards."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchdebug_magics.instruments.nanhunt.aside import ReplayState, eager
-from torchdebug_magics.instruments.nanhunt.attempt import Attempt, CannotReplay, Replayed, agree, same_bits, same_kinds
-from torchdebug_magics.instruments.nanhunt.feeding import Feed
-from torchdebug_magics.instruments.nanhunt.layers import LayerWatch
-from torchdebug_magics.instruments.nanhunt.livein import read_before_written
-from torchdebug_magics.instruments.nanhunt.sentinel import leaves_of
-from torchdebug_magics.instruments.nanhunt.slicing import Slice, cut, guesses, rest
-from torchdebug_magics.instruments.nanhunt.step import Step
-from torchdebug_magics.instruments.nanhunt.trace import Trace
-from torchdebug_magics.probing.modules import ModuleCalls
+from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.places import iterators_in
 from torchdebug_magics.probing.quiet import quiet
-from torchdebug_magics.probing.tensors import is_bad, kind_of, tensors_in
+from torchdebug_magics.probing.rerun.attempt import Attempt, CannotReplay, ObserverT, Replayed, agree, same_bits, same_kinds
+from torchdebug_magics.probing.rerun.carried_variables import read_before_written
+from torchdebug_magics.probing.rerun.recorded_arguments import Feed
+from torchdebug_magics.probing.rerun.replay_state import ReplayState, eager
+from torchdebug_magics.probing.rerun.slicing import Slice, cut, guesses, rest
+from torchdebug_magics.probing.rerun.step import Step
+from torchdebug_magics.probing.tensors import is_bad, tensors_in
 from torchdebug_magics.probing.transforms import base_of, outside_transforms
 from torchdebug_magics.probing.where import frames_above
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.computing_cells import Computed
-    from torchdebug_magics.instruments.nanhunt.entries import Entries
-    from torchdebug_magics.instruments.nanhunt.step import Position
+    from torchdebug_magics.probing.rerun.step import Position
+    from torchdebug_magics.probing.rerun.step_recorder import StepRecorder
 
-__all__ = ["Replayer"]
-
-
-_MOST_SAMPLES = 256
-_MOST_READING_S = 2.0
+__all__ = ["StepRerun"]
 
 
 class _Enough(BaseException):
     """Ends a replay right after the backward() that is looked into. No `except Exception` of the user's stops it."""
 
 
-class Replayer:
-    """Runs one step again. While it runs, `active` is set and the probe hands it every sink call."""
+class StepRerun(Generic[ObserverT]):
+    """Runs one step again. While it runs, `active` is set and the probe hands it every sink call.
 
-    def __init__(self, entries: Entries) -> None:
-        self._entries = entries
+    `observe` makes what looks at a rerun, a new one each time.
+    """
+
+    def __init__(self, recorder: StepRecorder, observe: Callable[[], ObserverT]) -> None:
+        self.recorder = recorder
+        self._observe = observe
         self._attempt: Attempt | None = None
-        self._replayed: Replayed | None = None
+        self._replayed: Replayed[ObserverT] | None = None
         self._seen = 0
         self._feed: Feed | None = None
         self._part: Slice | None = None
         self._state: ReplayState | None = None
+        self._in_backward = False
 
     @property
     def active(self) -> bool:
         """Whether a replay is running now. One that interrupts have ended, also in the middle of putting things back, is undone here."""
         if self._attempt is None:
             return False
-        is_running = any(frame.f_code is Replayer._run.__code__ for frame in frames_above(sys._getframe(1)))
+        is_running = any(frame.f_code is StepRerun._run.__code__ for frame in frames_above(sys._getframe(1)))
         if not is_running:
             self.recover()
         return is_running
 
     def recover(self) -> None:
         """Undo what is left of a replay."""
-        self._entries.fed()
+        self.recorder.fed()
         if self._state is not None:
             self._state.undo()
         self._state = self._attempt = self._replayed = self._feed = self._part = None
+        self._in_backward = False
 
     def statements(
         self,
@@ -81,7 +78,7 @@ class Replayer:
         attempt: Attempt,
         wanted: str = "",
         held: Mapping[str, Any] = MappingProxyType({}),
-    ) -> Replayed:
+    ) -> Replayed[ObserverT]:
         """Re-execute the step's own statements, and those that made the variable `wanted`; `CannotReplay` says why not."""
         part = cut(step, sink, wanted, held)
         taken = iterators_in(part.names, part.statements)
@@ -90,7 +87,7 @@ class Replayer:
             raise CannotReplay(msg)
         return self._run(step, attempt, part, lambda: exec(part.code, part.names))  # noqa: S102 - the user's own statements, once more
 
-    def rest(self, step: Step, sink: tuple[Position, ...], attempt: Attempt) -> Replayed:
+    def rest(self, step: Step, sink: tuple[Position, ...], attempt: Attempt) -> Replayed[ObserverT]:
         """Re-execute what follows the model's calls, with what they left: for a step whose first part is another one each time."""
         part = rest(step, sink)
         alone = Attempt(attempt.original, 1, attempt.leaves)
@@ -98,9 +95,9 @@ class Replayer:
 
     def guesses(self, step: Step, sink: tuple[Position, ...], wanted: str) -> Iterator[dict[str, Any]]:
         """What `held` of `statements` may be."""
-        return guesses(step, sink, wanted, self._entries.batches.last())
+        return guesses(step, sink, wanted, self.recorder.batches.last())
 
-    def modules(self, step: Step, attempt: Attempt) -> Replayed:
+    def modules(self, step: Step, attempt: Attempt) -> Replayed[ObserverT]:
         """Call only the recorded outermost modules again, where the statements cannot be."""
         recorded = [entry for entry in step.entries if entry.recorded]
         if not recorded:
@@ -115,33 +112,19 @@ class Replayer:
         replayed.outputs = tuple(tensors_in(outputs))
         return replayed
 
-    def computation(self, computed: Computed, wanted: tuple[str, ...]) -> Replayed:
-        """Re-execute the statements that made some variables of a cell without a step."""
-        part = computed.slice(wanted)
-        if part is None:
-            msg = "what the variables were made of is gone"
-            raise CannotReplay(msg)
+    def computation(self, part: Slice, wanted: tuple[str, ...]) -> Replayed[ObserverT]:
+        """Execute statements that take no step again, for what they leave in some variables."""
         replayed = self._run(Step(), Attempt((), 1, {}), part, lambda: exec(part.code, part.names))  # noqa: S102 - as above
         replayed.outputs = tuple(tensors_in([part.names.get(name) for name in wanted]))
         replayed.finished = not replayed.problem
         replayed.reproduced = same_kinds(replayed.outputs, tuple(tensors_in([part.made[name] for name in wanted])))
         return replayed
 
-    def samples(self) -> Replayed:
-        """Read the data sets behind a bad batch again, from their beginning, up to the first bad sample."""
-        sources = list(self._entries.batches.bad_sources())
-        samples: list[Any] = []
-
-        def run() -> None:
-            until = time.process_time() + _MOST_READING_S
-            for source in sources:
-                for place in range(min(len(source), _MOST_SAMPLES)):
-                    samples[:] = [source[place]]
-                    if any(map(is_bad, tensors_in(samples))) or time.process_time() > until:
-                        return
-
-        replayed = self._run(Step(), Attempt((), 1, {}), None, run, sources)
-        replayed.outputs, replayed.finished = tuple(tensors_in(samples)), not replayed.problem
+    def call(self, run: Callable[[], object], reached: Sequence[object]) -> Replayed[ObserverT]:
+        """Call a function of ours that runs code of the user's, which begins from the objects in `reached`."""
+        outputs: list[object] = []
+        replayed = self._run(Step(), Attempt((), 1, {}), None, lambda: outputs.append(run()), reached)
+        replayed.outputs, replayed.finished = tuple(tensors_in(outputs)), not replayed.problem
         return replayed
 
     def sink_call(self, original: Any, tensors: tuple[torch.Tensor, ...], *args: Any, **kwargs: Any) -> Any:
@@ -158,9 +141,9 @@ class Replayer:
             replayed.losses = tensors
             with _disable_current_modes(), outside_transforms():  # what we ask must not stand in the trace
                 replayed.reproduced = same_bits(tensors, attempt.original) and self._went_the_same_way(replayed)
-                # A bad loss has its birth before the backward.
-                replayed.trace.paused = not attempt.until_update and any(kind_of(tensor) for tensor in tensors)
-        replayed.trace.backward_frame = sys._getframe(0)
+        with _disable_current_modes(), outside_transforms():
+            replayed.observer.backward_begins(sys._getframe(0), tensors, is_end=last and not attempt.until_update)
+        self._in_backward = True
         try:
             result = original(*args, **kwargs)
         except RuntimeError as error:
@@ -170,14 +153,13 @@ class Replayer:
             replayed.problem, replayed.finished = f"the replay of backward() raised: {str(error).splitlines()[0]}", True
             raise _Enough from error
         finally:
-            replayed.trace.backward_frame = None
-        if last:
-            replayed.trace.late = True
-            if not attempt.until_update:
-                self._finish(attempt, replayed, result)
+            self._in_backward = False
+            replayed.observer.backward_ends(is_the_one=last)
+        if last and not attempt.until_update:
+            self._finish(attempt, replayed, result)
         return result
 
-    def _went_the_same_way(self, replayed: Replayed) -> bool:
+    def _went_the_same_way(self, replayed: Replayed[ObserverT]) -> bool:
         """Of a bad loss all bits may agree by chance: one NaN is as another. Then the step's own variables tell."""
         if not any(map(is_bad, replayed.losses)) or self._part is None:
             return True
@@ -188,14 +170,15 @@ class Replayer:
 
     def inner_call(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """A first derivative that is a part of the loss: its ops belong to forward ops, too."""
-        trace = self._replayed.trace if self._replayed is not None else None
-        if trace is None or trace.backward_frame is not None:
+        if self._replayed is None or self._in_backward:
             return original(*args, **kwargs)
-        trace.backward_frame = sys._getframe(0)
+        observer, self._in_backward = self._replayed.observer, True
+        observer.backward_begins(sys._getframe(0), (), is_end=False)
         try:
             return original(*args, **kwargs)
         finally:
-            trace.backward_frame = None
+            self._in_backward = False
+            observer.backward_ends(is_the_one=False)
 
     def update_call(self) -> None:
         """An optimizer's step inside the replay: it must never happen."""
@@ -204,7 +187,7 @@ class Replayer:
         raise _Enough
 
     @staticmethod
-    def _finish(attempt: Attempt, replayed: Replayed, result: Any) -> None:
+    def _finish(attempt: Attempt, replayed: Replayed[ObserverT], result: Any) -> None:
         results = result if isinstance(result, (tuple, list)) else ()
         replayed.gradients = {
             **{str(key): leaf.grad for key, leaf in attempt.leaves.items() if leaf.grad is not None},
@@ -213,28 +196,24 @@ class Replayer:
         replayed.finished = True
         raise _Enough
 
-    def _run(self, step: Step, attempt: Attempt, part: Slice | None, run: Any, reached: Sequence[object] = ()) -> Replayed:
+    def _run(self, step: Step, attempt: Attempt, part: Slice | None, run: Any, reached: Sequence[object] = ()) -> Replayed[ObserverT]:
         if not all(entry.unchanged() for entry in step.entries):
             msg = "the model writes into its input, which is not what it was any more"
             raise CannotReplay(msg)
-        roots = self._entries.roots()
-        calls = ModuleCalls(roots, self._entries.hooks)
-        replayed = self._replayed = Replayed(Trace(calls), names=part.names if part is not None else {})
-        replayed.layers = LayerWatch(calls)
+        replayed = self._replayed = Replayed(self._observe(), names=part.names if part is not None else {})
         self._attempt, self._part, self._seen = attempt, part, 0
-        self._feed = Feed(step.entries, part.code if part is not None else None, replayed.trace)
+        self._feed = Feed(step.entries, part.code if part is not None else None, replayed.observer)
         try:
             cut = _cut_graphs(part) if part is not None else {}
             attempt.leaves.update(cut)
-            before = None if part is None else step.before if step.entries else self._entries.between
-            entered, guard = self._entries.entered(), self._entries.guard
+            before = None if part is None else step.before if step.entries else self.recorder.between
+            entered, guard = self.recorder.entered(), self.recorder.guard
             self._state = ReplayState(step, before, attempt.leaves.values(), entered, [*_values_in(part), *reached], guard)
             self._state.start()
-            self._entries.feed(self._feed)
+            self.recorder.feed(self._feed)
             with quiet(), eager(), contextlib.ExitStack() as stack:
-                stack.enter_context(self._state.writes.listener(self._entries.hooks))
-                replayed.layers.attach(stack)
-                replayed.trace.attach(stack)
+                stack.enter_context(self._state.writes.listener(self.recorder.hooks))
+                replayed.observer.attach(stack)
                 try:
                     run()
                 except _Enough:

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.beginning import Beginning
-from torchdebug_magics.instruments.nanhunt.livein import LiveInKeeper
-from torchdebug_magics.instruments.nanhunt.models import Models
-from torchdebug_magics.instruments.nanhunt.positions import caller, frame_chain, places, same_place
-from torchdebug_magics.instruments.nanhunt.recovering import Batches
-from torchdebug_magics.instruments.nanhunt.step import Entry, Step
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
 from torchdebug_magics.probing.compiling import is_being_traced
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.outermost import OutermostCalls
+from torchdebug_magics.probing.rerun.called_models import Models
+from torchdebug_magics.probing.rerun.carried_variables import LiveInKeeper
+from torchdebug_magics.probing.rerun.earlier_values import Batches
+from torchdebug_magics.probing.rerun.frame_positions import caller, frame_chain, places, same_place
+from torchdebug_magics.probing.rerun.step import Entry, Step
 from torchdebug_magics.probing.rng import RandomKeeper
 from torchdebug_magics.probing.weak_snapshot import WeakSnapshot
 from torchdebug_magics.probing.where import frames_above, is_user_code
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
     from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.probing.hooks import Hooks
 
-__all__ = ["Entries"]
+__all__ = ["StepRecorder"]
 
 _LEARNING_BACKWARDS = 3
 """Until then every module is watched for being called outermost; later only those that were."""
 
 
-class Entries:
+class StepRecorder:
     """Fills the step, and while `replaying` is set asks that for the arguments of each call instead."""
 
     def __init__(self, hooks: Hooks, guard: Guard, done: Callable[[Entry, Any], None]) -> None:
@@ -46,7 +45,6 @@ class Entries:
         self.guard = guard
         self.between: torch.Tensor = torch.get_rng_state()
         """Torch's random state at the last boundary between steps."""
-        self.beginning = Beginning()
         self.batches = Batches()
         self._random = RandomKeeper()
         self._live_in = LiveInKeeper()
@@ -54,15 +52,15 @@ class Entries:
         self._depth = 0
         self._outermost = OutermostCalls(hooks, guard, self._before, self._after, found=self.models.found_another)
 
-    def attach(self, stack: ExitStack) -> None:
-        """Watch every module that is alive, and those still to be made."""
+    def attach(self, stack: ExitStack) -> list[torch.nn.Module]:
+        """Watch every module that is alive, which it returns, and those still to be made."""
         self.mark()
         stack.callback(self._forget)
         self.batches.attach(stack, self.hooks)
         modules = list(live_modules())
-        self.beginning = self.guard.run("the look at the weights before the cell", Beginning.take, modules) or Beginning()
         self._outermost.attach(stack, modules)
         CompiledCalls(self.hooks, self.guard, self._outermost.modules, self.is_ours, _nothing, _nothing).attach(stack)
+        return modules
 
     def is_ours(self) -> bool:
         """Whether this is the thread that trains: the first one in which anything was called."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torchdebug_magics.probing.where import local_values, owner, span
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.positions import Place, Position
+    from torchdebug_magics.probing.rerun.frame_positions import Place, Position
 
 __all__ = ["EDITED", "LiveIn", "LiveInKeeper", "lists_around", "parse", "read_before_written", "written"]
 

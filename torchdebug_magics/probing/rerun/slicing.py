@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.attempt import CannotReplay
-from torchdebug_magics.instruments.nanhunt.editing import runnable
-from torchdebug_magics.instruments.nanhunt.livein import EDITED, lists_around, parse, read_before_written, written
-from torchdebug_magics.instruments.nanhunt.recovering import earlier_values
-from torchdebug_magics.instruments.nanhunt.standins import Drawn
-from torchdebug_magics.instruments.nanhunt.statements import began_with, drawn_by, draws, makers, starts, writes_into, written_into
+from torchdebug_magics.probing.rerun.attempt import CannotReplay
+from torchdebug_magics.probing.rerun.carried_variables import EDITED, lists_around, parse, read_before_written, written
+from torchdebug_magics.probing.rerun.earlier_values import earlier_values
+from torchdebug_magics.probing.rerun.runnable_code import runnable
+from torchdebug_magics.probing.rerun.stand_ins import Drawn
+from torchdebug_magics.probing.rerun.step_statements import began_with, drawn_by, draws, makers, starts, writes_into, written_into
 from torchdebug_magics.probing.tensors import is_bad
 from torchdebug_magics.probing.where import adopt_timed, local_values, owner, span
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.step import Position, Step
+    from torchdebug_magics.probing.rerun.step import Position, Step
 
 __all__ = ["Slice", "cut", "guesses", "rest"]
 

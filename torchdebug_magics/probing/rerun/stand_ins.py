@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torchdebug_magics.instruments.nanhunt.attempt import CannotReplay
-from torchdebug_magics.instruments.nanhunt.statements import takes, writes_into
+from torchdebug_magics.probing.rerun.attempt import CannotReplay
+from torchdebug_magics.probing.rerun.step_statements import takes, writes_into
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 
 __all__ = ["DRAWN", "GET", "ITERATE", "NEXT", "STAND_INS", "Drawn"]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.nanhunt.positions import Place, Position
+from torchdebug_magics.probing.rerun.frame_positions import Place, Position
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.where import is_user_code
 
 if TYPE_CHECKING:
     import torch
 
-    from torchdebug_magics.instruments.nanhunt.livein import LiveIn
     from torchdebug_magics.probing.buffers import Buffers
+    from torchdebug_magics.probing.rerun.carried_variables import LiveIn
     from torchdebug_magics.probing.rng import RandomState
     from torchdebug_magics.probing.weak_snapshot import WeakSnapshot
 

@@ -7,9 +7,9 @@ import copy
 from types import CodeType, FrameType
 from typing import Any
 
-from torchdebug_magics.instruments.nanhunt.attempt import CannotReplay
-from torchdebug_magics.instruments.nanhunt.standins import DRAWN, GET, ITERATE, NEXT, STAND_INS, Drawn
-from torchdebug_magics.instruments.nanhunt.statements import FILLING, root, takes, used
+from torchdebug_magics.probing.rerun.attempt import CannotReplay
+from torchdebug_magics.probing.rerun.stand_ins import DRAWN, GET, ITERATE, NEXT, STAND_INS, Drawn
+from torchdebug_magics.probing.rerun.step_statements import FILLING, root, takes, used
 
 __all__ = ["runnable"]
 

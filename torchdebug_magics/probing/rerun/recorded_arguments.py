@@ -10,12 +10,12 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from torchdebug_magics.instruments.nanhunt.attempt import agree, badly_alike, same_bits
-from torchdebug_magics.instruments.nanhunt.positions import caller, places, same_call
+from torchdebug_magics.probing.rerun.attempt import agree, badly_alike, same_bits
+from torchdebug_magics.probing.rerun.frame_positions import caller, places, same_call
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.step import Entry
-    from torchdebug_magics.instruments.nanhunt.trace import Trace
+    from torchdebug_magics.probing.rerun.observer import Observer
+    from torchdebug_magics.probing.rerun.step import Entry
 
 __all__ = ["Feed"]
 
@@ -23,10 +23,10 @@ __all__ = ["Feed"]
 class Feed:
     """Knows the recorded calls by their place: code that makes an argument may call the same model, and that is another call."""
 
-    def __init__(self, entries: list[Entry], code: CodeType | None, trace: Trace) -> None:
+    def __init__(self, entries: list[Entry], code: CodeType | None, observer: Observer) -> None:
         self._entries = entries
         self._code = code
-        self._trace = trace
+        self._observer = observer
         self._next = 0
 
     @property
@@ -50,10 +50,10 @@ class Feed:
             return None
         entry.random.put_back()
         with _disable_current_modes():  # what we ask must not stand in the trace
-            return _merged((args, kwargs), (entry.args, entry.kwargs), self._trace)
+            return _merged((args, kwargs), (entry.args, entry.kwargs), self._observer)
 
 
-def _merged(evaluated: tuple[Any, Any], recorded: tuple[Any, Any], trace: Trace) -> tuple[Any, Any]:
+def _merged(evaluated: tuple[Any, Any], recorded: tuple[Any, Any], observer: Observer) -> tuple[Any, Any]:
     """The recorded arguments, but for tensors inside the graph, and those that were made again with the same bits.
 
     The first must belong to the graph of the replay; of the others the replay knows how they were made. It also knows that of a tensor
@@ -71,7 +71,7 @@ def _merged(evaluated: tuple[Any, Any], recorded: tuple[Any, Any], trace: Trace)
             if then.grad_fn is not None or (comparable and agree(now, then, same_bits, unknown=False)):
                 taken = now
             elif comparable and agree(now, then, badly_alike, unknown=False):
-                trace.stands_for(then, now)
+                observer.stands_for(then, now)
         merged.append(taken)
     together: tuple[Any, Any] = tree_unflatten(merged, shape)
     return together

@@ -20,14 +20,14 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from torchdebug_magics.instruments.nanhunt.writes import Writes
 from torchdebug_magics.probing.buffers import BufferKeeper
+from torchdebug_magics.probing.rerun.undone_writes import Writes
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.step import Step
     from torchdebug_magics.probing.guard import Guard
+    from torchdebug_magics.probing.rerun.step import Step
 
 __all__ = ["ReplayState", "eager"]
 
