@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.probing.rerun.carried_variables import lists_around, parse, read_before_written, written
 from torchdebug_magics.probing.rerun.runnable_code import runnable
 from torchdebug_magics.probing.rerun.slicing import Slice
 from torchdebug_magics.probing.rerun.stand_ins import Drawn
 from torchdebug_magics.probing.rerun.step_statements import draws, writes_into
+from torchdebug_magics.probing.source.statement_lists import lists_around, parse, read_before_written, written
 from torchdebug_magics.probing.tensors import NAN, kind_of, tensors_in
 from torchdebug_magics.probing.where import local_values, span
 

@@ -16,7 +16,7 @@ import torch
 
 from torchdebug_magics.instruments.nanhunt.source_edits import called, expression_at
 from torchdebug_magics.probing.ops import is_movement
-from torchdebug_magics.probing.rerun.carried_variables import lists_around, written
+from torchdebug_magics.probing.source.statement_lists import lists_around, written
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.evidence import Evidence

@@ -13,7 +13,7 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, TypeAlias
 
 from torchdebug_magics.probing.modules import live
-from torchdebug_magics.probing.rerun import carried_variables
+from torchdebug_magics.probing.source.statement_lists import EDITED, Edited
 from torchdebug_magics.probing.where import owner, span
 
 if TYPE_CHECKING:
@@ -124,7 +124,9 @@ def in_force(sources: Sources, functions: list[FunctionType]) -> Iterator[None]:
             key = (file, code.co_name, code.co_firstlineno)
             codes[key] = None if key in codes else code  # of two on one line nobody knows which
     before: list[tuple[FunctionType, CodeType]] = []
-    carried_variables.EDITED.update(trees)
+    EDITED.update(
+        {file: Edited(tree, frozenset(line for _, line, _ in changed_lines({file: sources[file]}))) for file, tree in trees.items()}
+    )
     try:
         for function in functions:
             old = function.__code__
@@ -135,7 +137,7 @@ def in_force(sources: Sources, functions: list[FunctionType]) -> Iterator[None]:
         yield
     finally:
         for file in trees:
-            carried_variables.EDITED.pop(file, None)
+            EDITED.pop(file, None)
         for function, old in before:
             function.__code__ = old
 

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.probing.rerun.carried_variables import lists_around, parse, written
 from torchdebug_magics.probing.rerun.step_statements import writes_into
+from torchdebug_magics.probing.source.statement_lists import lists_around, parse, written
 from torchdebug_magics.probing.where import location
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.probing.rerun.carried_variables import parse
+from torchdebug_magics.probing.source.statement_lists import parse
 from torchdebug_magics.probing.where import is_user_code, location
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from types import CodeType, FrameType
 from typing import NamedTuple, TypeAlias
 
 from torchdebug_magics.probing.inlined import is_of_module
-from torchdebug_magics.probing.rerun.carried_variables import EDITED
-from torchdebug_magics.probing.where import frames_above, is_user_code, owner, span
+from torchdebug_magics.probing.source.statement_lists import span_as_written
+from torchdebug_magics.probing.where import frames_above, is_user_code, owner
 
 __all__ = ["Place", "Position", "caller", "frame_chain", "places", "same_call", "same_place"]
 
@@ -75,7 +75,8 @@ def same_call(one: tuple[Place, ...], other: tuple[Place, ...]) -> bool:
 
 
 def _text(place: Place) -> tuple[int, ...]:
-    return (_line(place),) if place[0].co_filename in EDITED or (where := span(*place)) is None else where
+    line = _line(place)
+    return span_as_written(*place, line) or (line,)
 
 
 def _line(place: Place) -> int:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from torchdebug_magics.probing.rerun.attempt import CannotReplay
-from torchdebug_magics.probing.rerun.carried_variables import EDITED, lists_around, parse, read_before_written, written
 from torchdebug_magics.probing.rerun.earlier_values import earlier_values
 from torchdebug_magics.probing.rerun.runnable_code import runnable
 from torchdebug_magics.probing.rerun.stand_ins import Drawn
 from torchdebug_magics.probing.rerun.step_statements import began_with, drawn_by, draws, makers, starts, writes_into, written_into
+from torchdebug_magics.probing.source.statement_lists import lists_around, parse, read_before_written, span_as_written, written
 from torchdebug_magics.probing.tensors import is_bad
-from torchdebug_magics.probing.where import adopt_timed, local_values, owner, span
+from torchdebug_magics.probing.where import adopt_timed, local_values, owner
 
 if TYPE_CHECKING:
     from torchdebug_magics.probing.rerun.step import Position, Step
@@ -156,8 +156,7 @@ def _one_cell(one: FrameType, other: FrameType) -> bool:
 
 def _where(position: Position) -> tuple[int, int, int, int]:
     code = position.frame.f_code
-    where = None if code.co_filename in EDITED else span(code, position.instruction)
-    return where or (position.line, -1, position.line, -1)
+    return span_as_written(code, position.instruction, position.line) or (position.line, -1, position.line, -1)
 
 
 def _lists(position: Position) -> list[tuple[list[ast.stmt], int]]:

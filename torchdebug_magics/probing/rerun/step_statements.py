@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from torchdebug_magics.probing.rerun.carried_variables import read_before_written, written
+from torchdebug_magics.probing.source.statement_lists import read_before_written, written
 
 __all__ = ["FILLING", "began_with", "drawn_by", "draws", "makers", "root", "starts", "takes", "used", "writes_into", "written_into"]
 

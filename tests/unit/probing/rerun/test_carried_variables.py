@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from torchdebug_magics.probing.rerun.carried_variables import LiveInKeeper, lists_around, parse, read_before_written, written
+from torchdebug_magics.probing.rerun.carried_variables import LiveInKeeper
 from torchdebug_magics.probing.rerun.frame_positions import frame_chain
+from torchdebug_magics.probing.source.statement_lists import lists_around, parse, read_before_written, written
 from torchdebug_magics.probing.where import local_values
 
 
