@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.as_written import as_written, written_into
-from torchdebug_magics.instruments.nanhunt.diagnose import Diagnosis, diagnose
-from torchdebug_magics.instruments.nanhunt.naming import owner_of, shares_memory, variable_name
+from torchdebug_magics.instruments.nanhunt.causes.as_written import as_written, written_into
+from torchdebug_magics.instruments.nanhunt.causes.diagnose import Diagnosis, diagnose
+from torchdebug_magics.instruments.nanhunt.causes.hand_writes import writers_of
+from torchdebug_magics.instruments.nanhunt.causes.tensor_names import owner_of, shares_memory, variable_name
+from torchdebug_magics.instruments.nanhunt.causes.uninitialized import made_uninitialized
 from torchdebug_magics.instruments.nanhunt.report import Finding, Kind, PathStep, Phase
-from torchdebug_magics.instruments.nanhunt.spoilers import writers_of
-from torchdebug_magics.instruments.nanhunt.uninitialized import made_uninitialized
 from torchdebug_magics.probing.modules import Call, unwrapped
 from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, sizes_of, tensors_in
 from torchdebug_magics.probing.where import excerpt, locate, location, user_frame
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.evidence import Context, Evidence
-    from torchdebug_magics.instruments.nanhunt.trace import Op, Trace
+    from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
+    from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
     from torchdebug_magics.report import Location
 
 __all__ = ["bad_tensors", "here", "kind_word", "marked", "write"]

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.errors import NonFiniteError
-from torchdebug_magics.instruments.nanhunt.checks import Checks
-from torchdebug_magics.instruments.nanhunt.investigate import Investigator
-from torchdebug_magics.instruments.nanhunt.layers import LayerWatch
-from torchdebug_magics.instruments.nanhunt.tally import Tally
-from torchdebug_magics.instruments.nanhunt.trace import Trace
+from torchdebug_magics.instruments.nanhunt.replay.investigate import Investigator
+from torchdebug_magics.instruments.nanhunt.replay.layer_rows import LayerWatch
+from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
+from torchdebug_magics.instruments.nanhunt.watch.checks import Checks
+from torchdebug_magics.instruments.nanhunt.watch.findings_tally import Tally
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
     from types import TracebackType
 
-    from torchdebug_magics.instruments.nanhunt.inquiry import Outcome
+    from torchdebug_magics.instruments.nanhunt.replay.bad_step import Outcome
     from torchdebug_magics.instruments.nanhunt.report import Finding, LiveNan, NanReport
     from torchdebug_magics.probing.rerun.step import Entry
 

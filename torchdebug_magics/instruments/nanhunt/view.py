@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torchdebug_magics.format import number, plural, shape, sparkline
 from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Note, Page, Table
-from torchdebug_magics.instruments.nanhunt import facts
+from torchdebug_magics.instruments.nanhunt import finding_facts as facts
 from torchdebug_magics.instruments.nanhunt.verdict import overflow
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from torchdebug_magics.probing.quiet import quiet
 from torchdebug_magics.probing.rerun.attempt import Attempt, CannotReplay, ObserverT, Replayed, agree, same_bits, same_kinds
 from torchdebug_magics.probing.rerun.recorded_arguments import Feed
 from torchdebug_magics.probing.rerun.replay_state import ReplayState, eager
-from torchdebug_magics.probing.rerun.slicing import Slice, cut, guesses, rest
 from torchdebug_magics.probing.rerun.step import Step
+from torchdebug_magics.probing.rerun.step_slice import Slice, cut, guesses, rest
 from torchdebug_magics.probing.source.statement_lists import read_before_written
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 from torchdebug_magics.probing.transforms import base_of, outside_transforms

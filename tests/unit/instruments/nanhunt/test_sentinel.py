@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdebug_magics import nanhunt
-from torchdebug_magics.instruments.nanhunt import sentinel
-from torchdebug_magics.instruments.nanhunt.sentinel import Leaves, leaves_of, survey
+from torchdebug_magics.instruments.nanhunt.watch import sentinel
+from torchdebug_magics.instruments.nanhunt.watch.sentinel import Leaves, leaves_of, survey
 
 nan, inf = math.nan, math.inf
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from torchdebug_magics import NonFiniteError, nanhunt
-from torchdebug_magics.instruments.nanhunt import undo
-from torchdebug_magics.instruments.nanhunt.updates import is_risky
+from torchdebug_magics.instruments.nanhunt.watch import undone_updates as undo
+from torchdebug_magics.instruments.nanhunt.watch.update_checks import is_risky
 
 # ruff: noqa: PT012 - whole loops are watched
 X = torch.randn(8, 4)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from torchdebug_magics import nanhunt
 from torchdebug_magics.errors import NonFiniteError
-from torchdebug_magics.instruments.nanhunt.postmortem import examine
+from torchdebug_magics.instruments.nanhunt.graph_postmortem import examine
 
 if TYPE_CHECKING:
     from torchdebug_magics.report import Location

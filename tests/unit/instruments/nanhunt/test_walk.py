@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from torchdebug_magics.instruments.nanhunt.trace import Trace
-from torchdebug_magics.instruments.nanhunt.walk import Birth, walk
+from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
+from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.tensors import INF, NAN
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchdebug_magics.instruments.nanhunt.trace import Trace
+from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.rerun.frame_positions import Place, places, same_call
 from torchdebug_magics.probing.rerun.recorded_arguments import Feed

@@ -1,0 +1,212 @@
+"""A birth with everything that is known around it: what a diagnosis is drawn from, and what a finding is written from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import dropwhile, takewhile
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.instruments.nanhunt.causes.forward_mode import primal_of
+from torchdebug_magics.instruments.nanhunt.watch.weights_before import Beginning
+from torchdebug_magics.probing.ops import is_movement, is_pointwise
+from torchdebug_magics.probing.tensors import NAN, bad_mask, dense, describe, sizes_of
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
+    from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth
+    from torchdebug_magics.probing.rerun.step import Entry, Position
+
+__all__ = ["Context", "Evidence"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What the probe knows of the step and the run."""
+
+    step: int
+    backward: int
+    roots: tuple[torch.nn.Module, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    history: tuple[float, ...] = ()
+    losses: tuple[float, ...] = ()
+    bad_from_start: frozenset[int] = frozenset()
+    """Ids of parameters that were bad when their module was first called."""
+    beginning: Beginning = field(default_factory=Beginning)
+    chain: tuple[Position, ...] = ()
+    """Where the user's program stands."""
+    sink: str = ""
+    sink_kind: str = "nan"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One birth, looked at from all sides."""
+
+    birth: Birth
+    trace: Trace
+    context: Context
+
+    @property
+    def op(self) -> Op | None:
+        """The op of the birth itself; a backward op in a backward."""
+        return self.birth.op
+
+    @property
+    def forward(self) -> Op | None:
+        """The forward op: the birth's own, or the one that its backward op is the derivative of."""
+        op = self.birth.op
+        return None if op is not None and op.backward and op.line is not None else self.origin
+
+    @property
+    def origin(self) -> Op | None:
+        """As `forward`, also for a backward that the user wrote: an op inside their forward."""
+        op = self.birth.op
+        if op is None:
+            return None
+        return self.trace.forward_of(op) if op.backward else primal_of(op, self.trace) or op
+
+    @property
+    def is_tangent(self) -> bool:
+        """Whether it is the derivative that forward-mode AD computes."""
+        op = self.birth.op
+        return op is not None and not op.backward and self.origin is not op
+
+    @property
+    def in_gradient(self) -> bool:
+        """Whether only gradients are bad: what the forward made bad it also threw away."""
+        return self.context.sink.startswith("gradient")
+
+    @property
+    def name(self) -> str:
+        """The op that a user knows."""
+        op = self.forward or self.birth.op
+        return "" if op is None else op.name
+
+    @property
+    def plain_name(self) -> str:
+        """The same, whether it writes in place or not."""
+        return self.name.removesuffix("_")
+
+    @property
+    def is_derivative(self) -> bool:
+        """Whether it is not the value that is bad, but the slope."""
+        return bool(self.derivative) or self.is_tangent
+
+    @property
+    def derivative(self) -> tuple[Op, ...]:
+        """The backward ops, from the birth on, of the one autograd node that the finding is about; none for a finding in the forward."""
+        birth = self.birth.op
+        if birth is None or not (birth.backward or self.in_gradient):
+            return ()
+        chain = list(dropwhile(lambda op: not op.backward, (birth, *self.birth.via)))
+        if not birth.backward and (not chain or self.trace.forward_of(chain[0]) is not birth):
+            return ()  # another op's derivative used a value that was bad in the forward already
+        return tuple(takewhile(lambda op: op.backward and op.node_sequence == chain[0].node_sequence, chain))
+
+    @property
+    def kind(self) -> int:
+        """NaN or infinity; of a derivative, what came of it: an infinity inside its formula that is multiplied by 0 there is a NaN."""
+        mask = self._mask()
+        for op in takewhile(lambda op: is_pointwise(op.func) or is_movement(op.func), self.derivative):
+            for output in op.outputs:
+                bad = bad_mask(output, NAN)
+                if bad is not None and mask is not None and bad.shape == mask.shape and bool((bad & mask).any()):
+                    return NAN
+        return self.birth.kind
+
+    def was_thrown_away(self) -> bool:
+        """Whether the gradient that came back to a birth in a backward is 0 there: the forward did not use the value."""
+        ops = self.derivative
+        if not ops or ops[0] is not self.birth.op:
+            return True  # born in the forward, healed before the loss
+        makers = [(op, tensor, self.maker(tensor)) for op in ops for tensor in op.inputs()]
+        came = [
+            self._value(op, tensor)
+            for op, tensor, maker in makers
+            if maker is not None and maker.backward and maker.node_sequence != ops[0].node_sequence
+        ]
+        return any(isinstance(value, (int, float)) and value == 0 for value in came or self.own_operands())
+
+    @property
+    def index(self) -> tuple[int, ...]:
+        """The first bad element."""
+        mask = self._mask()
+        if mask is None or not mask.dim() or not bool(mask.any()):
+            return ()
+        return tuple(mask.nonzero()[0].tolist())
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Bad indices along dimension 0."""
+        mask = self._mask()
+        if mask is None or not mask.dim():
+            return ()
+        return tuple(mask.reshape(mask.shape[0], -1).any(1).nonzero().flatten().tolist())
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Of a table, columns that are bad in every row while others are good in every row."""
+        mask = self._mask()
+        if mask is None or mask.dim() != 2 or len(mask) < 2:  # noqa: PLR2004 - a table of several rows
+            return ()
+        bad = mask.all(0)
+        return tuple(bad.nonzero().flatten().tolist()) if bool(bad.any()) and torch.equal(bad, mask.any(0)) and not bool(bad.all()) else ()
+
+    def _mask(self) -> torch.Tensor | None:
+        """Bad elements of the tensor at the birth, of the kind of the birth."""
+        return self.birth.mask if self.birth.mask is not None else bad_mask(self.birth.tensor)
+
+    def operands(self) -> tuple[Any, ...]:
+        """Values of the forward op's inputs at the index; for what cannot be indexed so, a few words."""
+        op = self.forward or self.birth.op
+        return () if op is None else self.values_of(op)
+
+    def values_of(self, op: Op) -> tuple[Any, ...]:
+        """The same of any op whose elements are those of the birth."""
+        return tuple(self._value(op, tensor) for tensor in _numeric(op))
+
+    def own_operands(self) -> tuple[Any, ...]:
+        """The same of the op that was run, a backward op in a backward."""
+        op = self.birth.op
+        return () if op is None else self.values_of(op)
+
+    def _value(self, op: Op, tensor: torch.Tensor) -> Any:
+        numbers = dense(tensor) if tensor.is_floating_point() or tensor.is_complex() else tensor
+        if numbers is None or tensor.layout is not torch.strided:
+            return describe(tensor)
+        if numbers.numel() == 1:
+            return numbers.reshape(()).item()
+        aligned = is_pointwise(op.func) or tuple(numbers.shape) == sizes_of(self.birth.tensor)
+        try:
+            return numbers.expand(self.birth.tensor.shape)[self.index].item() if aligned and self.index else describe(tensor)
+        except RuntimeError:
+            return describe(tensor)
+
+    def inputs_at(self, place: int) -> torch.Tensor | None:
+        """An input of the forward op, as it was."""
+        op = self.forward or self.birth.op
+        inputs = [] if op is None else op.inputs()
+        return inputs[place] if place < len(inputs) else None
+
+    def consumers(self, op: Op, hops: int = 4) -> Iterator[Op]:
+        """Forward ops that use what `op` made, directly or a few ops later."""
+        reached = {op.index}
+        for one in self.trace.ops[op.index + 1 :]:
+            if one.backward:
+                break
+            if reached.intersection(one.parents):
+                yield one
+                if len(reached) < 1 + hops * 4:
+                    reached.add(one.index)
+
+    def maker(self, tensor: torch.Tensor) -> Op | None:
+        """The forward op that made an input; through ops that only move or bound numbers."""
+        return self.trace.source(tensor).op
+
+
+def _numeric(op: Op) -> list[torch.Tensor]:
+    return [tensor for tensor in op.inputs() if tensor.dtype is not torch.bool][:6]

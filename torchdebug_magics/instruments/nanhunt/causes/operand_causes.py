@@ -1,0 +1,253 @@
+"""Causes that an op and its operands tell by themselves: a row a cause, with the sentence that explains it and the line that repairs it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from torchdebug_magics.instruments.nanhunt.causes.op_families import DIVISIONS, LOGS, MEANS, POWERS, ROOTS
+from torchdebug_magics.instruments.nanhunt.walk.intentional_inf import on_purpose
+from torchdebug_magics.probing.tensors import INF, NAN, kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
+
+    from torchdebug_magics.instruments.nanhunt.causes.evidence import Evidence
+
+__all__ = ["OPERAND_CAUSES", "Diagnosis", "Rule", "domain", "infinite_constant", "is_zero", "operand"]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why, and what to change."""
+
+    slug: str | None
+    explanation: str
+    fix: str
+
+
+Rule: TypeAlias = "Callable[[Evidence], Diagnosis | None]"
+
+
+def domain(names: AbstractSet[str], slug: str, test: Callable[[Evidence], bool], explanation: str, fix: str) -> Rule:
+    """A rule for ops of some names, written in place or not."""
+
+    def rule(evidence: Evidence) -> Diagnosis | None:
+        return Diagnosis(slug, explanation, fix) if evidence.plain_name in names and test(evidence) else None
+
+    return rule
+
+
+def is_zero(value: Any) -> bool:
+    """Whether an operand is a number and 0."""
+    return isinstance(value, (int, float, complex)) and value == 0
+
+
+def operand(place: int, test: Callable[[float], bool]) -> Callable[[Evidence], bool]:
+    """Whether the operand at a place is a number that passes a test."""
+
+    def ask(evidence: Evidence) -> bool:
+        values = evidence.operands()
+        if not values:
+            return False
+        value = values[place] if -len(values) <= place < len(values) else None
+        return isinstance(value, (int, float)) and test(value)
+
+    return ask
+
+
+def _div_by_zero(evidence: Evidence) -> bool:
+    op = evidence.forward or evidence.op
+    if op is not None and len(op.inputs()) == 1 and any(is_zero(value) for value in op.args if not isinstance(value, torch.Tensor)):
+        return True
+    return operand(-1, lambda value: value == 0)(evidence)
+
+
+def _is_zero_times_infinity(evidence: Evidence) -> bool:
+    op = evidence.forward or evidence.op
+    values = [*evidence.operands(), *(value for value in (op.args if op is not None else ()) if isinstance(value, (int, float)))]
+    return any(is_zero(value) for value in values) and any(isinstance(value, float) and math.isinf(value) for value in values)
+
+
+def _argument_of_log(test: Callable[[float], bool]) -> Callable[[Evidence], bool]:
+    """Of ``log1p(x)`` it is 1 + x, of ``xlogy(x, y)`` y."""
+
+    def ask(evidence: Evidence) -> bool:
+        more = 1.0 if evidence.plain_name == "log1p" else 0.0
+        return operand(-1, lambda value: test(value + more))(evidence)
+
+    return ask
+
+
+_LOG_ZERO = domain(
+    LOGS,
+    "log_zero",
+    lambda one: one.plain_name != "log1p" and (any(is_zero(value) for value in one.operands()) or _argument_of_log(is_zero)(one)),
+    "the logarithm of 0 is -inf",
+    "bound the argument from below by a small number, or use `log_softmax` or `BCEWithLogitsLoss`, which stay finite",
+)
+_LOG1P_ZERO = domain(
+    {"log1p"},
+    "log_zero",
+    lambda one: _argument_of_log(is_zero)(one) or not one.operands(),
+    "the logarithm of 1 + x is -inf where x is -1",
+    "bound the argument from below, a little above -1",
+)
+_LOG_NEGATIVE = domain(
+    LOGS - {"special_entr"},
+    "log_negative",
+    _argument_of_log(lambda value: value < 0),
+    "the logarithm of a negative number is NaN",
+    "make the argument positive (`clamp`, `softplus`), and look at what made it negative",
+)
+_DIV_ZERO = domain(
+    DIVISIONS,
+    "div_zero",
+    _div_by_zero,
+    "a division by 0",
+    "bound the denominator away from 0, or replace it where it is 0",
+)
+_ROOT_OF_SUM_ZERO = domain(
+    {"hypot"},
+    "sqrt_zero",
+    lambda one: all(map(is_zero, one.operands())),
+    "the derivative of a square root at 0 is infinite",
+    "use `torch.linalg.vector_norm`, whose derivative at 0 is 0, or bound what is under the root from below",
+)
+_ROOT_ZERO = domain(
+    {"sqrt"},
+    "sqrt_zero",
+    operand(0, is_zero),
+    "the derivative of a square root at 0 is infinite",
+    "bound what is under the root from below; for a distance use `torch.linalg.vector_norm`, whose derivative at 0 is 0",
+)
+_INVERSE_ROOT_ZERO = domain(
+    {"rsqrt"},
+    "sqrt_zero",
+    operand(0, is_zero),
+    "1 over the square root of 0 is infinite",
+    "bound what is under the root from below by a small number",
+)
+_ROOT_NEGATIVE = domain(
+    ROOTS,
+    "sqrt_negative",
+    operand(0, lambda value: value < 0),
+    "the square root of a negative number is NaN",
+    "bound what is under the root from below, and look at what made it negative (a difference of squares loses digits)",
+)
+_POW_ZERO = domain(
+    POWERS,
+    "pow_zero",
+    operand(0, lambda value: value == 0),
+    "a power of 0 whose value or derivative is infinite",
+    "bound the base from below by a small number",
+)
+_CTC = domain(
+    {"_ctc_loss", "ctc_loss", "_cudnn_ctc_loss"},
+    "infeasible_ctc",
+    lambda _: True,
+    "a target is longer than its input allows (repeated labels need a blank between them), so no alignment exists",
+    "use `zero_infinity=True`, or drop samples whose input is too short",
+)
+_EMPTY_MEAN = domain(
+    MEANS,
+    "empty_mean",
+    lambda one: (tensor := one.inputs_at(0)) is not None and tensor.numel() == 0,
+    "the mean of nothing is 0 / 0",
+    "skip the batch when the selection is empty, or divide a sum by `max(count, 1)`",
+)
+
+
+def _has_a_zero_row(evidence: Evidence) -> bool:
+    weight, op = evidence.inputs_at(0), evidence.forward or evidence.op
+    if weight is None or op is None:
+        return False
+    kept = op.args[2] if len(op.args) > 2 and isinstance(op.args[2], int) else 0  # noqa: PLR2004 - the third argument is the dimension
+    return bool((weight.movedim(kept, 0).reshape(weight.shape[kept], -1) == 0).all(1).any())
+
+
+_WEIGHT_NORM = domain(
+    {"_weight_norm_interface", "_weight_norm"},
+    "zero_norm",
+    _has_a_zero_row,
+    "a row of the weight is all 0, and weight_norm divides it by its norm: 0 / 0",
+    "give that row small random numbers: under weight_norm set the magnitude (`original0`, `weight_g`) to 0, never the direction",
+)
+_ZERO_TIMES_INFINITY = domain(
+    {"mul"},
+    "zero_times_inf",
+    _is_zero_times_infinity,
+    "0 times an infinity is NaN: a product does not switch an infinite value off",
+    "choose in place of multiplying (`torch.where`, `masked_fill`), or keep a finite number such as -1e9",
+)
+
+
+def nan_constant(evidence: Evidence) -> Diagnosis | None:
+    """A NaN that the code holds as a number."""
+    op = evidence.op
+    if op is None or not any(map(_is_nan_number, (*op.args, *op.kwargs.values()))):
+        return None
+    hidden = "; the loss does not show it, its derivative does" if evidence.in_gradient else ""
+    return Diagnosis(
+        "nan_constant",
+        f"NaN was written here, as a number{hidden}",
+        "write a finite number in its place, or select the good elements before anything is computed with them",
+    )
+
+
+def infinite_constant(evidence: Evidence) -> Diagnosis | None:
+    """An infinity that the code put in on purpose, and that nothing took out again."""
+    op = evidence.op
+    if op is None or evidence.kind == NAN:
+        return None
+    if not evidence.birth.on_purpose:
+        if on_purpose(op, INF):
+            return Diagnosis(
+                "mask_sign",
+                "+inf was written here, and softmax of +inf is NaN: a mask blocks with -inf",
+                "write minus infinity, `float('-inf')`",
+            )
+        if evidence.plain_name not in {"mul", "div", "add", "sub"} or not any(map(_is_infinite_number, op.args)):
+            return None
+        return Diagnosis(
+            "inf_constant",
+            "a plain number that is infinite was computed with here",
+            "look at how that number came about, in Python rather than in torch: print it, or `assert math.isfinite(...)` before this line",
+        )
+    return Diagnosis(
+        "inf_constant",
+        "an infinity was written here, as a number, and some of it was still there when the loss (or the output) was made",
+        "replace what is left of it first (`torch.where`, `isfinite`), or begin with a finite number",
+    )
+
+
+def _is_infinite_number(value: object) -> bool:
+    return isinstance(value, float) and math.isinf(value)
+
+
+def _is_nan_number(value: object) -> bool:
+    if isinstance(value, torch.Tensor):  # made of a number by torch
+        return value.dim() == 0 and value.grad_fn is None and not value.requires_grad and bool(kind_of(value) & NAN)
+    return isinstance(value, float) and math.isnan(value)
+
+
+OPERAND_CAUSES = (
+    _CTC,
+    _WEIGHT_NORM,
+    _EMPTY_MEAN,
+    _LOG_ZERO,
+    _LOG1P_ZERO,
+    _LOG_NEGATIVE,
+    _ROOT_NEGATIVE,
+    _ROOT_OF_SUM_ZERO,
+    _ROOT_ZERO,
+    _INVERSE_ROOT_ZERO,
+    _POW_ZERO,
+    _DIV_ZERO,
+    _ZERO_TIMES_INFINITY,
+)
+"""In the order they are tried."""

@@ -1,0 +1,77 @@
+"""What a bad sink call is, what came of looking into it, and what of a replay is bad."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from torchdebug_magics.probing.rerun.attempt import Replayed, agree, no_less_bad
+from torchdebug_magics.probing.tensors import is_bad, kind_of
+from torchdebug_magics.probing.where import frames_above, local_values, user_frame
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
+    from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
+    from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow
+    from torchdebug_magics.probing.rerun.step import Position
+
+__all__ = ["Inquiry", "Outcome", "Sinks", "StepReplay", "same_gradients", "sinks_of", "variables_of"]
+
+StepReplay: TypeAlias = "Replayed[Trace]"
+"""A replay with all its ops."""
+Sinks: TypeAlias = list[tuple[torch.Tensor, str]]
+"""Bad tensors, each with what it is."""
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """A bad sink call."""
+
+    tensors: tuple[torch.Tensor, ...]
+    """The loss, or what was differentiated."""
+    leaves: dict[int, torch.Tensor]
+    chain: tuple[Position, ...]
+    context: Context
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an inquiry."""
+
+    finding: Finding | None
+    bad: dict[str, torch.Tensor]
+    layers: tuple[LayerRow, ...] = ()
+    reproduced: bool | None = None
+    way: str = ""
+    evidence: Evidence | None = None
+    """What the finding was written from; gone when the look into the step is over, as it holds the step's tensors."""
+    overflow: tuple[Any, ...] | None = None
+    """The scalers that skip this step by design."""
+
+
+def sinks_of(replayed: StepReplay, inquiry: Inquiry) -> Sinks:
+    """Bad losses, then bad gradients."""
+    names = {str(key): leaf for key, leaf in inquiry.leaves.items()}
+    parameters = {id(parameter): name for root in inquiry.context.roots for name, parameter in root.named_parameters()}
+    found = [(loss, "loss") for loss in replayed.losses if kind_of(loss)]
+    for key, gradient in replayed.gradients.items():
+        if kind_of(gradient):
+            leaf = names.get(key)
+            found.append((gradient, f"gradient of {parameters.get(id(leaf), 'an input')}" if leaf is not None else "gradient"))
+    return found
+
+
+def same_gradients(replayed: StepReplay, inquiry: Inquiry) -> bool:
+    """Whether a bad loss has made the elements of the gradients bad that it made bad before."""
+    pairs = ((leaf.grad, replayed.gradients.get(str(key))) for key, leaf in inquiry.leaves.items())
+    return not any(map(is_bad, replayed.losses)) or all(agree(now, then, no_less_bad, unknown=True) for then, now in pairs)
+
+
+def variables_of(chain: tuple[Position, ...]) -> dict[str, Any]:
+    """What the user can name: the variables of the nearest frame of theirs, and its globals."""
+    frame = user_frame(chain[0].frame) if chain else None
+    for one in frames_above(frame):
+        return {**one.f_globals, **local_values(one)}
+    return {}

@@ -1,0 +1,104 @@
+"""From what a replay saw to its finding; without a replay, what is known of the sink itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
+from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_memory, uncalled
+from torchdebug_magics.instruments.nanhunt.finding import bad_tensors, kind_word, write
+from torchdebug_magics.instruments.nanhunt.replay.bad_step import Inquiry, Outcome, Sinks, StepReplay, variables_of
+from torchdebug_magics.instruments.nanhunt.report import Finding
+from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
+from torchdebug_magics.instruments.nanhunt.walk.intentional_inf import is_bad_weight
+from torchdebug_magics.probing.tensors import NAN, kind_of
+from torchdebug_magics.probing.where import locate, user_frame
+
+__all__ = ["bare", "conclude"]
+
+
+def conclude(
+    inquiry: Inquiry, replayed: StepReplay, sinks: Sinks, way: str, note: Callable[[str], None], *, only_births: bool = False
+) -> Outcome:
+    """The birth of what is bad among the sinks; `only_births`: an infinity that somebody put there is none."""
+    rows = replayed.observer.layer_rows()
+    for wanted in _by_priority(sinks):
+        births = walk(replayed.observer, [tensor for tensor, _ in wanted])
+        if only_births:
+            # Nobody differentiates this output: an infinity that somebody put there is a result, not a fault.
+            births = [birth for birth in births if not birth.on_purpose and not _is_a_result(birth, inquiry.context)]
+        if births:
+            variables, roots = _visible(replayed, inquiry), inquiry.context.roots
+            context = replace(
+                inquiry.context,
+                variables=variables,
+                roots=(*roots, *uncalled(variables.values(), roots)),
+                chain=inquiry.chain,
+                sink=wanted[0][1],
+                sink_kind=kind_word(wanted[0][0]),
+            )
+            evidence = Evidence(_first(births, context), replayed.observer, context)
+            return Outcome(write(evidence), bad_tensors(evidence), rows, replayed.reproduced, way, evidence)
+    if only_births:
+        return Outcome(None, {})
+    if not sinks and replayed.reproduced:
+        note("the gradients were bad before this backward(): it only added to them")
+        return Outcome(None, {})
+    if sinks:
+        note("the way from the bad value back to its birth was lost")
+    return replace(bare(inquiry), layers=rows, reproduced=replayed.reproduced, way=way)
+
+
+def bare(inquiry: Inquiry) -> Outcome:
+    """What is known without a replay: that the loss, or a gradient, is bad, and who asked for it."""
+    losses = [tensor for tensor in inquiry.tensors if kind_of(tensor)]
+    gradients = [leaf.grad for leaf in inquiry.leaves.values() if leaf.grad is not None and kind_of(leaf.grad)]
+    if not losses and not gradients:
+        return Outcome(None, {})
+    frame = user_frame(inquiry.chain[0].frame) if inquiry.chain else None
+    context, sink = inquiry.context, (losses or gradients)[0]
+    finding = Finding(
+        kind=kind_word(sink),
+        phase="loss" if losses else "backward",
+        op=None,
+        module=None,
+        call=None,
+        location=locate(frame) if frame is not None else None,
+        step=context.step,
+        backward=context.backward,
+        sink="loss" if losses else "gradient",
+        sink_kind=kind_word(sink),
+        weights="weights untouched",
+        explanation="the loss is bad" if losses else "a gradient is bad while the loss is finite",
+        fix="the cause could not be traced: the report's problems say why",
+    )
+    return Outcome(finding, {"loss" if losses else "gradient": sink.detach()})
+
+
+def _by_priority(sinks: Sinks) -> list[Sinks]:
+    """A bad loss explains bad gradients, so it goes first."""
+    losses = [sink for sink in sinks if sink[1] in {"loss", "output"}]
+    others = [sink for sink in sinks if sink[1] not in {"loss", "output"}]
+    return [group for group in (losses, others) if group]
+
+
+def _is_a_result(birth: Birth, context: Context) -> bool:
+    return birth.op is None and birth.kind != NAN and not is_bad_weight(birth.tensor, birth.via, context.roots)
+
+
+def _first(births: list[Birth], context: Context) -> Birth:
+    """The earliest; of tensors that were all there before the step, the first in the order of the model's parameters."""
+    if births[0].op is not None:
+        return births[0]
+    parameters = [parameter for root in context.roots for parameter in root.parameters()]
+
+    def place(birth: Birth) -> int:
+        return next((place for place, one in enumerate(parameters) if shares_memory(one, birth.tensor)), len(parameters))
+
+    return min((birth for birth in births if birth.op is None), key=place)
+
+
+def _visible(replayed: StepReplay, inquiry: Inquiry) -> dict[str, Any]:
+    return {**variables_of(inquiry.chain), **replayed.names}

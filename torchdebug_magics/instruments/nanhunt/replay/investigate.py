@@ -1,0 +1,294 @@
+"""The ways to look into a bad step: where one is closed, the next best, and a word about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import chain, product
+from typing import TYPE_CHECKING, Any
+
+from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_memory
+from torchdebug_magics.instruments.nanhunt.fixes.verified_fix import Again, with_verified_fix
+from torchdebug_magics.instruments.nanhunt.replay.bad_step import (
+    Inquiry,
+    Outcome,
+    Sinks,
+    StepReplay,
+    same_gradients,
+    sinks_of,
+    variables_of,
+)
+from torchdebug_magics.instruments.nanhunt.replay.conclusion import bare, conclude
+from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import at_scale_one, live_scalers, may_be_scaling
+from torchdebug_magics.probing.rerun.attempt import Attempt, CannotReplay
+from torchdebug_magics.probing.rerun.step import Entry, Step
+from torchdebug_magics.probing.tensors import is_bad, kind_of, tensors_in
+
+if TYPE_CHECKING:
+    import torch
+
+    from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
+    from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
+    from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow
+    from torchdebug_magics.instruments.nanhunt.watch.computing_cells import Computed
+    from torchdebug_magics.probing.rerun.step_rerun import StepRerun
+
+__all__ = ["Investigator"]
+
+_MOST_ROWS = 20
+"""As many as a finding keeps."""
+_MOST_SAMPLES = 256
+_MOST_READING_S = 2.0
+_WRITTEN_DOWN = frozenset(product(("fill_", "copy_"), ("nan_constant", "inf_constant")))
+
+
+class Investigator:
+    """Looks into one bad step."""
+
+    def __init__(self, rerun: StepRerun[Trace], note: Callable[[str], None]) -> None:
+        self._rerun = rerun
+        self._note = note
+
+    def sink(self, step: Step, inquiry: Inquiry) -> Outcome:
+        """A backward (or grad) call whose loss or gradients are bad."""
+        attempt = Attempt(inquiry.tensors, _number(step), inquiry.leaves)
+        scalers = self._overflows(step, inquiry, attempt)
+        if scalers is not None:
+            return Outcome(None, {}, overflow=scalers)
+        again: Again = partial(self._rerun.statements, step, inquiry.chain, attempt)
+        replayed: StepReplay | None
+        try:
+            replayed = again()
+            problem = "" if replayed.finished else replayed.problem or "the replay did not reach backward()"
+        except CannotReplay as reason:
+            replayed, problem = None, f"the step could not be run again as a whole: {reason}"
+        if replayed is None or problem:
+            inner = self._inside(step, inquiry)
+            if inner is None:
+                self._note(problem)
+                return self._by_modules(step, inquiry, attempt)
+            replayed, again = inner
+        replayed.reproduced = replayed.reproduced and same_gradients(replayed, inquiry)
+        if replayed.reproduced is False and (rest := self._rest(step, inquiry, attempt)) is not None:
+            replayed, again = rest, partial(self._rerun.rest, step, inquiry.chain, attempt)
+        if replayed.reproduced is False:
+            self._note(
+                "not reproduced: the replay gave other numbers, so the step depends on something that cannot be put back"
+                " (outside randomness, a clock, data read anew)"
+            )
+        outcome = conclude(inquiry, replayed, sinks_of(replayed, inquiry), "statements", self._note)
+        earlier = self._before_the_model(step, inquiry, attempt, outcome)
+        outcome, again = (outcome, again) if earlier is None else earlier
+        if outcome.finding is not None and outcome.finding.phase == "data":
+            outcome = self._in_a_data_set(inquiry, outcome, outcome.finding)
+        return self._with_fix(outcome, inquiry, again, lambda one: sinks_of(one, inquiry))
+
+    def _with_fix(
+        self,
+        outcome: Outcome,
+        inquiry: Inquiry,
+        again: Again,
+        bad: Callable[[StepReplay], Sinks],
+        *,
+        only_births: bool = False,
+        what: str = "the bad step, run",
+    ) -> Outcome:
+        """With code for its fix, where some was found that ends the fault."""
+        finding, evidence = outcome.finding, outcome.evidence
+        outcome = replace(outcome, evidence=None)
+        if finding is None or evidence is None or evidence.op is None or outcome.reproduced is False:
+            return outcome
+
+        def behind(replayed: StepReplay) -> Evidence | None:
+            sinks = bad(replayed)
+            if not sinks:
+                return None
+            found = conclude(inquiry, replayed, sinks, outcome.way, lambda _: None, only_births=only_births)
+            return None if only_births and found.finding is None else found.evidence or evidence
+
+        return replace(outcome, finding=with_verified_fix(finding, evidence, again, behind, what))
+
+    def _inside(self, step: Step, inquiry: Inquiry) -> tuple[StepReplay, Again] | None:
+        """The function that calls backward(), alone: what ran before it (an episode, say) need not be a part of the loss."""
+        inner = step.inside(inquiry.chain)
+        if inner is None:
+            return None
+        again: Again = partial(self._rerun.statements, inner, inquiry.chain, Attempt(inquiry.tensors, 1, inquiry.leaves))
+        try:
+            replayed = again()
+        except CannotReplay:
+            return None
+        return (replayed, again) if replayed.finished and replayed.reproduced else None
+
+    def _in_a_data_set(self, inquiry: Inquiry, outcome: Outcome, data: Finding) -> Outcome:
+        """A bad batch that a data set made of good data: the op that did so, and of single rows where it stands."""
+        sources = list(self._rerun.recorder.batches.bad_sources())
+        again: Again = partial(self._rerun.call, partial(_first_bad_sample, sources), sources)
+        try:
+            replayed = again()
+        except CannotReplay:
+            return outcome
+        if not replayed.finished or not _outputs(replayed):
+            return outcome
+        made = conclude(inquiry, replayed, _outputs(replayed), "statements", lambda _: None, only_births=True)
+        finding = made.finding
+        if finding is None or finding.op is None or finding.location is None:
+            return outcome
+        if data.shape and len(data.rows) < min(data.shape[0], _MOST_ROWS):
+            place = f"{finding.location}: `{finding.location.source}`"
+            return replace(outcome, finding=replace(data, explanation=f"{data.explanation}; `{finding.op}` made it, in {place}"))
+        made = replace(made, finding=replace(finding, sink="loss"), reproduced=None)
+        return self._with_fix(made, inquiry, again, _outputs, only_births=True, what="the bad sample, made")
+
+    def _rest(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> StepReplay | None:
+        """A bad loss may be made from what the model's calls left, which is at hand; None where that is not how it was made."""
+        if not any(map(is_bad, inquiry.tensors)) or not step.entries:
+            return None
+        try:
+            replayed = self._rerun.rest(step, inquiry.chain, attempt)
+        except CannotReplay:
+            return None
+        return replayed if replayed.finished and replayed.reproduced else None
+
+    def _before_the_model(self, step: Step, inquiry: Inquiry, attempt: Attempt, outcome: Outcome) -> tuple[Outcome, Again] | None:
+        """Data that were made bad between the start of the step and the model call were not bad data: look at what made them."""
+        finding = outcome.finding
+        name = finding.tensor.partition("[")[0] if finding is not None and finding.phase == "data" and finding.tensor else ""
+        if not name.isidentifier() or not step.entries:
+            return None
+        try:
+            for held in chain([{}], self._rerun.guesses(step, inquiry.chain, name)):
+                run: Again = partial(self._rerun.statements, step, inquiry.chain, attempt, name, held)
+                replayed = run()
+                if replayed.finished and replayed.reproduced:
+                    again = conclude(inquiry, replayed, sinks_of(replayed, inquiry), outcome.way, self._note)
+                    if _made_it(again.finding) or _is_further_back(again, outcome):
+                        return again, run
+        except CannotReplay:
+            pass
+        return None
+
+    def update(self, step: Step, inquiry: Inquiry, *, inside: bool) -> Outcome | None:
+        """Gradients that are bad when an optimizer steps, maybe `inside` a backward(); None where that cannot be run again."""
+        number = step.backwards + 1 if inside and step.entries else _number(step)
+        attempt = Attempt(inquiry.tensors, number, inquiry.leaves, until_update=True)
+        try:
+            replayed = self._rerun.statements(step, inquiry.chain, attempt)
+        except CannotReplay:
+            return None
+        sinks = sinks_of(replayed, inquiry)
+        outcome = (
+            replace(conclude(inquiry, replayed, sinks, "statements", self._note), evidence=None) if replayed.finished and sinks else None
+        )
+        return outcome if outcome is not None and outcome.finding is not None and outcome.finding.op is not None else None
+
+    def output(self, step: Step, entry: Entry, tensors: list[torch.Tensor], context: Context) -> Outcome:
+        """An outermost module call, without gradients, whose output is bad."""
+        alone = Step(entries=[entry], buffers=step.buffers, python=step.python)
+        replayed = self._rerun.modules(alone, Attempt((), 0, {}))
+        same = [kind_of(tensor) for tensor in tensors] == [kind_of(tensor) for tensor in replayed.outputs]
+
+        def again() -> StepReplay:
+            replayed = self._rerun.modules(alone, Attempt((), 0, {}))
+            return replace(replayed, finished=not replayed.problem)
+
+        replayed = replace(replayed, reproduced=same, names=variables_of(step.chain))
+        inquiry = Inquiry(tuple(tensors), {}, step.chain, replace(context, sink="output"))
+        outcome = conclude(inquiry, replayed, _outputs(replayed), "module", self._note, only_births=True)
+        return self._with_fix(outcome, inquiry, again, _outputs, only_births=True)
+
+    def computation(self, computed: Computed, inquiry: Inquiry) -> Outcome:
+        """Variables that are NaN at the end of a cell which takes no step."""
+        wanted = computed.bad()
+        if not wanted:
+            return Outcome(None, {})
+
+        def again() -> StepReplay:
+            part = computed.slice(wanted)
+            if part is None:
+                msg = "what the variables were made of is gone"
+                raise CannotReplay(msg)
+            return self._rerun.computation(part, wanted)
+
+        try:
+            replayed = again()
+        except CannotReplay:
+            return Outcome(None, {})
+        if not replayed.finished or not replayed.reproduced:
+            return Outcome(None, {})
+        outcome = conclude(inquiry, replayed, _outputs(replayed), "statements", lambda _: None, only_births=True)
+        finding = outcome.finding
+        if finding is None or finding.op is None or finding.location is None or finding.diagnosis in {"nan_constant", "inf_constant"}:
+            return Outcome(None, {})
+        return self._with_fix(outcome, inquiry, again, _outputs, only_births=True, what="the cell's result, computed")
+
+    def look(self, step: Step, inquiry: Inquiry) -> tuple[LayerRow, ...]:
+        """The layer table of a step with nothing wrong."""
+        replayed = self._rerun.statements(step, inquiry.chain, Attempt(inquiry.tensors, _number(step), inquiry.leaves))
+        return replayed.observer.layer_rows()
+
+    def _overflows(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> tuple[Any, ...] | None:
+        """The scalers without which the same step is finite: they skip it, and that is how it is meant."""
+        scalers = live_scalers()
+        if not scalers:
+            return None
+        try:
+            with at_scale_one(scalers) as used:
+                replayed = self._rerun.statements(step, inquiry.chain, attempt)
+        except CannotReplay as reason:
+            if not may_be_scaling(inquiry.tensors, scalers, inquiry.context.losses):
+                return None
+            self._note(f"taken for an overflow that a GradScaler skips, as the step could not be run again without its scale: {reason}")
+            return tuple(scalers)
+        if not replayed.finished or replayed.reproduced or not used:
+            return None  # the loss is the same at scale 1: no scaler is at work here
+        bad = any(kind_of(tensor) for tensor in (*replayed.losses, *replayed.gradients.values()))
+        return None if bad else tuple(used)
+
+    def _by_modules(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Outcome:
+        """Only the model calls again; then what is known of the sink."""
+        try:
+            replayed = self._rerun.modules(step, Attempt(attempt.original, 0, attempt.leaves))
+        except CannotReplay as reason:
+            self._note(f"the model could not be called again: {reason}")
+            return bare(inquiry)
+        replayed = replace(replayed, reproduced=None, names=variables_of(inquiry.chain))
+        bad = _outputs(replayed)
+        if bad:
+            return replace(conclude(inquiry, replayed, bad, "module", self._note), evidence=None)
+        return bare(inquiry)
+
+
+def _first_bad_sample(sources: list[Any]) -> object:
+    """Read data sets again, from their beginning, up to the first bad sample."""
+    sample, until = None, time.process_time() + _MOST_READING_S
+    for source in sources:
+        for place in range(min(len(source), _MOST_SAMPLES)):
+            sample = source[place]
+            if any(map(is_bad, tensors_in([sample]))) or time.process_time() > until:
+                return sample
+    return sample
+
+
+def _outputs(replayed: StepReplay) -> Sinks:
+    return [(tensor, "output") for tensor in replayed.outputs if kind_of(tensor)]
+
+
+def _made_it(finding: Finding | None) -> bool:
+    """Whether it names an op that made the data bad. A number that was written into them is bad data."""
+    return finding is not None and finding.op is not None and (finding.op, finding.diagnosis) not in _WRITTEN_DOWN
+
+
+def _is_further_back(one: Outcome, other: Outcome) -> bool:
+    """Whether it names other bad data, which the first were made of; a part of a tensor is still that tensor."""
+    if one.finding is None:
+        return False
+    named = one.finding.phase == "data" and (one.finding.tensor or "").partition("[")[0].isidentifier()
+    return named and not shares_memory(one.bad["output"], other.bad["output"])
+
+
+def _number(step: Step) -> int:
+    """Which backward() of the step this is, 1-based; without a model call the step begins right before it."""
+    return max(1, step.backwards) if step.entries else 1

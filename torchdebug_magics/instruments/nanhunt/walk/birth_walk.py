@@ -1,0 +1,199 @@
+"""From a bad sink back to the birth: along bad elements only, past every infinity to the arithmetic that made it.
+
+What caused a bad output is asked of the op itself: run it again without the bad inputs. If the output is still bad, it was born here.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torchdebug_magics.instruments.nanhunt.walk.bad_elements import Masks
+from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import healed, negated, overlap, relevant, still_bad, tamed
+from torchdebug_magics.instruments.nanhunt.walk.intentional_inf import is_mask, on_purpose
+from torchdebug_magics.instruments.nanhunt.walk.op_rerun import place_of
+from torchdebug_magics.instruments.nanhunt.walk.spread import with_all_kinds
+from torchdebug_magics.probing.ops import is_movement, is_pointwise
+from torchdebug_magics.probing.tensors import INF, NAN
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
+
+__all__ = ["Birth", "walk"]
+
+_MOST_OPS = 20_000
+
+
+@dataclass(frozen=True, eq=False)
+class Birth:
+    """Where something non-finite begins: in an op, or in a tensor that was there before the step."""
+
+    op: Op | None
+    tensor: torch.Tensor
+    """The op's output, or the tensor that was bad from the start."""
+    mask: torch.Tensor | None
+    """The elements of it that matter."""
+    kind: int
+    on_purpose: bool = False
+    via: tuple[Op, ...] = ()
+    """Ops from the birth to the sink."""
+
+    @property
+    def index(self) -> int:
+        """Its place in time."""
+        return -1 if self.op is None else self.op.index
+
+
+@dataclass
+class _Wanted:
+    """Elements of one output whose cause is looked for."""
+
+    tensor: torch.Tensor
+    place: int | None
+    """Which of the op's outputs it is, where that is known."""
+    mask: torch.Tensor | None
+    kind: int
+    via: tuple[Op, ...]
+
+
+def walk(trace: Trace, sinks: list[torch.Tensor]) -> list[Birth]:
+    """The births that reach any of `sinks`, the earliest first. Births on purpose are left out unless there is no other."""
+    with _disable_current_modes(), torch.no_grad(), _without_autocast():
+        births = [with_all_kinds(birth, trace) for birth in _Walk(trace, Masks()).run([(sink, None, ()) for sink in sinks])]
+    births.sort(key=lambda birth: (birth.on_purpose, birth.index))
+    meant = [birth for birth in births if not birth.on_purpose]
+    return meant or births
+
+
+class _Walk:
+    def __init__(self, trace: Trace, masks: Masks) -> None:
+        self._trace = trace
+        self._masks = masks
+        self._visits = 0
+
+    def run(self, starts: list[tuple[torch.Tensor, torch.Tensor | None, tuple[Op, ...]]], kinds: int = NAN | INF) -> Iterator[Birth]:
+        """Births of the bad elements of `starts`. Ops are taken latest first, so that all that leads to one is known when it comes."""
+        waiting: dict[int, dict[int, _Wanted]] = {}
+        heap: list[int] = []
+
+        def want(tensor: torch.Tensor, mask: torch.Tensor | None, via: tuple[Op, ...], before: int) -> Iterator[Birth]:
+            kind, elements = self._masks.choose(tensor, mask, kinds)
+            if not kind:
+                return
+            for op, output, part in self._makers(tensor, elements, before):
+                if op is None:
+                    yield Birth(None, tensor, part, kind, is_mask(tensor, kind, via), via)
+                    continue
+                if op.index not in waiting:
+                    waiting[op.index] = {}
+                    heapq.heappush(heap, -op.index)
+                held = waiting[op.index].get(id(output))
+                if held is None:
+                    waiting[op.index][id(output)] = _Wanted(output, place_of(op, self._trace.original(output)), part, kind, via)
+                else:
+                    _join(held, part, kind)
+
+        for tensor, mask, via in starts:
+            yield from want(tensor, mask, via, len(self._trace.ops) + 1)
+        while heap and self._visits < _MOST_OPS:
+            self._visits += 1
+            op = self._trace.ops[-heapq.heappop(heap)]
+            for wanted in waiting.pop(op.index).values():
+                yield from self._through(op, wanted, want)
+
+    def _through(self, op: Op, wanted: _Wanted, want: Any) -> Iterator[Birth]:
+        """One op: it is a birth, or some of its inputs lead on, or both."""
+        via = (op, *wanted.via)
+        nans = relevant(self._masks, op, wanted.place, wanted.mask, NAN) if wanted.kind & NAN else []
+        if any(self._is_constant(tensor) for tensor, _ in nans):
+            yield self._birth(op, wanted)  # a NaN that was written into some rows: they are the op's, the constant has none
+            return
+        infs = relevant(self._masks, op, wanted.place, wanted.mask, INF) if not nans else []
+        inputs = nans or infs
+        if not inputs:
+            yield self._birth(op, wanted)
+            return
+        explained = is_movement(op.func) or (is_pointwise(op.func) and nans) or self._is_full(nans)
+        still = None if explained else still_bad(op, wanted.place, wanted.mask, healed)
+        if still is not None and bool(still.any()):
+            yield self._birth(op, replace(wanted, mask=still))
+            # Bad without them: they may still be a second cause, if they alone are enough.
+            alone = still_bad(op, wanted.place, wanted.mask, tamed)
+            if alone is not None and not bool(alone.any()):
+                return
+        if wanted.kind & NAN and not nans:
+            # An infinity became NaN here. One that was put there on purpose explains the op, any other is the earlier birth.
+            causes = list(self._nested(infs, via, op.index))
+            meant = [birth for birth in causes if not birth.on_purpose]
+            if not meant and self._has_wrong_sign(op, wanted):
+                meant = [replace(birth, on_purpose=False) for birth in causes if birth.op is not None][:1]
+            yield from meant or [self._birth(op, wanted)]
+            return
+        for tensor, mask in inputs:
+            yield from want(tensor, mask, via, op.index)
+
+    @staticmethod
+    def _has_wrong_sign(op: Op, wanted: _Wanted) -> bool:
+        """Whether the infinities that somebody wrote down do no harm as minus infinities: softmax of +inf is NaN."""
+        still = still_bad(op, wanted.place, wanted.mask, negated)
+        return still is not None and not bool(still.any())
+
+    def _is_constant(self, tensor: torch.Tensor) -> bool:
+        maker = self._trace.source(tensor).op
+        return maker is not None and maker.name == "scalar_tensor"
+
+    def _is_full(self, nans: list[tuple[torch.Tensor, torch.Tensor | None]]) -> bool:
+        """Whether an input is nothing but NaN: whatever the op does with it, it need not be asked."""
+        return any(self._masks.of(tensor, NAN).everywhere and tensor.dim() for tensor, _ in nans)
+
+    def _nested(self, infs: list[tuple[torch.Tensor, torch.Tensor | None]], via: tuple[Op, ...], before: int) -> Iterator[Birth]:
+        inner = _Walk(self._trace, self._masks)
+        inner._visits = self._visits
+        del before
+        yield from inner.run([(tensor, mask, via) for tensor, mask in infs], kinds=INF)
+        self._visits = inner._visits
+
+    def _birth(self, op: Op, wanted: _Wanted) -> Birth:
+        return Birth(op, wanted.tensor, wanted.mask, wanted.kind, on_purpose(op, wanted.kind), wanted.via)
+
+    def _makers(
+        self, tensor: torch.Tensor, mask: torch.Tensor | None, before: int
+    ) -> Iterator[tuple[Op | None, torch.Tensor, torch.Tensor | None]]:
+        """What made the wanted elements: the last in-place writes into that memory, then the op that returned the tensor."""
+        source = self._trace.source(tensor)
+        made = source.op
+        if made is not None and made.index >= before:
+            made = None
+        left = mask
+        for writer in self._trace.writers(tensor):
+            if writer.index >= before or (made is not None and writer.index <= made.index) or left is None:
+                continue
+            for target in writer.written:
+                hit, on_target = overlap(tensor, left, target)
+                if hit is not None and bool(hit.any()):
+                    yield writer, target, on_target
+                    left = left & ~hit
+        if left is None or bool(left.any()):
+            yield made, source.tensor if made is None else _output_of(made, tensor), left
+
+
+def _output_of(op: Op | None, tensor: torch.Tensor) -> torch.Tensor:
+    if op is None:
+        return tensor
+    return next((output for output in op.outputs if output is tensor), tensor)
+
+
+def _join(held: _Wanted, mask: torch.Tensor | None, kind: int) -> None:
+    if kind == held.kind:
+        held.mask = None if mask is None or held.mask is None else held.mask | mask
+    elif kind == NAN:
+        held.mask, held.kind = mask, kind
+
+
+def _without_autocast() -> Any:
+    return torch.amp.autocast("cpu", enabled=False)

@@ -1,0 +1,276 @@
+"""What is looked at, and when: at each backward(), around each update, at the output of each model that runs without gradients."""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.instruments.nanhunt.causes.evidence import Context
+from torchdebug_magics.instruments.nanhunt.causes.tensor_names import name_nearby
+from torchdebug_magics.instruments.nanhunt.replay.bad_step import Inquiry, Outcome
+from torchdebug_magics.instruments.nanhunt.replay.conclusion import bare
+from torchdebug_magics.instruments.nanhunt.watch import update_checks as updates
+from torchdebug_magics.instruments.nanhunt.watch.computing_cells import Computed
+from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import Overflows, skips
+from torchdebug_magics.instruments.nanhunt.watch.sentinel import Leaves, survey
+from torchdebug_magics.instruments.nanhunt.watch.undone_updates import Undos
+from torchdebug_magics.instruments.nanhunt.watch.weights_before import Beginning
+from torchdebug_magics.probing.rerun.frame_positions import caller, frame_chain
+from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
+from torchdebug_magics.probing.transforms import base_of
+from torchdebug_magics.probing.where import user_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from torchdebug_magics.instruments.nanhunt.replay.investigate import Investigator
+    from torchdebug_magics.instruments.nanhunt.watch.findings_tally import Tally
+    from torchdebug_magics.probing.guard import Guard
+    from torchdebug_magics.probing.rerun.step import Entry
+    from torchdebug_magics.probing.rerun.step_recorder import StepRecorder
+
+__all__ = ["Checks"]
+
+_HARMLESS_ENOUGH = 3
+_CONTEXT_HISTORY = 100
+
+
+class Checks:
+    """Each check returns an outcome that is new, or None."""
+
+    def __init__(
+        self, tally: Tally, recorder: StepRecorder, investigator: Investigator, guard: Guard, *, stops: bool, layers: bool
+    ) -> None:
+        self._tally = tally
+        self._recorder = recorder
+        self._investigator = investigator
+        self._guard = guard
+        self._stops = stops
+        self._want_layers = layers
+        self._leaves = Leaves()
+        self._overflows = Overflows()
+        self._versions: dict[int, int] = {}
+        self._last_loss: tuple[torch.Tensor, ...] = ()
+        self._unchecked: Callable[[], torch.optim.Optimizer | None] = lambda: None
+        self._updated: set[int] = set()
+        self._undos = Undos()
+        self._harmless: dict[int, int] = {}
+        self._computed: Computed | None = None
+        self._beginning = Beginning()
+        self.is_half_updated = False
+        """Whether the backward() that runs now has seen an update."""
+
+    def before_backward(self) -> None:
+        """Only after an overflow: are its gradients still there? Then what follows is the same skipped step."""
+        self._overflows.look_before(self._recorder.entered())
+
+    def backward(self, tensors: tuple[torch.Tensor, ...], result: Any, *, keeps: bool) -> Outcome | None:
+        """One reduction over the loss and all gradients, right after they were computed."""
+        step = self._recorder.step
+        step.backwards += 1
+        self.is_half_updated = False
+        self._note_going_on()
+        self._undos.saw(step.buffers)
+        leaves = self._leaves.of(_site(), tensors, self._recorder.parameters())
+        results = [base_of(one) for one in result if isinstance(one, torch.Tensor)] if isinstance(result, (tuple, list)) else []
+        gradients = [gradient for leaf in leaves.values() if (gradient := leaf.grad) is not None]
+        loss, peak = survey(tensors, [*gradients, *results])
+        self._tally.checked(loss, peak)
+        self._versions = {id(gradient): gradient._version for gradient in gradients}
+        self._last_loss = tensors if len(tensors) == 1 and tensors[0].numel() == 1 else ()
+        outcome = None
+        if not math.isfinite(peak):
+            outcome = self._investigate(tensors, leaves)
+        else:
+            self._overflows.run = 0
+            self._look(tensors, leaves)
+        self._tally.backwards += 1
+        self._recorder.settle(self._tally.backwards)
+        step.closed = step.closed or not keeps
+        self._recorder.mark()
+        if outcome is not None and self._stops:
+            self._undo(leaves)
+        return outcome
+
+    def gradients(
+        self, optimizer: torch.optim.Optimizer, differentiated: tuple[torch.Tensor, ...] = (), inside: FrameType | None = None
+    ) -> Outcome | None:
+        """Gradients that were written since the last backward(), before an update applies them.
+
+        In the middle of a backward pass: what that began from, and the frame that it runs in.
+        """
+        held = updates.gradients_of(optimizer)
+        overflowed = bool(self._overflows.run)
+        changed = [gradient for _, gradient in held if overflowed or self._versions.get(id(gradient)) != gradient._version]
+        if not changed or self._tally.is_full or math.isfinite(survey((), changed)[1]) or skips(optimizer):
+            return None
+        leaves = {**(self._recorder.parameters() if inside is not None else {}), **{id(one): one for one, _ in held}}
+        inquiry = Inquiry(differentiated or self._last_loss, leaves, frame_chain(inside or sys._getframe(1)), self._context())
+        outcome = self._guard.run(
+            "the replay up to the update", self._investigator.update, self._recorder.step, inquiry, inside=inside is not None
+        )
+        if outcome is None:
+            parameter, gradient = next((pair for pair in held if kind_of(pair[1])), held[0])
+            finding = updates.bad_gradient(
+                self._name(parameter), gradient, self._context(), overflowed=overflowed, computed=id(gradient) in self._versions
+            )
+            outcome = Outcome(finding, {"gradient": gradient.detach()})
+        if inside is not None and self.is_half_updated and outcome.finding is not None:
+            outcome = replace(outcome, finding=replace(outcome.finding, weights="weights changed since the step began"))
+        if overflowed:
+            self._overflows.applied()
+            self._tally.overflows = self._overflows.total
+        return self._tally.add(outcome)
+
+    def before_update(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
+        """Copies what an update may spoil."""
+        if not self._tally.is_full and (self._may_spoil(optimizer) or (closure and updates.calls_again(optimizer))):
+            self._undos.begin(optimizer, self._recorder.step.buffers, copies=self._stops)
+
+    def _may_spoil(self, optimizer: torch.optim.Optimizer) -> bool:
+        """The first update of each optimizer, and those with a risk of their own."""
+        history = self._tally.history
+        return id(optimizer) not in self._updated or updates.is_risky(optimizer, history[-1] if history else math.inf)
+
+    def parameters(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
+        """Parameters after an update that may have gone wrong: any other shows in the next loss, or at the end of the cell."""
+        self._last_loss = ()  # with its graph, where that was retained
+        self._note_going_on()
+        risky = self._may_spoil(optimizer)
+        self._updated.add(id(optimizer))
+        try:
+            if risky:
+                return self._look_at_parameters(optimizer)
+            self._unchecked = weakref.ref(optimizer)
+        finally:
+            self._undos.end(optimizer)
+            self._recorder.mark()
+        return None
+
+    def begin(self, modules: list[torch.nn.Module]) -> None:
+        """Remember where the user's statements begin, and which of the `modules` that are alive are bad already."""
+        self._beginning = self._guard.run("the look at the weights before the cell", Beginning.take, modules) or Beginning()
+        frame = user_frame(sys._getframe(1))
+        self._computed = Computed(frame) if frame is not None else None
+
+    def finish(self) -> None:
+        """The last update of the cell has no next loss to show in. Records, and raises nothing."""
+        computed, self._computed = self._computed, None
+        if computed is not None and not (self._tally.backwards or self._tally.steps or self._tally.raised or self._tally.has_findings):
+            inquiry = Inquiry((), {}, (), replace(self._context(), sink="output"))
+            outcome = self._guard.run("the look at what the cell computed", self._investigator.computation, computed, inquiry)
+            if outcome is not None and outcome.finding is not None:
+                self._tally.add(outcome)
+        optimizer = self._unchecked()
+        if optimizer is not None:
+            self._guard.run("the check of the last update", self._look_at_parameters, optimizer)
+
+    def _look_at_parameters(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
+        held = updates.parameters_of(optimizer)
+        if not held or self._tally.is_full or self._tally.has_findings:
+            return None
+        parameter = updates.first_bad([one for one in held if id(one) not in self._recorder.models.bad_from_start()])
+        if parameter is None:
+            return None
+        undo = self._undos.outermost()
+        before = undo.before if undo is not None and undo.optimizer is optimizer else updates.nothing_known
+        finding = updates.bad_parameter(optimizer, parameter, self._name(parameter), self._context(), before)
+        bad = Outcome(finding, {"output": parameter.detach().clone()})
+        outcome = self._tally.add(bad if undo is None else undo.weighed(bad, "weights poisoned"))
+        if outcome is not None and self._stops and undo is not None:
+            self._undo({})
+        return outcome
+
+    def output(self, entry: Entry, output: Any, *, inside: bool) -> Outcome | None:
+        """What an outermost module call returned, where no gradient will flow from it."""
+        step, tensors = self._recorder.step, list(tensors_in(output))
+        if inside or any(tensor.requires_grad for tensor in tensors):
+            step.grows_graph = True
+            return None
+        self._tally.forwards += 1
+        outcome = None
+        if not self._tally.is_full and not math.isfinite(largest(tensors)) and not self._is_harmless(entry):
+            outcome = self._tally.add(self._investigator.output(step, entry, tensors, self._context()))
+            self._tally.meant += outcome is None
+        if not step.grows_graph:
+            step.clear()
+        return outcome
+
+    def _investigate(self, tensors: tuple[torch.Tensor, ...], leaves: dict[int, torch.Tensor]) -> Outcome | None:
+        if self._tally.is_full:
+            return None
+        context = self._context()
+        self._tally.phase = f"replaying step {context.step}"
+        inquiry = Inquiry(tensors, leaves, frame_chain(sys._getframe(1)), context)
+        try:
+            outcome = self._investigator.sink(self._recorder.step, inquiry)
+        except (KeyboardInterrupt, SystemExit):
+            self._guard.note(f"step {context.step} is bad, and the look into it was interrupted: its cause was not traced")
+            self._tally.add(bare(inquiry))
+            raise
+        finally:
+            self._tally.phase = "watching"
+        if outcome.overflow is None:
+            undo = self._undos.outermost()
+            return self._tally.add(outcome if undo is None else undo.told(outcome, context, self._name))
+        collapse = self._overflows.count(leaves, outcome.overflow, context)
+        self._tally.overflows = self._overflows.total
+        return None if collapse is None else self._tally.add(Outcome(collapse, {}))
+
+    def _look(self, tensors: tuple[torch.Tensor, ...], leaves: dict[int, torch.Tensor]) -> None:
+        """With ``--layers``: the table of a healthy step, taken at steps 0, 1, 3, 7, ... as each costs a replay."""
+        if self._want_layers and not self._tally.backwards & (self._tally.backwards + 1):
+            inquiry = Inquiry(tensors, leaves, frame_chain(sys._getframe(1)), self._context())
+            self._tally.show_layers(self._guard.run("the layer table", self._investigator.look, self._recorder.step, inquiry) or ())
+
+    def _note_going_on(self) -> None:
+        """An `except` of the user's may catch the error. Then the run is theirs, and as it would be without us; the finding stands."""
+        if self._stops and self._tally.has_findings:
+            self._guard.note("something caught the error and the cell went on: bad steps after the finding were not looked into or stopped")
+
+    def _undo(self, leaves: dict[int, torch.Tensor]) -> None:
+        """The cell stops here: all as it was before the bad step, and no bad gradient left to be applied."""
+        for buffers in self._recorder.step.buffers:
+            buffers.put_back()
+        undo = self._undos.outermost()
+        if undo is not None:
+            undo.put_back()
+        for leaf in leaves.values():
+            leaf.grad = None
+        self._recorder.step.clear()
+
+    def _is_harmless(self, entry: Entry) -> bool:
+        """Whether this module's bad outputs were looked into and found to be meant, three times over."""
+        count = self._harmless.get(id(entry.module), 0)
+        self._harmless[id(entry.module)] = count + 1
+        if count == _HARMLESS_ENOUGH:
+            self._guard.note("a model returns infinities on purpose (a mask, say): its outputs are not looked into any more")
+        return count >= _HARMLESS_ENOUGH
+
+    def _context(self) -> Context:
+        return Context(
+            step=self._tally.steps,
+            backward=self._tally.backwards,
+            roots=tuple(self._recorder.roots()),
+            entries=tuple(self._recorder.step.entries),
+            history=tuple(self._tally.history)[-_CONTEXT_HISTORY:],
+            losses=tuple(self._tally.losses)[-_CONTEXT_HISTORY:],
+            bad_from_start=self._recorder.models.bad_from_start(),
+            beginning=self._beginning,
+        )
+
+    def _name(self, parameter: torch.Tensor) -> str:
+        names = (name for root in self._recorder.roots() for name, one in root.named_parameters() if one is parameter)
+        return next(names, None) or name_nearby(parameter, sys._getframe(1))
+
+
+def _site() -> tuple[object, int] | None:
+    """Which place in the user's program called backward()."""
+    frame = caller(sys._getframe(1))
+    return None if frame is None else (frame.f_code, frame.f_lasti)

@@ -1,0 +1,83 @@
+"""A cell that only computes: which of its variables are NaN at its end, and the statements that made them, to be run once more."""
+
+from __future__ import annotations
+
+import ast
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.probing.rerun.runnable_code import runnable
+from torchdebug_magics.probing.rerun.stand_ins import Drawn
+from torchdebug_magics.probing.rerun.step_slice import Slice
+from torchdebug_magics.probing.rerun.step_statements import draws, writes_into
+from torchdebug_magics.probing.source.statement_lists import lists_around, parse, read_before_written, written
+from torchdebug_magics.probing.tensors import NAN, kind_of, tensors_in
+from torchdebug_magics.probing.where import local_values, span
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["Computed"]
+
+_MOST_S = 10.0
+"""A cell that took longer is not run again."""
+_EXPECTING = frozenset({"isnan", "isfinite", "nan_to_num", "nan_to_num_", "nanmean", "nansum", "nanmedian", "nanquantile", "equal_nan"})
+
+
+_LOOKED_INTO = frozenset({torch.Tensor, tuple, list, dict})
+
+
+class Computed:
+    """The statements of the user's under the magic, or inside the `with`."""
+
+    def __init__(self, frame: FrameType) -> None:
+        self._frame = frame
+        self._where = span(frame.f_code, frame.f_lasti) or (frame.f_lineno or 0, -1, frame.f_lineno or 0, -1)
+        self._began_s = time.perf_counter()
+
+    def bad(self) -> tuple[str, ...]:
+        """Variables bound here that hold a NaN nobody in the cell reckons with; none where it took too long to be run again."""
+        statements = self._statements()
+        if time.perf_counter() - self._began_s > _MOST_S or not statements:
+            return ()
+        names, expected = self._names(), _expected(statements)
+        bound = (name for name in sorted(written(statements) - expected) if not name.startswith("_"))
+        return tuple(name for name in bound if type(names.get(name)) in _LOOKED_INTO and _is_nan(names[name]))
+
+    def slice(self, wanted: tuple[str, ...]) -> Slice | None:
+        """What made these variables; None where it takes from an iterator, or reads what is not there any more."""
+        needed, kept = set(wanted), list[ast.stmt]()
+        for statement in reversed(self._statements()):
+            if written([statement]) & needed or writes_into(statement, needed):
+                kept.insert(0, statement)
+                needed |= read_before_written([statement])
+        if not kept or any(map(draws, kept)) or read_before_written(kept) & written(kept):
+            return None
+        names = self._names()
+        code, given = runnable(kept, self._frame, 0, Drawn(kept, names, 0))
+        return Slice(code, {**names, **given}, tuple(kept), {name: names[name] for name in wanted}, {})
+
+    def _names(self) -> dict[str, Any]:
+        return {**self._frame.f_globals, **local_values(self._frame)}
+
+    def _statements(self) -> list[ast.stmt]:
+        tree = parse(self._frame.f_code.co_filename)
+        lists = [] if tree is None else lists_around(tree, self._where)
+        if not lists:
+            return []
+        body, place = lists[0]
+        opened = body[place]
+        return opened.body if isinstance(opened, (ast.With, ast.AsyncWith)) else body[place + 1 :]
+
+
+def _is_nan(value: Any) -> bool:
+    return any(kind_of(tensor) & NAN for tensor in tensors_in(value))
+
+
+def _expected(statements: list[ast.stmt]) -> set[str]:
+    """Variables that are asked whether they are NaN, or given to what leaves NaN out."""
+    calls = (node for statement in statements for node in ast.walk(statement) if isinstance(node, ast.Call))
+    asking = (call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in _EXPECTING)
+    return {node.id for call in asking for node in ast.walk(call) if isinstance(node, ast.Name)}
