@@ -20,7 +20,7 @@ class Writes:
         """Memory that ops of the replay made; its addresses were free before, so none can be older."""
         self.contents = Contents()
 
-    def listener(self, owner: object) -> OpListener:
+    def listener(self, owner: object = None) -> OpListener:
         """The mode that sees every op of the replay; a sweep of the owner's finds it."""
         return OpListener(self._before_write, owner)
 

@@ -45,6 +45,8 @@ class _Probabilities:
     node: ast.Call
     """The call of the sigmoid, or of the softmax."""
     logits: str
+    dimension: str
+    """Of a softmax, as the user gives it, or by its name where a module of theirs does."""
     variable: str
     """What the probabilities are bound to; nothing where they stand in the expression itself."""
 
@@ -67,8 +69,7 @@ def as_one_function(evidence: Evidence, expression: Expression) -> Iterator[str]
         argument = argument.right
     sign = "-" if made.is_complement else ""
     logits = made.logits if made.logits.isidentifier() or not sign else f"({made.logits})"
-    dim = "" if made.kind == "sigmoid" else f", dim={made.maker.args[1]}"
-    one = f"{functional}.logsigmoid({sign}{logits})" if made.kind == "sigmoid" else f"torch.log_softmax({logits}{dim})"
+    one = f"{functional}.logsigmoid({sign}{logits})" if made.kind == "sigmoid" else f"torch.log_softmax({logits}, {made.dimension})"
     text = _with_probabilities(argument, made, one)
     if text:
         yield expression.with_node(logarithm, text)
@@ -108,9 +109,11 @@ def _named(maker: Op, source: Expression, expression: Expression, *, is_compleme
     logits = node.func.value if is_method and isinstance(node.func, ast.Attribute) else next(iter(node.args), None)
     if logits is None:
         return None
+    given = [source.code(one) for one in (*node.args[not is_method :], *node.keywords) if called(node) == kind]
+    dimension = ", ".join(given) if given or kind == "sigmoid" else f"dim={maker.args[1]}"
     inner = [one for one in ast.walk(expression.node) if isinstance(one, ast.Call) and _span(one) == _span(node)]
     if inner:
-        return _Probabilities(kind, is_complement, maker, inner[0], source.code(logits), "")
+        return _Probabilities(kind, is_complement, maker, inner[0], source.code(logits), dimension, "")
     tree = ast.parse(expression.text)
     binding = next((one for one in ast.walk(tree) if isinstance(one, ast.Assign) and _span(one.value) == _span(node)), None)
     if binding is None or len(binding.targets) != 1 or not isinstance(binding.targets[0], ast.Name) or not _may_be_repeated(logits):
@@ -123,7 +126,7 @@ def _named(maker: Op, source: Expression, expression: Expression, *, is_compleme
     ]
     if names & written(between) or binding.targets[0].id in written([one for one in between if one is not binding]):
         return None
-    return _Probabilities(kind, is_complement, maker, node, source.code(logits), binding.targets[0].id)
+    return _Probabilities(kind, is_complement, maker, node, source.code(logits), dimension, binding.targets[0].id)
 
 
 def _may_be_repeated(node: ast.expr) -> bool:

@@ -45,7 +45,7 @@ def retaken(
     try:
         with ExitStack() as stack:
             stack.enter_context(quiet())
-            stack.enter_context(writes.listener(None))
+            stack.enter_context(writes.listener())
             trace.attach(stack)
             _without_hooks(type(optimizer).step)(double)
         births: list[Birth] = [birth for birth in walk(trace, [twin.detach()]) if birth.op is not None]
