@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.format import number
 from torchdebug_magics.instruments.nanhunt.causes.domain_causes import DOMAIN_CAUSES
 from torchdebug_magics.instruments.nanhunt.causes.neighbour_causes import NEIGHBOUR_CAUSES, masked_row, where_trap
-from torchdebug_magics.instruments.nanhunt.causes.operand_causes import OPERAND_CAUSES, Diagnosis, Rule, infinite_constant, nan_constant
+from torchdebug_magics.instruments.nanhunt.causes.operand_causes import OPERAND_CAUSES, Diagnosis, Rule
 from torchdebug_magics.instruments.nanhunt.causes.range_causes import RANGE_CAUSES, out_of_range
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import UNNAMED, owner_of, shares_memory, variable_name
+from torchdebug_magics.instruments.nanhunt.causes.written_constants import infinite_constant, nan_constant
 from torchdebug_magics.probing.tensors import NAN, tensors_in
 
 if TYPE_CHECKING:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from torchdebug_magics.instruments.nanhunt.causes.op_families import DIVISIONS, LOGS, MEANS, POWERS, ROOTS
-from torchdebug_magics.instruments.nanhunt.walk.intentional_inf import on_purpose
-from torchdebug_magics.probing.tensors import INF, NAN, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.nanhunt.causes.evidence import Evidence
 
-__all__ = ["OPERAND_CAUSES", "Diagnosis", "Rule", "domain", "infinite_constant", "is_zero", "operand"]
+__all__ = ["OPERAND_CAUSES", "Diagnosis", "Rule", "domain", "is_zero", "operand"]
 
 
 @dataclass(frozen=True)
@@ -184,55 +182,6 @@ _ZERO_TIMES_INFINITY = domain(
     "0 times an infinity is NaN: a product does not switch an infinite value off",
     "choose in place of multiplying (`torch.where`, `masked_fill`), or keep a finite number such as -1e9",
 )
-
-
-def nan_constant(evidence: Evidence) -> Diagnosis | None:
-    """A NaN that the code holds as a number."""
-    op = evidence.op
-    if op is None or not any(map(_is_nan_number, (*op.args, *op.kwargs.values()))):
-        return None
-    hidden = "; the loss does not show it, its derivative does" if evidence.in_gradient else ""
-    return Diagnosis(
-        "nan_constant",
-        f"NaN was written here, as a number{hidden}",
-        "write a finite number in its place, or select the good elements before anything is computed with them",
-    )
-
-
-def infinite_constant(evidence: Evidence) -> Diagnosis | None:
-    """An infinity that the code put in on purpose, and that nothing took out again."""
-    op = evidence.op
-    if op is None or evidence.kind == NAN:
-        return None
-    if not evidence.birth.on_purpose:
-        if on_purpose(op, INF):
-            return Diagnosis(
-                "mask_sign",
-                "+inf was written here, and softmax of +inf is NaN: a mask blocks with -inf",
-                "write minus infinity, `float('-inf')`",
-            )
-        if evidence.plain_name not in {"mul", "div", "add", "sub"} or not any(map(_is_infinite_number, op.args)):
-            return None
-        return Diagnosis(
-            "inf_constant",
-            "a plain number that is infinite was computed with here",
-            "look at how that number came about, in Python rather than in torch: print it, or `assert math.isfinite(...)` before this line",
-        )
-    return Diagnosis(
-        "inf_constant",
-        "an infinity was written here, as a number, and some of it was still there when the loss (or the output) was made",
-        "replace what is left of it first (`torch.where`, `isfinite`), or begin with a finite number",
-    )
-
-
-def _is_infinite_number(value: object) -> bool:
-    return isinstance(value, float) and math.isinf(value)
-
-
-def _is_nan_number(value: object) -> bool:
-    if isinstance(value, torch.Tensor):  # made of a number by torch
-        return value.dim() == 0 and value.grad_fn is None and not value.requires_grad and bool(kind_of(value) & NAN)
-    return isinstance(value, float) and math.isnan(value)
 
 
 OPERAND_CAUSES = (

@@ -26,8 +26,16 @@ from torchdebug_magics.instruments.nanhunt.causes.op_families import (
     SOFTMAXES,
     SPREADS,
 )
+from torchdebug_magics.instruments.nanhunt.fixes.call_operands import (
+    argument_of_call,
+    as_atom,
+    is_operator,
+    is_receiver,
+    operand_of,
+    receiver_of,
+)
 from torchdebug_magics.instruments.nanhunt.fixes.fused_functions import as_one_function
-from torchdebug_magics.instruments.nanhunt.fixes.source_edits import Expression, Sources, called, expression_at, is_named
+from torchdebug_magics.instruments.nanhunt.fixes.source_edits import Expression, Sources, called, expression_at
 from torchdebug_magics.instruments.nanhunt.walk.intentional_inf import on_purpose
 from torchdebug_magics.probing.tensors import INF, dense
 
@@ -53,12 +61,6 @@ _BOUNDS: Final[tuple[tuple[frozenset[str], tuple[str, ...]], ...]] = (
     (frozenset(FACTORISATIONS), (" + 1e-4 * torch.eye({0}.shape[-1])",)),
 )
 """What is appended to the argument of a function, so that it lies where the function and its derivative are finite."""
-_OPERATORS: Final[dict[type[ast.operator], frozenset[str]]] = {
-    ast.Div: frozenset({"div", "reciprocal"}),
-    ast.Mod: frozenset({"remainder", "fmod"}),
-    ast.FloorDiv: frozenset({"floor_divide", "div"}),
-    ast.Pow: frozenset({"pow", "reciprocal", "rsqrt", "sqrt"}),
-}
 _SIGNED: Final = {"sub", "sub_", "add", "mul", "neg", "mm", "bmm", "addmm", "convolution", "sin", "cos", "tanh"}
 
 
@@ -126,7 +128,7 @@ def _keywords(evidence: Evidence, expression: Expression) -> Iterator[str]:
         labels = f"({expression.code(node.args[1])} != {ignored}).sum()"
         yield expression.with_node(node, f"({code[:-1].rstrip().rstrip(',')}, reduction='sum') / {labels}.clamp(min=1))")
     elif function in MEANS - {"mean"} and node.args and not node.keywords:
-        count = f"{_atom(expression, node.args[0])}.numel()"
+        count = f"{as_atom(expression, node.args[0])}.numel()"
         yield expression.with_node(node, f"({code[:-1].rstrip().rstrip(',')}, reduction='sum') / max({count}, 1))")
 
 
@@ -145,9 +147,9 @@ def _means(evidence: Evidence, expression: Expression) -> Iterator[str]:
         and not values.numel()
         and called(node) == "mean"
     ):
-        argument = _argument(expression, "mean")
+        argument = argument_of_call(expression, "mean")
         if argument is not None and not node.keywords:
-            code = _atom(expression, argument)
+            code = as_atom(expression, argument)
             yield expression.with_node(node, f"({code}.sum() / max({code}.numel(), 1))")
 
 
@@ -155,20 +157,20 @@ def _denominator(evidence: Evidence, expression: Expression) -> Iterator[str]:
     """A divisor that is 0."""
     if evidence.plain_name not in DIVISIONS:
         return
-    node = _operand(expression, evidence.plain_name, 1)
+    node = operand_of(expression, evidence.plain_name, 1)
     if node is None:
         return
-    code, atom = expression.code(node), _atom(expression, node)
+    code, atom = expression.code(node), as_atom(expression, node)
     divisor = evidence.inputs_at(1) if len((evidence.forward or evidence.op).inputs()) > 1 else evidence.inputs_at(0)  # type: ignore[union-attr]
     numbers = None if divisor is None else dense(divisor)
     finite = torch.zeros(0) if numbers is None or numbers.is_complex() else numbers[torch.isfinite(numbers)]
     if divisor is not None and _counts(evidence, divisor):
-        yield expression.with_node(node, f"{atom}.clamp(min=1)", bracketed=_binary(expression))
+        yield expression.with_node(node, f"{atom}.clamp(min=1)", bracketed=is_operator(expression))
     if not bool((finite < 0).any()) and not _takes_either_sign(evidence, divisor):
         for small in ("1e-8", "1e-6", "1e-4"):
-            yield expression.with_node(node, f"{atom}.clamp(min={small})", bracketed=_binary(expression))
-    yield expression.with_node(node, f"torch.where({code} == 0, 1.0, {code})", bracketed=_binary(expression))
-    yield expression.with_node(node, f"max({code}, 1)", bracketed=_binary(expression))
+            yield expression.with_node(node, f"{atom}.clamp(min={small})", bracketed=is_operator(expression))
+    yield expression.with_node(node, f"torch.where({code} == 0, 1.0, {code})", bracketed=is_operator(expression))
+    yield expression.with_node(node, f"max({code}, 1)", bracketed=is_operator(expression))
 
 
 def _takes_either_sign(evidence: Evidence, divisor: torch.Tensor | None) -> bool:
@@ -194,18 +196,18 @@ def _is_mask(tensor: torch.Tensor) -> bool:
 def _bounded(evidence: Evidence, expression: Expression) -> Iterator[str]:
     """An argument outside of where the function, or its derivative, is finite."""
     name = evidence.plain_name
-    node = _operand(expression, name, -1 if name in {"xlogy", "special_xlogy"} else 0)
+    node = operand_of(expression, name, -1 if name in {"xlogy", "special_xlogy"} else 0)
     if node is None:  # the op is a part of the function that the user called, such as its derivative in forward mode
         name = called(expression.node)
-        node = _argument(expression, name)
+        node = argument_of_call(expression, name)
     bounds = next((bounds for names, bounds in _BOUNDS if name in names), ())
     if node is None:
         return
     if name in LOGS - {"log1p"}:
         bounds = _least_of_log(evidence.inputs_at(1 if "xlogy" in name else 0))
     for bound in bounds:
-        atom = _atom(expression, node)
-        yield expression.with_node(node, f"{atom}{bound.format(atom)}", bracketed=_binary(expression) or _is_receiver(expression, node))
+        atom = as_atom(expression, node)
+        yield expression.with_node(node, f"{atom}{bound.format(atom)}", bracketed=is_operator(expression) or is_receiver(expression, node))
 
 
 def _least_of_log(argument: torch.Tensor | None) -> tuple[str, ...]:
@@ -222,65 +224,17 @@ def _in_float32(evidence: Evidence, expression: Expression) -> Iterator[str]:
         return
     node = expression.node
     operands = (
-        [node.left, node.right] if isinstance(node, ast.BinOp) else [*_receiver(node), *node.args] if isinstance(node, ast.Call) else []
+        [node.left, node.right] if isinstance(node, ast.BinOp) else [*receiver_of(node), *node.args] if isinstance(node, ast.Call) else []
     )
     for operand in operands[:2]:
-        atom = _atom(expression, operand)
-        yield expression.with_node(operand, f"{atom}.float()", bracketed=_binary(expression) or _is_receiver(expression, operand))
+        atom = as_atom(expression, operand)
+        yield expression.with_node(operand, f"{atom}.float()", bracketed=is_operator(expression) or is_receiver(expression, operand))
 
 
 def _open_rows(evidence: Evidence, expression: Expression) -> Iterator[str]:
     """Scores of which a whole row is -inf, by a mask that was there before the step."""
     if evidence.name in SOFTMAXES:
-        node = _argument(expression, called(expression.node))
+        node = argument_of_call(expression, called(expression.node))
         if node is not None:
-            atom = _atom(expression, node)
-            yield expression.with_node(node, f"{atom}.clamp(min=-1e9)", bracketed=_is_receiver(expression, node))
-
-
-def _operand(expression: Expression, name: str, place: int) -> ast.expr | None:
-    """The operand of an operator, or an argument of a function, that an op was given at a place."""
-    node = expression.node
-    if isinstance(node, ast.BinOp):
-        is_right = isinstance(node.op, (ast.Div, ast.Mod, ast.FloorDiv))
-        return (node.right if is_right else node.left) if name in _OPERATORS.get(type(node.op), ()) else None
-    if isinstance(node, ast.AugAssign):
-        return node.value if isinstance(node.op, (ast.Div, ast.Mod)) and name in _OPERATORS[type(node.op)] else None
-    return _argument(expression, name, place)
-
-
-def _argument(expression: Expression, name: str, place: int = 0) -> ast.expr | None:
-    """What a call of the op itself was given; of a matrix function, whose op has another name, the matrix."""
-    node = expression.node
-    function = called(node)
-    is_matrix = name in EIGENVECTORS | FACTORISATIONS
-    if not isinstance(node, ast.Call) or not (is_named(function, name) or is_matrix):
-        return None
-    given = [*_receiver(node), *node.args]
-    return given[place] if -len(given) <= place < len(given) else None
-
-
-_MODULES: Final = frozenset({"torch", "F", "nn", "functional", "linalg", "special", "np", "numpy", "math", "fn"})
-
-
-def _receiver(node: ast.AST) -> list[ast.expr]:
-    """``x`` of ``x.log()``; none for a function of a module."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-        return []
-    base = node.func.value
-    last = base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
-    return [] if last in _MODULES else [base]
-
-
-def _is_receiver(expression: Expression, node: ast.AST) -> bool:
-    return any(node is one for one in _receiver(expression.node))
-
-
-def _binary(expression: Expression) -> bool:
-    return isinstance(expression.node, ast.BinOp)
-
-
-def _atom(expression: Expression, node: ast.expr) -> str:
-    """Its code, in brackets where a method could not be called on it otherwise."""
-    code = expression.code(node)
-    return code if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else f"({code})"
+            atom = as_atom(expression, node)
+            yield expression.with_node(node, f"{atom}.clamp(min=-1e9)", bracketed=is_receiver(expression, node))

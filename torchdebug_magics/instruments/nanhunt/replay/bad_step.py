@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_memory
 from torchdebug_magics.probing.rerun.attempt import Replayed, agree, no_less_bad
 from torchdebug_magics.probing.tensors import is_bad, kind_of
 from torchdebug_magics.probing.where import frames_above, local_values, user_frame
@@ -17,12 +19,25 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow
     from torchdebug_magics.probing.rerun.step import Position
 
-__all__ = ["Inquiry", "Outcome", "Sinks", "StepReplay", "same_gradients", "sinks_of", "variables_of"]
+__all__ = [
+    "Inquiry",
+    "Outcome",
+    "Sinks",
+    "StepReplay",
+    "bad_outputs",
+    "is_further_back",
+    "names_a_maker",
+    "same_gradients",
+    "sinks_of",
+    "variables_of",
+]
 
 StepReplay: TypeAlias = "Replayed[Trace]"
 """A replay with all its ops."""
 Sinks: TypeAlias = list[tuple[torch.Tensor, str]]
 """Bad tensors, each with what it is."""
+
+_WRITTEN_DOWN = frozenset(product(("fill_", "copy_"), ("nan_constant", "inf_constant")))
 
 
 @dataclass(frozen=True)
@@ -75,3 +90,21 @@ def variables_of(chain: tuple[Position, ...]) -> dict[str, Any]:
     for one in frames_above(frame):
         return {**one.f_globals, **local_values(one)}
     return {}
+
+
+def bad_outputs(replayed: StepReplay) -> Sinks:
+    """What a model, or a computation, returned."""
+    return [(tensor, "output") for tensor in replayed.outputs if kind_of(tensor)]
+
+
+def names_a_maker(finding: Finding | None) -> bool:
+    """Whether it names an op that made the data bad. A number that was written into them is bad data."""
+    return finding is not None and finding.op is not None and (finding.op, finding.diagnosis) not in _WRITTEN_DOWN
+
+
+def is_further_back(one: Outcome, other: Outcome) -> bool:
+    """Whether it names other bad data, which the first were made of; a part of a tensor is still that tensor."""
+    if one.finding is None:
+        return False
+    named = one.finding.phase == "data" and (one.finding.tensor or "").partition("[")[0].isidentifier()
+    return named and not shares_memory(one.bad["output"], other.bad["output"])

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_memory
 from torchdebug_magics.instruments.nanhunt.fixes.verified_fix import Again, with_verified_fix
+from torchdebug_magics.instruments.nanhunt.replay.bad_samples import made_by_a_data_set
 from torchdebug_magics.instruments.nanhunt.replay.bad_step import (
     Inquiry,
     Outcome,
     Sinks,
     StepReplay,
+    bad_outputs,
+    is_further_back,
+    names_a_maker,
     same_gradients,
     sinks_of,
     variables_of,
@@ -24,24 +26,18 @@ from torchdebug_magics.instruments.nanhunt.replay.conclusion import bare, conclu
 from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import at_scale_one, live_scalers, may_be_scaling
 from torchdebug_magics.probing.rerun.attempt import Attempt, CannotReplay
 from torchdebug_magics.probing.rerun.step import Entry, Step
-from torchdebug_magics.probing.tensors import is_bad, kind_of, tensors_in
+from torchdebug_magics.probing.tensors import is_bad, kind_of
 
 if TYPE_CHECKING:
     import torch
 
     from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
     from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
-    from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow
+    from torchdebug_magics.instruments.nanhunt.report import LayerRow
     from torchdebug_magics.instruments.nanhunt.watch.computing_cells import Computed
     from torchdebug_magics.probing.rerun.step_rerun import StepRerun
 
 __all__ = ["Investigator"]
-
-_MOST_ROWS = 20
-"""As many as a finding keeps."""
-_MOST_SAMPLES = 256
-_MOST_READING_S = 2.0
-_WRITTEN_DOWN = frozenset(product(("fill_", "copy_"), ("nan_constant", "inf_constant")))
 
 
 class Investigator:
@@ -82,7 +78,9 @@ class Investigator:
         earlier = self._before_the_model(step, inquiry, attempt, outcome)
         outcome, again = (outcome, again) if earlier is None else earlier
         if outcome.finding is not None and outcome.finding.phase == "data":
-            outcome = self._in_a_data_set(inquiry, outcome, outcome.finding)
+            outcome, reading = made_by_a_data_set(self._rerun, inquiry, outcome, outcome.finding)
+            if reading is not None:
+                return self._with_fix(outcome, inquiry, reading, bad_outputs, only_births=True, what="the bad sample, made")
         return self._with_fix(outcome, inquiry, again, lambda one: sinks_of(one, inquiry))
 
     def _with_fix(
@@ -122,26 +120,6 @@ class Investigator:
             return None
         return (replayed, again) if replayed.finished and replayed.reproduced else None
 
-    def _in_a_data_set(self, inquiry: Inquiry, outcome: Outcome, data: Finding) -> Outcome:
-        """A bad batch that a data set made of good data: the op that did so, and of single rows where it stands."""
-        sources = list(self._rerun.recorder.batches.bad_sources())
-        again: Again = partial(self._rerun.call, partial(_first_bad_sample, sources), sources)
-        try:
-            replayed = again()
-        except CannotReplay:
-            return outcome
-        if not replayed.finished or not _outputs(replayed):
-            return outcome
-        made = conclude(inquiry, replayed, _outputs(replayed), "statements", lambda _: None, only_births=True)
-        finding = made.finding
-        if finding is None or finding.op is None or finding.location is None:
-            return outcome
-        if data.shape and len(data.rows) < min(data.shape[0], _MOST_ROWS):
-            place = f"{finding.location}: `{finding.location.source}`"
-            return replace(outcome, finding=replace(data, explanation=f"{data.explanation}; `{finding.op}` made it, in {place}"))
-        made = replace(made, finding=replace(finding, sink="loss"), reproduced=None)
-        return self._with_fix(made, inquiry, again, _outputs, only_births=True, what="the bad sample, made")
-
     def _rest(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> StepReplay | None:
         """A bad loss may be made from what the model's calls left, which is at hand; None where that is not how it was made."""
         if not any(map(is_bad, inquiry.tensors)) or not step.entries:
@@ -164,7 +142,7 @@ class Investigator:
                 replayed = run()
                 if replayed.finished and replayed.reproduced:
                     again = conclude(inquiry, replayed, sinks_of(replayed, inquiry), outcome.way, self._note)
-                    if _made_it(again.finding) or _is_further_back(again, outcome):
+                    if names_a_maker(again.finding) or is_further_back(again, outcome):
                         return again, run
         except CannotReplay:
             pass
@@ -196,8 +174,8 @@ class Investigator:
 
         replayed = replace(replayed, reproduced=same, names=variables_of(step.chain))
         inquiry = Inquiry(tuple(tensors), {}, step.chain, replace(context, sink="output"))
-        outcome = conclude(inquiry, replayed, _outputs(replayed), "module", self._note, only_births=True)
-        return self._with_fix(outcome, inquiry, again, _outputs, only_births=True)
+        outcome = conclude(inquiry, replayed, bad_outputs(replayed), "module", self._note, only_births=True)
+        return self._with_fix(outcome, inquiry, again, bad_outputs, only_births=True)
 
     def computation(self, computed: Computed, inquiry: Inquiry) -> Outcome:
         """Variables that are NaN at the end of a cell which takes no step."""
@@ -218,11 +196,11 @@ class Investigator:
             return Outcome(None, {})
         if not replayed.finished or not replayed.reproduced:
             return Outcome(None, {})
-        outcome = conclude(inquiry, replayed, _outputs(replayed), "statements", lambda _: None, only_births=True)
+        outcome = conclude(inquiry, replayed, bad_outputs(replayed), "statements", lambda _: None, only_births=True)
         finding = outcome.finding
         if finding is None or finding.op is None or finding.location is None or finding.diagnosis in {"nan_constant", "inf_constant"}:
             return Outcome(None, {})
-        return self._with_fix(outcome, inquiry, again, _outputs, only_births=True, what="the cell's result, computed")
+        return self._with_fix(outcome, inquiry, again, bad_outputs, only_births=True, what="the cell's result, computed")
 
     def look(self, step: Step, inquiry: Inquiry) -> tuple[LayerRow, ...]:
         """The layer table of a step with nothing wrong."""
@@ -255,38 +233,10 @@ class Investigator:
             self._note(f"the model could not be called again: {reason}")
             return bare(inquiry)
         replayed = replace(replayed, reproduced=None, names=variables_of(inquiry.chain))
-        bad = _outputs(replayed)
+        bad = bad_outputs(replayed)
         if bad:
             return replace(conclude(inquiry, replayed, bad, "module", self._note), evidence=None)
         return bare(inquiry)
-
-
-def _first_bad_sample(sources: list[Any]) -> object:
-    """Read data sets again, from their beginning, up to the first bad sample."""
-    sample, until = None, time.process_time() + _MOST_READING_S
-    for source in sources:
-        for place in range(min(len(source), _MOST_SAMPLES)):
-            sample = source[place]
-            if any(map(is_bad, tensors_in([sample]))) or time.process_time() > until:
-                return sample
-    return sample
-
-
-def _outputs(replayed: StepReplay) -> Sinks:
-    return [(tensor, "output") for tensor in replayed.outputs if kind_of(tensor)]
-
-
-def _made_it(finding: Finding | None) -> bool:
-    """Whether it names an op that made the data bad. A number that was written into them is bad data."""
-    return finding is not None and finding.op is not None and (finding.op, finding.diagnosis) not in _WRITTEN_DOWN
-
-
-def _is_further_back(one: Outcome, other: Outcome) -> bool:
-    """Whether it names other bad data, which the first were made of; a part of a tensor is still that tensor."""
-    if one.finding is None:
-        return False
-    named = one.finding.phase == "data" and (one.finding.tensor or "").partition("[")[0].isidentifier()
-    return named and not shares_memory(one.bad["output"], other.bad["output"])
 
 
 def _number(step: Step) -> int:
