@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +34,16 @@ class RandomState:
         """The states as they are now. Never initialises CUDA."""
         numpy = sys.modules.get("numpy")
         return cls._with(numpy.random.get_state() if numpy else None)
+
+    @classmethod
+    @contextmanager
+    def kept(cls) -> Iterator[None]:
+        """Inside, whatever is drawn is drawn from states that nobody sees."""
+        before = cls.take()
+        try:
+            yield
+        finally:
+            before.put_back()
 
     @classmethod
     def _with(cls, numpy: Any) -> RandomState:

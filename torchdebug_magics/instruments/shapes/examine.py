@@ -221,14 +221,10 @@ def _sized(model: torch.nn.Module, inputs: Inputs, notes: list[str]) -> torch.nn
     """A copy whose lazy parts have found their sizes; the user's own stays lazy."""
     sized = copy.deepcopy(model, _unsized(model))
     given = inputs.made(sized, torch.clone, zeros)
-    before = RandomState.take()
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with contextlib.suppress(Exception):  # any: it is the user's forward, whose error the run on fakes finds again and reports
-                sized(*given.args, **given.kwargs)
-    finally:
-        before.put_back()
+    with RandomState.kept(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with contextlib.suppress(Exception):  # any: it is the user's forward, whose error the run on fakes finds again and reports
+            sized(*given.args, **given.kwargs)
     notes.append("lazy modules were sized on a copy")
     return sized
 

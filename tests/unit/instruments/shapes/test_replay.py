@@ -22,6 +22,15 @@ model, x, y = Counts(), torch.randn(2, 3, 4), torch.tensor([0, 1])
 words, targets = torch.randn(2, 7, 5), torch.randint(0, 5, (2, 7))
 criterion, bce = nn.CrossEntropyLoss(), nn.BCEWithLogitsLoss()
 calls = []
+class Asked:
+    def __getitem__(self, at):
+        calls.append(at)
+        return x[:, :1 + at]
+    @property
+    def first(self):
+        calls.append("first")
+        return x
+asked = Asked()
 def logged(x):
     calls.append(1)
     return x
@@ -190,6 +199,14 @@ def test_functions_of_the_user_are_not_called_again(shell: InteractiveShell) -> 
     assert shell.user_ns["calls"] == [1]
     assert report.failure is None
     assert report.verdict.startswith("the last error is not one I can explain: RuntimeError: stack expects each tensor to be equal size")
+
+
+@pytest.mark.parametrize("cell", ["torch.stack([asked[0], asked[1]])", "torch.stack([asked.first, y])"])
+def test_objects_of_the_user_are_not_asked_again(shell: InteractiveShell, cell: str) -> None:
+    report = after(shell, f"{cell}\n")
+    asked = shell.user_ns["calls"]
+    assert len(asked) == len(set(asked))
+    assert report.failure is None
 
 
 def test_another_view_of_one_tensor_is_no_verified_fix(shell: InteractiveShell) -> None:

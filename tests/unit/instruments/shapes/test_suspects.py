@@ -137,6 +137,10 @@ NOT_CROSSED = {
     "weights of a batch": "(net(x).squeeze(1) * weight).mean()",
     "a score for each pair": "scores = net(x) * y\nscores.shape",
     "means of columns": "(net(x) * y).mean(0)",
+    "squared distances": (
+        "a = other[0](x)\nd = (a ** 2).sum(1, keepdim=True) + (a ** 2).sum(1) - 2 * a @ a.T\n(d.clamp(min=0).sqrt() * 0.1).mean()"
+    ),
+    "pairs under a mask": "same = torch.eye(16)\n((net(x) + y) * same).sum()",
     "a bias": "(net(x) + torch.zeros(1)).mean()",
 }
 

@@ -46,16 +46,13 @@ def real_error(failed: Failed) -> tuple[bool, Exception | None]:
     if size > _LARGEST and not _is_refused(failed):
         return False, None
     real = _zeros if size <= _LARGEST else _without_memory
-    before = RandomState.take()
     try:
         # With gradients, products of more than two dimensions are taken apart otherwise, and refuse in other words.
-        with warnings.catch_warnings(), torch.set_grad_enabled(torch.is_grad_enabled() and _is_refused(failed)):
+        with RandomState.kept(), warnings.catch_warnings(), torch.set_grad_enabled(torch.is_grad_enabled() and _is_refused(failed)):
             warnings.simplefilter("ignore")
             failed.func(*rebuilt(failed.args, real), **rebuilt(failed.kwargs, real))
     except Exception as error:  # noqa: BLE001 - whatever torch says
         return True, error
-    finally:
-        before.put_back()
     return True, None
 
 

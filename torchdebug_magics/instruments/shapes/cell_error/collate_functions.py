@@ -48,13 +48,11 @@ def _collates(value: object) -> bool:
 
 
 def _works(run: Callable[[list[Any]], Any], samples: list[Any]) -> bool:
-    before = RandomState.take()
     try:
-        return run(copy.deepcopy(samples)) is not None
+        with RandomState.kept():
+            return run(copy.deepcopy(samples)) is not None
     except Exception:  # noqa: BLE001 - whatever a function says to samples that it was not made for
         return False
-    finally:
-        before.put_back()
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.nn import functional
 
 from torchdebug_magics.instruments.shapes.run.leaves import named_tensors
+from torchdebug_magics.probing.modules import unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import torch
 
 __all__ = ["COMPARES", "comparing", "is_judge", "judge_of"]
 
@@ -32,6 +32,8 @@ def is_judge(module: torch.nn.Module | None) -> bool:
 
 def judge_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call asks a network how far two pictures are apart: one that is not trained, or is called a loss."""
+    if isinstance(model, torch.jit.ScriptModule) or unwrapped(model) is not model:
+        return False
     pair = _pair(args, kwargs)
     trained = any(one.requires_grad for one in model.parameters())
     return len(pair) > 1 and (not trained or any(name in type(model).__name__.lower() for name in _NAMES))

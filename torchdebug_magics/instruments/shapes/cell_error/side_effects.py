@@ -37,7 +37,26 @@ UNKNOWN = object()
 
 def may_run(node: ast.AST, names: Mapping[str, Any], parts: dict[str, torch.nn.Module]) -> bool:
     """Whether all calls in it leave nothing behind; the modules that they call are added to `parts`."""
-    return all(_may_call(one.func, names, parts) for one in ast.walk(node) if isinstance(one, ast.Call))
+    every = list(ast.walk(node))
+    if any(_asks_an_object(one, names) for one in every):
+        return False
+    return all(_may_call(one.func, names, parts) for one in every if isinstance(one, ast.Call))
+
+
+def _asks_an_object(node: ast.AST, names: Mapping[str, Any]) -> bool:
+    """Whether an item, an attribute or a loop runs code of an object's own: ``dataset[3]``, ``for sample in dataset``, a property."""
+    if isinstance(node, ast.Attribute):
+        held = value_named(node, names)
+        return isinstance(held, property) and held.fget is not None and is_user_code(getattr(held.fget, "__code__", _NO_CODE))
+    asked = node.value if isinstance(node, ast.Subscript) else node.iter if isinstance(node, ast.comprehension) else None
+    held = value_named(asked, names) if asked is not None else UNKNOWN
+    return held is not UNKNOWN and any(
+        is_user_code(getattr(inspect.getattr_static(type(held), name, None), "__code__", _NO_CODE)) for name in ("__getitem__", "__iter__")
+    )
+
+
+_NO_CODE = dis.get_instructions.__code__
+"""Of a function that is not the user's."""
 
 
 def _may_call(func: ast.expr, names: Mapping[str, Any], parts: dict[str, torch.nn.Module]) -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from torchdebug_magics.format import listed, shape
 from torchdebug_magics.instruments.shapes.explain import place
-from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.source import tree_of
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.where import is_user_code
@@ -118,12 +118,9 @@ def _remade(module: torch.nn.Module, path: str, given: Mapping[str, Sizes]) -> t
 
 
 def _has_sizes(kind: type[torch.nn.Module], made_with: Mapping[str, Any], wanted: Mapping[str, Sizes | None]) -> bool:
-    try:
-        with torch.device("meta"):
-            new = kind(**made_with)
-    except Exception:  # noqa: BLE001 - it says in its own way that such a module cannot be
-        return False
-    return {name: tuple(one.shape) for name, one in (*new.named_parameters(recurse=False), *new.named_buffers(recurse=False))} == wanted
+    new = made_on_meta(kind, made_with)
+    tensors = (*new.named_parameters(recurse=False), *new.named_buffers(recurse=False)) if new is not None else ()
+    return new is not None and {name: tuple(one.shape) for name, one in tensors} == wanted
 
 
 def _made_with(model: torch.nn.Module, changed: list[tuple[int, int]], frames: list[FrameType]) -> str:

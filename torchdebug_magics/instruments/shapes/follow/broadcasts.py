@@ -57,21 +57,34 @@ class Side(NamedTuple):
 
 
 def averaged(made: Made | None) -> Failure | None:
-    """An op of the user's own line whose result, of each with each, went into one number."""
+    """An op of the user's own line whose result, of each with each, went into one number.
+
+    Where such a result met another tensor of all pairs, as the products do in squared distances, it was meant.
+    """
+    first: Failure | None = None
     todo, seen = [made], set()
     while todo:
         step = todo.pop()
         if step is None or id(step) in seen or made is None or step.shape != made.shape:
             continue
         seen.add(id(step))
-        if len(step.inputs) == 2 and step.line is not None:  # noqa: PLR2004 - a pair
-            site = site_at(*step.line)
-            sides = [Side(*one) for one in step.inputs]
-            where = location(step.line[0].co_filename, step.line[1], step.line[0].co_name)
-            if _calls(site, step.op) and (found := broadcast(step.op, sides, site, step.module or None, where)) is not None:
-                return found
-        todo += [inner for _, inner in step.inputs]
-    return None
+        inner = [one for sizes, one in step.inputs if sizes == made.shape]
+        if inner and all(one is not None for one in inner):
+            todo += inner
+            continue
+        found = _crossed(step)
+        if found is None:
+            return None
+        first = first or found
+    return first
+
+
+def _crossed(step: Made) -> Failure | None:
+    if len(step.inputs) != 2 or step.line is None:  # noqa: PLR2004 - a pair
+        return None
+    site = site_at(*step.line)
+    where = location(step.line[0].co_filename, step.line[1], step.line[0].co_name)
+    return broadcast(step.op, [Side(*one) for one in step.inputs], site, step.module or None, where) if _calls(site, step.op) else None
 
 
 def _calls(site: Site, op: str) -> bool:

@@ -5,18 +5,16 @@ What it was made with is found by making it: numbers that give the very same tab
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import time
-import warnings
-from contextlib import redirect_stdout
-from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, as_typed
-from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.instruments.shapes.repair.rebuild import quietly
 from torchdebug_magics.probing.where import is_user_code
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ def remade(module: torch.nn.Module | None, path: str, got: int, wanted: int, *, 
     for name, value in numbers.items():
         new, rest = divmod(value * wanted, got) if type(value) is int else (0, 1)
         changed = {**numbers, name: new}
-        if not rest and new not in {0, value} and _made(type(module), changed) is not None:
+        if not rest and new not in {0, value} and quietly(functools.partial(type(module), **changed)) is not None:
             code = f"{as_typed(path)} = {_code(type(module), changed)}"
             make = _maker(type(module), changed)
             edits.append(Edit(code, f"{name} of {new} instead of {value}", rank + 2 * (value != got), modules={path: make}))
@@ -64,7 +62,7 @@ def _numbers(module: torch.nn.Module) -> dict[str, Any] | None:
         if time.thread_time() > until:
             return None
         numbers = dict(zip(choices, values, strict=True))
-        new = _made(kind, numbers)
+        new = quietly(functools.partial(kind, **numbers))
         if new is not None and _are_same(_tables(new), tables):
             return numbers
     return None
@@ -98,18 +96,6 @@ def _choices(module: torch.nn.Module, tables: Mapping[str, torch.Tensor]) -> dic
         else:
             found[name] = usual
     return found if all(found.values()) else None
-
-
-def _made(kind: type[torch.nn.Module], numbers: Mapping[str, Any]) -> torch.nn.Module | None:
-    before = RandomState.take()
-    try:
-        with warnings.catch_warnings(), redirect_stdout(StringIO()), torch.no_grad():
-            warnings.simplefilter("ignore")
-            return kind(**numbers)
-    except Exception:  # noqa: BLE001 - whatever the user's constructor says to a number that was not meant
-        return None
-    finally:
-        before.put_back()
 
 
 def _maker(kind: type[torch.nn.Module], numbers: Mapping[str, Any]) -> Callable[[torch.nn.Module], torch.nn.Module]:

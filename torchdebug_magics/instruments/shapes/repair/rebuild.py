@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import warnings
 from contextlib import redirect_stdout
 from io import StringIO
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,9 @@ from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.where import is_user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-__all__ = ["arguments", "rebuilt_module"]
+__all__ = ["arguments", "made_on_meta", "quietly", "rebuilt_module"]
 
 _CONV = (("in_channels", "out_channels", "kernel_size"), {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True})
 _TRANSPOSED = (("in_channels", "out_channels", "kernel_size"), {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "bias": True})
@@ -127,7 +128,7 @@ def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20
     if any(name not in made_with for name in changes):
         return []
     new = {**made_with, **changes}
-    if not _possible(kind, new):
+    if made_on_meta(kind, new) is None:
         return []
     wrapper, made = _wrapper(module), _code(kind, new)
     code = f"{as_typed(path or '')} = {f'{wrapper}({made})' if wrapper else made}"
@@ -157,42 +158,40 @@ def _own_class(module: nn.Module, changes: dict[str, Any]) -> tuple[str, Callabl
     return None
 
 
-def _settings(kind: Any, given: list[int], names: list[str]) -> dict[str, Any]:
-    before = RandomState.take()
+def quietly(make: Callable[[], nn.Module]) -> nn.Module | None:
+    """A module made so that nobody notices; None where its constructor, torch's or the user's, refuses what it was not meant for."""
     try:
-        with redirect_stdout(StringIO()):
-            made = _on_meta(kind, given)
-        return {name: getattr(made, name, None) for name in names}
-    except Exception:  # noqa: BLE001 - whatever the user's constructor says to numbers that were not meant
-        return {}
-    finally:
-        before.put_back()
+        with RandomState.kept(), warnings.catch_warnings(), redirect_stdout(StringIO()), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return make()
+    except Exception:  # noqa: BLE001 - any: a constructor says in its own way that such a module cannot be
+        return None
+
+
+def _settings(kind: Any, given: list[int], names: list[str]) -> dict[str, Any]:
+    made = quietly(lambda: _on_meta(kind, *given))
+    return {} if made is None else {name: getattr(made, name, None) for name in names}
 
 
 def _trained(kind: Any, given: list[int], old: nn.Module) -> nn.Module:
-    return _on_meta(kind, given).train(old.training)
+    return _on_meta(kind, *given).train(old.training)
 
 
-def _on_meta(kind: Any, given: list[int]) -> nn.Module:
+def _on_meta(kind: Any, *args: Any, **kwargs: Any) -> nn.Module:
     with torch.device("meta"):
-        made: nn.Module = kind(*given)
+        made: nn.Module = kind(*args, **kwargs)
     return made
 
 
-def _possible(kind: type[nn.Module], new: dict[str, Any]) -> bool:
-    try:
-        with torch.device("meta"):
-            kind(**new)
-    except Exception:  # noqa: BLE001 - it says in its own way that such a module cannot be
-        return False
-    return True
+def made_on_meta(kind: type[nn.Module], arguments: Mapping[str, Any]) -> nn.Module | None:
+    """The module on ``meta``; None where it cannot be."""
+    return quietly(lambda: _on_meta(kind, **arguments))
 
 
 def _maker(kind: type[nn.Module], new: dict[str, Any]) -> Callable[[nn.Module], nn.Module]:
     def made(old: nn.Module) -> nn.Module:
         like = next(old.parameters(), None)
-        with torch.device("meta"):
-            module = kind(**new)
+        module = _on_meta(kind, **new)
         if like is not None and like.is_floating_point():
             module = module.to(like.dtype)
         return module.train(old.training)

@@ -89,11 +89,8 @@ class Trials:
         changes = [(name, change) for edit in edits for name, change in edit.inputs.items()]
         if changes:
             inputs = ChangedInputs(self.inputs, changes)
-        before = RandomState.take()
         try:
-            with with_edits(self.model, edits, fakes) as model:
+            with RandomState.kept(), with_edits(self.model, edits, fakes) as model:
                 return forward(model, inputs, fakes, instead=ChangedOps([one for edit in edits for one in edit.ops]), trial=True)
         except Exception:  # noqa: BLE001 - an edit that cannot even be made, such as a permutation of too few dimensions
             return None
-        finally:
-            before.put_back()

@@ -73,11 +73,6 @@ class Forward:
     suspect: Failure | None = None
     """What came through, and is most likely not meant."""
 
-    @property
-    def came_through(self) -> bool:
-        """Whether the forward returned."""
-        return self.error is None
-
 
 def forward(
     model: torch.nn.Module,

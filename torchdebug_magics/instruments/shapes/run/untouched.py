@@ -42,7 +42,7 @@ def untouched(
     """
     modules = _modules(model)
     with ExitStack() as stack:
-        stack.callback(RandomState.take().put_back)
+        stack.enter_context(RandomState.kept())
         _keep_flags(stack)
         stack.enter_context(_quiet())
         stack.callback(Snapshot([given, *_surroundings(modules)]).put_back, guard)
