@@ -60,6 +60,7 @@ def kept_by_name(body: Body) -> dict[str, Kept]:
 
 def _kept(body: Body) -> Iterator[tuple[str, Kept]]:
     found = {name: value for name in reached(body)[0] if (value := _value(body, name)) is not ABSENT}
+    found |= {one.__name__: one for one in body.roots if isinstance(one, FunctionType)}
     kinds: dict[type, None] = {}
     for name, value in found.items():
         kinds |= dict.fromkeys((value if isinstance(value, type) else type(value)).__mro__)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import torchdebug_magics
 from tests.unit.instruments.deterministic.planted import IMPORTS
 from torchdebug_magics.instruments.deterministic.counterfactual import dependences, effect
 from torchdebug_magics.instruments.deterministic.twice import runs
@@ -429,6 +430,18 @@ def test_what_the_next_run_finds_changed_is_named(shell: InteractiveShell, name:
     told = [one for one in report.depends_on if one.on == "carried_state"]
     assert says in told[0].what
     assert carried == report.carried or name == "a next run that raises"
+
+
+def test_what_a_function_closes_over_is_named_for_verify_too() -> None:
+    n = 0
+
+    def step() -> torch.Tensor:
+        nonlocal n
+        n += 1
+        return torch.ones(2) * n
+
+    report = torchdebug_magics.verify(step)
+    assert (report.carried, [one.on for one in report.depends_on]) == (("n in step",), ["carried_state"])
 
 
 @pytest.mark.parametrize(
