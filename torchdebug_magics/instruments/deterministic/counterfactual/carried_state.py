@@ -72,7 +72,7 @@ def carried_by(
         held = gradients if begin.phase == "backward" and gradients else tuple(name for name in held if name not in gradients)
         other = line_that_changes(runs, places[held[0]]) if held and not names and not gradients else other
         names = tuple(dict.fromkeys((*names, *held)))
-    if not names or begin.op is None or begin.op.plan.base == "lift_fresh":
+    if other is None and (not names or begin.op is None or begin.op.plan.base == "lift_fresh"):
         at = _first_line(runs, begin, same_seeds, origin_of) or at
     what, fix = _of_mode(begin) if not effect.has_backward else ("", "")
     if not what:
