@@ -70,7 +70,7 @@ def _bad_embedding(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "bad_embedding_row",
         f"the embedding holds a bad row ({', '.join(map(str, rows[:5]))}), and this batch looked it up",
-        "reinitialise that row, and look at what wrote it: an update with a bad gradient, or a broken checkpoint",
+        "reinitialize that row, and find what wrote it: an update with a bad gradient, or a broken checkpoint",
     )
 
 

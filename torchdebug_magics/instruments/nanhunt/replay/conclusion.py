@@ -47,7 +47,7 @@ def conclude(
         note("the gradients were bad before this backward(): it only added to them")
         return Outcome(None, {})
     if sinks:
-        note("the way from the bad value back to its birth was lost")
+        note("could not trace the bad value back to the op that produced it")
     return replace(bare(inquiry), layers=rows, reproduced=replayed.reproduced, way=way)
 
 
