@@ -5,33 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.memtrace.census import Census
-from torchdebug_magics.instruments.memtrace.keepers import Keepers, holders
-from torchdebug_magics.instruments.memtrace.oom import explained, refused_by
-from torchdebug_magics.instruments.memtrace.reference_cycles import cycles as found_cycles
-from torchdebug_magics.instruments.memtrace.reference_cycles import kept_by_cycles
+from torchdebug_magics.instruments.memtrace.growth.rerun_growth import rerun_growth
+from torchdebug_magics.instruments.memtrace.held.keepers import Keepers, holders
+from torchdebug_magics.instruments.memtrace.held.out_of_memory import explained, refused_by
+from torchdebug_magics.instruments.memtrace.held.reference_cycles import cycles as found_cycles
+from torchdebug_magics.instruments.memtrace.held.reference_cycles import kept_by_cycles
+from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census
+from torchdebug_magics.instruments.memtrace.ledger.sites import by_category, by_module
+from torchdebug_magics.instruments.memtrace.ledger.timeline import timeline
 from torchdebug_magics.instruments.memtrace.report import MemtraceReport, Peak
-from torchdebug_magics.instruments.memtrace.reruns import rerun_growth
-from torchdebug_magics.instruments.memtrace.sites import by_category, by_module
-from torchdebug_magics.instruments.memtrace.timeline import timeline
 from torchdebug_magics.probing.holders import cycles_of
 
 if TYPE_CHECKING:
     from collections import deque
 
-    from torchdebug_magics.instruments.memtrace.blocks import Block, Ledger
-    from torchdebug_magics.instruments.memtrace.deleted import Deletions
-    from torchdebug_magics.instruments.memtrace.devices import Devices
-    from torchdebug_magics.instruments.memtrace.keeping_lines import KeepingLines
-    from torchdebug_magics.instruments.memtrace.marks import MarkListener
-    from torchdebug_magics.instruments.memtrace.phases import Phases
-    from torchdebug_magics.instruments.memtrace.process import ProcessMemory
+    from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch
+    from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
+    from torchdebug_magics.instruments.memtrace.growth.rerun_growth import Run
+    from torchdebug_magics.instruments.memtrace.held.deleted import Deletions
+    from torchdebug_magics.instruments.memtrace.held.keeping_lines import KeepingLines
+    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
+    from torchdebug_magics.instruments.memtrace.ledger.devices import Devices
+    from torchdebug_magics.instruments.memtrace.ledger.memory_snapshot import Snapshot
+    from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer
+    from torchdebug_magics.instruments.memtrace.ledger.phases import Phases
+    from torchdebug_magics.instruments.memtrace.ledger.process_memory import ProcessMemory
+    from torchdebug_magics.instruments.memtrace.ledger.trace_marks import MarkListener
     from torchdebug_magics.instruments.memtrace.report import Cycle, Growth, Oom
-    from torchdebug_magics.instruments.memtrace.reruns import Run
-    from torchdebug_magics.instruments.memtrace.snapshot import Snapshot
-    from torchdebug_magics.instruments.memtrace.steps import Steps
-    from torchdebug_magics.instruments.memtrace.tracer import Tracer
-    from torchdebug_magics.instruments.memtrace.watch import GrowthWatch
     from torchdebug_magics.machine.interrupts import Interrupt
     from torchdebug_magics.probing.guard import Guard
 

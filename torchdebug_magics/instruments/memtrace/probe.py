@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.memtrace.blocks import Ledger
-from torchdebug_magics.instruments.memtrace.census import Census, mark_gradients, mark_state
 from torchdebug_magics.instruments.memtrace.conclude import Seen, concluded
-from torchdebug_magics.instruments.memtrace.course import Course
-from torchdebug_magics.instruments.memtrace.deleted import Deletions
-from torchdebug_magics.instruments.memtrace.devices import Devices
-from torchdebug_magics.instruments.memtrace.marks import MarkListener
-from torchdebug_magics.instruments.memtrace.phases import Phases
-from torchdebug_magics.instruments.memtrace.places import Place, Places
-from torchdebug_magics.instruments.memtrace.process import ProcessMemory
+from torchdebug_magics.instruments.memtrace.growth.course import Course
+from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch
+from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
+from torchdebug_magics.instruments.memtrace.held.deleted import Deletions
+from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place, Places
+from torchdebug_magics.instruments.memtrace.ledger.blocks import Ledger
+from torchdebug_magics.instruments.memtrace.ledger.devices import Devices
+from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, mark_gradients, mark_state
+from torchdebug_magics.instruments.memtrace.ledger.memory_snapshot import Snapshot
+from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer
+from torchdebug_magics.instruments.memtrace.ledger.phases import Phases
+from torchdebug_magics.instruments.memtrace.ledger.process_memory import ProcessMemory
+from torchdebug_magics.instruments.memtrace.ledger.trace_marks import MarkListener
 from torchdebug_magics.instruments.memtrace.report import LiveMemory
-from torchdebug_magics.instruments.memtrace.snapshot import Snapshot
-from torchdebug_magics.instruments.memtrace.steps import Steps
-from torchdebug_magics.instruments.memtrace.tracer import Tracer
-from torchdebug_magics.instruments.memtrace.watch import GrowthWatch
 from torchdebug_magics.machine.limits import Limits
 from torchdebug_magics.machine.memory_guard import MemoryGuard, guard_ratio
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
     from pathlib import Path
 
+    from torchdebug_magics.instruments.memtrace.growth.rerun_growth import Run
     from torchdebug_magics.instruments.memtrace.report import MemtraceReport
-    from torchdebug_magics.instruments.memtrace.reruns import Run
 
 __all__ = ["MemtraceProbe"]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.unit.instruments.memtrace.test_growth import trace
-from torchdebug_magics.instruments.memtrace.fixes import Cause, as_code, fix
-from torchdebug_magics.instruments.memtrace.rewritten import adds_a_number, rewritten, target
+from torchdebug_magics.instruments.memtrace.held.cured_line import adds_a_number, rewritten, target
+from torchdebug_magics.instruments.memtrace.held.fixes import Cause, as_code, fix
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

@@ -195,7 +195,7 @@ def test_the_picture_says_where_steps_were_only_counted(observe: Any, steps: int
 
 
 def test_the_log_of_many_ops_is_bounded() -> None:
-    from torchdebug_magics.instruments.memtrace import blocks
+    from torchdebug_magics.instruments.memtrace.ledger import blocks
 
     with torchdebug_magics.memtrace() as session:
         a = torch.zeros(8)

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.memtrace.census import OTHER
-from torchdebug_magics.instruments.memtrace.sites import category
+from torchdebug_magics.instruments.memtrace.ledger.memory_census import OTHER
+from torchdebug_magics.instruments.memtrace.ledger.sites import category
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.blocks import Block, Ledger
+    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
 
 __all__ = ["history"]
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchdebug_magics.instruments.memtrace.census import ACTIVATION, OTHER, TEMPORARY
+from torchdebug_magics.instruments.memtrace.ledger.memory_census import ACTIVATION, OTHER, TEMPORARY
 from torchdebug_magics.instruments.memtrace.report import Site
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.blocks import Block
-    from torchdebug_magics.instruments.memtrace.places import Place
+    from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place
+    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block
     from torchdebug_magics.instruments.memtrace.report import Phase
 
 __all__ = ["Sites", "by_category", "by_module", "category"]

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch._C._autograd import _get_sequence_nr
 
-from torchdebug_magics.instruments.memtrace.census import Census, mark_called
+from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, mark_called
 from torchdebug_magics.probing.tensors import tensors_in
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.phases import Phases
-    from torchdebug_magics.instruments.memtrace.places import Places
+    from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch
+    from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
+    from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Places
+    from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer
+    from torchdebug_magics.instruments.memtrace.ledger.phases import Phases
     from torchdebug_magics.instruments.memtrace.report import Phase
-    from torchdebug_magics.instruments.memtrace.steps import Steps
-    from torchdebug_magics.instruments.memtrace.tracer import Tracer
-    from torchdebug_magics.instruments.memtrace.watch import GrowthWatch
     from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["Course"]

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from statistics import median
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.memtrace.fixes import Cause, collection, fix
+from torchdebug_magics.instruments.memtrace.held.fixes import Cause, collection, fix
 from torchdebug_magics.instruments.memtrace.report import Growth
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.steps import Loop
+    from torchdebug_magics.instruments.memtrace.growth.loop_steps import Loop
 
 __all__ = ["MADE_ONCE", "Kept", "fastest", "grown_by_counter", "kept_most", "rate_bytes"]
 

@@ -13,7 +13,7 @@ from torchdebug_magics.probing.modules import live_kinds
 from torchdebug_magics.probing.storages import storages
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.blocks import Block, Ledger
+    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
 
 __all__ = [
     "ACTIVATION", "BUFFER", "GRADIENT", "OPTIMIZER_STATE", "OTHER", "PARAMETER", "TEMPORARY",

@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.memtrace.census import ACTIVATION, OTHER, TEMPORARY
-from torchdebug_magics.instruments.memtrace.fixes import collection, root
+from torchdebug_magics.instruments.memtrace.held.fixes import collection, root
+from torchdebug_magics.instruments.memtrace.ledger.memory_census import ACTIVATION, OTHER, TEMPORARY
+from torchdebug_magics.instruments.memtrace.ledger.sites import category
 from torchdebug_magics.instruments.memtrace.report import Holder
-from torchdebug_magics.instruments.memtrace.sites import category
 from torchdebug_magics.probing.holders import find_holders
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.blocks import Block
+    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block
     from torchdebug_magics.probing.holders import Owner
 
 __all__ = ["Keepers", "holders"]

@@ -9,8 +9,8 @@ from torchdebug_magics.instruments.memtrace.report import DeviceMemory
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torchdebug_magics.instruments.memtrace.blocks import Book
-    from torchdebug_magics.instruments.memtrace.process import ProcessMemory
+    from torchdebug_magics.instruments.memtrace.ledger.blocks import Book
+    from torchdebug_magics.instruments.memtrace.ledger.process_memory import ProcessMemory
     from torchdebug_magics.probing.accelerators import Allocator
 
 __all__ = ["Devices"]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.instruments.memtrace.report import Cycle
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.blocks import Block
-    from torchdebug_magics.instruments.memtrace.keeping_lines import KeepingLines
+    from torchdebug_magics.instruments.memtrace.held.keeping_lines import KeepingLines
+    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block
     from torchdebug_magics.report import Location
 
 __all__ = ["cycles", "kept_by_cycles"]

@@ -6,14 +6,14 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.memtrace.fixes import graph_fix, is_local
+from torchdebug_magics.instruments.memtrace.held.fixes import graph_fix, is_local
 from torchdebug_magics.instruments.memtrace.report import GraphGrowth
 from torchdebug_magics.probing.holders import histories
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torchdebug_magics.instruments.memtrace.steps import Loop, Steps
+    from torchdebug_magics.instruments.memtrace.growth.loop_steps import Loop, Steps
     from torchdebug_magics.probing.holders import History
     from torchdebug_magics.report import Location
 

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.places import Place
+    from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place
 
 __all__ = ["FIRST_STEPS", "NOISE_BYTES", "Loop", "Steps"]
 

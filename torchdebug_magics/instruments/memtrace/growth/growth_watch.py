@@ -7,29 +7,29 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.memtrace.census import Census, has_graph
-from torchdebug_magics.instruments.memtrace.counted import MADE_ONCE, fastest, grown_by_counter, kept_most, rate_bytes
-from torchdebug_magics.instruments.memtrace.ended import is_over
-from torchdebug_magics.instruments.memtrace.fixes import Cause, collection, of_gradients
-from torchdebug_magics.instruments.memtrace.graphs import GraphWatch
-from torchdebug_magics.instruments.memtrace.growth import leaking, repeated
-from torchdebug_magics.instruments.memtrace.keepers import Keepers
-from torchdebug_magics.instruments.memtrace.keeping_lines import KeepingLines
-from torchdebug_magics.instruments.memtrace.purpose import collected_in, is_collected, unintended
-from torchdebug_magics.instruments.memtrace.steps import NOISE_BYTES
-from torchdebug_magics.instruments.memtrace.tally import Tally
-from torchdebug_magics.instruments.memtrace.worst import LARGE_BYTES, worst
+from torchdebug_magics.instruments.memtrace.growth.graph_growth import GraphWatch
+from torchdebug_magics.instruments.memtrace.growth.growth_filters import is_over
+from torchdebug_magics.instruments.memtrace.growth.heap_growth import MADE_ONCE, fastest, grown_by_counter, kept_most, rate_bytes
+from torchdebug_magics.instruments.memtrace.growth.holder_weights import Tally
+from torchdebug_magics.instruments.memtrace.growth.intentional_growth import collected_in, is_collected, unintended
+from torchdebug_magics.instruments.memtrace.growth.line_growth import leaking, repeated
+from torchdebug_magics.instruments.memtrace.growth.loop_steps import NOISE_BYTES
+from torchdebug_magics.instruments.memtrace.growth.worst import LARGE_BYTES, worst
+from torchdebug_magics.instruments.memtrace.held.fixes import Cause, collection, of_gradients
+from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
+from torchdebug_magics.instruments.memtrace.held.keeping_lines import KeepingLines
+from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, has_graph
 from torchdebug_magics.probing.holders import addresses_of, find_holders
 
 if TYPE_CHECKING:
     import torch
 
-    from torchdebug_magics.instruments.memtrace.blocks import Block, Ledger
-    from torchdebug_magics.instruments.memtrace.counted import Kept
-    from torchdebug_magics.instruments.memtrace.growth import Leak
-    from torchdebug_magics.instruments.memtrace.places import Place, Places
+    from torchdebug_magics.instruments.memtrace.growth.heap_growth import Kept
+    from torchdebug_magics.instruments.memtrace.growth.line_growth import Leak
+    from torchdebug_magics.instruments.memtrace.growth.loop_steps import Loop, Steps
+    from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place, Places
+    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
     from torchdebug_magics.instruments.memtrace.report import GraphGrowth, Growth
-    from torchdebug_magics.instruments.memtrace.steps import Loop, Steps
     from torchdebug_magics.probing.holders import History
     from torchdebug_magics.report import Location
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.memtrace.census import PARAMETER
-from torchdebug_magics.instruments.memtrace.fixes import Cause, as_code, fix, root
+from torchdebug_magics.instruments.memtrace.held.fixes import Cause, as_code, fix, root
+from torchdebug_magics.instruments.memtrace.ledger.memory_census import PARAMETER
 from torchdebug_magics.instruments.memtrace.report import Undeleted
 from torchdebug_magics.probing.holders import find_holders
 from torchdebug_magics.probing.holders.outside import is_a
@@ -21,8 +21,8 @@ from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.where import location
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.blocks import Block
-    from torchdebug_magics.instruments.memtrace.keepers import Keepers
+    from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
+    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block
 
 __all__ = ["Deletions"]
 

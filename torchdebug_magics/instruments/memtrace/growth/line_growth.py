@@ -9,14 +9,14 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.memtrace.census import ACTIVATION
-from torchdebug_magics.instruments.memtrace.ended import goes_on, is_complete, is_over, is_used_up, is_window, was_let_go
-from torchdebug_magics.instruments.memtrace.sites import category
+from torchdebug_magics.instruments.memtrace.growth.growth_filters import goes_on, is_complete, is_over, is_used_up, is_window, was_let_go
+from torchdebug_magics.instruments.memtrace.ledger.memory_census import ACTIVATION
+from torchdebug_magics.instruments.memtrace.ledger.sites import category
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.blocks import Block
-    from torchdebug_magics.instruments.memtrace.places import Place
-    from torchdebug_magics.instruments.memtrace.steps import Loop, Steps
+    from torchdebug_magics.instruments.memtrace.growth.loop_steps import Loop, Steps
+    from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place
+    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block
 
 __all__ = ["LEAST_BYTES", "Leak", "leaking", "repeated"]
 

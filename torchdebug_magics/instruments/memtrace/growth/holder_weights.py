@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.memtrace.census import ACTIVATION
-from torchdebug_magics.instruments.memtrace.counted import MADE_ONCE
-from torchdebug_magics.instruments.memtrace.fixes import collection, is_local
-from torchdebug_magics.instruments.memtrace.growth import Leak
-from torchdebug_magics.instruments.memtrace.sites import category
+from torchdebug_magics.instruments.memtrace.growth.heap_growth import MADE_ONCE
+from torchdebug_magics.instruments.memtrace.growth.line_growth import Leak
+from torchdebug_magics.instruments.memtrace.held.fixes import collection, is_local
+from torchdebug_magics.instruments.memtrace.ledger.memory_census import ACTIVATION
+from torchdebug_magics.instruments.memtrace.ledger.sites import category
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.blocks import Block
-    from torchdebug_magics.instruments.memtrace.keepers import Keepers
-    from torchdebug_magics.instruments.memtrace.places import Place
-    from torchdebug_magics.instruments.memtrace.steps import Loop
+    from torchdebug_magics.instruments.memtrace.growth.loop_steps import Loop
+    from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
+    from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place
+    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block
 
 __all__ = ["Tally", "place_of"]
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.memtrace.blocks import Block, Chain, Ledger
-from torchdebug_magics.instruments.memtrace.census import ACTIVATION, Census, has_graph, saved_tensors
-from torchdebug_magics.instruments.memtrace.refused import OutOfMemory, refused_bytes
+from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Chain, Ledger
+from torchdebug_magics.instruments.memtrace.ledger.memory_census import ACTIVATION, Census, has_graph, saved_tensors
+from torchdebug_magics.instruments.memtrace.ledger.refused_memory import OutOfMemory, refused_bytes
 from torchdebug_magics.probing.dispatch import ResultListener
 from torchdebug_magics.probing.mode_stack import modes, put_unnoticed
 from torchdebug_magics.probing.storages import owner_of, storages
 from torchdebug_magics.probing.tensors import tensors_in
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.places import Place, Places
+    from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place, Places
     from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.probing.modules import ModuleCalls
 

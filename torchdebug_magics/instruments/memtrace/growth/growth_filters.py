@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.blocks import Block
-    from torchdebug_magics.instruments.memtrace.growth import Leak
-    from torchdebug_magics.instruments.memtrace.steps import Loop, Steps
+    from torchdebug_magics.instruments.memtrace.growth.line_growth import Leak
+    from torchdebug_magics.instruments.memtrace.growth.loop_steps import Loop, Steps
+    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block
 
 __all__ = ["goes_on", "is_complete", "is_over", "is_used_up", "is_window", "was_let_go"]
 

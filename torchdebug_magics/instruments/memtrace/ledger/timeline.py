@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from torchdebug_magics.instruments.memtrace.ledger.sites import by_category, category
 from torchdebug_magics.instruments.memtrace.report import Stretch, Timeline
-from torchdebug_magics.instruments.memtrace.sites import by_category, category
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.blocks import Block, Ledger
-    from torchdebug_magics.instruments.memtrace.phases import Phases, Span
+    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
+    from torchdebug_magics.instruments.memtrace.ledger.phases import Phases, Span
 
 __all__ = ["timeline"]
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.memtrace.history import history
+from torchdebug_magics.instruments.memtrace.ledger.snapshot_history import history
 from torchdebug_magics.probing.ranks import rank, world_size
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.blocks import Ledger
+    from torchdebug_magics.instruments.memtrace.ledger.blocks import Ledger
     from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["Snapshot", "rank_path"]

@@ -10,8 +10,8 @@ from itertools import takewhile
 from statistics import median_low
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from torchdebug_magics.instruments.memtrace.fixes import Cause, fix
-from torchdebug_magics.instruments.memtrace.keepers import Keepers
+from torchdebug_magics.instruments.memtrace.held.fixes import Cause, fix
+from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
 from torchdebug_magics.instruments.memtrace.report import Growth
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from torchdebug_magics.instruments.memtrace.blocks import Block, Ledger
+    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
     from torchdebug_magics.report import Location
 
 __all__ = ["Left", "Run", "rerun_growth"]

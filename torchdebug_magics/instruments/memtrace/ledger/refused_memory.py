@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.blocks import Block
-    from torchdebug_magics.instruments.memtrace.phases import Span
-    from torchdebug_magics.instruments.memtrace.places import Place
+    from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place
+    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block
+    from torchdebug_magics.instruments.memtrace.ledger.phases import Span
 
 __all__ = ["OutOfMemory", "refused_bytes"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from torchdebug_magics.instruments.memtrace.rewritten import adds_a_number, rewritten, target
+from torchdebug_magics.instruments.memtrace.held.cured_line import adds_a_number, rewritten, target
 
 __all__ = ["Cause", "as_code", "collection", "fix", "graph_fix", "is_in_collection", "is_local", "is_part", "of_gradients", "root"]
 

@@ -6,15 +6,15 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.memtrace.census import GRADIENT, OPTIMIZER_STATE, PARAMETER
-from torchdebug_magics.instruments.memtrace.fixes import collection, is_part
+from torchdebug_magics.instruments.memtrace.held.fixes import collection, is_part
+from torchdebug_magics.instruments.memtrace.ledger.memory_census import GRADIENT, OPTIMIZER_STATE, PARAMETER
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.blocks import Block
-    from torchdebug_magics.instruments.memtrace.growth import Leak
-    from torchdebug_magics.instruments.memtrace.keepers import Keepers
-    from torchdebug_magics.instruments.memtrace.places import Place
-    from torchdebug_magics.instruments.memtrace.steps import Steps
+    from torchdebug_magics.instruments.memtrace.growth.line_growth import Leak
+    from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
+    from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
+    from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place
+    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block
 
 __all__ = ["collected_in", "is_collected", "unintended"]
 

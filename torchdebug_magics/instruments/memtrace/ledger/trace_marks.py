@@ -9,7 +9,7 @@ from torchdebug_magics.instruments.memtrace.report import TraceMark
 from torchdebug_magics.probing.marks import ledger as marks
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.blocks import Ledger
+    from torchdebug_magics.instruments.memtrace.ledger.blocks import Ledger
     from torchdebug_magics.report import Mark
 
 __all__ = ["MarkListener", "Marked"]

@@ -8,13 +8,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.memtrace.sites import Sites
+from torchdebug_magics.instruments.memtrace.ledger.sites import Sites
 
 if TYPE_CHECKING:
     import torch
 
-    from torchdebug_magics.instruments.memtrace.phases import Span
-    from torchdebug_magics.instruments.memtrace.places import Place
+    from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place
+    from torchdebug_magics.instruments.memtrace.ledger.phases import Span
 
 __all__ = ["Block", "Book", "Chain", "Ledger"]
 
