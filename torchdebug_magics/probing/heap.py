@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["given_out_bytes"]
+__all__ = ["given_out_bytes", "kept_free_bytes"]
 
 
 class _Info(ctypes.Structure):
@@ -26,6 +26,12 @@ def given_out_bytes() -> int | None:
         return None
     info = ask()
     return int(info.uordblks + info.hblkhd) + _on_cuda()
+
+
+def kept_free_bytes() -> int:
+    """What was freed and is still the C heap's, at most as large in memory; 0 where the system does not tell."""
+    ask = _mallinfo()
+    return 0 if ask is None else int(ask().fordblks)
 
 
 def _on_cuda() -> int:

@@ -1,4 +1,4 @@
-"""Which tensors' memory there is, and how large the process is: to say what was really freed."""
+"""Which tensors' memory there is: to say what would be freed, and what was."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.holders import cycles_of
+from torchdebug_magics.probing.holders import cycles_of, waiting_cycles
 from torchdebug_magics.probing.holders.tensors import storages_of
 from torchdebug_magics.probing.holders.walk import undisturbed
 from torchdebug_magics.probing.modules import live
 
-__all__ = ["Census", "collect", "rss_bytes", "size_of"]
+__all__ = ["Census", "collect", "size_of"]
 
 _PASSES = 3
 
@@ -45,6 +45,16 @@ class Census:
         self._refs = [one for one in self._refs if one[0]() is not None]
         return sum(gone)
 
+    def waiting(self) -> tuple[int, str]:
+        """(bytes that a collection would free, the cycle of references by which the most of it holds itself); nothing is collected."""
+        paths = waiting_cycles([ref for ref, _ in self._refs]).paths
+        sizes: Counter[str] = Counter()
+        for ref, size in self._refs:
+            storage = ref()
+            if storage is not None and storage._cdata in paths:
+                sizes[paths[storage._cdata]] += size
+        return sum(sizes.values()), max(sizes, key=lambda path: sizes[path], default="")
+
 
 def size_of(storage: torch.UntypedStorage) -> int:
     """Its bytes; none of one that has no memory."""
@@ -56,10 +66,3 @@ def collect() -> None:
     for _ in range(_PASSES):
         if not gc.collect():
             return
-
-
-def rss_bytes() -> int:
-    """How large the process is."""
-    import psutil  # noqa: PLC0415 - only when asked
-
-    return int(psutil.Process().memory_info().rss)

@@ -8,9 +8,11 @@ from typing import Any
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.memclean import release
-from torchdebug_magics.instruments.memclean.census import Census, collect, rss_bytes
+from torchdebug_magics.instruments.memclean.census import Census, collect
 from torchdebug_magics.instruments.memclean.report import Freed, MemcleanReport
 from torchdebug_magics.instruments.memclean.survey import Survey, survey
+from torchdebug_magics.machine.heap_trim import trim_heap, trimmable_bytes
+from torchdebug_magics.machine.process import rss_bytes
 from torchdebug_magics.probing.holders.roots import outputs
 from torchdebug_magics.probing.shell import running_shell
 
@@ -34,10 +36,14 @@ def examine(*, free: str = "") -> MemcleanReport:
         cleaner = _Cleaner(shell, before, problems)
         freed = [cleaner.free(name) for name in asked]
     after = survey() if asked else before
+    cycles_bytes, cycle = (0, "") if asked else Census(before.storages).waiting()
     return MemcleanReport(
         holdings=after.holdings,
         together_bytes=after.together_bytes,
         by_part=after.by_part,
+        cycles_bytes=cycles_bytes,
+        cycle=cycle,
+        heap_bytes=0 if asked else trimmable_bytes() or 0,
         freed=tuple(freed),
         asked=asked,
         rss_bytes=rss_bytes(),
@@ -104,7 +110,7 @@ class _Cleaner:
 
     def _heap(self) -> int:
         rss = rss_bytes()
-        if not release.trim_heap():
+        if not trim_heap():
             self._note("this system's C library has no malloc_trim, so the heap was left as it is")
         return max(0, rss - rss_bytes())
 

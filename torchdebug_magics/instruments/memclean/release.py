@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 import sys
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torchdebug_magics.probing.holders.roots import named, outputs
 from torchdebug_magics.probing.shell import our_extension
 
-__all__ = ["cached_bytes", "empty_cache", "forget_debugger", "forget_error", "forget_outputs", "forget_session", "trim_heap"]
+__all__ = ["cached_bytes", "empty_cache", "forget_debugger", "forget_error", "forget_outputs", "forget_session"]
 
 _LAST = ("last_type", "last_value", "last_traceback", "last_exc")
 _KEPT = ("tb", "etype", "evalue", "last_syntax_error")
@@ -75,16 +74,6 @@ def forget_outputs(shell: Any, only: int | None = None) -> None:
 
 def _is_any(value: object, values: list[object]) -> bool:
     return any(value is one for one in values)
-
-
-def trim_heap() -> bool:
-    """Give back the pages that the C library keeps; False where it has no way to."""
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):  # not glibc; on Windows there is no such library
-        return False
-    trim(0)
-    return True
 
 
 def cached_bytes() -> int:

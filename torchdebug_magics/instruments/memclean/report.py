@@ -11,6 +11,8 @@ __all__ = ["Freed", "Holding", "MemcleanReport"]
 
 _WORTH_IT = 1 << 20
 """Below, nobody waits for it."""
+_WORTH_TRIMMING, _LARGE_PART = 64 << 20, 0.1
+"""And of the process: a heap always keeps some, to be used again."""
 _FEW = 3
 
 
@@ -58,6 +60,12 @@ class MemcleanReport(Report):
     """What freeing all of `holdings` releases; more than their sum where two of them hold the same."""
     by_part: dict[str, int]
     """What freeing a part alone releases: that of ``out`` is what all outputs release together."""
+    cycles_bytes: int = 0
+    """Of tensors that only Python's collector frees: what `--free cycles` would release, found without a collection; 0 after `--free`."""
+    cycle: str = ""
+    """By which references the most of that holds itself."""
+    heap_bytes: int = 0
+    """What `--free heap` would give back to the system: measured in a copy of the process, which was trimmed; 0 after `--free`."""
     freed: tuple[Freed, ...] = ()
     asked: tuple[str, ...] = ()
     """What was to be freed."""
@@ -74,7 +82,7 @@ class MemcleanReport(Report):
     @property
     def verdict(self) -> str:
         """What is held, by whom, how to free it and what that costs; or what was freed."""
-        return capitalised(_after(self) if self.asked else _before(self))
+        return capitalised(_after(self) if self.asked else "; ".join([_before(self), *_besides(self)]))
 
 
 def _before(report: MemcleanReport) -> str:
@@ -90,6 +98,16 @@ def _before(report: MemcleanReport) -> str:
         return f"{size} are held by {_whats(report.holdings)}: `%memclean --free` frees them, and {_costs(report.holdings)}"
     found = tuple(one for one in report.holdings if one.part == part)
     return f"{size} are held by {_whats(found)}: `%memclean --free {part}` frees them, and {_costs(found)}"
+
+
+def _besides(report: MemcleanReport) -> list[str]:
+    """What is nobody's, and would be given back, too."""
+    said = []
+    if report.cycles_bytes >= _WORTH_IT:
+        said.append(f"reference cycles (`{report.cycle}`) hold {byte_size(report.cycles_bytes)}: `%memclean --free cycles` frees them")
+    if report.heap_bytes >= max(_WORTH_TRIMMING, _LARGE_PART * report.rss_bytes):
+        said.append(f"the C library keeps {byte_size(report.heap_bytes)} that were freed: `%memclean --free heap` gives them back")
+    return said
 
 
 def _whats(holdings: tuple[Holding, ...]) -> str:

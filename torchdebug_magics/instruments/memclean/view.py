@@ -33,6 +33,9 @@ def page(report: MemcleanReport) -> Page:
         blocks.append(Table(caption, ("name", "what", "device", *_ordered()), rows_held, _HELD))
     facts = [("all of it together", byte_size(report.together_bytes))] if len(report.holdings) > 1 else []
     facts += [(f"`--free {part}`", byte_size(size)) for part, size in report.by_part.items() if size and len(report.holdings) > 1]
+    cycle = f" (`{report.cycle}`)" if report.cycle else ""
+    facts += [("`--free cycles`", f"{byte_size(report.cycles_bytes)}{cycle}")] if report.cycles_bytes else []
+    facts += [("`--free heap`", f"{byte_size(report.heap_bytes)}, of this process")] if report.heap_bytes else []
     if report.cache_bytes:
         kept = "kept by PyTorch to reuse, and not lost: the next tensor takes it; `--free cache` helps other processes alone"
         facts.append(("GPU cache", f"{byte_size(report.cache_bytes)}, {kept}"))

@@ -1,4 +1,4 @@
-"""``%%memtrace``: who holds the memory, when it peaks, and what leaks."""
+"""``%%memtrace``: who holds the memory, when it peaks, and what leaks: ``ledger -> growth -> held -> conclude -> report -> view``."""
 
 from torchdebug_magics.instrument import Instrument, Option
 
@@ -38,7 +38,7 @@ Nothing is computed differently, CUDA is not initialised, and no peak counter of
     view=f"{_HERE}.view:page",
     live_view=f"{_HERE}.view:live_page",
     black_box=True,
-    examine=f"{_HERE}.compare:compared",
+    examine=f"{_HERE}.comparison:compared",
     subjects="A B",
     takes_names=True,
     reruns=True,

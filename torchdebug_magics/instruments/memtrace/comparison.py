@@ -1,18 +1,21 @@
-"""Two traces side by side: which peaks lower, by how much, and of what there is less. Plain data."""
+"""``%memtrace --compare a b``: two traces side by side: which peaks lower, by how much, and of what there is less."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import byte_size, share
+from torchdebug_magics.instruments.memtrace.report import MemtraceReport
 from torchdebug_magics.instruments.memtrace.verdict import many
 from torchdebug_magics.report import Report
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.report import Growth, MemtraceReport
+    from torchdebug_magics.instruments.memtrace.report import Growth
 
-__all__ = ["Comparison", "growth"]
+__all__ = ["Comparison", "compared", "growth"]
 
 _ALIKE = 0.01
 """Of the larger peak: a difference below this is none."""
@@ -79,3 +82,17 @@ class Comparison(Report):
 def growth(report: MemtraceReport) -> Growth | None:
     """Of the iterations, or of the runs."""
     return report.growth if report.growth is not None else report.rerun_growth
+
+
+def compared(*values: object, names: Sequence[str] = (), compare: bool = False, **_of_a_session: object) -> Comparison:
+    """`names` are those of the values, where they are known."""
+    if not compare:
+        msg = "memtrace looks at values only to compare two reports: write `%memtrace --compare a b`"
+        raise TorchDebugError(msg)
+    reports = [value for value in values if isinstance(value, MemtraceReport)]
+    if len(reports) != len(values) or len(reports) != 2:  # noqa: PLR2004 - two are compared
+        given = ", ".join(type(value).__name__ for value in values) or "nothing"
+        msg = f"--compare takes two reports of %%memtrace, kept with `-o a` and `-o b`, not {given}"
+        raise TorchDebugError(msg)
+    first, second = names if len(names) == len(reports) and names[0] != names[1] else ("a", "b")
+    return Comparison(names=(first, second), reports=(reports[0], reports[1]))

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 __all__ = ["change", "figures"]
 
+_WORTH_TRIMMING = 16 << 20
+
 
 def figures(report: MemtraceReport) -> tuple[tuple[str, str], ...]:
     """Named, as far as there is something to tell."""
@@ -19,6 +21,7 @@ def figures(report: MemtraceReport) -> tuple[tuple[str, str], ...]:
         ("freed of before", byte_size(report.freed_before_bytes) if report.freed_before_bytes else ""),
         *[(one.device, _device(one)) for one in report.devices if len(report.devices) > 1 or one.reserved_bytes is not None],
         ("this process", _process(report)),
+        ("kept by the heap", _kept_by_heap(report)),
         ("borrowed", f"{byte_size(report.borrowed_bytes)} of other libraries' memory (`from_numpy`)" if report.borrowed_bytes else ""),
         ("mapped", f"{byte_size(report.mapped_bytes)} of files" if report.mapped_bytes else ""),
         ("not traced", f"{byte_size(report.untraced_bytes)}" if report.untraced_bytes else ""),
@@ -43,6 +46,12 @@ def _process(report: MemtraceReport) -> str:
     if report.limit_bytes is not None:
         said += f"; the limit is {byte_size(report.limit_bytes)} ({report.limit})"
     return said
+
+
+def _kept_by_heap(report: MemtraceReport) -> str:
+    if report.heap_kept_bytes < _WORTH_TRIMMING:
+        return ""
+    return f"{byte_size(report.heap_kept_bytes)} more that were freed and that the C library keeps: `%memclean --free heap` gives them back"
 
 
 def _followed(report: MemtraceReport) -> str:

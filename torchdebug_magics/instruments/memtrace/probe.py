@@ -16,6 +16,8 @@ from torchdebug_magics.instruments.memtrace.growth.course import Course
 from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
 from torchdebug_magics.instruments.memtrace.held.deleted import Deletions
+from torchdebug_magics.instruments.memtrace.held.handled_error import HandledErrors
+from torchdebug_magics.instruments.memtrace.held.reference_cycles import CycleWatch
 from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place, Places
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Ledger
 from torchdebug_magics.instruments.memtrace.ledger.devices import Devices
@@ -87,14 +89,19 @@ class MemtraceProbe:
             self._hooks, self._guard, self._outermost.modules, self._outermost.is_ours, self._compiled_begins, self._compiled_ended
         )
         self._steps = Steps(given_out_bytes, every=every_step)
-        self._watch = GrowthWatch(self._ledger, self._steps, self._places, is_light=light)
+        self._cycles = CycleWatch(self._ledger)
+        self._handled = HandledErrors(self._ledger)
+        self._watch = GrowthWatch(self._ledger, self._steps, self._places, self._cycles)
         tracer = self._tracer_of(())
         self._course = Course(tracer, self._phases, self._places, self._steps, self._watch, self._guard, is_light=light)
         self._deletions = Deletions(None)
         self._report: MemtraceReport | None = None
 
     def _tracer_of(self, models: Iterable[torch.nn.Module]) -> Tracer:
-        return Tracer(self._ledger, self._places, ModuleCalls(models, self._hooks), self._guard)
+        return Tracer(self._ledger, self._places, ModuleCalls(models, self._hooks), self._guard, self._risen)
+
+    def _risen(self) -> None:
+        self._guard.run("the look for cycles", self._watch.look_for_cycles)
 
     def attach(self, stack: ExitStack) -> None:
         """Take the census, and follow what comes."""
@@ -105,6 +112,7 @@ class MemtraceProbe:
         self._course.tracer.adopt_all(census)
         self._deletions = Deletions(self._places.user_frame(sys._getframe()))
         self._ledger.begin()
+        self._cycles.begins()
         if self._snapshot is not None:
             self._snapshot.attach(stack)
         stack.push(self._ended)
@@ -169,6 +177,7 @@ class MemtraceProbe:
     def _call_begins(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch._C._current_graph_task_id() != -1:
             return  # a checkpoint, in the middle of a backward pass
+        self._handled.look()
         if self._course.is_between:
             self._course.step_of(module, args, kwargs)
             self._settle()
@@ -254,6 +263,8 @@ class MemtraceProbe:
             devices=self._devices,
             marks=self._marks,
             snapshot=self._snapshot,
+            cycles=self._cycles,
+            handled=self._handled,
             deletions=self._deletions,
             runs=self._runs,
             interrupts=() if self._memory_guard is None else self._memory_guard.interrupts,

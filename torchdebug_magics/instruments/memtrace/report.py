@@ -88,6 +88,12 @@ class Growth:
     """Further variables that grow, with what they keep not counted here."""
     kept_at: Location | None = None
     """The line that puts it there, where it was found."""
+    frees_bytes: int = 0
+    """What following `fix` would have freed at the end: what nothing else holds. 0 where that is not known, as of a call that is over."""
+    what: Literal["tensors", "objects", "workers", "profiler"] = "tensors"
+    """What it is that grows: Python objects, pages that DataLoader workers had to copy, a profiler's events."""
+    share_ratio: float = 1.0
+    """Of all that the process grew by in the loop; of tensors, 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,11 +137,12 @@ class Cycle:
 
 @dataclass(frozen=True, kw_only=True)
 class Undeleted:
-    """What a variable stood for that the cell has deleted, and that is still there."""
+    """What is still there though it is done with: a variable was deleted, or the call that it was made for has failed."""
 
     name: str
+    """Of the deleted variable; empty where an error that is being handled holds what the failed call had made."""
     location: Location
-    """Of the ``del``."""
+    """Of the ``del``, or of the call that is made while the error is handled."""
     live_bytes: int
     holder: str
     fix: str
@@ -163,7 +170,7 @@ class Oom:
     phase: Phase
     iteration: int
     """1-based, of the loop; 0 outside any."""
-    kind: Literal["sizing", "leak", "fragmentation"]
+    kind: Literal["sizing", "leak", "fragmentation", "handled error"]
     live_bytes: int
     by_category: Mapping[str, int]
     by_module: Mapping[str, int]
@@ -174,7 +181,7 @@ class Oom:
 
     @property
     def best(self) -> Advice | None:
-        """What grows, or is fragmented, is the cause; else what saves most and trains as before."""
+        """What grows, is fragmented or is held by an error is the cause; else what saves most and trains as before."""
         if self.kind != "sizing":
             return self.advice[-1] if self.advice else None
         return max(self.advice, key=lambda one: one.saved_bytes * (not one.changes_training), default=None)
@@ -249,10 +256,16 @@ class MemtraceReport(Report):
     kept_by_cycles: Cycle | None = None
     """Of these the one that kept much of what there was, again and again."""
     undeleted: Undeleted | None = None
+    unnamed_bytes: int = 0
+    """Of what the cell has left: no variable leads to it, so that it is not known whether it grows."""
+    unseen_loop: Location | None = None
+    """A loop that allocated again and again, and in which no step was recognized: whether it grows was judged by its lines alone."""
     freed_before_bytes: int = 0
     """Of what was there before the cell, freed in it."""
     rss_peak_bytes: int | None = None
     rss_net_bytes: int | None = None
+    heap_kept_bytes: int = 0
+    """By how much more the C library keeps of what was freed, as far as the process grew: no leak, and not given back to the system."""
     limit_bytes: int | None = None
     limit: str = ""
     untraced_bytes: int = 0

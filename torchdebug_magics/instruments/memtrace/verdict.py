@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import byte_size, count, plural
+from torchdebug_magics.format import byte_size, count, plural, share
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.report import Cycle, GraphGrowth, Growth, MemtraceReport, Oom, Phase, Undeleted
@@ -17,6 +17,11 @@ _NODE_BYTES = 500
 """About what an autograd node takes."""
 _FAR_MORE = 10
 """Times what is alive: then it is no step that is too large, but one tensor."""
+_BEYOND: Mapping[str, str] = {
+    "objects": "Python objects",
+    "workers": "pages that its DataLoader workers copied",
+    "profiler": "events of the profiler",
+}
 _WHEN: Mapping[Phase, str] = {
     "forward": " in the forward pass",
     "loss": " in the loss",
@@ -58,7 +63,9 @@ def _held_in_cycles(cycle: Cycle) -> str:
 
 
 def _undeleted(found: Undeleted) -> str:
-    kept = f"`del {found.name}` freed nothing of {byte_size(found.live_bytes)}"
+    kept = f"{byte_size(found.live_bytes)} of the call that failed are held while its error is handled"
+    if found.name:
+        kept = f"`del {found.name}` freed nothing of {byte_size(found.live_bytes)}"
     return f"{kept}{_at(found.location)} · still held by `{found.holder}` · fix: {found.fix}"
 
 
@@ -76,6 +83,8 @@ def _refused(oom: Oom) -> str:
 def _reason(oom: Oom) -> str:
     if oom.kind == "fragmentation":
         return f"though {byte_size(oom.unused_reserved_bytes)} are reserved and unused"
+    if oom.kind == "handled error":
+        return "while an error is handled that holds what the failed call had made"
     if oom.kind == "leak":
         return f"in iteration {oom.iteration:,}, as memory has grown until then"
     if oom.iteration > 1:
@@ -84,7 +93,12 @@ def _reason(oom: Oom) -> str:
 
 
 def _grows(growth: Growth) -> str:
-    return f"memory grows by {byte_size(growth.bytes_per_iteration)} each iteration ({growth.iterations_count:,} so far){_why(growth)}"
+    grows = f"grows by {byte_size(growth.bytes_per_iteration)} each iteration"
+    times = f"({growth.iterations_count:,} so far)"
+    if growth.what == "tensors":
+        return f"memory {grows} {times}{_why(growth)}"
+    beyond = f"beyond its tensors, by {_BEYOND[growth.what]}: {share(growth.share_ratio)} of its growth"
+    return f"the process {grows} {beyond} {times}{_why(growth)}"
 
 
 def _grows_by_run(growth: Growth) -> str:
@@ -96,7 +110,8 @@ def _why(growth: Growth) -> str:
     made, put = growth.location, growth.kept_at
     if made is not None and put is not None and (made.file, made.line) != (put.file, put.line):
         where += f" · allocated at {made}"
-    kept = f" · kept by `{growth.holder}`" if growth.holder else " · no variable was found that keeps it"
+    unheld = " · no variable was found that keeps it" if growth.what == "tensors" else ""
+    kept = f" · kept by `{growth.holder}`" if growth.holder else unheld
     fix = f" · fix: {growth.fix}" if growth.fix else ""
     fix += f" · also growing: {', '.join(f'`{one}`' for one in growth.others)}" if growth.others else ""
     return f"{where}{kept}{fix}"
@@ -131,7 +146,11 @@ def _left(report: MemtraceReport) -> str:
     change = f"{byte_size(abs(report.net_bytes))} {'more' if report.net_bytes > 0 else 'less'} than before the cell"
     held = report.holders[0].variable if report.holders and report.net_bytes > 0 else ""
     growth = f"nothing but `{report.collects}` grows" if report.collects else "no growth"
+    if report.unnamed_bytes:
+        growth = f"no growth was found, but no variable leads to {byte_size(report.unnamed_bytes)} of it"
     steps = f"; {growth} over {count(report.steps_count)} steps" if report.steps_count > 1 else ""
+    if report.unseen_loop is not None:
+        steps = f"; no step was recognized in the loop at {report.unseen_loop}: growth was not followed there"
     return f"{change}{f', most of it in `{held}`' if held else ''}{steps}"
 
 

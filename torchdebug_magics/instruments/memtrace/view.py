@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import byte_size, plural
+from torchdebug_magics.format import byte_size, plural, share
 from torchdebug_magics.html.page import Areas, Bars, Code, Facts, Fold, Measure, Meters, Note, Page, Table
 from torchdebug_magics.instruments.memtrace.comparison import Comparison, growth
 from torchdebug_magics.instruments.memtrace.figures import change, figures
@@ -127,9 +127,11 @@ def _status(report: MemtraceReport) -> Status:
 def _growth(growth: Growth | None, each: str) -> list[Block]:
     if growth is None:
         return []
+    frees = f" (frees {byte_size(growth.frees_bytes)})" if growth.fix and growth.frees_bytes else ""
     rows = [
-        ("fix", growth.fix),
+        ("fix", f"{growth.fix}{frees}"),
         ("kept by", f"`{growth.holder}`" if growth.holder else "no variable that could be found"),
+        ("share", f"{share(growth.share_ratio)} of what the process grew by" if growth.what != "tensors" else ""),
         ("each " + each, byte_size(growth.bytes_per_iteration)),
         ("so far", f"{byte_size(growth.bytes_per_iteration * growth.iterations_count)} in {plural(growth.iterations_count, each)}"),
     ]

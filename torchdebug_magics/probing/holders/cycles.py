@@ -13,12 +13,13 @@ from typing import Any
 from torchdebug_magics.probing.attributes import attributes_of
 from torchdebug_magics.probing.holders.containers import CONTAINERS
 from torchdebug_magics.probing.holders.edges import edges, reach
+from torchdebug_magics.probing.holders.garbage import garbage
 from torchdebug_magics.probing.holders.outside import is_a
 from torchdebug_magics.probing.holders.paths import Names, shortened
 from torchdebug_magics.probing.holders.roots import Rank, Root
 from torchdebug_magics.probing.holders.walk import Walk, undisturbed
 
-__all__ = ["Cycles", "cycles_of"]
+__all__ = ["Cycles", "cycles_of", "waiting_cycles"]
 
 _PASSES = 3
 _MOST_VISITS = 300_000
@@ -41,15 +42,23 @@ def cycles_of(storages: Iterable[weakref.ref[Any]]) -> Cycles:
     named: dict[int, str] = {}
     count = 0
     for _ in range(_PASSES):
-        garbage = _garbage()
-        if not garbage:
+        found = _garbage()
+        if not found:
             break
-        count += len(garbage)
+        count += len(found)
         with undisturbed():
-            named.update(_named(garbage, {address for _, address in alive} - set(named)))
-        del garbage
+            named.update(_named(found, {address for _, address in alive} - set(named)))
+        del found
         gc.collect()
     return Cycles(paths={address: named[address] for ref, address in alive if ref() is None and address in named}, objects_count=count)
+
+
+def waiting_cycles(storages: Iterable[weakref.ref[Any]]) -> Cycles:
+    """What a collection would free of these, as things stand: nothing is collected."""
+    wanted = [storage._cdata for ref in storages if (storage := ref()) is not None]
+    with undisturbed():
+        found = garbage()
+        return Cycles(paths=_named(found, wanted) if found else {}, objects_count=len(found))
 
 
 def _garbage() -> list[Any]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.probing.holders.paths import Paths
     from torchdebug_magics.probing.holders.walk import Walk
 
-__all__ = ["Owner", "owner_of"]
+__all__ = ["Owner", "owner_as", "owner_of"]
 
 _EMPTIES = ("reset", "clear", "clear_memory", "flush")
 _MOST_STEPS = 64
@@ -50,11 +50,11 @@ def owner_of(walk: Walk, paths: Paths, number: int) -> Owner | None:
         holder = walk.objects[number]
         if not _is_passed(holder):
             name = paths.piece(holder, walk.objects[below])
-            return _owner(type(holder), name, paths.to(number)) if name.startswith(".") and name[1:].isidentifier() else None
+            return owner_as(type(holder), name, paths.to(number)) if name.startswith(".") and name[1:].isidentifier() else None
         if type(holder) is dict and (up := walk.first[number]) >= 0 and not _is_passed(walk.objects[up]):
             name = paths.piece(walk.objects[up], walk.objects[below])  # the dict of its attributes
             if name.startswith(".") and name[1:].isidentifier():
-                return _owner(type(walk.objects[up]), name, paths.to(up))
+                return owner_as(type(walk.objects[up]), name, paths.to(up))
         held = number
     return None
 
@@ -64,7 +64,8 @@ def _is_passed(value: object) -> bool:
     return is_node(kind) or any(is_a(kind, one) for one in (torch.Tensor, CellType, FrameType, FunctionType, type, *CONTAINERS))
 
 
-def _owner(kind: Any, name: str, path: str) -> Owner:
+def owner_as(kind: Any, name: str, path: str) -> Owner:
+    """An object of that type at that path, by whose attribute `name`, such as ``.rows``, something is held."""
     named = [base for base in bases(kind) if base is not object]
     functions = [one for base in named for one in names_of_type(base).values() if type(one) is FunctionType]
     own = [one for one in names_of_type(kind).values() if type(one) is FunctionType]

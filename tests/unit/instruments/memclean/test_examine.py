@@ -14,6 +14,7 @@ import torchdebug_magics
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.memclean import release
 from torchdebug_magics.instruments.memclean.census import Census
+from torchdebug_magics.machine import heap_trim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,7 +110,7 @@ def test_what_the_gpu_cache_gives_back_is_what_was_reserved(monkeypatch: pytest.
 
 
 def test_where_the_heap_cannot_be_trimmed_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(release.ctypes, "CDLL", lambda _: object())
+    monkeypatch.setattr(heap_trim.ctypes, "CDLL", lambda _: object())
     report = torchdebug_magics.memclean(free="heap")
     assert report.problems == ("this system's C library has no malloc_trim, so the heap was left as it is",)
 
@@ -161,3 +162,37 @@ def test_a_census_counts_each_storage_once_and_keeps_none() -> None:
     del part, meta
     assert census.gone_bytes() == 4 * MIB
     assert census.gone_bytes() == 0
+
+
+def test_what_the_collector_would_free_is_said_before_it_is_asked() -> None:
+    class Node:
+        pass
+
+    gc.disable()
+    try:
+        for _ in range(3):
+            node = Node()
+            node.me, node.held = node, torch.ones(MIB)  # type: ignore[attr-defined]
+        ref = weakref.ref(node.held.untyped_storage())  # type: ignore[attr-defined]
+        del node
+        report = torchdebug_magics.memclean()
+        assert report.cycles_bytes == 12 * MIB
+        assert report.cycle == "Node.me"
+        assert "`%memclean --free cycles` frees them" in report.verdict
+        assert ref() is not None
+        assert torchdebug_magics.memclean(free="cycles").freed_bytes == 12 * MIB
+    finally:
+        gc.enable()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="its C library has no malloc_trim")
+def test_what_the_heap_would_give_back_is_measured_in_a_copy_of_the_process() -> None:
+    heap_trim.trim_heap()
+    many = [torch.ones(1 << 14) for _ in range(2000)]
+    kept = many[-1]
+    del many
+    foretold = torchdebug_magics.memclean().heap_bytes
+    freed = next(one for one in torchdebug_magics.memclean(free="heap").freed if one.name == "heap")
+    assert foretold > 100 * MIB
+    assert abs(foretold - freed.freed_bytes) <= 0.1 * foretold
+    assert kept.numel() == 1 << 14

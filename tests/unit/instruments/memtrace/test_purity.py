@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import copy
 import gc
 import random
+import threading
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -290,3 +292,18 @@ def test_what_is_deleted_after_the_cell_is_gone_at_once(shell: InteractiveShell,
         assert [one() for one in gone] == [None] * 9
     finally:
         gc.enable()
+
+
+def test_an_interrupt_leaves_the_filters_of_warnings_as_they_were() -> None:
+    before = list(warnings.filters)
+    net = nn.Linear(64, 64)
+    for number in range(12):
+        timer = threading.Timer(0.002 + 0.02 * number, _thread.interrupt_main)
+        try:
+            timer.start()
+            with torchdebug_magics.memtrace():
+                while True:
+                    net(torch.randn(8, 64)).sum().backward()
+        except KeyboardInterrupt:
+            timer.join()
+    assert list(warnings.filters) == before

@@ -7,26 +7,27 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from torch._C._autograd import _profiler_enabled
+
 from torchdebug_magics.instruments.memtrace.growth.graph_growth import GraphWatch
-from torchdebug_magics.instruments.memtrace.growth.growth_filters import is_over
-from torchdebug_magics.instruments.memtrace.growth.heap_growth import MADE_ONCE, fastest, grown_by_counter, kept_most, rate_bytes
 from torchdebug_magics.instruments.memtrace.growth.holder_weights import Tally
-from torchdebug_magics.instruments.memtrace.growth.intentional_growth import collected_in, is_collected, unintended
+from torchdebug_magics.instruments.memtrace.growth.intentional_growth import collected_in, unintended
 from torchdebug_magics.instruments.memtrace.growth.line_growth import leaking, repeated
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import NOISE_BYTES
 from torchdebug_magics.instruments.memtrace.growth.worst import LARGE_BYTES, worst
-from torchdebug_magics.instruments.memtrace.held.fixes import Cause, collection, of_gradients
+from torchdebug_magics.instruments.memtrace.held.fixes import collection, is_made_once, of_gradients
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
 from torchdebug_magics.instruments.memtrace.held.keeping_lines import KeepingLines
+from torchdebug_magics.instruments.memtrace.held.process_growth import ProcessGrowth, larger
 from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, has_graph
 from torchdebug_magics.probing.holders import addresses_of, find_holders
 
 if TYPE_CHECKING:
     import torch
 
-    from torchdebug_magics.instruments.memtrace.growth.heap_growth import Kept
     from torchdebug_magics.instruments.memtrace.growth.line_growth import Leak
     from torchdebug_magics.instruments.memtrace.growth.loop_steps import Loop, Steps
+    from torchdebug_magics.instruments.memtrace.held.reference_cycles import CycleWatch
     from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place, Places
     from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
     from torchdebug_magics.instruments.memtrace.report import GraphGrowth, Growth
@@ -40,7 +41,6 @@ _LOOKS_AT = frozenset({3, 5, 8, 13, 21, 34, 55, 89, 233, 610, 1597})
 is always met full."""
 _MOST_AGAIN = 24
 """Steps followed at once, to see what is kept only at times made."""
-_LATEST_LIGHT_LOOK = 40
 _IS_KEPT_BY_DESIGN = ("grad_fn", "hook", "<closure", "cache")
 """Where no model is called, a list of tensors is what was wanted; a graph, a hook and a cache are kept unseen."""
 
@@ -48,20 +48,19 @@ _IS_KEPT_BY_DESIGN = ("grad_fn", "hook", "<closure", "cache")
 class GrowthWatch:
     """Of one cell."""
 
-    def __init__(self, ledger: Ledger, steps: Steps, places: Places, *, is_light: bool = False) -> None:
+    def __init__(self, ledger: Ledger, steps: Steps, places: Places, cycles: CycleWatch) -> None:
         self._ledger = ledger
+        self._cycles = cycles
+        self._process = ProcessGrowth()
         self._places = places
         self._steps = steps
-        self._is_light = is_light
-        self._kept: Kept | None = None
-        """Where no op is followed: what seemed to grow, while the loop ran."""
         self._paths: dict[Place, str] = {}
         """Who held what seemed to grow, while the loop ran."""
         self._plain: set[Place] = set()
         """Lines of which what was kept had no graph, while the loop ran."""
         self._graphs = GraphWatch()
-        self._weighed = 0, 0
-        """(step, bytes in the ledger) when it was weighed last what variables hold."""
+        self._weighed = 0, 0, 0
+        """(step, bytes in the ledger, bytes of the heap) when it was weighed last what variables hold."""
         self._tally = Tally()
         self.carried: set[str] = set()
         """Variables with a history that are given to the model again."""
@@ -76,8 +75,9 @@ class GrowthWatch:
         """A step begins; `adopt` takes what was made unseen into the ledger."""
         if self._steps.count not in _LOOKS_AT:
             return
-        if self._is_light:
-            self._look_lightly()
+        if _profiler_enabled():  # it would record each of our calls, and keep more than the cell does
+            self._process.look(self._steps.count, self._cpu_bytes())
+            return
         leaks = [leak for leak in leaking(self._ledger.live.values(), self._steps) if leak.place not in self._paths]
         if leaks:
             keepers = Keepers((block for leak in leaks for block in leak.blocks), carried=self.carried)
@@ -85,13 +85,25 @@ class GrowthWatch:
             self._paths.update((leak.place, keepers.path(leak.blocks)) for leak in leaks if leak.place and keepers.path(leak.blocks))
         self._graphs.look(self._steps)
         main = self._steps.main
-        if not self._is_light and main is not None and self._has_grown(main):
+        if main is not None and self._has_grown(main):
             adopt(Census())
             made = [block for block in self._ledger.live.values() if not block.is_old]
             self._tally.weigh(self._steps.count, made, Keepers(made))
             each = self._tally.steps_each()
             if each:
                 self._steps.again(min(_MOST_AGAIN, round(each) + 1))
+            if self._ledger.total.now_bytes >= self._ledger.rises_at_bytes:
+                self.look_for_cycles()
+        self._process.look(self._steps.count, self._cpu_bytes())
+
+    def look_for_cycles(self) -> None:
+        """Much is alive: whether it waits for the collector."""
+        self._cycles.look(lambda: KeepingLines(self._places.files))  # not `lines`, which would miss the files that are yet to come
+
+    def _cpu_bytes(self) -> int:
+        """In tensors."""
+        book = self._ledger.devices.get("cpu")
+        return 0 if book is None else book.now_bytes
 
     def is_given(self, tensors: Iterable[torch.Tensor]) -> None:
         """To the model whose call has begun the step: what has a history is from the steps before."""
@@ -100,32 +112,24 @@ class GrowthWatch:
             self.carried.update(find_holders(addresses).roots.values() if addresses else ())
 
     def _has_grown(self, loop: Loop) -> bool:
-        """Whether the heap has, by more than noise, in steps that were only counted, or the ledger, since variables were weighed last."""
-        step, live_bytes = self._weighed
-        unseen = loop.unweighed_bytes >= max(LARGE_BYTES * loop.unweighed_count, NOISE_BYTES)
-        seen = self._ledger.total.now_bytes - live_bytes >= max(LARGE_BYTES * (self._steps.count - step), NOISE_BYTES)
-        if unseen or seen:
-            loop.unweighed_bytes = loop.unweighed_count = 0
-            self._weighed = self._steps.count, self._ledger.total.now_bytes
-        return unseen or seen
+        """Whether the ledger has, or the heap in steps that nobody followed, by more than noise since variables were weighed last."""
+        now = self._steps.count, self._ledger.total.now_bytes, loop.heap[-1]
+        steps, *grown = (later - earlier for earlier, later in zip(self._weighed, now, strict=True))
+        has_grown = max(grown) >= max(LARGE_BYTES * steps, NOISE_BYTES)
+        self._weighed = now if has_grown else self._weighed
+        return has_grown
 
     def ends(self) -> None:
         """The cell is over; what only the collector finds from here on, nobody kept."""
         self._ended = self._ledger.clock
 
-    def _look_lightly(self) -> None:
-        loop = fastest(self._steps.loops.values())
-        if loop is None or loop.count > _LATEST_LIGHT_LOOK:
-            return
-        found = {storage._cdata: storage for storage, _ in Census().storages() if self._ledger.known(storage) is None}
-        held = find_holders(found)
-        pieces = [(storage.nbytes(), held.paths.get(key, "")) for key, storage in found.items() if key not in held.bounded]
-        self._kept = kept_most(pieces, rate_bytes(loop) * loop.count) or self._kept
-
     def found(self, made: Sequence[Block], keepers: Keepers, peak_bytes: int) -> tuple[Growth | None, GraphGrowth | None]:
         """What grew until the last step; `made` is what is still there, `peak_bytes` what it is measured by."""
-        if self._is_light and self._steps.count:
-            return self._found_lightly(made, keepers)
+        growth, graph = self._of_tensors(made, keepers, peak_bytes)
+        other = self._process.found(self._steps, self.lines)
+        return larger(growth, other), graph
+
+    def _of_tensors(self, made: Sequence[Block], keepers: Keepers, peak_bytes: int) -> tuple[Growth | None, GraphGrowth | None]:
         graph = self._graph_growth()
         if self._steps.count:
             named = self._unintended(made, keepers, graph)
@@ -154,33 +158,11 @@ class GrowthWatch:
     def _unintended(self, made: Sequence[Block], keepers: Keepers, graph: GraphGrowth | None) -> list[tuple[Leak, str]]:
         leaks = leaking(self._followed(made), self._steps, is_over=True)
         named = [(leak, self._named(leak, keepers)) for leak in leaks if leak.keeps_graph or not keepers.are_bounded(leak.blocks)]
-        named = [(leak, path) for leak, path in named if not MADE_ONCE.search(path)]
+        named = [(leak, path) for leak, path in named if not is_made_once(path)]
         named += self._at_times(made, keepers, {collection(path) for _, path in named})
         told = unintended(named, keepers, self._steps, graph="" if graph is None else graph.holder, plain=self._plain)
         self.collects = collected_in(named, told)
         return told
-
-    def _found_lightly(self, made: Sequence[Block], keepers: Keepers) -> tuple[Growth | None, GraphGrowth | None]:
-        graph = self._graph_growth()
-        loop = fastest(self._steps.loops.values())
-        path = "" if loop is None or is_over(loop, self._steps) else self._path_in(loop, made, keepers)
-        if loop is None or not path:
-            return None, graph  # it is not known who keeps it: a heap holds more than tensors
-        held, trains = keepers.beside(path), self._steps.is_training(loop)
-        keeps_graph = "grad_fn" in path or (keepers.have_history(held) and not trains)
-        cause = Cause(keeps_graph=keeps_graph, trains=trains, slices=keepers.are_slices(held))
-        return grown_by_counter(loop, path, cause), graph
-
-    def _path_in(self, loop: Loop, made: Sequence[Block], keepers: Keepers) -> str:
-        """To what that loop goes on to keep, against all purpose."""
-        pieces = [(block.bytes, keepers.of(block)) for block in made if not keepers.are_bounded([block])]
-        then = self._kept if self._kept is not None and self._counts_after_return(self._kept[0], loop) else None
-        kept = kept_most(pieces, rate_bytes(loop) * loop.count) or then
-        if kept is None or ("grad_fn" in kept[0] and self._steps.accumulates(loop)):
-            return ""
-        is_result = not self._steps.is_training(loop) and is_collected(kept[0], keepers.beside(kept[0]), keepers)
-        self.collects = collection(kept[0]) if is_result else ""
-        return "" if is_result else kept[0]
 
     def _named(self, leak: Leak, keepers: Keepers) -> str:
         """As the user knows it: after an error its traceback holds all, and the name of a running call is gone with the call."""
@@ -198,10 +180,6 @@ class GrowthWatch:
         self._tally.weigh(self._steps.count + 1, made, keepers)
         found = [(leak, path) for leak, path in self._tally.growing(main) if collection(path) not in known]
         return [(leak, path) for leak, path in found if not (leak.keeps_graph and self._steps.accumulates(main))]
-
-    def _counts_after_return(self, path: str, loop: Loop | None) -> bool:
-        """Whether what a call kept counts when it is gone: without a graph and without training it is a prediction, or a text."""
-        return "grad_fn" in path or self._steps.is_training(loop)
 
     def _followed(self, made: Sequence[Block]) -> Iterable[Block]:
         """With those that are gone by now: a function that held them may have returned, and how long they lived tells of windows."""

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.memtrace.growth.heap_growth import MADE_ONCE
 from torchdebug_magics.instruments.memtrace.growth.line_growth import Leak
-from torchdebug_magics.instruments.memtrace.held.fixes import collection, is_local
-from torchdebug_magics.instruments.memtrace.ledger.memory_census import ACTIVATION
+from torchdebug_magics.instruments.memtrace.held.fixes import collection, is_local, is_made_once
+from torchdebug_magics.instruments.memtrace.ledger.memory_census import ACTIVATION, OPTIMIZER_STATE
 from torchdebug_magics.instruments.memtrace.ledger.sites import category
 
 if TYPE_CHECKING:
@@ -40,7 +39,8 @@ class Tally:
         for block in blocks:
             path = keepers.of(block)
             name = collection(path)
-            if name != path and not block.role and not MADE_ONCE.search(path) and not keepers.are_bounded([block]):
+            is_plain = block.role in {"", ACTIVATION} or (block.role == OPTIMIZER_STATE and not is_made_once(path))
+            if name != path and is_plain and not keepers.are_bounded([block]):
                 held[name].append(block)
                 self._paths[name] = min(path, self._paths.get(name, path), key=lambda one: _order(one, name))
         self._looks.append((step, held))
@@ -65,7 +65,7 @@ class Tally:
                 (first, few), (last, many) = looks[0], looks[-1]
                 yield (
                     Leak(
-                        bytes_per_iteration=round((_size(many) - _size(few)) / (last - first)),
+                        bytes_per_iteration=round((_size(many) - _size(few)) / max(1, len(loop.between(first, last)))),
                         iterations_count=loop.count,
                         place=place_of(many),
                         keeps_graph=any(category(block) == ACTIVATION for block in many),
@@ -94,10 +94,11 @@ def place_of(blocks: Iterable[Block]) -> Place | None:
 def _is_steady(looks: list[tuple[int, int]]) -> bool:
     """Whether there was ever more, and after each look at least half as much a step as before it; a step's is left to chance.
 
-    What the last step left may be known by another name, as a loop's own variable.
+    What the last step left may be known by another name, as a loop's own variable; several things may come at once.
     """
     last, many = looks[-1]
-    goes_on = all(2 * (many - found + max(1, many / last)) * step >= found * (last - step) for step, found in looks[:-1])
+    at_once = min((more - less for (_, less), (_, more) in pairwise(looks) if more > less), default=1)
+    goes_on = all(2 * (many - found + max(at_once, many / last)) * step >= found * (last - step) for step, found in looks[:-1])
     return many >= _FEWEST and goes_on and all(less <= more for (_, less), (_, more) in pairwise(looks))
 
 

@@ -47,10 +47,6 @@ class Loop:
     noise_bytes: int = NOISE_BYTES
     unseen_bytes: int = 0
     """By how much the heap grew in steps that were not followed, since some were."""
-    unweighed_bytes: int = 0
-    """The same, since it was weighed what variables hold."""
-    unweighed_count: int = 0
-    """How many steps those were."""
     most_unseen_bytes: int = _UNSEEN_BYTES
     """Beyond it, steps are followed again; then it is doubled, so that the same is looked at ever more rarely."""
     _nodes: int = 0
@@ -233,8 +229,6 @@ class Steps:
             else:
                 loop.follow = max(loop.follow, _AGAIN)
         if not self._whole and loop.count >= FIRST_STEPS:
-            loop.unweighed_bytes += grown
-            loop.unweighed_count += 1
             loop.unseen_bytes += grown
             if loop.unseen_bytes > loop.most_unseen_bytes:
                 loop.follow = max(loop.follow, _AGAIN)

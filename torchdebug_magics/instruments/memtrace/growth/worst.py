@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.growth.holder_weights import place_of
 from torchdebug_magics.instruments.memtrace.growth.line_growth import LEAST_BYTES
-from torchdebug_magics.instruments.memtrace.held.fixes import Cause, as_code, collection, fix, is_in_collection
+from torchdebug_magics.instruments.memtrace.held.fixes import Cause, collection, emptied, fix, is_in_collection
 from torchdebug_magics.instruments.memtrace.ledger.memory_census import GRADIENT, OPTIMIZER_STATE, PARAMETER
 from torchdebug_magics.instruments.memtrace.report import Growth
 
@@ -60,7 +60,7 @@ def worst(
         slices=keepers.are_slices(first.blocks),
         line="" if kept_at is None else kept_at.source,
         is_attribute=owner is not None and path.endswith(f".{owner.attribute}") and is_in_collection(path),
-        empties=f"{as_code(owner.path)}.{owner.empties}()" if owner is not None and owner.empties else "",
+        empties=emptied(owner),
     )
     others = {collection(other) for leak, other in named if other and leak.bytes_per_iteration >= LEAST_BYTES} - {collection(path)}
     return Growth(
@@ -72,6 +72,7 @@ def worst(
         keeps_graph=keeps_graph,
         others=tuple(sorted(others)),
         kept_at=kept_at,
+        frees_bytes=keepers.frees_bytes(path, graphs=keeps_graph),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import linecache
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
@@ -16,6 +15,7 @@ from torchdebug_magics.instruments.memtrace.ledger.memory_census import PARAMETE
 from torchdebug_magics.instruments.memtrace.report import Undeleted
 from torchdebug_magics.probing.holders import find_holders
 from torchdebug_magics.probing.holders.outside import is_a
+from torchdebug_magics.probing.source.call_sites import tree_of
 from torchdebug_magics.probing.storages import storages
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.where import location
@@ -79,11 +79,7 @@ class Deletions:
 
 def _deleted(file: str) -> Iterator[tuple[str, int]]:
     """(name, line) of each variable that the cell deletes."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError, RecursionError):
-        return
-    todo: list[ast.AST] = [tree]
+    todo: list[ast.AST] = [tree_of(file) or ast.Module(body=[], type_ignores=[])]
     for node in todo:
         if isinstance(node, ast.Delete):
             yield from ((one.id, node.lineno) for target in node.targets for one in _targets(target) if isinstance(one, ast.Name))

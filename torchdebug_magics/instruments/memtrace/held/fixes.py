@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.held.cured_line import adds_a_number, rewritten, target
 
-__all__ = ["Cause", "as_code", "collection", "fix", "graph_fix", "is_in_collection", "is_local", "is_part", "of_gradients", "root"]
+if TYPE_CHECKING:
+    from torchdebug_magics.probing.holders import Owner
+
+__all__ = [
+    "Cause", "as_code", "collection", "emptied", "fix", "graph_fix", "is_hidden", "is_in_collection", "is_local", "is_made_once", "is_part",
+    "of_gradients", "root",
+]  # fmt: skip
 
 _ROOT = re.compile(r"(?:.* local ')?([^\[.{ ']+)")
 _LOCAL = re.compile(r".*\(\) local '([^']*)'(?: in thread '[^']*')?")
@@ -16,6 +23,8 @@ _PLACE = re.compile(r"\[-?\d+\]|\[\.\.\.\]|\{\.\.\.\}|\.grad_fn| -> |\.<")
 """Where in a path the collection ends, and one of the many things in it begins."""
 _CHILD = re.compile(r"\.(\d+)(?=\.|\[|$)")
 _PLAIN = re.compile(r"\w+(?:\.\w+|\[(?:-?\d+|'\w+')\])*$")
+_STATE = re.compile(r"\.state\[\.\.\.\]\['(exp_avg|exp_avg_sq|step|momentum_buffer|square_avg)'\]$")
+_IN_TRACEBACK = re.compile(r" -> \w+:\d+")
 _GRADIENT = ".grad"
 _FUNCTION_CACHE = ".<cache>"
 _KNOWN = (
@@ -74,6 +83,8 @@ def fix(path: str, cause: Cause) -> str:
     if known is not None or not path:
         return known or ""
     kept = as_code(collection(path))
+    if _IN_TRACEBACK.search(path) is not None:
+        return f"keep `str(error)` in `{kept}`, or `error.with_traceback(None)`: its traceback holds the variables of every call in it"
     if cause.swells:
         return _swelling(as_code(_LOCAL.sub(r"\1", path, count=1)), cause)
     if cause.keeps_graph:
@@ -92,6 +103,8 @@ def _of_data(path: str, kept: str, cause: Cause) -> str:
         return _of_cache(path, kept)
     if cause.is_attribute and (name := target(cause.line)):
         return f"delete it when it has been used, `del {name}`, or set it to None: each object in `{kept}` keeps its own"
+    if ".state[" in path and not kept.endswith(".state"):
+        return f"make the optimizer once, before the loop, or keep only the latest: each in `{kept}` has its own state for every parameter"
     if cause.empties:
         return f"call `{cause.empties}` when its result has been taken, such as after each epoch: until then it keeps all that it is given"
     if not is_in_collection(path):
@@ -145,6 +158,21 @@ def _of_graph(path: str, kept: str, cause: Cause) -> str:
     if is_in_collection(path):
         return f"put `.item()` (a number) or `.detach()` (a tensor) into `{kept}`: it keeps the graph of every iteration"
     return f"detach it, `{kept} = {kept}.detach()`, or add `.item()`: an iteration's graph then ends with it"
+
+
+def is_made_once(path: str) -> bool:
+    """Whether the first step makes it, once: a gradient, or the state of an optimizer, unless that is one of many in a list."""
+    return path.endswith(_GRADIENT) or (_STATE.search(path) is not None and collection(path).endswith(".state"))
+
+
+def is_hidden(path: str) -> bool:
+    """Whether a cache, a closure or a default value holds it, and no variable that one sees."""
+    return ".<" in path or "cache" in path.lower()
+
+
+def emptied(owner: Owner | None) -> str:
+    """How to empty the object whose attribute holds it, where it has a method for that."""
+    return f"{as_code(owner.path)}.{owner.empties}()" if owner is not None and owner.empties else ""
 
 
 def is_part(path: str) -> bool:

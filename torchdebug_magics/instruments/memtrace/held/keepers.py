@@ -43,6 +43,7 @@ class Keepers:
         self._slices = frozenset(id(block) for key, block in wanted if found is not None and key in found.slices)
         self._bounded = frozenset(id(block) for key, block in wanted if found is not None and key in found.bounded)
         self._owners = {id(block): found.owners[key] for key, block in wanted if found is not None and key in found.owners}
+        self._shared = frozenset(id(block) for key, block in wanted if found is not None and found.others.get(key))
         self._with_history = frozenset(id(block) for key, block in wanted if found is not None and key in found.with_history)
 
     def _is_unnamed(self, blocks: Iterable[Block], held: Collection[Block]) -> bool:
@@ -74,6 +75,15 @@ class Keepers:
         alive = [block for blocks in leaks for block in blocks if not block.died]
         in_graph = _size(block for block in alive if "grad_fn" in self.of(block) or id(block) in self._with_history)
         return in_graph, _size(alive) - in_graph
+
+    def frees_bytes(self, path: str, *, graphs: bool) -> int:
+        """What is gone when the variable at that path lets go of all, or of the graphs alone: what no other root leads to."""
+        alone = (block for block in self.beside(path) if id(block) not in self._shared and not block.died)
+        return _size(block for block in alone if not graphs or "grad_fn" in self.of(block))
+
+    def unnamed_bytes(self, blocks: Iterable[Block]) -> int:
+        """Of what is there without being a part of a model: that to which no name leads, or of which it was not asked."""
+        return _size(block for block in blocks if not block.died and not block.role and id(block) not in self._paths)
 
     def beside(self, path: str) -> list[Block]:
         """All that the variable at that path holds, and what is in the graphs that it keeps."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import linecache
 import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.probing.shell import running_shell
+from torchdebug_magics.probing.source.call_sites import tree_of
 from torchdebug_magics.probing.where import location
 
 if TYPE_CHECKING:
@@ -63,6 +63,11 @@ class KeepingLines:
         best = max(found, key=lambda put: put.rank(types, "", adds_up=False), default=None)
         return None if best is None else location(best.file, best.line, best.function)
 
+    def in_function(self, name: str) -> Location | None:
+        """Where a function of that name makes an attribute of its object larger."""
+        found = [put for file in self._files for put in self._in(file) if put.function == name and put.is_own and put.grows]
+        return location(found[0].file, found[0].line, name) if found else None
+
     def _best(
         self, name: str, types: Collection[str], function: str, files: Iterable[str], *, adds_up: bool, of_others: bool = False
     ) -> Location | None:
@@ -77,11 +82,7 @@ class KeepingLines:
 
     def _in(self, file: str) -> list[_Put]:
         if file not in self._puts:
-            try:
-                tree = ast.parse("".join(linecache.getlines(file)))
-            except (SyntaxError, ValueError, RecursionError):
-                tree = ast.Module(body=[], type_ignores=[])
-            self._puts[file] = list(_walk(tree, file, _Around()))
+            self._puts[file] = list(_walk(tree_of(file) or ast.Module(body=[], type_ignores=[]), file, _Around()))
         return self._puts[file]
 
 
@@ -107,7 +108,7 @@ class _Put:
         is_put: bool = False,
     ) -> None:
         self.name, self.line, self.file, self.is_initial = name, node.lineno, file, is_initial
-        self._adds, self._grows = adds, adds or is_put
+        self._adds, self.grows = adds, adds or is_put
         self.is_own = name.startswith(".") and any(
             isinstance(one, ast.Attribute) and f".{one.attr}" == name and isinstance(one.value, ast.Name) and one.value.id == "self"
             for one in ast.walk(node)
@@ -118,7 +119,7 @@ class _Put:
     def rank(self, types: Collection[str], function: str, *, adds_up: bool) -> int:
         """How well it fits an owner of these types, or a variable of that function."""
         fits = self._kind in types if types else self.function == function
-        return _GROWS * self._grows + _FITS * fits + _AS_WANTED * (self._adds or not adds_up) + self._in_loop
+        return _GROWS * self.grows + _FITS * fits + _AS_WANTED * (self._adds or not adds_up) + self._in_loop
 
 
 def _walk(node: ast.AST, file: str, around: _Around) -> Iterator[_Put]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.memtrace.ledger.blocks import Block
     from torchdebug_magics.instruments.memtrace.ledger.refused_memory import OutOfMemory
-    from torchdebug_magics.instruments.memtrace.report import Growth
+    from torchdebug_magics.instruments.memtrace.report import Growth, Undeleted
     from torchdebug_magics.report import Location
 
 __all__ = ["explained", "refused_by"]
@@ -42,12 +42,19 @@ def refused_by(error: BaseException | None) -> BaseException | None:
 
 
 def explained(
-    error: BaseException, seen: OutOfMemory | None, left: Collection[Block], growth: Growth | None, *, iteration: int, unused_bytes: int
+    error: BaseException,
+    seen: OutOfMemory | None,
+    left: Collection[Block],
+    growth: Growth | None,
+    handled: Undeleted | None,
+    *,
+    iteration: int,
+    unused_bytes: int,
 ) -> Oom:
     """Why, and what would help.
 
-    `seen` is what was noted when the op raised, where it was followed; `left` is what was alive at the end, `unused_bytes`
-    what the caching allocator had reserved and not given out.
+    `seen` is what was noted when the op raised, where it was followed; `left` is what was alive at the end, `handled` what an error
+    holds that was being handled, `unused_bytes` what the caching allocator had reserved and not given out.
     """
     is_seen = seen is not None and seen.error_id == id(error)
     alive = seen.alive if seen is not None and is_seen else left
@@ -61,12 +68,12 @@ def explained(
         location=seen.place.location if seen is not None and is_seen and seen.place is not None else _location(error),
         phase=seen.span.phase if seen is not None and is_seen else "other",
         iteration=iteration,
-        kind=_kind(growth, live_bytes, asked_bytes, unused_bytes),
+        kind="handled error" if handled is not None else _kind(growth, live_bytes, asked_bytes, unused_bytes),
         live_bytes=live_bytes,
         by_category=sizes,
         by_module=by_module(alive),
         unused_reserved_bytes=unused_bytes,
-        advice=tuple(_advice(alive, sizes, growth, unused_bytes, live_bytes)),
+        advice=(*_advice(alive, sizes, growth, unused_bytes, live_bytes), *_retried(handled)),
     )
 
 
@@ -93,6 +100,11 @@ def _advice(
     for one in (*_of_step(alive, sizes), *_of_optimizer(sizes), *_in_half(sizes), *_defragmented(unused_bytes), *_freed(growth)):
         if one.saved_bytes > _WORTH * live_bytes:
             yield one
+
+
+def _retried(handled: Undeleted | None) -> Iterator[Advice]:
+    if handled is not None:
+        yield Advice(what="the retry after the `except` block, not in it", saved_bytes=handled.live_bytes, how=handled.fix)
 
 
 def _freed(growth: Growth | None) -> Iterator[Advice]:

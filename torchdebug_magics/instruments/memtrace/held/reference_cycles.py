@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.report import Cycle
+from torchdebug_magics.probing.holders import cycles_of, find_holders, waiting_cycles
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.held.keeping_lines import KeepingLines
-    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block
+    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
     from torchdebug_magics.report import Location
 
-__all__ = ["cycles", "kept_by_cycles"]
+__all__ = ["CycleWatch", "kept_by_cycles"]
 
 _FEWEST = 3
 _LARGE_PART = 0.25
 """Of the peak: less than that may wait for the collector."""
 _LEAST_BYTES = 16 << 10
+_FIRST_LOOK_BYTES, _FAR_MORE = 4 << 20, 4
+"""Of what was made in the cell: when it is this much, and again when it is so many times as much, a look is taken; it costs a second."""
+_MORE = 1.5
+"""The same, once cycles have been seen to wait."""
 _NUMBER = re.compile(r"\[\d+\]")
 _ON_NODE = re.compile(r"(\w+)Backward\.(\w+)")
 _ATTRIBUTE = re.compile(r"(\w+)\.([a-zA-Z]\w*)")
@@ -37,8 +42,53 @@ _REGISTERS: Mapping[str, tuple[str, ...]] = {
 """By the table in which torch keeps them: how hooks are registered."""
 
 
-def cycles(paths: Mapping[int, str], made: Mapping[int, Block], lines: KeepingLines) -> tuple[Cycle, ...]:
-    """A row a cycle, however often it was made, the most bytes first; `paths` and `made` are by the storages that a collection freed."""
+class CycleWatch:
+    """What waits for Python's collector: when memory is high, as a collection may come before the cell ends, and at the end."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._most: tuple[Cycle, ...] = ()
+
+    def begins(self) -> None:
+        """What is alive now was there before the cell."""
+        self._ledger.rises_at_bytes = self._ledger.total.now_bytes + _FIRST_LOOK_BYTES
+
+    def look(self, lines: Callable[[], KeepingLines]) -> None:
+        """While the cell runs: nothing is collected."""
+        made = self._made()
+        now_bytes = sum(block.bytes for block in made.values())
+        rows: tuple[Cycle, ...] = ()
+        if self._seem_lost(made):
+            rows = _rows(waiting_cycles([block.ref for block in made.values() if block.ref is not None]).paths, made, lines())
+        wanted_bytes = max(now_bytes, _FIRST_LOOK_BYTES) * (_MORE if _bytes(rows) >= _LARGE_PART * now_bytes else _FAR_MORE)
+        self._ledger.rises_at_bytes = self._ledger.total.start_bytes + int(wanted_bytes)
+        self._most = max(self._most, rows, key=_bytes)
+
+    def end(self, lines: KeepingLines) -> tuple[Cycle, ...]:
+        """Collect; a row a cycle, however often it was made, the most bytes first. Of those that went earlier, as they were seen."""
+        made = self._made()
+        rows = _rows(cycles_of([block.ref for block in made.values() if block.ref is not None]).paths, made, lines)
+        return max(self._most, rows, key=_bytes)
+
+    def _made(self) -> dict[int, Block]:
+        self._ledger.settle()
+        return {block.ref.key: block for block in self._ledger.live.values() if block.ref is not None and not block.is_old}
+
+    def _seem_lost(self, made: Mapping[int, Block]) -> bool:
+        """Whether no name leads to the first of many that are alike: it is asked before all objects of the process are."""
+        alike: dict[tuple[object, int], list[int]] = defaultdict(list)
+        for key, block in made.items():
+            alike[block.place, block.bytes].append(key)
+        firsts = [keys[0] for (_, size_bytes), keys in alike.items() if len(keys) >= _FEWEST and size_bytes * len(keys) >= _LEAST_BYTES]
+        return bool(firsts) and len(find_holders(firsts).paths) < len(firsts)
+
+
+def _bytes(rows: Iterable[Cycle]) -> int:
+    return sum(row.freed_bytes for row in rows)
+
+
+def _rows(paths: Mapping[int, str], made: Mapping[int, Block], lines: KeepingLines) -> tuple[Cycle, ...]:
+    """`paths` and `made` are by the storages that only a collection frees."""
     alike: dict[frozenset[str], list[tuple[str, Block]]] = defaultdict(list)
     for key, path in paths.items():
         alike[frozenset(_NUMBER.sub("[...]", path).split(" -> "))].append((_NUMBER.sub("[...]", path), made[key]))

@@ -132,6 +132,8 @@ class Ledger:
     sites: Sites = field(default_factory=Sites)
     op: str = ""
     """The op that runs."""
+    rises_at_bytes: int = sys.maxsize
+    """When as much is alive, whoever looks at what is alive wants to be told."""
     counted_from: int = 0
     """The clock when for the first time a step was only counted."""
     counted_until: int = sys.maxsize

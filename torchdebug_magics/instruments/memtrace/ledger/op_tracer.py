@@ -19,6 +19,8 @@ from torchdebug_magics.probing.storages import owner_of, storages
 from torchdebug_magics.probing.tensors import tensors_in
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place, Places
     from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.probing.modules import ModuleCalls
@@ -34,7 +36,7 @@ _JOINS = {torch.ops.aten.cat.default: 0, torch.ops.aten.constant_pad_nd.default:
 class Tracer:
     """Keeps the ledger while it is `on`."""
 
-    def __init__(self, ledger: Ledger, places: Places, calls: ModuleCalls, guard: Guard) -> None:
+    def __init__(self, ledger: Ledger, places: Places, calls: ModuleCalls, guard: Guard, risen: Callable[[], None]) -> None:
         self.ledger = ledger
         self.is_on = False
         self.ops_count = 0
@@ -50,6 +52,8 @@ class Tracer:
         self._places = places
         self._calls = calls
         self._guard = guard
+        self._risen = risen
+        """Called when so much is alive as the ledger has been told to wait for."""
         self._lent: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
         self._below = len(modes())
         """Modes that were there before."""
@@ -133,6 +137,8 @@ class Tracer:
             return
         self.ledger.op = str(func)
         self._book(storage, *self._asked(in_backward=in_backward))
+        if self.ledger.total.now_bytes >= self.ledger.rises_at_bytes:
+            self._risen()
 
     def _book(self, storage: torch.UntypedStorage, place: Place | None, module: str, role: str) -> None:
         block = Block(storage.nbytes(), str(storage.device), self.ledger.span, place, module)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.machine.process import PeakRss, rss_bytes
 from torchdebug_magics.probing.gauges import Gauges
+from torchdebug_magics.probing.heap import kept_free_bytes
 
 if TYPE_CHECKING:
     from torchdebug_magics.probing.accelerators import Allocator
@@ -23,7 +24,7 @@ class ProcessMemory:
     def __init__(self, guard: Guard) -> None:
         self._gauges = Gauges(guard)
         self._peak = PeakRss()
-        self._start_bytes = 0
+        self._start_bytes = self._start_free_bytes = 0
         self._lock = threading.Lock()
         self._is_open = False
         self._stack = ExitStack()
@@ -32,7 +33,7 @@ class ProcessMemory:
         """From now on."""
         self._stack.enter_context(self._gauges)
         stack.callback(self.stop)
-        self._start_bytes = rss_bytes()
+        self._start_bytes, self._start_free_bytes = rss_bytes(), kept_free_bytes()
         self._peak.start()
         self._is_open = True
 
@@ -55,6 +56,10 @@ class ProcessMemory:
     def net_bytes(self) -> int:
         """What it occupies beyond what it did at the start."""
         return rss_bytes() - self._start_bytes
+
+    def heap_kept_bytes(self) -> int:
+        """Of that, at most, what was freed and is still the C heap's."""
+        return max(0, min(self.net_bytes(), kept_free_bytes() - self._start_free_bytes))
 
     def limit(self) -> tuple[int | None, str]:
         """(bytes, whose) of the limit that ends the process."""

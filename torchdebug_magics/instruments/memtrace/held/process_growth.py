@@ -1,0 +1,180 @@
+"""What grows with a loop and is no tensor: Python objects, a profiler's events, DataLoader workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch._C._autograd import _profiler_enabled
+
+from torchdebug_magics.instruments.memtrace.held.fixes import Cause, as_code, emptied, fix, is_hidden
+from torchdebug_magics.instruments.memtrace.report import Growth
+from torchdebug_magics.machine.process import rss_bytes, workers
+from torchdebug_magics.probing.heap import kept_free_bytes
+from torchdebug_magics.probing.holders import PlainCollection, plain_collections
+from torchdebug_magics.probing.holders.outside import is_a
+from torchdebug_magics.probing.holders.roots import roots
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
+    from torchdebug_magics.instruments.memtrace.held.keeping_lines import KeepingLines
+    from torchdebug_magics.report import Location
+
+__all__ = ["ProcessGrowth", "larger"]
+
+_LEAST_BYTES = 4 << 20
+"""In all: less than this a process grows by for many reasons."""
+_LEAST_EACH = 16 << 10
+_LEAST_OF_WORKERS = 32 << 20
+"""What a worker only reads becomes its own in the first epoch, and then no more."""
+_LARGE_PART = 1 / 3
+"""Of the growth: who holds less is not the cause of it. Our own looks leave something, too."""
+_NOISE_PART = 0.1
+"""Of the growth: by so much it may go down in between."""
+_MANY = 10_000
+"""Objects of a dataset, whose reference counts all workers write."""
+_FEWEST = 3
+"""Looks at which it must have grown."""
+
+
+@dataclass(frozen=True)
+class _Look:
+    step: int
+    rss_bytes: int
+    tensor_bytes: int
+    worker_bytes: int
+    free_bytes: int
+    """What the C library has kept of what was freed."""
+    is_profiled: bool
+    collections: Mapping[str, PlainCollection] = field(default_factory=dict)
+
+    @property
+    def other_bytes(self) -> int:
+        """In use by this process and its workers, and no tensor."""
+        return self.rss_bytes - self.free_bytes + self.worker_bytes - self.tensor_bytes
+
+
+class ProcessGrowth:
+    """Weighs, at some steps, the process, its workers, and the collections of plain objects that variables hold."""
+
+    def __init__(self) -> None:
+        self._looks: list[_Look] = []
+        self._profiler = ""
+
+    def look(self, step: int, tensor_bytes: int) -> None:
+        """Before that step."""
+        rss, free, before = rss_bytes(), kept_free_bytes(), self._looks[-1] if self._looks else None
+        of_workers = sum(worker.uss_bytes for worker in workers())
+        has_grown = before is not None and rss - free + of_workers - tensor_bytes - before.other_bytes >= _LEAST_EACH * (step - before.step)
+        is_profiled = _profiler_enabled()
+        if is_profiled and not self._profiler:
+            self._profiler = next((root.label for root in roots() if is_a(type(root.value), torch.profiler.profile)), "")
+        known = {} if before is None else before.collections
+        collections = plain_collections(known) if has_grown and not is_profiled else known
+        self._looks.append(_Look(step, rss, tensor_bytes, of_workers, free, is_profiled, collections))
+
+    def found(self, steps: Steps, lines: KeepingLines) -> Growth | None:
+        """What goes on growing; None where it is not known who keeps it."""
+        looks = self._looks[1:]  # the first steps load what the others use
+        main = steps.main
+        if main is None or len(looks) <= _FEWEST:
+            return None
+        times = looks[-1].step - looks[0].step
+        kept = max(self._kept(looks, lines, trains=steps.is_training(main)), key=lambda one: one.bytes, default=None)
+        if kept is None or kept.bytes < max(_LEAST_BYTES, _LEAST_EACH * times):
+            return None
+        whole_bytes = _grown(looks, lambda look: look.rss_bytes + look.worker_bytes)
+        return Growth(
+            bytes_per_iteration=round(kept.bytes / times * steps.count / main.count),
+            iterations_count=main.count,
+            location=None,
+            holder=kept.holder,
+            fix=kept.fix,
+            kept_at=kept.kept_at,
+            what=kept.what,
+            share_ratio=kept.bytes / max(whole_bytes, kept.bytes),
+            frees_bytes=kept.bytes,
+        )
+
+    def _kept(self, looks: Sequence[_Look], lines: KeepingLines, *, trains: bool) -> Iterator[_Kept]:
+        """All that grows and is much of what the process grew by."""
+        if not _is_steady([(look.step, look.other_bytes) for look in looks]):
+            return
+        found = [_in_workers(looks, lines), *_in_collections(looks, lines, trains=trains)]
+        if sum(look.is_profiled for look in looks) >= _FEWEST:
+            found.append(self._in_profiler(looks, lines))
+        grown_bytes = _grown(looks, lambda look: look.other_bytes)
+        large = (one for one in found if one.bytes >= max(_LARGE_PART * grown_bytes, _LEAST_OF_WORKERS * (one.what == "workers")))
+        yield from (replace(one, bytes=min(one.bytes, grown_bytes)) for one in large)
+
+    def _in_profiler(self, looks: Sequence[_Look], lines: KeepingLines) -> _Kept:
+        """All that is in no collection: its events are in C++."""
+        rest = _grown(looks, lambda look: look.other_bytes) - sum(one.bytes for one in _in_collections(looks, lines, trains=True))
+        name = self._profiler or "profiler"
+        how = (
+            f"profile a few steps only: `schedule=torch.profiler.schedule(wait=1, warmup=1, active=3)`, with `{name}.step()` in the loop; "
+            "until it ends, a profiler keeps every event, and with `with_stack=True` the calls around it"
+        )
+        return _Kept("profiler", rest, self._profiler, how, lines.call_of(("profile",)))
+
+
+@dataclass(frozen=True)
+class _Kept:
+    what: Literal["objects", "workers", "profiler"]
+    bytes: int
+    holder: str
+    fix: str
+    kept_at: Location | None = None
+
+
+def _in_collections(looks: Sequence[_Look], lines: KeepingLines, *, trains: bool) -> Iterator[_Kept]:
+    """Those that got longer from look to look; where nothing is trained, what a variable holds is what the loop is for."""
+    for path in {path for look in looks for path in look.collections}:
+        seen = [(look.step, one) for look in looks if (one := look.collections.get(path)) is not None]
+        lengths = [(step, one.length) for step, one in seen]
+        if len(seen) >= _FEWEST and _is_steady(lengths) and (trains or seen[-1][1].owner or is_hidden(path)):
+            first, last = seen[0][1], seen[-1][1]
+            owner, size_bytes = last.owner, last.each_bytes * (last.length - first.length)
+            cause = Cause(keeps_graph=False, trains=trains, empties=emptied(owner))
+            yield _Kept("objects", size_bytes, path, fix(f"{path}[0]", cause), lines.of(path, owner))
+
+
+def _in_workers(looks: Sequence[_Look], lines: KeepingLines) -> _Kept:
+    """What became their own: pages that they wrote to. Reading a Python object writes its reference count."""
+    largest = max(
+        ((one.length, path, one.owner) for path, one in looks[0].collections.items() if one.owner and "Dataset" in one.owner.type_names),
+        key=lambda one: one[0],
+        default=(0, "", None),
+    )
+    size_bytes = _grown(looks, lambda look: look.worker_bytes)
+    if largest[0] >= _MANY:
+        how = (
+            f"hold `{as_code(largest[1])}` as a NumPy array or a tensor, not as Python objects: a worker that reads one writes its "
+            "reference count, and so gets a copy of the page"
+        )
+        return _Kept("workers", size_bytes, largest[1], how, lines.of(largest[1], largest[2]))
+    how = "keep nothing of a sample in the dataset: each worker has a dataset of its own, which is never emptied"
+    kept_at = lines.in_function("__getitem__")
+    return _Kept("workers", size_bytes if kept_at is not None else 0, "", how, kept_at)
+
+
+def larger(growth: Growth | None, other: Growth | None) -> Growth | None:
+    """The one that adds more in each iteration, with the other's holder beside it."""
+    if growth is None or other is None:
+        return growth or other
+    first, second = sorted((growth, other), key=lambda one: -one.bytes_per_iteration * one.iterations_count)
+    return replace(first, others=(*first.others, second.holder)) if second.holder else first
+
+
+def _grown(looks: Sequence[_Look], size: Callable[[_Look], int]) -> int:
+    return max(0, size(looks[-1]) - size(looks[0]))
+
+
+def _is_steady(looks: Sequence[tuple[int, int]]) -> bool:
+    """Whether there was ever more, and after each look at least half as much a step as before it; a little goes up and down."""
+    (begin, few), (end, many) = looks[0], looks[-1]
+    goes_on = all(2 * (many - size) * (at - begin) >= (size - few) * (end - at) for at, size in looks[1:-1])
+    return many > few and goes_on and all(later - earlier >= -_NOISE_PART * (many - few) for (_, earlier), (_, later) in pairwise(looks))

@@ -1,0 +1,120 @@
+"""How large the collections of plain objects are that variables hold: lists of dicts, arrays, texts. Tensors are weighed elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from statistics import median
+from types import FunctionType
+from typing import Any, TypeAlias
+
+import torch
+
+from torchdebug_magics.probing.holders.containers import CONTAINERS
+from torchdebug_magics.probing.holders.objects import held_by, is_entered, names_in
+from torchdebug_magics.probing.holders.outside import bases, is_a, names_of_type
+from torchdebug_magics.probing.holders.owners import Owner, owner_as
+from torchdebug_magics.probing.holders.roots import Rank, roots
+from torchdebug_magics.probing.holders.tensors import is_node
+from torchdebug_magics.probing.holders.walk import undisturbed
+
+__all__ = ["PlainCollection", "plain_collections"]
+
+_MOST_OBJECTS, _WIDEST, _DEEPEST = 5_000, 64, 6
+_SAMPLES = 16
+"""Things of a collection that are weighed."""
+_FEWEST = 2
+_OF_MODULES = frozenset(torch.nn.Module().__dict__)
+"""Tables of torch's own, which every module has."""
+
+
+@dataclass(frozen=True)
+class PlainCollection:
+    """A list, dict, set or deque."""
+
+    length: int
+    each_bytes: int
+    """By a sample: what hangs on each of the things in it alone, without tensors; 0 where it was not weighed."""
+    owner: Owner | None
+    """Whose attribute it is, or it is in."""
+
+
+def plain_collections(before: Mapping[str, PlainCollection]) -> dict[str, PlainCollection]:
+    """By the path from a variable; the nearest, within a budget. Nothing of the user's is called.
+
+    Weighed are those that are longer than `before`.
+    """
+    found: dict[str, PlainCollection] = {}
+    seen: dict[int, object] = {}  # held, as the id of one that is gone may be another's
+    enters: dict[int, bool] = {}
+    with undisturbed():
+        starts = ((root.label, root.value, None, 0) for root in roots() if root.rank in {Rank.VARIABLE, Rank.MODULE})
+        todo: deque[tuple[str, Any, _Held | None, int]] = deque(starts)
+        while todo and len(seen) < _MOST_OBJECTS:
+            path, value, held_as, depth = todo.popleft()
+            kind = type(value)
+            if id(kind) not in enters:
+                seen[id(kind)] = kind
+                enters[id(kind)] = is_entered(kind) and not is_a(kind, torch.Tensor) and not is_node(kind)
+            if id(value) in seen or not enters[id(kind)]:
+                continue
+            seen[id(value)] = value
+            base: Any = next((one for one in CONTAINERS if is_a(kind, one)), None)
+            if base is not None and base.__len__(value) >= _FEWEST:
+                length, known = base.__len__(value), before.get(path)
+                each_bytes = _each_bytes(value, base) if known is not None and known.length < length else 0
+                owner = owner_as(*held_as) if held_as is not None else None
+                found[path] = PlainCollection(length, each_bytes or (0 if known is None else known.each_bytes), owner)
+            if depth < _DEEPEST:
+                todo.extend(_inside(path, value, held_as, depth, is_container=base is not None))
+    return found
+
+
+_Held: TypeAlias = "tuple[type, str, str]"
+"""The nearest object with attributes: its type, the name of the attribute, the path to it."""
+
+
+def _inside(
+    path: str, value: Any, held_as: _Held | None, depth: int, *, is_container: bool
+) -> Iterator[tuple[str, Any, _Held | None, int]]:
+    is_module = is_a(type(value), torch.nn.Module)
+    for piece, held in islice(names_in(value), _WIDEST):
+        if not (is_module and piece[1:] in _OF_MODULES):
+            is_attribute = not is_container and piece.startswith(".") and piece[1:].isidentifier()
+            yield f"{path}{piece}", held, (type(value), piece, path) if is_attribute else held_as, depth + 1
+
+
+def _each_bytes(value: Any, base: Any) -> int:
+    """The median: what several of the samples lead to, such as their class, counts for the first of them alone."""
+    count = base.__len__(value) * (2 if base is dict else 1)
+    try:
+        samples = list(islice(CONTAINERS[base](value), 0, None, max(1, count // _SAMPLES) | 1))
+    except RuntimeError:  # another thread changed it under our hands
+        return 0
+    seen: dict[int, object] = {}
+    sizes = [_weight(one, seen, 0) for one in samples]
+    return round(median(sizes)) * (2 if base is dict else 1)  # of a dict, a key and a value
+
+
+def _weight(value: object, seen: dict[int, object], depth: int) -> int:
+    """Of what hangs on it; of many things that are alike, one stands for the others."""
+    kind = type(value)
+    if id(value) in seen or is_a(kind, torch.Tensor) or is_a(kind, type) or depth > _DEEPEST:
+        return 0
+    seen[id(value)] = value
+    if not is_entered(kind):
+        return _own_bytes(value)
+    held = list(islice(held_by(kind)(value), _WIDEST))
+    weights = [_weight(one, seen, depth + 1) for one in held]
+    base: Any = next((one for one in CONTAINERS if is_a(kind, one)), None)
+    count = base.__len__(value) * (2 if base is dict else 1) if base is not None else len(held)
+    return _own_bytes(value) + sum(weights) * max(count, len(held)) // max(1, len(held))
+
+
+def _own_bytes(value: object) -> int:
+    """Without what it holds; a `__sizeof__` of the user's is not called."""
+    written = next(names_of_type(base)["__sizeof__"] for base in bases(type(value)) if "__sizeof__" in names_of_type(base))
+    return object.__sizeof__(value) if type(written) is FunctionType else sys.getsizeof(value)
