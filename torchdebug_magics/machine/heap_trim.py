@@ -13,7 +13,7 @@ from torchdebug_magics.machine.process import rss_bytes
 
 __all__ = ["trim_heap", "trimmable_bytes"]
 
-_PATIENCE_S = 10.0
+_PATIENCE_MS = 10_000
 
 
 def trim_heap() -> bool:
@@ -36,8 +36,11 @@ def trimmable_bytes() -> int | None:
     library = ctypes.PyDLL(None)  # it keeps the lock of the interpreter: the copy has this thread alone, and must not wait for another
     if not hasattr(library, "malloc_trim"):
         return None
-    here, (reader, writer) = os.getpid(), os.pipe()
-    child = -1
+    here, child = os.getpid(), -1
+    try:
+        reader, writer = os.pipe()
+    except OSError:  # too many files are open
+        return None
     try:
         child = library.fork()  # not by `os`, which runs what libraries have registered for their own children
         if child == 0:
@@ -57,7 +60,9 @@ def _answer(reader: int, child: int) -> bytes:
     if child <= 0:  # there was no room for it
         os.close(reader)
         return b""
-    ready, _, _ = select.select([reader], [], [], _PATIENCE_S)
+    waiting = select.poll()
+    waiting.register(reader, select.POLLIN)
+    ready = waiting.poll(_PATIENCE_MS)
     answer = os.read(reader, 32) if ready else b""
     os.close(reader)
     with contextlib.suppress(OSError):

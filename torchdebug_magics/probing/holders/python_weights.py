@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from statistics import median
@@ -68,8 +69,8 @@ def plain_collections(before: Mapping[str, PlainCollection]) -> dict[str, PlainC
                 each_bytes = _each_bytes(value, base) if known is not None and known.length < length else 0
                 owner = owner_as(*held_as) if held_as is not None else None
                 found[path] = PlainCollection(length, each_bytes or (0 if known is None else known.each_bytes), owner)
-            if depth < _DEEPEST:
-                todo.extend(_inside(path, value, held_as, depth, is_container=base is not None))
+            with suppress(RuntimeError):  # another thread changed it under our hands
+                todo.extend(_inside(path, value, held_as, depth, is_container=base is not None) if depth < _DEEPEST else ())
     return found
 
 
@@ -90,12 +91,12 @@ def _inside(
 def _each_bytes(value: Any, base: Any) -> int:
     """The median: what several of the samples lead to, such as their class, counts for the first of them alone."""
     count = base.__len__(value) * (2 if base is dict else 1)
-    try:
-        samples = list(islice(CONTAINERS[base](value), 0, None, max(1, count // _SAMPLES) | 1))
-    except RuntimeError:  # another thread changed it under our hands
-        return 0
     seen: dict[int, object] = {}
-    sizes = [_weight(one, seen, 0) for one in samples]
+    try:
+        samples = islice(CONTAINERS[base](value), 0, None, max(1, count // _SAMPLES) | 1)
+        sizes = [_weight(one, seen, 0) for one in samples]
+    except RuntimeError:  # as above
+        return 0
     return round(median(sizes)) * (2 if base is dict else 1)  # of a dict, a key and a value
 
 
