@@ -19,7 +19,6 @@ from torchdebug_magics.instruments.deterministic.ops.op_recording import Recordi
 from torchdebug_magics.instruments.deterministic.prints.against import agreeing_count, compared, earlier_print
 from torchdebug_magics.instruments.deterministic.prints.printing import Printer
 from torchdebug_magics.instruments.deterministic.twice.beginning.leftovers import Leftovers
-from torchdebug_magics.instruments.deterministic.twice.body import FunctionBody
 from torchdebug_magics.instruments.deterministic.twice.cost import measured
 from torchdebug_magics.instruments.deterministic.twice.left_results import plain_results_of, results_of
 from torchdebug_magics.instruments.deterministic.twice.outside_world import Outside
@@ -146,9 +145,8 @@ class Inquiry:
         try:
             self._guard.run("running the cell again", self._repeat, self._runs)
         except KeyboardInterrupt:
-            self.found["interrupted"] = True
-            if isinstance(self._body, FunctionBody):  # a script is to end by it; the user's cell has ended before
-                raise
+            self.found["interrupted"] = True  # what was found is shown; Stop stops Run All, too
+            raise
         finally:
             if self._verify:
                 self.found |= {"runs_count": self._runs.count, "runs_s": time.monotonic() - begin_s}
