@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.report import Report
     from torchdebug_magics.session import Session
 
+    autograd: Instrument
     deterministic: Instrument
     hangwatch: Instrument
     memclean: Instrument
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "deterministic", "hangwatch",
+    "DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "autograd", "deterministic", "hangwatch",
     "last_session", "memclean", "memgauge", "memmark", "memtrace", "nanhunt", "shapes", "show", "verify",
 ]  # fmt: skip
 

@@ -20,6 +20,7 @@ INSTRUMENTS = {
     "memclean": "torchdebug_magics.instruments.memclean",
     "deterministic": "torchdebug_magics.instruments.deterministic",
     "hangwatch": "torchdebug_magics.instruments.hangwatch",
+    "autograd": "torchdebug_magics.instruments.autograd",
 }
 
 

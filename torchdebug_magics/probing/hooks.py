@@ -138,6 +138,11 @@ class Hooks:
         """`around(original, *args, **kwargs)` in place of ``torch.autograd.<name>``, which `Tensor.backward` looks up at each call."""
         wrap(stack, self, torch.autograd, name, around)
 
+    def zeroed_gradients(self, stack: ExitStack, around: Callable[..., Any]) -> None:
+        """`around(original, holder, ...)` in place of ``zero_grad`` of every optimizer and module."""
+        wrap(stack, self, torch.optim.Optimizer, "zero_grad", around)
+        wrap(stack, self, torch.nn.Module, "zero_grad", around)
+
     def loader_batches(self, stack: ExitStack, around: Callable[..., Any]) -> None:
         """`around(original, iterator)` whenever a running `DataLoader` is asked for its next batch."""
         wrap(stack, self, _BaseDataLoaderIter, "__next__", around)

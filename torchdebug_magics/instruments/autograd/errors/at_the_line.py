@@ -1,0 +1,289 @@
+"""Errors that PyTorch raises at the line to change: the names, and the fix."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+import torch
+
+from torchdebug_magics.instruments.autograd.errors.raised import Raised, statement_at
+from torchdebug_magics.instruments.autograd.errors.writes import out_of_place, writes_to
+from torchdebug_magics.instruments.autograd.report import Finding
+from torchdebug_magics.probing.where import excerpt, location
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp
+    from torchdebug_magics.report import Location
+
+__all__ = ["at_the_line"]
+
+_NO_REDUCTION = re.compile(r"reduction\s*=\s*['\"]none['\"]")
+
+
+def at_the_line(raised: Raised) -> Finding:
+    """By kind."""
+    return _BY_KIND.get(raised.kind, _other)(raised)
+
+
+def _finding(raised: Raised, headline: str, fix: str, *, where: Location | None = None, **more: object) -> Finding:
+    at = where or raised.here
+    return Finding(
+        kind=raised.kind, raised=True, headline=headline, location=at, fix=fix, excerpt=excerpt(at) if at is not None else (), **more  # type: ignore[arg-type]
+    )
+
+
+def _written_name(raised: Raised) -> str | None:
+    statement = statement_at(raised.here)
+    return next(writes_to(statement), None) if statement is not None else None
+
+
+def _leaf(raised: Raised) -> Finding:
+    name = _written_name(raised) or "a parameter"
+    source = raised.here.source if raised.here is not None else ""
+    return _finding(
+        raised,
+        f"`{name}` is a leaf that requires a gradient, and is written in place",
+        f"`with torch.no_grad(): {source}` for an update by hand; else write into a copy: `{_fresh(name)} = {name}.clone()`",
+        tensor=name,
+        writer_op=_writer_op(raised),
+        explanation="a leaf holds the value that its gradient belongs to",
+    )
+
+
+def _fresh(name: str) -> str:
+    return name.rpartition(".")[2] if name.replace(".", "").isidentifier() else "copy"
+
+
+def _writer_op(raised: Raised) -> str | None:
+    statement = statement_at(raised.here)
+    if isinstance(statement, ast.AugAssign):
+        return {"Add": "add_", "Sub": "sub_", "Mult": "mul_", "Div": "div_", "Pow": "pow_"}.get(type(statement.op).__name__)
+    if isinstance(statement, ast.Assign):
+        return "copy_"
+    calls = [node.func.attr for node in ast.walk(statement) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)] if statement else []
+    return next((name for name in calls if name.endswith("_")), None)
+
+
+def _view(raised: Raised) -> Finding:
+    name = _written_name(raised)
+    of_leaf = "view of a leaf" in raised.message
+    made = re.search(r"Output \d+ of (\w+?)Backward\d*", raised.message)
+    maker = next((op for op in reversed(raised.tape.ops) if made is not None and op.name.replace("_", "") == made[1].lower()), None)
+    if of_leaf:
+        base = f"with torch.no_grad(): {raised.here.source}" if raised.here is not None else "with torch.no_grad():"
+        return _finding(
+            raised,
+            f"{f'`{name}`' if name else 'a tensor'} is a view of a leaf that requires a gradient, and is written in place",
+            f"`{base}`, or write into `{name}.clone()`",
+            tensor=name,
+            writer_op=_writer_op(raised),
+        )
+    statement = statement_at(raised.here)
+    code = out_of_place(statement) if statement is not None else ""
+    op = maker.name if maker is not None else made[1].lower() if made is not None else None
+    why = "gradients were off when the view was made" if "no_grad" in raised.message or "inference" in raised.message else ""
+    return _finding(
+        raised,
+        f"{f'`{name}`' if name else 'a tensor'} is one of several views that `{op}` returned, and is written in place"
+        if op and not why
+        else f"{f'`{name}`' if name else 'a tensor'} is a view made with gradients off, and is written in place",
+        f"`{code}`" if code else f"write into a copy: `{name or 'view'}.clone()`",
+        op=op,
+        saved_at=_line(maker),
+        tensor=name,
+        writer_op=_writer_op(raised),
+        explanation=why or "a write to one of them would have to change the gradient of all",
+    )
+
+
+def _line(op: RecordedOp | None) -> Location | None:
+    return op.line.location if op is not None and op.line is not None else None
+
+
+def _non_scalar(raised: Raised) -> Finding:
+    root = raised.roots[0] if raised.roots else None
+    name = raised.name_of(root) if root is not None else None
+    made = None if root is None else next((op for op in reversed(raised.tape.ops) if any(use.tensor == id(root) for use in op.makes)), None)
+    where = _line(made) or _assigned(raised, name) or raised.here
+    source = where.source if where is not None else ""
+    backward = raised.here.source if raised.here is not None else ""
+    reduced = _NO_REDUCTION.sub('reduction="mean"', source)
+    if reduced != source:
+        fix = f"`{reduced}`"
+    elif name and f"{name}.backward" in backward:
+        fix = f"`{backward.replace(f'{name}.backward', f'{name}.mean().backward')}`"
+    else:
+        fix = "reduce the loss to one number before backward(): `.mean()` or `.sum()`"
+    shape = list(root.shape) if root is not None else "several elements"
+    return _finding(
+        raised,
+        f"`{name or 'the loss'}` has shape {shape}, and backward() needs a scalar",
+        fix,
+        where=where,
+        op=made.name if made is not None else None,
+        first_backward_at=raised.here if where != raised.here else None,
+        tensor=name,
+        module=made.module if made is not None else None,
+    )
+
+
+def _assigned(raised: Raised, name: str | None) -> Location | None:
+    """The last assignment to the variable before the error, by the text."""
+    from torchdebug_magics.probing.source.call_sites import tree_of  # noqa: PLC0415
+
+    for frame in raised.frames[:1]:
+        tree = tree_of(frame.f_code.co_filename)
+        lines = [
+            node.lineno
+            for node in (ast.walk(tree) if tree is not None else ())
+            if isinstance(node, ast.Assign) and any(ast.unparse(target) == name for target in node.targets) and node.lineno <= frame.f_lineno
+        ]
+        if lines:
+            return location(frame.f_code.co_filename, max(lines), frame.f_code.co_name)
+    return None
+
+
+def _inference(raised: Raised) -> Finding:
+    made = next((op for op in reversed(raised.tape.ops) if op.inference and op.makes), None)
+    name = next((name for name, value in _read(raised) if isinstance(value, torch.Tensor) and value.is_inference()), None)
+    fix = f"`{name} = {name}.clone()` before this line, or compute `{name}` under `torch.no_grad()`" if name else "compute the tensor under `torch.no_grad()` in place of `torch.inference_mode()`, or `.clone()` it"
+    return _finding(
+        raised,
+        f"`{name or 'a tensor'}` was made under inference_mode and is used in training",
+        fix,
+        saved_at=_line(made),
+        op=made.name if made is not None else None,
+        tensor=name,
+    )
+
+
+def _read(raised: Raised) -> list[tuple[str, object]]:
+    """The variables that the statement reads."""
+    statement = statement_at(raised.here)
+    names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)} if statement is not None else set()
+    return [(name, value) for name, value in raised.variables() if name in names]
+
+
+def _unused(raised: Raised) -> Finding:
+    index = re.search(r"[Tt]ensor (?:at index |#?)(\d+)|\binput (\d+)", raised.message)
+    call = next((node for node in ast.walk(statement) if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("grad")), None) if (statement := statement_at(raised.here)) is not None else None
+    inputs = call.args[1] if call is not None and len(call.args) > 1 else None
+    members = list(inputs.elts) if isinstance(inputs, (ast.List, ast.Tuple)) else [inputs] if inputs is not None else []
+    place = int(next(filter(None, index.groups()))) if index is not None else 0
+    name = ast.unparse(members[place]) if place < len(members) else None
+    return _finding(
+        raised,
+        f"{f'`{name}`' if name else f'input {place}'} was not used to compute the outputs",
+        "pass the tensor that the outputs were computed from, or `allow_unused=True` to get None for it",
+        tensor=name,
+        explanation="a view, a copy or a `.detach()` of it is another tensor for autograd" if name else "",
+    )
+
+
+def _integer(raised: Raised) -> Finding:
+    source = raised.here.source if raised.here is not None else ""
+    fixed = re.sub(r"torch\.tensor\(([^()]*\[[^\]]*\][^()]*?)(, *requires_grad *= *True)\)", r"torch.tensor(\1, dtype=torch.float32\2)", source)
+    fixed = fixed if fixed != source else re.sub(r"(\w+)\.requires_grad_\(", r"\1.float().requires_grad_(", source)
+    return _finding(
+        raised,
+        "only floating point and complex tensors can have a gradient, and this one holds integers",
+        f"`{fixed}`" if fixed != source else "make the tensor floating point first: `.float()` or `dtype=torch.float32`",
+        tensor=next((ast.unparse(target) for target in getattr(statement_at(raised.here), "targets", ())), None),
+    )
+
+
+def _custom(raised: Raised) -> Finding:
+    named = re.search(r"[Ff]unction (\w+?)Backward\b", raised.message)
+    function = next((kind for kind in _subclasses(torch.autograd.Function) if named is not None and kind.__name__ == named[1]), None)
+    where = _return_of(function) or raised.here
+    counts = re.search(r"expected (\d+), got (\d+)", raised.message)
+    shapes = re.search(r"at index (\d+) - got (\[[\d, ]*\]) but expected shape compatible with (\[[\d, ]*\])", raised.message)
+    name = named[1] if named is not None else "the function"
+    if counts is not None:
+        headline = f"`{name}.backward` returns {counts[2]} gradients, and `forward` takes {counts[1]} inputs"
+        fix = f"return {counts[1]} values from `{name}.backward`, one for each input of forward; `None` where there is no gradient"
+    elif shapes is not None:
+        headline = f"`{name}.backward` returns a gradient of shape {shapes[2]} for input {shapes[1]} of shape {shapes[3]}"
+        fix = f"return a gradient of the shape of input {shapes[1]}: reduce it, such as `.sum(0)`, or `.view_as` that input"
+    elif "different than None" in raised.message:
+        place = re.search(r"position (\d+)", raised.message)
+        headline = f"`{name}.backward` returns a gradient for an input that is not a tensor"
+        fix = f"return `None` at position {place[1] if place else '?'}"
+    else:
+        headline, fix = f"`{name}.backward`: {raised.message.splitlines()[0]}", "return one gradient, or None, for each input of forward"
+    return _finding(raised, headline, fix, where=where, op=name, first_backward_at=raised.here if where != raised.here else None)
+
+
+def _subclasses(kind: type) -> list[type]:
+    found = list(kind.__subclasses__())
+    return [*reversed(found), *(inner for one in found for inner in _subclasses(one))]
+
+
+def _return_of(function: type | None) -> Location | None:
+    """The last ``return`` of its backward."""
+    code = getattr(getattr(function, "backward", None), "__code__", None)
+    from torchdebug_magics.probing.source.call_sites import function_node  # noqa: PLC0415
+
+    node = function_node(code) if code is not None else None
+    lines = [one.lineno for one in ast.walk(node) if isinstance(one, ast.Return)] if node is not None else []
+    return location(code.co_filename, lines[-1], code.co_name) if lines else None
+
+
+def _checkpoint(raised: Raised) -> Finding:
+    first = raised.message.splitlines()[0]
+    return _finding(
+        raised,
+        "a checkpointed function computed something else when it ran again in backward()",
+        "make the function depend on its arguments alone: no counters, `training` flags or lists that change between the two runs",
+        explanation=first.removeprefix("torch.utils.checkpoint: "),
+    )
+
+
+def _double(raised: Raised) -> Finding:
+    named = re.search(r"derivative for (?:aten::)?(\w+)", raised.message)
+    op = named[1] if named is not None else None
+    attention = op is not None and "scaled_dot_product" in op
+    return _finding(
+        raised,
+        f"`{op or 'the function'}` cannot be differentiated twice",
+        "`with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):` around the forward"
+        if attention
+        else "drop `create_graph=True` where no second derivative is needed, or write this op with ones that have one"
+        if op
+        else "remove `@once_differentiable` and write backward() with differentiable ops",
+        op=op,
+    )
+
+
+def _other(raised: Raised) -> Finding:
+    first = raised.message.splitlines()[0]
+    name = next((name for name, _ in _read(raised)), None)
+    for pattern, fix in _OTHER_FIXES:
+        if re.search(pattern, raised.message):
+            return _finding(raised, first.rstrip("."), fix, tensor=name)
+    return _finding(raised, first.rstrip("."), "", tensor=None)
+
+
+_OTHER_FIXES = (
+    (r"can't optimize a non-leaf", "give the optimizer the leaf itself: create it with `requires_grad=True` on its device, after `.to(...)` (`.detach().requires_grad_()`)"),
+    (r"Can't call numpy\(\)", "`.detach().numpy()` in place of `.numpy()`"),
+    (r"graph leaves", "`copy.deepcopy(tensor.detach())`, or delete the attribute that holds the computed tensor before the copy"),
+    (r"requires_grad flags of leaf", "`.detach()` the tensor, or set `requires_grad` on the leaf that it was computed from"),
+    (r"can't retain_grad|register a hook", "call it on a tensor that requires a gradient: check where the graph was cut with `%autograd tensor`"),
+    (r"assigned grad has data|attempting to assign a gradient", "give `.grad` a tensor of the shape, dtype and device of the parameter"),
+    (r"has changed the", "return a gradient of the same shape, dtype and device from the hook, or None"),
+    (r"invalid gradient at index", "set `.grad = None` after `.data` was given another shape, dtype or device, and build the graph again"),
+)
+_BY_KIND = {
+    "leaf_inplace": _leaf,
+    "view_inplace": _view,
+    "non_scalar": _non_scalar,
+    "inference_tensor": _inference,
+    "unused_input": _unused,
+    "integer_grad": _integer,
+    "custom_function": _custom,
+    "checkpoint_mismatch": _checkpoint,
+    "no_double_backward": _double,
+}

@@ -1,0 +1,86 @@
+"""The graph node whose saved tensor can no longer be used: asked from the nodes themselves, without running them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torchdebug_magics.probing.graphs import upstream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import torch
+
+__all__ = ["Broken", "Complaint", "broken_nodes", "freed_nodes", "nodes_of", "saves_with_hooks"]
+
+_CHANGED, _FREED = "modified by an inplace operation", "already been freed"
+_MESSAGE = re.compile(r"\[[\w.]+ \[([\d, ]*)\]\](?:, which is output \d+ of (\S+?),)? is at version (\d+); expected version (\d+)")
+
+
+class Complaint(NamedTuple):
+    """What PyTorch says of a tensor that was modified in place."""
+
+    shape: tuple[int, ...]
+    maker: str
+    """The node that made it, such as ``"ExpBackward0"``; empty for a leaf."""
+    version: int
+    expected: int
+
+    @classmethod
+    def of(cls, message: str) -> Complaint | None:
+        """None where the message holds no such thing."""
+        found = _MESSAGE.search(message)
+        if found is None:
+            return None
+        shape = tuple(int(size) for size in found[1].split(",") if size.strip())
+        return cls(shape, found[2] or "", int(found[3]), int(found[4]))
+
+
+class Broken(NamedTuple):
+    """A node, and which of its saved tensors was modified."""
+
+    node: Any
+    attribute: str
+    complaint: Complaint | None
+
+
+def nodes_of(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """The nodes of their graphs; see `upstream` for how many."""
+    return upstream(tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None)
+
+
+def broken_nodes(tensors: Iterable[torch.Tensor]) -> Iterator[Broken]:
+    """The nodes that hold a tensor which was modified after it was saved."""
+    for node in nodes_of(tensors):
+        for name in _saved(type(node)):
+            if _CHANGED in (refused := _refused(node, name)):
+                yield Broken(node, name, Complaint.of(refused))
+
+
+def freed_nodes(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """The nodes whose saved tensors an earlier backward() has freed."""
+    for node in nodes_of(tensors):
+        if any(_FREED in _refused(node, name) for name in _saved(type(node))):
+            yield node
+
+
+@functools.cache
+def _saved(kind: type) -> tuple[str, ...]:
+    names = dir(kind)
+    tensors = [name.removeprefix("_raw") for name in names if name.startswith("_raw_saved_")]
+    return (*tensors, *(["saved_tensors"] if "saved_tensors" in names else []))
+
+
+def saves_with_hooks(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether a checkpoint, or other hooks on saved tensors, could run code of the user's when a node is asked."""
+    return any("Checkpoint" in type(node).__name__ for node in nodes_of(tensors))
+
+
+def _refused(node: Any, name: str) -> str:
+    try:
+        getattr(node, name)
+    except RuntimeError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,182 @@
+"""*Modified by an inplace operation*: the op that saved the tensor, and the line that overwrote it."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, NamedTuple
+
+from torchdebug_magics.instruments.autograd.errors.broken_node import Complaint, broken_nodes
+from torchdebug_magics.instruments.autograd.errors.raised import Raised, named_members, statement_at
+from torchdebug_magics.instruments.autograd.errors.writes import out_of_place, writes_to
+from torchdebug_magics.instruments.autograd.report import Finding
+from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.storages import storages
+from torchdebug_magics.probing.where import excerpt, location
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Use
+    from torchdebug_magics.report import Location
+
+__all__ = ["modified_in_place"]
+
+
+class _Overwritten(NamedTuple):
+    saver: RecordedOp
+    saved: Use
+    writer: RecordedOp
+    written: Use
+
+
+def modified_in_place(raised: Raised) -> Finding:
+    """From the tape where the step was recorded; else from the graph and the text of the user's code."""
+    found = _on_tape(raised)
+    return _read_from_text(raised) if found is None else _told(raised, found)
+
+
+def _on_tape(raised: Raised) -> _Overwritten | None:
+    complaint = Complaint.of(raised.message)
+    savers = [(op, broken.complaint) for broken in broken_nodes(raised.roots) if (op := _op_of(raised, broken.node)) is not None]
+    for op, said in savers:
+        if (found := _overwritten(raised, op, said or complaint)) is not None:
+            return found
+    return None
+
+
+def _op_of(raised: Raised, node: object) -> RecordedOp | None:
+    return raised.tape.by_node.get(node._sequence_nr())  # type: ignore[attr-defined]
+
+
+def _overwritten(raised: Raised, saver: RecordedOp, complaint: Complaint | None) -> _Overwritten | None:
+    uses = [*saver.makes, *saver.reads]
+    if complaint is not None:
+        uses = [use for use in uses if use.shape == complaint.shape] or uses
+    for use in uses:
+        for writer, written, version in raised.tape.writers(use, saver):
+            if version > (use.version if complaint is None else complaint.expected):
+                return _Overwritten(saver, use, writer, written)
+    return None
+
+
+def _told(raised: Raised, found: _Overwritten) -> Finding:
+    saver, writer = found.saver, found.writer
+    name, is_member = _name(raised, found)
+    where = writer.line.location if writer.line is not None else None
+    saved_at = saver.line.location if saver.line is not None else None
+    subject = f"`{name}`" if name else f"a tensor of shape {list(found.saved.shape)}"
+    return Finding(
+        kind="inplace",
+        raised=True,
+        headline=f"{subject} was overwritten after `{saver.name}` saved it for backward",
+        location=where,
+        op=saver.name,
+        saved_at=saved_at,
+        writer_op=writer.name,
+        tensor=name,
+        module=writer.module if writer.module is not None else saver.module,
+        parameters=(name,) if name and is_member else (),
+        fix=_fix(raised, found, where),
+        explanation=_why(found, raised),
+        excerpt=excerpt(where) if where is not None else (),
+    )
+
+
+def _name(raised: Raised, found: _Overwritten) -> tuple[str | None, bool]:
+    """(name, whether it is that of a parameter or buffer)."""
+    for name, member in named_members():
+        if raised.memory_is(member, found.saved.memory):
+            return name, True
+    if found.writer.module is not None and not found.writer.in_optimizer and "forward" not in _function(found.writer):
+        return None, False
+    written = list(writes_to(statement)) if (statement := statement_at(found.writer.line.location if found.writer.line else None)) else []
+    if written:
+        return written[0], False
+    return raised.name_of_memory({found.saved.memory}), False
+
+
+def _function(op: RecordedOp) -> str:
+    return op.line.function if op.line is not None else ""
+
+
+def _why(found: _Overwritten, raised: Raised) -> str:
+    complaint = Complaint.of(raised.message)
+    versions = f" (version {complaint.expected} was saved, version {complaint.version} is there)" if complaint is not None else ""
+    by = "the optimizer's update" if found.writer.in_optimizer else f"`{found.writer.name}`"
+    return f"the derivative of `{found.saver.name}` needs the value that {by} has overwritten{versions}"
+
+
+def _fix(raised: Raised, found: _Overwritten, where: Location | None) -> str:
+    writer = found.writer
+    if writer.in_optimizer:
+        source = where.source if where is not None else "the optimizer's step()"
+        backward = raised.here.source if raised.here is not None else "backward()"
+        return f"move `{source}` below `{backward}`, or compute the second loss again after the update"
+    statement = statement_at(where)
+    if statement is not None and (code := out_of_place(statement)):
+        return f"`{code}`"
+    if writer.module_type and writer.name.endswith("_"):
+        name = f"`{writer.module}`" if writer.module else "the module"
+        return f"`{writer.module_type}(inplace=False)` for {name}"
+    if writer.module is not None and writer.module_type.startswith("BatchNorm"):
+        return "run both inputs through the model in one batch, or call `.eval()` for the second forward"
+    source = where.source if where is not None else "the write"
+    return f"move `{source}` below the backward pass, or write into a copy (`.clone()`)"
+
+
+def _read_from_text(raised: Raised) -> Finding:
+    """Without a tape: the variable whose version is the one that PyTorch complains of, and the writes to it in the text."""
+    complaint = Complaint.of(raised.message)
+    broken = next(broken_nodes(raised.roots), None)
+    op = "" if broken is None else _plain_name(broken.node.name())
+    name, where = None, None
+    if complaint is not None:
+        for variable, value in raised.variables():
+            if _is_it(value, complaint):
+                name = variable
+                where = _write_of(raised, variable)
+                if where is not None:
+                    break
+    statement = statement_at(where)
+    code = out_of_place(statement) if statement is not None else ""
+    subject = f"`{name}`" if name else "a tensor" + (f" of shape {list(complaint.shape)}" if complaint is not None else "")
+    return Finding(
+        kind="inplace",
+        raised=True,
+        headline=f"{subject} was overwritten after {f'`{op}`' if op else 'an op'} saved it for backward",
+        location=where or raised.here,
+        op=op or None,
+        tensor=name,
+        fix=f"`{code}`" if code else "put `%%autograd --every-step` above the cell and run it again: it names the line that overwrites",
+        explanation="" if where is None else "read from the graph and the source; `%%autograd` above the cell records the write itself",
+        excerpt=excerpt(where) if where is not None else (),
+    )
+
+
+def _is_it(value: object, complaint: Complaint) -> bool:
+    import torch  # noqa: PLC0415
+
+    if not issubclass(type(value), torch.Tensor) or value.is_inference():  # type: ignore[attr-defined]
+        return False
+    return value._version == complaint.version > 0 and tuple(value.shape) == complaint.shape  # type: ignore[attr-defined]
+
+
+def _plain_name(node: str) -> str:
+    """``ExpBackward0`` -> ``exp``; ``NativeBatchNormBackward0`` -> ``native_batch_norm``."""
+    stem = node.rpartition("::")[2].partition("Backward")[0]
+    return "".join(f"_{char.lower()}" if char.isupper() and place else char.lower() for place, char in enumerate(stem))
+
+
+def _write_of(raised: Raised, name: str) -> Location | None:
+    """The last statement before the error that writes the variable in place, in the frames that see it."""
+    for frame in raised.frames:
+        tree = tree_of(frame.f_code.co_filename)
+        if tree is None:
+            continue
+        lines = [one.lineno for one in ast.walk(tree) if isinstance(one, ast.stmt) and not _holds_others(one) and name in writes_to(one)]
+        if lines:
+            before = [line for line in lines if line <= frame.f_lineno]
+            return location(frame.f_code.co_filename, max(before or lines), frame.f_code.co_name)
+    return None
+
+
+def _holds_others(statement: ast.stmt) -> bool:
+    return hasattr(statement, "body")

@@ -1,0 +1,120 @@
+"""An error with all that can still be read of it: the user's frames, the tensors that backward() began with, the tape."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.instruments.autograd.errors.messages import kind_of_error
+from torchdebug_magics.instruments.autograd.recording.tape import Tape
+from torchdebug_magics.probing.modules import live_modules, parts_of, unwrapped
+from torchdebug_magics.probing.source.call_sites import enclosing, tree_of
+from torchdebug_magics.probing.storages import storages
+from torchdebug_magics.probing.tensors import tensors_in
+from torchdebug_magics.probing.where import is_user_code, local_values, location
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.autograd.course import Course
+    from torchdebug_magics.instruments.autograd.report import Kind
+    from torchdebug_magics.report import Location
+
+__all__ = ["Raised", "statement_at"]
+
+
+@dataclass
+class Raised:
+    """Lives only while the error is explained, so that no frame is held."""
+
+    kind: Kind
+    message: str
+    here: Location | None
+    """The innermost line of the user's code."""
+    frames: tuple[FrameType, ...]
+    """The user's, the innermost first."""
+    roots: tuple[torch.Tensor, ...]
+    """What backward() or grad() was called on."""
+    tape: Tape = field(default_factory=Tape)
+    course: Course | None = None
+
+    @classmethod
+    def of(cls, error: BaseException, tape: Tape | None = None, course: Course | None = None) -> Raised | None:
+        """None for an error that autograd did not raise."""
+        kind = kind_of_error(error)
+        if kind is None:
+            return None
+        steps = list(_steps(error.__traceback__))
+        of_user = [step for step in steps if is_user_code(step.tb_frame.f_code)]
+        here = of_user[-1] if of_user else None
+        where = None if here is None else location(here.tb_frame.f_code.co_filename, here.tb_lineno, here.tb_frame.f_code.co_name)
+        roots = next((found for step in reversed(steps) if (found := _roots(step.tb_frame))), ())
+        frames = tuple(step.tb_frame for step in reversed(of_user))
+        return cls(kind, str(error), where, frames, roots, tape or Tape(), course)
+
+    def variables(self) -> Iterator[tuple[str, Any]]:
+        """The names that the user's frames see, the innermost first."""
+        for frame in self.frames:
+            yield from local_values(frame).items()
+            yield from ((name, value) for name, value in list(frame.f_globals.items()) if not name.startswith("_"))
+
+    @staticmethod
+    def memory_is(tensor: torch.Tensor, number: int) -> bool:
+        """Whether the tensor's storage is the one with that number on the tape."""
+        return any(storage._cdata == number for storage in storages(tensor))
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        """The parameter, buffer or variable that has this memory; a variable that is the tensor itself first."""
+        memory = {storage._cdata for storage in storages(tensor)}
+        return next(
+            (name for name, value in self.variables() if value is tensor),
+            None,
+        ) or self.name_of_memory(memory)
+
+    def name_of_memory(self, memory: set[int]) -> str | None:
+        """The same for the numbers of storages."""
+        for name, held in named_members():
+            if any(storage._cdata in memory for storage in storages(held)):
+                return name
+        found = (name for name, value in self.variables() if any(one._cdata in memory for part in _parts(value) for one in storages(part)))
+        return next(found, None)
+
+
+def named_members() -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers of all models that are alive, by their names in `state_dict`."""
+    modules = list(live_modules())
+    inner = parts_of(modules)
+    for root in modules:
+        if id(root) not in inner and unwrapped(root) is root:
+            yield from root.named_parameters()
+            yield from root.named_buffers()
+
+
+def statement_at(where: Location | None) -> ast.stmt | None:
+    """The innermost statement around a line."""
+    tree = None if where is None else tree_of(where.file)
+    found = [] if tree is None or where is None else list(enclosing(tree, where.line))
+    return found[-1] if found else None
+
+
+def _parts(value: object) -> Iterator[torch.Tensor]:
+    if issubclass(type(value), (torch.Tensor, tuple, list, dict)):
+        yield from tensors_in(value)
+
+
+def _steps(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _roots(frame: FrameType) -> tuple[torch.Tensor, ...]:
+    """Of a frame of ``torch.autograd.backward`` or ``grad``."""
+    if frame.f_globals.get("__name__") != "torch.autograd" or frame.f_code.co_name not in {"backward", "grad"}:
+        return ()
+    held: Mapping[str, Any] = local_values(frame)
+    given = held.get("tensors", held.get("outputs"))
+    return tuple(tensors_in(given))

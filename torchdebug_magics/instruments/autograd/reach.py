@@ -1,0 +1,137 @@
+"""``%autograd loss``: what a loss can reach, read from its graph; nothing runs again."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.format import byte_size, listed, plural
+from torchdebug_magics.instruments.autograd.errors.raised import named_members
+from torchdebug_magics.instruments.autograd.report import Finding, GraphReport, ModuleNodes, Reach
+from torchdebug_magics.probing.graphs import MOST_NODES
+from torchdebug_magics.probing.modules import live_modules, parts_of
+from torchdebug_magics.probing.names import user_names
+from torchdebug_magics.probing.storages import storages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["examine"]
+
+
+def examine(*losses: object, names: tuple[str, ...] = (), every_step: bool = False) -> GraphReport:
+    """A report on the graph of one or more tensors."""
+    del every_step
+    for loss in losses:
+        if not isinstance(loss, torch.Tensor):
+            msg = f"%autograd looks at tensors, not {type(loss).__name__}: write `%autograd loss`"
+            raise TorchDebugError(msg)
+    tensors = [loss for loss in losses if isinstance(loss, torch.Tensor)]
+    distance, nodes = _distances(tensors)
+    reached = {id(node.variable): steps for node, steps in nodes if hasattr(node, "variable")}
+    of_model = [(name, one) for name, one in named_members() if isinstance(one, torch.nn.Parameter)]
+    known = {id(one) for _, one in of_model}
+    others = [(_name(node.variable), node.variable) for node, _ in nodes if hasattr(node, "variable") and id(node.variable) not in known]
+    reaches = [_reach(name, one, reached) for name, one in _of_models_reached(of_model, reached)]
+    reaches += [_reach(name, one, reached) for name, one in others]
+    inner = [node for node, _ in nodes if not hasattr(node, "variable")]
+    saved, is_freed = _saved_bytes(inner, known)
+    problems = [f"the graph has more than {MOST_NODES:,} nodes: only these were read"] if distance >= MOST_NODES else []
+    problems += ["backward() has freed what the graph had saved"] if is_freed else []
+    finding = _cut(tensors, names)
+    return GraphReport(
+        found=finding is not None,
+        finding=finding,
+        findings=(finding,) if finding is not None else (),
+        reaches=tuple(reaches),
+        nodes_count=len(inner),
+        saved_bytes=saved,
+        modules=_modules(reaches),
+        problems=tuple(problems),
+        sentence=_sentence(reaches, len(inner), saved, finding),
+    )
+
+
+def _distances(tensors: Iterable[torch.Tensor]) -> tuple[int, list[tuple[Any, int]]]:
+    """(how many nodes were read, each node with the number of edges between it and the nearest of the tensors)."""
+    todo = deque((tensor.grad_fn, 0) for tensor in tensors if tensor.grad_fn is not None)
+    seen: dict[Any, int] = {}
+    while todo and len(seen) < MOST_NODES:
+        node, steps = todo.popleft()
+        if node in seen:
+            continue
+        seen[node] = steps
+        todo.extend((following, steps + 1) for following, _ in node.next_functions if following is not None)
+    return len(seen), list(seen.items())
+
+
+def _of_models_reached(members: list[tuple[str, torch.Tensor]], reached: dict[int, int]) -> list[tuple[str, torch.Tensor]]:
+    """The parameters of the models of which the loss reaches one, and where it reaches none, of all."""
+    modules = list(live_modules())
+    inner = parts_of(modules)
+    roots = [module for module in modules if id(module) not in inner]
+    touched = [root for root in roots if any(id(one) in reached for one in root.parameters())]
+    wanted = {id(one) for root in touched or roots for one in root.parameters()}
+    return [(name, one) for name, one in members if id(one) in wanted]
+
+
+def _reach(name: str, tensor: torch.Tensor, reached: dict[int, int]) -> Reach:
+    norm = float(tensor.grad.detach().double().norm()) if tensor.grad is not None and tensor.grad.layout is torch.strided else None
+    steps = reached.get(id(tensor))
+    return Reach(name=name, reached=steps is not None, path_length=steps, grad_norm=norm, is_frozen=not tensor.requires_grad)
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return next((one.name for one in user_names(None) if one.value is tensor), f"a leaf of shape {list(tensor.shape)}")
+
+
+def _saved_bytes(nodes: list[Any], parameters: set[int]) -> tuple[int, bool]:
+    """(bytes of the tensors that the nodes hold, parameters apart; whether backward() has freed them)."""
+    held: dict[int, int] = {}
+    is_freed = False
+    for node in nodes:
+        for name in dir(type(node)):
+            if not name.startswith("_raw_saved_"):
+                continue
+            try:
+                saved = getattr(node, name.removeprefix("_raw"))
+            except RuntimeError as error:
+                is_freed |= "freed" in str(error)
+                continue
+            for tensor in saved if isinstance(saved, (tuple, list)) else (saved,):
+                if isinstance(tensor, torch.Tensor) and id(tensor) not in parameters:
+                    held.update({storage._cdata: storage.nbytes() for storage in storages(tensor)})
+    return sum(held.values()), is_freed and not held
+
+
+def _modules(reaches: list[Reach]) -> tuple[ModuleNodes, ...]:
+    del reaches
+    return ()
+
+
+def _cut(tensors: list[torch.Tensor], names: tuple[str, ...]) -> Finding | None:
+    for place, tensor in enumerate(tensors):
+        if not tensor.requires_grad:
+            name = names[place] if place < len(names) else "the tensor"
+            return Finding(
+                kind="cut",
+                raised=False,
+                headline=f"`{name}` has no graph: it does not require a gradient",
+                tensor=name,
+                fix="put `%%autograd` above the cell that computes it and call backward(): the report names the line that cut the graph",
+            )
+    return None
+
+
+def _sentence(reaches: list[Reach], nodes: int, saved: int, finding: Finding | None) -> str:
+    if finding is not None:
+        return finding.sentence()
+    missed = [one.name for one in reaches if not one.reached and not one.is_frozen]
+    reached = sum(one.reached for one in reaches)
+    frozen = sum(one.is_frozen for one in reaches)
+    parts = [f"reaches {reached} of {len(reaches) - frozen} trainable tensors", plural(nodes, "graph node"), f"{byte_size(saved)} saved for backward"]
+    lost = f" · not reached: {listed(missed)}" if missed else ""
+    return f"The loss {', '.join(parts)}{lost}"

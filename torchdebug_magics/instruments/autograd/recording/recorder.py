@@ -1,0 +1,241 @@
+"""Listens to every op of the steps that are recorded, and writes the tape."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch._C._autograd import _get_sequence_nr
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Tape, Use
+from torchdebug_magics.instruments.autograd.silences.named import variable_of
+from torchdebug_magics.probing.contents import memory_of
+from torchdebug_magics.probing.dispatch import ResultListener
+from torchdebug_magics.probing.lines import Line, Lines
+from torchdebug_magics.probing.mode_stack import modes, put_unnoticed
+from torchdebug_magics.probing.modules import ModuleCalls
+from torchdebug_magics.probing.ops import op_name, written_by
+from torchdebug_magics.probing.tensors import tensors_in
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from torchdebug_magics.probing.guard import Guard
+    from torchdebug_magics.probing.hooks import Hooks
+
+__all__ = ["Recorder", "RootCall", "modal_parts"]
+
+_MOST_NODES_AN_OP = 8
+_MOST_CALLS = 12
+_MOST_BYTES = 1 << 28
+
+
+_WITH_MODES = (torch.nn.modules.batchnorm._BatchNorm, torch.nn.modules.dropout._DropoutNd)
+
+
+class Overwritten(NamedTuple):
+    """What a part of a storage held before a write."""
+
+    layout: tuple[int, tuple[int, ...], tuple[int, ...]]
+    """Offset, shape and strides."""
+    before: torch.Tensor
+
+
+class RootCall(NamedTuple):
+    """A model as it was called."""
+
+    root: weakref.ref[torch.nn.Module]
+    op: RecordedOp
+    modes: tuple[str, ...]
+    """Its BatchNorm and Dropout modules."""
+    name: str
+
+
+def modal_parts(root: torch.nn.Module) -> tuple[str, ...]:
+    """The modules that compute something else in training mode than in evaluation mode: ``"drop (Dropout)"``."""
+    kinds = ((path, one) for path, one in root.named_modules() if isinstance(one, _WITH_MODES) and getattr(one, "p", 1) > 0)
+    return tuple(f"{path} ({type(one).__name__})" for path, one in kinds if getattr(one, "track_running_stats", True))
+
+
+class Recorder:
+    """Records while it is on. Keeps no tensor alive: of a storage only its number is kept, by a weak reference."""
+
+    def __init__(self, hooks: Hooks, guard: Guard) -> None:
+        self.tape = Tape()
+        self.is_on = False
+        self.in_optimizer = False
+        self.backward_frame: FrameType | None = None
+        """Our frame below which a running backward stands."""
+        self._hooks = hooks
+        self._guard = guard
+        self._lines = Lines(Line)
+        self._calls: ModuleCalls | None = None
+        self._below = len(modes())
+        self._stack = ExitStack()
+        self._storages: dict[int, StorageWeakRef] = {}
+        """By number: while the weak reference is held, no other storage gets the number."""
+        self.root_calls: dict[tuple[int, bool, bool], RootCall] = {}
+        """The first op of each model, by (id of the model, gradients on, training mode)."""
+        self.overwritten: dict[int, Overwritten] = {}
+        """By storage, the first of the writes that PyTorch's version check cannot see."""
+        self._began: list[tuple[RecordedOp, list[weakref.ref[torch.Tensor]]]] = []
+        self._written: tuple[RecordedOp, list[weakref.ref[torch.Tensor]]] | None = None
+        """The last op that wrote in place: PyTorch moves the versions when we have returned."""
+        self._first_node = self._latest_node = 0
+
+    def on(self, roots: list[torch.nn.Module]) -> None:
+        """Record from here."""
+        if self.is_on:
+            return
+        self.is_on = True
+        self._calls = ModuleCalls(roots, self._hooks)
+        self._calls.attach(self._stack)
+        self._first_node = self._latest_node = _get_sequence_nr()
+        listener = ResultListener(self._ended, self._failed, self._hooks, before=self._begins)
+        put_unnoticed(self._stack, listener, self._below)
+
+    def off(self) -> None:
+        """Record no more; the tape stays."""
+        if self.is_on:
+            self.is_on = False
+            self._settle()
+            self._stack.close()
+            self._began.clear()
+
+    def forget(self) -> None:
+        """Drop the tape, and all numbers of storages."""
+        self.tape = Tape()
+        self._storages.clear()
+        self.root_calls.clear()
+        self.overwritten.clear()
+
+    def settle(self) -> Tape:
+        """The tape, whole up to here."""
+        self._settle()
+        return self.tape
+
+    def line_here(self) -> Line | None:
+        """The innermost line of the user's code."""
+        return self._lines.here(sys._getframe(1))
+
+    def use(self, tensor: torch.Tensor) -> Use:
+        """How a tensor is now."""
+        memory = self._number(tensor)
+        return Use(
+            memory,
+            id(tensor),
+            -1 if tensor.is_inference() else tensor._version,
+            _span(tensor) if memory else (0, 0),
+            tensor.requires_grad,
+            tensor.is_leaf,
+            tensor.is_floating_point() or tensor.is_complex(),
+            tuple(tensor.shape) if tensor.layout is torch.strided and not tensor.is_nested else (),
+        )
+
+    def _begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            self._settle()
+            self._began.append(self._recorded(func, args, kwargs))
+        except Exception as error:  # noqa: BLE001 - as the guard, without the cost of a call for every op
+            self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
+
+    def _recorded(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[RecordedOp, list[weakref.ref[torch.Tensor]]]:
+        frame, call = self._lines.user_frame(sys._getframe(2)), self._calls.current if self._calls is not None else None
+        written = written_by(func, args, kwargs)
+        self._keep_silently_written(func, written)
+        op = RecordedOp(
+            index=self.tape.count,
+            name=op_name(func),
+            line=self._lines.here(frame),
+            module=None if call is None else call.path,
+            module_type="" if call is None else call.type,
+            grad_enabled=torch.is_grad_enabled(),
+            inference=torch.is_inference_mode_enabled(),
+            in_backward=torch._C._current_graph_task_id() != -1,
+            in_optimizer=self.in_optimizer,
+            reads=tuple(self.use(one) for one in tensors_in((args, kwargs))),
+            writes=tuple(self.use(one) for one in written),
+            calls=self._calls_around(frame),
+        )
+        self._book_nodes(op)
+        if call is not None and not op.in_backward:
+            key = (id(call.root), op.grad_enabled, call.root.training)
+            if key not in self.root_calls:
+                self.root_calls[key] = RootCall(weakref.ref(call.root), op, modal_parts(call.root), variable_of(call.root) or type(call.root).__name__)
+        return op, [weakref.ref(one) for one in written]
+
+    def _keep_silently_written(self, func: Any, written: list[torch.Tensor]) -> None:
+        """A copy of what a graph may have saved, before a write that does not move its version."""
+        if not written or torch._C._current_graph_task_id() != -1:
+            return
+        is_fused = op_name(func).startswith("_fused_")
+        for tensor in written:
+            memory = memory_of(tensor)
+            is_unseen = (is_fused or not tensor.requires_grad) and memory in self.tape.graph_memory
+            if is_unseen and memory not in self.overwritten and tensor.nbytes < _MOST_BYTES:
+                with _disable_current_modes(), torch.no_grad():
+                    layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+                    self.overwritten[memory] = Overwritten(layout, tensor.detach().clone())
+
+    def _settle(self) -> None:
+        """The versions that the last write in place has left."""
+        if self._written is not None:
+            op, tensors = self._written
+            self._written = None
+            now = [(use, ref()) for use, ref in zip(op.writes, tensors, strict=True)]
+            op.moved = tuple(use.version + 1 if one is None or one.is_inference() else one._version for use, one in now)
+
+    def _calls_around(self, frame: FrameType | None) -> tuple[Line, ...]:
+        found: list[Line] = []
+        while frame is not None and len(found) < _MOST_CALLS and (line := self._lines.here(frame)) is not None:
+            found.append(line)
+            frame = self._lines.user_frame(frame)
+            frame = self._lines.user_frame(frame.f_back) if frame is not None else None
+        return tuple(found)
+
+    def _book_nodes(self, op: RecordedOp) -> None:
+        """The newest graph node is this op's. Nodes before it, for which no op ran, belong to the write in place before, or to this op."""
+        number = _get_sequence_nr()
+        by_node, before = self.tape.by_node, self.tape.ops[-1] if self.tape.ops else None
+        for one in range(max(self._latest_node, number - _MOST_NODES_AN_OP), number):
+            is_rebased = one < number - 1 and op.grad_enabled and before is not None and bool(before.writes)
+            by_node.setdefault(one, before if is_rebased and before is not None else op)
+        self._latest_node = number
+
+    def _ended(self, _func: Any, _args: tuple[Any, ...], result: Any) -> None:
+        if not self._began:
+            return
+        op, written = self._began.pop()
+        try:
+            tensors = [result] if isinstance(result, torch.Tensor) else list(tensors_in(result))
+            op.makes = tuple(self.use(one) for one in tensors)
+            self._written = (op, written) if written else None
+            self.tape.add(op)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
+
+    def _failed(self, _func: Any, _error: BaseException) -> None:
+        if self._began:
+            self._began.pop()
+
+    def _number(self, tensor: torch.Tensor) -> int:
+        memory = memory_of(tensor)
+        if memory and memory not in self._storages:
+            self._storages[memory] = StorageWeakRef(tensor.untyped_storage())
+        return memory
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    size = tensor.element_size()
+    first = tensor.storage_offset() * size
+    if not tensor.numel():
+        return first, first
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (last + 1) * size

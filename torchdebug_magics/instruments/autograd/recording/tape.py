@@ -1,0 +1,124 @@
+"""What was recorded of the ops: plain data that keeps no tensor alive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchdebug_magics.probing.lines import Line
+
+__all__ = ["RecordedOp", "Tape", "Use"]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A tensor as one op was given it, or returned it."""
+
+    memory: int
+    """A number for its storage, never used again for another one; 0 where it has none of its own."""
+    tensor: int
+    """The id of the tensor object, which may be another's later."""
+    version: int
+    span: tuple[int, int]
+    """The bytes of its storage from its first to behind its last element."""
+    requires_grad: bool
+    is_leaf: bool
+    can_have_grad: bool
+    """Whether its dtype is floating or complex."""
+    shape: tuple[int, ...]
+
+    def overlaps(self, other: Use) -> bool:
+        """Whether both may hold the same element."""
+        return self.memory == other.memory != 0 and self.span[0] < other.span[1] and other.span[0] < self.span[1]
+
+
+@dataclass(slots=True)
+class RecordedOp:
+    """One op as it ran."""
+
+    index: int
+    name: str
+    line: Line | None
+    """The innermost line of the user's code."""
+    module: str | None
+    """Module path; None outside every module."""
+    module_type: str
+    grad_enabled: bool
+    inference: bool
+    in_backward: bool
+    in_optimizer: bool
+    reads: tuple[Use, ...]
+    writes: tuple[Use, ...]
+    """As they were before the op."""
+    calls: tuple[Line, ...] = ()
+    """The user's own calls in which it ran, the innermost first."""
+    makes: tuple[Use, ...] = ()
+    moved: tuple[int, ...] = ()
+    """The version of each of `writes` after the op."""
+
+    @property
+    def initializes(self) -> bool:
+        """Whether it gives a leaf its values."""
+        return any(one.is_leaf for one in self.writes)
+
+
+@dataclass
+class Tape:
+    """The ops in the order in which they ran."""
+
+    ops: list[RecordedOp] = field(default_factory=list)
+    by_node: dict[int, RecordedOp] = field(default_factory=dict)
+    """By the sequence number of the graph node that an op has made."""
+    count: int = 0
+    """Of all ops, also of those that were dropped."""
+    graph_memory: set[int] = field(default_factory=set)
+    """Storages of tensors that belong to a graph, or that one was computed from."""
+    _writers: dict[int, list[RecordedOp]] = field(default_factory=dict)
+    _makers: dict[int, list[RecordedOp]] = field(default_factory=dict)
+
+    def add(self, op: RecordedOp) -> None:
+        """An op that has ended."""
+        op.index = self.count
+        self.count += 1
+        self.ops.append(op)
+        if op.grad_enabled and any(one.requires_grad for one in op.reads):
+            self.graph_memory.update(one.memory for one in (*op.reads, *op.makes))
+        for one in op.writes:
+            self._writers.setdefault(one.memory, []).append(op)
+        for one in op.makes:
+            self._makers.setdefault(one.memory, []).append(op)
+
+    def drop_before(self, index: int) -> None:
+        """Forget the ops before that one."""
+        kept = [op for op in self.ops if op.index >= index]
+        nodes = {number: op for number, op in self.by_node.items() if op.index >= index}
+        self.ops, self.by_node = [], nodes
+        self._writers, self._makers = {}, {}
+        for op in kept:
+            number = op.index
+            self.add(op)
+            op.index, self.count = number, self.count - 1
+
+    def since(self, index: int) -> list[RecordedOp]:
+        """The ops from that one on."""
+        return [op for op in self.ops if op.index >= index]
+
+    def writers(self, use: Use, after: RecordedOp) -> Iterator[tuple[RecordedOp, Use, int]]:
+        """(op, what it wrote, version afterwards) of each later write to the same elements, or to another view of them."""
+        for op in self._writers.get(use.memory, ()):
+            if op.index > after.index:
+                for written, version in zip(op.writes, op.moved, strict=False):
+                    if written.memory == use.memory:
+                        yield op, written, version
+
+    def maker(self, use: Use, before: int) -> RecordedOp | None:
+        """The last op before the one at index `before` that made this tensor, or wrote to it."""
+        makers = [op for op in self._makers.get(use.memory, ()) if op.index < before]
+        exact = [op for op in makers if any(one.tensor == use.tensor for one in op.makes)]
+        return (exact or makers or [None])[-1]
+
+    def last_maker(self, memory: int) -> RecordedOp | None:
+        """The last op that made a tensor in this memory, or wrote to it."""
+        return (self._makers.get(memory) or [None])[-1]

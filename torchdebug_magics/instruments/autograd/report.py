@@ -1,0 +1,150 @@
+"""What an autograd session leaves behind: the error that ended the cell, or the training that fails in silence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from torchdebug_magics.report import Location, Report
+
+__all__ = ["AutogradReport", "Cut", "Finding", "GraphReport", "Kind", "LiveAutograd", "ModuleNodes", "Reach"]
+
+Kind: TypeAlias = Literal[
+    "inplace", "second_backward", "cut", "leaf_inplace", "view_inplace", "non_scalar", "inference_tensor", "unused_input", "integer_grad",
+    "custom_function", "checkpoint_mismatch", "no_double_backward", "other",
+    "stale_value", "no_gradient", "not_in_optimizer", "stale_optimizer", "never_stepped", "zeroed_before_step", "never_zeroed",
+    "stepped_without_backward", "grad_disabled", "train_in_eval_mode", "eval_in_train_mode", "double_softmax", "leaking_batch",
+]  # fmt: skip
+"""The first thirteen are errors that PyTorch raises; the others change what a model learns, and raise nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One error of autograd, or one silent fault."""
+
+    kind: Kind
+    raised: bool
+    """Whether it ended the cell; else nothing was raised."""
+    headline: str
+    """Subject, verb, object; without the line."""
+    location: Location | None = None
+    """The line to change: the write in place, the second backward, the cut."""
+    op: str | None = None
+    """The op that saved the tensor, or that cut the graph; ATen name without overload."""
+    saved_at: Location | None = None
+    """Where `op` saved the tensor for backward."""
+    first_backward_at: Location | None = None
+    shared_from: Location | None = None
+    """Where the part of the graph was made that two backward passes share."""
+    writer_op: str | None = None
+    """The op that overwrote the tensor."""
+    tensor: str | None = None
+    """The variable, parameter or buffer concerned, as in the code or in `state_dict`."""
+    module: str | None = None
+    """Module path; None outside every module."""
+    parameters: tuple[str, ...] = ()
+    """Names as in `named_parameters()`."""
+    error_ratio: float | None = None
+    """Of ``stale_value``: the norm of the error of the gradient over the norm of the true gradient."""
+    fix: str = ""
+    explanation: str = ""
+    excerpt: tuple[tuple[int, str], ...] = ()
+    """The lines around `location`."""
+    is_hint: bool = False
+    """Whether it may be meant so."""
+
+    def sentence(self) -> str:
+        """The finding on one line."""
+        where = "" if self.location is None else f" · {self.location}"
+        source = f": `{self.location.source}`" if self.location is not None and self.location.source else ""
+        return f"{self.headline}{where}{source}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutogradReport(Report):
+    """What one `autograd` session found."""
+
+    found: bool = False
+    finding: Finding | None = None
+    """The error that ended the cell, or the first silent fault."""
+    findings: tuple[Finding, ...] = ()
+    steps_count: int = 0
+    """Optimizer steps."""
+    backward_count: int = 0
+    recorded_count: int = 0
+    """Of these backward passes, those whose ops were recorded."""
+    raised: str = ""
+    """The type of the error that ended the cell, where autograd did not raise it."""
+    last_error: str = ""
+    """The error of the cell before, where the bare line was asked about it and autograd did not raise it."""
+    sentence: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """The finding in one sentence, or what was checked."""
+        return self.sentence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """Whether the gradient of a loss arrives at a parameter or leaf."""
+
+    name: str
+    """As in `named_parameters()`, or the variable's name."""
+    reached: bool
+    path_length: int | None
+    """Graph nodes between the loss and the tensor on the shortest path; None where there is no path."""
+    grad_norm: float | None
+    """L2 norm of `.grad`; None where there is no gradient."""
+    is_frozen: bool = False
+    """Whether `requires_grad` is False."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """Where a graph ends although gradients could flow on."""
+
+    op: str
+    location: Location | None
+    module: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleNodes:
+    """The part of a graph that one module, or the code outside all modules, has made."""
+
+    module: str
+    nodes_count: int
+    saved_bytes: int
+    parameters_count: int
+    reached_count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphReport(Report):
+    """What a loss can reach: `%autograd loss`."""
+
+    found: bool = False
+    finding: Finding | None = None
+    findings: tuple[Finding, ...] = ()
+    reaches: tuple[Reach, ...] = ()
+    nodes_count: int = 0
+    saved_bytes: int = 0
+    """Memory of the tensors that the graph saved for backward."""
+    cuts: tuple[Cut, ...] = ()
+    modules: tuple[ModuleNodes, ...] = ()
+    sentence: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """What the loss reaches, in one sentence."""
+        return self.sentence
+
+
+@dataclass(frozen=True)
+class LiveAutograd:
+    """A snapshot for the live view."""
+
+    steps_count: int
+    backward_count: int
+    is_recording: bool

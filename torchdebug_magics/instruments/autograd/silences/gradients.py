@@ -1,0 +1,164 @@
+"""``no_gradient`` and ``grad_disabled``: parameters that the loss does not reach, and the line that cut them off."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+
+from torchdebug_magics.format import listed
+from torchdebug_magics.instruments.autograd.errors.cut import Dropped, ancestors, context_of, cut_words, dropped_on_the_way, rewrapped
+from torchdebug_magics.instruments.autograd.report import Finding
+from torchdebug_magics.instruments.autograd.silences.named import is_written_by_user, names_of_tensors
+from torchdebug_magics.probing.modules import live_modules, parts_of
+from torchdebug_magics.probing.where import excerpt
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.autograd.course import Course
+    from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Tape
+    from torchdebug_magics.instruments.autograd.silences.watched import Watched
+
+__all__ = ["missing_gradients", "nothing_reached"]
+
+_MOST_OPS = 20_000
+
+
+def nothing_reached(watched: Watched, tape: Tape, _course: Course) -> list[Finding]:
+    """A loss that was made to require a gradient itself: backward() raises nothing, and nothing is reached."""
+    for seen in watched.backwards:
+        alive = [leaf for ref in seen.leaves if (leaf := ref()) is not None]
+        if not seen.loss_is_leaf or any(isinstance(leaf, torch.nn.Parameter) for leaf in alive) or not watched.steps:
+            continue
+        dropped, _ = dropped_on_the_way(tape, seen.loss_tensor)
+        if dropped is None:
+            continue
+        kind = "grad_disabled" if dropped.cause in {"no_grad", "inference_mode"} else "no_gradient"
+        headline, fix, where = cut_words(dropped)
+        return [
+            Finding(
+                kind=kind,  # type: ignore[arg-type]
+                raised=False,
+                headline=headline,
+                location=where,
+                op=dropped.op.name,
+                module=dropped.op.module,
+                first_backward_at=seen.event.line.location if seen.event.line is not None else None,
+                fix=f"{fix}, and drop the `requires_grad` of the loss",
+                explanation="the loss itself was made a leaf, so backward() ends at it and no parameter gets a gradient",
+                excerpt=excerpt(where) if where is not None else (),
+            )
+        ]
+    return []
+
+
+def missing_gradients(watched: Watched, tape: Tape, _course: Course) -> list[Finding]:
+    """Of the tensors of the optimizers that stepped: those that had no gradient at any step, though others had one."""
+    groups: dict[object, list[torch.Tensor]] = {}
+    cuts: dict[object, Dropped | None] = {}
+    for tensor in _never_with_gradient(watched):
+        memory = watched.recorder.use(tensor).memory
+        readers = [op for op in tape.ops if _is_forward(op) and any(use.memory == memory for use in op.reads)]
+        if memory in watched.written_by_hand(tape):
+            continue  # as a codebook, or a moving average
+        dropped = _dropped_after(tape, readers) or (_rewrapped_before(watched, tape) if readers else None)
+        if dropped is None and (readers or not _is_unused_by_mistake(tensor)):
+            continue
+        key = None if dropped is None else (dropped.op.line.file, dropped.op.line.line) if dropped.op.line is not None else dropped.op.name
+        groups.setdefault(key, []).append(tensor)
+        cuts[key] = dropped
+    return [_told(tensors, cuts[key]) for key, tensors in groups.items()]
+
+
+def _never_with_gradient(watched: Watched) -> list[torch.Tensor]:
+    by_optimizer: dict[int, list[set[int]]] = {}
+    tensors: dict[int, torch.Tensor] = {}
+    for seen in watched.steps:
+        if seen.with_gradient + seen.zero_count:
+            alive = [one for ref in seen.without if (one := ref()) is not None]
+            tensors.update({id(one): one for one in alive})
+            by_optimizer.setdefault(seen.key, []).append({id(one) for one in alive})
+    return [tensors[key] for sets in by_optimizer.values() for key in sorted(set.intersection(*sets), key=list(tensors).index)]
+
+
+def _dropped_after(tape: Tape, readers: list[RecordedOp]) -> Dropped | None:
+    """Forward from the ops that read a parameter: the first that lets its gradient end."""
+    readers_of: dict[int, list[RecordedOp]] = {}
+    for op in tape.ops:
+        if _is_forward(op):
+            for use in op.reads:
+                readers_of.setdefault(use.tensor, []).append(op)
+    todo, seen = deque(readers), set[int]()
+    while todo and len(seen) < _MOST_OPS:
+        op = todo.popleft()
+        if op.index in seen:
+            continue
+        seen.add(op.index)
+        if any(use.requires_grad for use in op.reads) and (op.inference or not op.grad_enabled):
+            return Dropped(op, "inference_mode" if op.inference else "no_grad")
+        if op.name == "detach" and any(later.index > op.index for use in op.makes for later in readers_of.get(use.tensor, ())):
+            return Dropped(op, "data" if op.line is not None and ".data" in op.line.location.source else "detach")
+        if op.makes and not any(one.can_have_grad for one in op.makes):
+            return Dropped(op, "dtype")
+        todo += [later for use in op.makes for later in readers_of.get(use.tensor, ()) if later.index > op.index]
+    return None
+
+
+def _rewrapped_before(watched: Watched, tape: Tape) -> Dropped | None:
+    """Numbers read from a tensor, and put into a new one, on the way to a loss."""
+    for seen in watched.backwards:
+        for op in ancestors(tape, seen.loss_tensor):
+            if (dropped := rewrapped(tape, op)) is not None:
+                return dropped
+    return None
+
+
+def _is_forward(op: RecordedOp) -> bool:
+    return not op.in_backward and not op.in_optimizer and not op.initializes
+
+
+def _is_unused_by_mistake(tensor: torch.Tensor) -> bool:
+    """Of a tensor that no op read: whether its module stands for itself, in a model of the user's, and is no expert or head of several."""
+    modules = list(live_modules())
+    inner = parts_of(modules)
+    for root in modules:
+        if id(root) in inner:
+            continue
+        for path, owner in root.named_modules():
+            if any(one is tensor for one in owner._parameters.values()):
+                steps = path.split(".") if path else []
+                around = [root, *(root.get_submodule(".".join(steps[: place + 1])) for place in range(len(steps)))]
+                chosen = any(isinstance(one, (torch.nn.ModuleList, torch.nn.ModuleDict)) for one in around[:-1])
+                return is_written_by_user(around[-2] if len(around) > 1 else root) and not chosen
+    return False
+
+
+def _told(tensors: list[torch.Tensor], dropped: Dropped | None) -> Finding:
+    names = names_of_tensors(tensors)
+    told = listed(names) if names else f"{len(tensors)} parameters"
+    verb = "gets" if len(tensors) == 1 else "get"
+    if dropped is None:
+        return Finding(
+            kind="no_gradient",
+            raised=False,
+            headline=f"{told} {verb} no gradient: the forward never uses {'it' if len(tensors) == 1 else 'them'}",
+            parameters=names,
+            tensor=names[0] if names else None,
+            module=names[0].rpartition(".")[0] if names else None,
+            fix=f"call `{names[0].rpartition('.')[0]}` in the forward, or delete it" if names else "use them in the forward, or delete them",
+        )
+    _, fix, where = cut_words(dropped)
+    by = {"no_grad": "gradients are off", "inference_mode": "inference mode is on"}.get(dropped.cause, f"`{dropped.op.name}` cuts the graph")
+    return Finding(
+        kind="no_gradient",
+        raised=False,
+        headline=f"{told} {verb} no gradient: {by}",
+        location=where,
+        op=dropped.op.name,
+        saved_at=dropped.op.line.location if dropped.op.line is not None and context_of(dropped.op) is not None else None,
+        module=dropped.op.module,
+        tensor=names[0] if names else None,
+        parameters=names,
+        fix=fix,
+        excerpt=excerpt(where) if where is not None else (),
+    )

@@ -1,0 +1,52 @@
+"""``stale_value`` as a finding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.format import share
+from torchdebug_magics.instruments.autograd.errors.raised import named_members, statement_at
+from torchdebug_magics.instruments.autograd.errors.writes import writes_to
+from torchdebug_magics.instruments.autograd.report import Finding
+from torchdebug_magics.probing.storages import storages
+from torchdebug_magics.probing.where import excerpt
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.autograd.course import Course
+    from torchdebug_magics.instruments.autograd.recording.tape import Tape
+    from torchdebug_magics.instruments.autograd.silences.watched import Watched
+
+__all__ = ["stale_values"]
+
+
+def stale_values(watched: Watched, _tape: Tape, _course: Course) -> list[Finding]:
+    """The first of them."""
+    for saver, writer, memory, ratio in watched.stale:
+        where = writer.line.location if writer.line is not None else None
+        members = [name for name, held in named_members() if any(one._cdata == memory for one in storages(held))]
+        statement = statement_at(where)
+        name = members[0] if members else next(writes_to(statement), None) if statement is not None else None
+        by_how_much = f", and the gradient is off by {share(ratio)}" if ratio is not None else ""
+        is_update = writer.in_optimizer or writer.name.startswith("_fused_")
+        source = where.source if where is not None else "the write"
+        return [
+            Finding(
+                kind="stale_value",
+                raised=False,
+                headline=f"`{name or 'a tensor'}` was overwritten after `{saver.name}` saved it{by_how_much}",
+                location=where,
+                op=saver.name,
+                saved_at=saver.line.location if saver.line is not None else None,
+                writer_op=writer.name,
+                tensor=name,
+                module=saver.module,
+                parameters=tuple(members),
+                error_ratio=ratio,
+                fix=f"move `{source}` below the last backward() of the step"
+                if is_update
+                else f"move `{source}` below backward(), or write into a copy (`.clone()`)",
+                explanation="PyTorch's version check does not see this write, so backward() used the new values and raised nothing",
+                excerpt=excerpt(where) if where is not None else (),
+            )
+        ]
+    return []
