@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from torchdebug_magics.instruments.autograd.course import Backward, Course, Update
 from torchdebug_magics.instruments.autograd.errors.explained import explained
@@ -19,10 +22,7 @@ from torchdebug_magics.probing.modules import live_modules, parts_of
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
 
 if TYPE_CHECKING:
-    from contextlib import ExitStack
     from types import TracebackType
-
-    import torch
 
     from torchdebug_magics.instruments.autograd.report import Finding
 
@@ -53,12 +53,16 @@ class AutogradProbe:
         self._raised = ""
         self._depth = 0
         self._silent: tuple[Finding, ...] = ()
+        self._settled = False
+        self._evaluations = ExitStack()
+        """The hooks on the models that train, once the loop runs at full speed."""
 
     def attach(self, stack: ExitStack) -> None:
         """Record ops, and follow backward passes, updates and gradients set to zero."""
         stack.callback(self._recorder.forget)
         stack.push(self._ended)
         stack.callback(self._recorder.off)
+        stack.callback(self._evaluations.close)
         modules = list(live_modules())
         inner = parts_of(modules)
         self._recorder.on([module for module in modules if id(module) not in inner])
@@ -70,6 +74,7 @@ class AutogradProbe:
     def sweep(self) -> None:
         """Remove what an interrupt left."""
         self._recorder.off()
+        self._evaluations.close()
         self._hooks.sweep()
 
     def report(self) -> AutogradReport:
@@ -148,6 +153,8 @@ class AutogradProbe:
         if self._recorder.is_on:
             if not self._every_step and not self._course.steps_count and self._course.backward_count >= _RECORDED_BACKWARDS:
                 self._recorder.off()
+            if self._recorder.is_on and self._settled and not self._every_step:
+                self._recorder.off()
             self._bound()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -161,8 +168,20 @@ class AutogradProbe:
         self._recorder.in_optimizer = False
         if self._recorder.is_on and not is_being_compiled():
             if self._watched.steps_of(optimizer) >= _RECORDED_STEPS and not self._every_step:
-                self._guard.run("the end of the recording", self._recorder.off)
+                self._guard.run("the end of the recording", self._settle_down)
             self._bound()
+
+    def _settle_down(self) -> None:
+        """The loop runs at full speed from here; of the models that train, only a call without gradients is looked at once more."""
+        self._recorder.off()
+        self._settled = True
+        for root in self._watched.trained_with_modes():
+            self._hooks.own_calls(self._evaluations, root, self._evaluated, _nothing)
+
+    def _evaluated(self, module: torch.nn.Module, _args: Any, _kwargs: Any) -> None:
+        if not torch.is_grad_enabled() and module.training and not is_being_compiled() and not self._depth:
+            self._guard.run("the end of a watch", self._evaluations.close)
+            self._guard.run("the look at an evaluation", self._recorder.on, [module])
 
     def _bound(self) -> None:
         """Under ``--every-step`` the last steps are kept; else recording ends where the first two are very long."""
@@ -177,3 +196,7 @@ class AutogradProbe:
         if not is_being_compiled():
             self._course.add(Update("zero_grad", self._recorder.line_here(), id(holder)))
         return original(holder, *args, **kwargs)
+
+
+def _nothing(*_: object) -> None:
+    """At the end of a call."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import byte_size, listed, plural
+from torchdebug_magics.instruments.autograd.errors.broken_node import saved_names
 from torchdebug_magics.instruments.autograd.errors.raised import named_members
-from torchdebug_magics.instruments.autograd.report import Finding, GraphReport, ModuleNodes, Reach
+from torchdebug_magics.instruments.autograd.from_text.cuts import cuts_in_forward, cuts_toward
+from torchdebug_magics.instruments.autograd.report import Cut, Finding, GraphReport, ModuleNodes, Reach
+from torchdebug_magics.instruments.autograd.silences.named import cell_files
 from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.modules import live_modules, parts_of
 from torchdebug_magics.probing.names import user_names
@@ -32,7 +37,7 @@ def examine(*losses: object, names: tuple[str, ...] = (), every_step: bool = Fal
     tensors = [loss for loss in losses if isinstance(loss, torch.Tensor)]
     distance, nodes = _distances(tensors)
     reached = {id(node.variable): steps for node, steps in nodes if hasattr(node, "variable")}
-    of_model = [(name, one) for name, one in named_members() if isinstance(one, torch.nn.Parameter)]
+    of_model: list[tuple[str, torch.Tensor]] = [(name, one) for name, one in named_members() if isinstance(one, torch.nn.Parameter)]
     known = {id(one) for _, one in of_model}
     others = [(_name(node.variable), node.variable) for node, _ in nodes if hasattr(node, "variable") and id(node.variable) not in known]
     reaches = [_reach(name, one, reached) for name, one in _of_models_reached(of_model, reached)]
@@ -41,7 +46,8 @@ def examine(*losses: object, names: tuple[str, ...] = (), every_step: bool = Fal
     saved, is_freed = _saved_bytes(inner, known)
     problems = [f"the graph has more than {MOST_NODES:,} nodes: only these were read"] if distance >= MOST_NODES else []
     problems += ["backward() has freed what the graph had saved"] if is_freed else []
-    finding = _cut(tensors, names)
+    cuts = _cuts(reaches, tensors, names)
+    finding = _cut(tensors, names, cuts)
     return GraphReport(
         found=finding is not None,
         finding=finding,
@@ -49,7 +55,8 @@ def examine(*losses: object, names: tuple[str, ...] = (), every_step: bool = Fal
         reaches=tuple(reaches),
         nodes_count=len(inner),
         saved_bytes=saved,
-        modules=_modules(reaches),
+        cuts=cuts,
+        modules=_modules(nodes, of_model),
         problems=tuple(problems),
         sentence=_sentence(reaches, len(inner), saved, finding),
     )
@@ -85,7 +92,7 @@ def _reach(name: str, tensor: torch.Tensor, reached: dict[int, int]) -> Reach:
 
 
 def _name(tensor: torch.Tensor) -> str:
-    return next((one.name for one in user_names(None) if one.value is tensor), f"a leaf of shape {list(tensor.shape)}")
+    return next((one.name for one in user_names(sys._getframe()) if one.value is tensor), f"a leaf of shape {list(tensor.shape)}")
 
 
 def _saved_bytes(nodes: list[Any], parameters: set[int]) -> tuple[int, bool]:
@@ -93,11 +100,9 @@ def _saved_bytes(nodes: list[Any], parameters: set[int]) -> tuple[int, bool]:
     held: dict[int, int] = {}
     is_freed = False
     for node in nodes:
-        for name in dir(type(node)):
-            if not name.startswith("_raw_saved_"):
-                continue
+        for name in saved_names(type(node)):
             try:
-                saved = getattr(node, name.removeprefix("_raw"))
+                saved = getattr(node, name)
             except RuntimeError as error:
                 is_freed |= "freed" in str(error)
                 continue
@@ -107,12 +112,48 @@ def _saved_bytes(nodes: list[Any], parameters: set[int]) -> tuple[int, bool]:
     return sum(held.values()), is_freed and not held
 
 
-def _modules(reaches: list[Reach]) -> tuple[ModuleNodes, ...]:
-    del reaches
-    return ()
+def _modules(nodes: list[tuple[Any, int]], of_model: list[tuple[str, torch.Tensor]]) -> tuple[ModuleNodes, ...]:
+    """A node belongs to the module whose parameter is the nearest one before it; from the input to the loss."""
+    owner = {id(one): name.rpartition(".")[0] for name, one in of_model}
+    module_of: dict[Any, str] = {}
+    counts: dict[str, ModuleNodes] = {}
+    for node, _ in sorted((one for one in nodes if not hasattr(one[0], "variable")), key=lambda one: _number(one[0])):
+        before = [inner for inner, _ in node.next_functions if inner is not None]
+        own = [owner.get(id(inner.variable), "") for inner in before if hasattr(inner, "variable")]
+        latest = max((inner for inner in before if inner in module_of), key=_number, default=None)
+        name = module_of[node] = next(filter(None, own), module_of[latest] if latest is not None else "")
+        known = counts.get(name, ModuleNodes(module=name, nodes_count=0, saved_bytes=0, reached_count=0))
+        saved, _ = _saved_bytes([node], set(owner))
+        counts[name] = replace(
+            known, nodes_count=known.nodes_count + 1, saved_bytes=known.saved_bytes + saved, reached_count=known.reached_count + len(own)
+        )
+    return tuple(counts.values())
 
 
-def _cut(tensors: list[torch.Tensor], names: tuple[str, ...]) -> Finding | None:
+def _number(node: Any) -> int:
+    number: int = node._sequence_nr()
+    return number
+
+
+def _cuts(reaches: list[Reach], tensors: list[torch.Tensor], names: tuple[str, ...]) -> tuple[Cut, ...]:
+    """Read from the source: of the models of which the loss misses a part, and of the lines that made a loss without a graph."""
+    missed = any(not one.reached and not one.is_frozen for one in reaches)
+    without = {names[place] for place, tensor in enumerate(tensors) if not tensor.requires_grad and place < len(names)}
+    if not missed and not without:
+        return ()
+    found: list[Cut] = []
+    spaces = {one.name: one.value for one in user_names(sys._getframe())}
+    for file in reversed(cell_files()) if without else ():
+        found += cuts_toward(without, file, sys.maxsize, "<module>", spaces)
+        if found:
+            break
+    if missed and not found:
+        found = [cut for value in spaces.values() if isinstance(value, torch.nn.Module) for cut in cuts_in_forward(value, "")]
+    return tuple(dict.fromkeys(found))
+
+
+def _cut(tensors: list[torch.Tensor], names: tuple[str, ...], cuts: tuple[Cut, ...]) -> Finding | None:
+    first = next(iter(cuts), None)
     for place, tensor in enumerate(tensors):
         if not tensor.requires_grad:
             name = names[place] if place < len(names) else "the tensor"
@@ -121,6 +162,8 @@ def _cut(tensors: list[torch.Tensor], names: tuple[str, ...]) -> Finding | None:
                 raised=False,
                 headline=f"`{name}` has no graph: it does not require a gradient",
                 tensor=name,
+                op=first.op if first is not None else None,
+                location=first.location if first is not None else None,
                 fix="put `%%autograd` above the cell that computes it and call backward(): the report names the line that cut the graph",
             )
     return None
@@ -132,6 +175,10 @@ def _sentence(reaches: list[Reach], nodes: int, saved: int, finding: Finding | N
     missed = [one.name for one in reaches if not one.reached and not one.is_frozen]
     reached = sum(one.reached for one in reaches)
     frozen = sum(one.is_frozen for one in reaches)
-    parts = [f"reaches {reached} of {len(reaches) - frozen} trainable tensors", plural(nodes, "graph node"), f"{byte_size(saved)} saved for backward"]
+    parts = [
+        f"reaches {reached} of {len(reaches) - frozen} trainable tensors",
+        plural(nodes, "graph node"),
+        f"{byte_size(saved)} saved for backward",
+    ]
     lost = f" · not reached: {listed(missed)}" if missed else ""
     return f"The loss {', '.join(parts)}{lost}"

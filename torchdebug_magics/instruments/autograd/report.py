@@ -116,8 +116,8 @@ class ModuleNodes:
     module: str
     nodes_count: int
     saved_bytes: int
-    parameters_count: int
     reached_count: int
+    """Parameters at which its gradients arrive."""
 
 
 @dataclass(frozen=True, kw_only=True)

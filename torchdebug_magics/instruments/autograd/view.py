@@ -58,7 +58,9 @@ def _finding(finding: Finding) -> list[Block]:
 
 
 def _more(finding: Finding) -> Block:
-    return Facts(tuple((name, text) for name, text in (("fix", finding.fix), ("why", finding.explanation)) if text), capitalised(finding.sentence()))
+    return Facts(
+        tuple((name, text) for name, text in (("fix", finding.fix), ("why", finding.explanation)) if text), capitalised(finding.sentence())
+    )
 
 
 def _at(where: Location | None) -> str:
@@ -98,5 +100,3 @@ def _picture(report: GraphReport) -> Block:
         Measure("parameters reached", tuple(float(one.reached_count) for one in report.modules), "count"),
     )
     return Bars("The graph by module", labels, measures)
-
-

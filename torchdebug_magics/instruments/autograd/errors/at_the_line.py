@@ -11,6 +11,7 @@ import torch
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, statement_at
 from torchdebug_magics.instruments.autograd.errors.writes import out_of_place, writes_to
 from torchdebug_magics.instruments.autograd.report import Finding
+from torchdebug_magics.probing.source.call_sites import function_node, tree_of
 from torchdebug_magics.probing.where import excerpt, location
 
 if TYPE_CHECKING:
@@ -30,7 +31,13 @@ def at_the_line(raised: Raised) -> Finding:
 def _finding(raised: Raised, headline: str, fix: str, *, where: Location | None = None, **more: object) -> Finding:
     at = where or raised.here
     return Finding(
-        kind=raised.kind, raised=True, headline=headline, location=at, fix=fix, excerpt=excerpt(at) if at is not None else (), **more  # type: ignore[arg-type]
+        kind=raised.kind,
+        raised=True,
+        headline=headline,
+        location=at,
+        fix=fix,
+        excerpt=excerpt(at) if at is not None else (),
+        **more,  # type: ignore[arg-type]
     )
 
 
@@ -62,7 +69,11 @@ def _writer_op(raised: Raised) -> str | None:
         return {"Add": "add_", "Sub": "sub_", "Mult": "mul_", "Div": "div_", "Pow": "pow_"}.get(type(statement.op).__name__)
     if isinstance(statement, ast.Assign):
         return "copy_"
-    calls = [node.func.attr for node in ast.walk(statement) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)] if statement else []
+    calls = (
+        [node.func.attr for node in ast.walk(statement) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+        if statement
+        else []
+    )
     return next((name for name in calls if name.endswith("_")), None)
 
 
@@ -131,14 +142,14 @@ def _non_scalar(raised: Raised) -> Finding:
 
 def _assigned(raised: Raised, name: str | None) -> Location | None:
     """The last assignment to the variable before the error, by the text."""
-    from torchdebug_magics.probing.source.call_sites import tree_of  # noqa: PLC0415
-
     for frame in raised.frames[:1]:
         tree = tree_of(frame.f_code.co_filename)
         lines = [
             node.lineno
             for node in (ast.walk(tree) if tree is not None else ())
-            if isinstance(node, ast.Assign) and any(ast.unparse(target) == name for target in node.targets) and node.lineno <= frame.f_lineno
+            if isinstance(node, ast.Assign)
+            and any(ast.unparse(target) == name for target in node.targets)
+            and node.lineno <= frame.f_lineno
         ]
         if lines:
             return location(frame.f_code.co_filename, max(lines), frame.f_code.co_name)
@@ -148,7 +159,11 @@ def _assigned(raised: Raised, name: str | None) -> Location | None:
 def _inference(raised: Raised) -> Finding:
     made = next((op for op in reversed(raised.tape.ops) if op.inference and op.makes), None)
     name = next((name for name, value in _read(raised) if isinstance(value, torch.Tensor) and value.is_inference()), None)
-    fix = f"`{name} = {name}.clone()` before this line, or compute `{name}` under `torch.no_grad()`" if name else "compute the tensor under `torch.no_grad()` in place of `torch.inference_mode()`, or `.clone()` it"
+    fix = (
+        f"`{name} = {name}.clone()` before this line, or compute `{name}` under `torch.no_grad()`"
+        if name
+        else "compute the tensor under `torch.no_grad()` in place of `torch.inference_mode()`, or `.clone()` it"
+    )
     return _finding(
         raised,
         f"`{name or 'a tensor'}` was made under inference_mode and is used in training",
@@ -168,7 +183,11 @@ def _read(raised: Raised) -> list[tuple[str, object]]:
 
 def _unused(raised: Raised) -> Finding:
     index = re.search(r"[Tt]ensor (?:at index |#?)(\d+)|\binput (\d+)", raised.message)
-    call = next((node for node in ast.walk(statement) if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("grad")), None) if (statement := statement_at(raised.here)) is not None else None
+    call = (
+        next((node for node in ast.walk(statement) if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("grad")), None)
+        if (statement := statement_at(raised.here)) is not None
+        else None
+    )
     inputs = call.args[1] if call is not None and len(call.args) > 1 else None
     members = list(inputs.elts) if isinstance(inputs, (ast.List, ast.Tuple)) else [inputs] if inputs is not None else []
     place = int(next(filter(None, index.groups()))) if index is not None else 0
@@ -184,7 +203,9 @@ def _unused(raised: Raised) -> Finding:
 
 def _integer(raised: Raised) -> Finding:
     source = raised.here.source if raised.here is not None else ""
-    fixed = re.sub(r"torch\.tensor\(([^()]*\[[^\]]*\][^()]*?)(, *requires_grad *= *True)\)", r"torch.tensor(\1, dtype=torch.float32\2)", source)
+    fixed = re.sub(
+        r"torch\.tensor\(([^()]*\[[^\]]*\][^()]*?)(, *requires_grad *= *True)\)", r"torch.tensor(\1, dtype=torch.float32\2)", source
+    )
     fixed = fixed if fixed != source else re.sub(r"(\w+)\.requires_grad_\(", r"\1.float().requires_grad_(", source)
     return _finding(
         raised,
@@ -217,16 +238,16 @@ def _custom(raised: Raised) -> Finding:
 
 
 def _subclasses(kind: type) -> list[type]:
-    found = list(kind.__subclasses__())
+    found: list[type] = list(kind.__subclasses__())
     return [*reversed(found), *(inner for one in found for inner in _subclasses(one))]
 
 
 def _return_of(function: type | None) -> Location | None:
     """The last ``return`` of its backward."""
     code = getattr(getattr(function, "backward", None), "__code__", None)
-    from torchdebug_magics.probing.source.call_sites import function_node  # noqa: PLC0415
-
-    node = function_node(code) if code is not None else None
+    if code is None:
+        return None
+    node = function_node(code)
     lines = [one.lineno for one in ast.walk(node) if isinstance(one, ast.Return)] if node is not None else []
     return location(code.co_filename, lines[-1], code.co_name) if lines else None
 
@@ -267,11 +288,17 @@ def _other(raised: Raised) -> Finding:
 
 
 _OTHER_FIXES = (
-    (r"can't optimize a non-leaf", "give the optimizer the leaf itself: create it with `requires_grad=True` on its device, after `.to(...)` (`.detach().requires_grad_()`)"),
+    (
+        r"can't optimize a non-leaf",
+        "give the optimizer a leaf: `.detach().requires_grad_()` after `.to(...)` or any other op",
+    ),
     (r"Can't call numpy\(\)", "`.detach().numpy()` in place of `.numpy()`"),
     (r"graph leaves", "`copy.deepcopy(tensor.detach())`, or delete the attribute that holds the computed tensor before the copy"),
     (r"requires_grad flags of leaf", "`.detach()` the tensor, or set `requires_grad` on the leaf that it was computed from"),
-    (r"can't retain_grad|register a hook", "call it on a tensor that requires a gradient: check where the graph was cut with `%autograd tensor`"),
+    (
+        r"can't retain_grad|register a hook",
+        "call it on a tensor that requires a gradient: check where the graph was cut with `%autograd tensor`",
+    ),
     (r"assigned grad has data|attempting to assign a gradient", "give `.grad` a tensor of the shape, dtype and device of the parameter"),
     (r"has changed the", "return a gradient of the same shape, dtype and device from the hook, or None"),
     (r"invalid gradient at index", "set `.grad = None` after `.data` was given another shape, dtype or device, and build the graph again"),

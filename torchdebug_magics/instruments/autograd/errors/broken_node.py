@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torchdebug_magics.probing.graphs import upstream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Hashable, Iterable, Iterator
 
     import torch
 
-__all__ = ["Broken", "Complaint", "broken_nodes", "freed_nodes", "nodes_of", "saves_with_hooks"]
+__all__ = ["Broken", "Complaint", "broken_nodes", "nodes_of", "saved_names"]
 
-_CHANGED, _FREED = "modified by an inplace operation", "already been freed"
+_CHANGED = "modified by an inplace operation"
 _MESSAGE = re.compile(r"\[[\w.]+ \[([\d, ]*)\]\](?:, which is output \d+ of (\S+?),)? is at version (\d+); expected version (\d+)")
 
 
@@ -54,28 +54,17 @@ def nodes_of(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
 def broken_nodes(tensors: Iterable[torch.Tensor]) -> Iterator[Broken]:
     """The nodes that hold a tensor which was modified after it was saved."""
     for node in nodes_of(tensors):
-        for name in _saved(type(node)):
+        for name in saved_names(type(node)):
             if _CHANGED in (refused := _refused(node, name)):
                 yield Broken(node, name, Complaint.of(refused))
 
 
-def freed_nodes(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """The nodes whose saved tensors an earlier backward() has freed."""
-    for node in nodes_of(tensors):
-        if any(_FREED in _refused(node, name) for name in _saved(type(node))):
-            yield node
-
-
 @functools.cache
-def _saved(kind: type) -> tuple[str, ...]:
+def saved_names(kind: Hashable) -> tuple[str, ...]:
+    """The attributes of a kind of node under which it hands out what it saved."""
     names = dir(kind)
     tensors = [name.removeprefix("_raw") for name in names if name.startswith("_raw_saved_")]
     return (*tensors, *(["saved_tensors"] if "saved_tensors" in names else []))
-
-
-def saves_with_hooks(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether a checkpoint, or other hooks on saved tensors, could run code of the user's when a node is asked."""
-    return any("Checkpoint" in type(node).__name__ for node in nodes_of(tensors))
 
 
 def _refused(node: Any, name: str) -> str:

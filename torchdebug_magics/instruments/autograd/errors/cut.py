@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, named_members, statement_at
+from torchdebug_magics.instruments.autograd.from_text.cuts import cuts_toward
 from torchdebug_magics.instruments.autograd.report import Finding
-from torchdebug_magics.probing.source.call_sites import enclosing, function_node, tree_of
+from torchdebug_magics.probing.source.call_sites import enclosing, tree_of
 from torchdebug_magics.probing.where import excerpt, location
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Tape, Use
+    from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Tape
+    from torchdebug_magics.instruments.autograd.report import Cut
     from torchdebug_magics.report import Location
 
 __all__ = ["Dropped", "ancestors", "context_of", "cut_graph", "cut_words", "dropped_on_the_way", "rewrapped"]
@@ -92,10 +94,8 @@ def _dropped(tape: Tape, op: RecordedOp) -> Dropped | None:
     if op.initializes:
         return None
     if any(one.requires_grad for one in op.reads):
-        if op.inference:
-            return Dropped(op, "inference_mode")
-        if not op.grad_enabled:
-            return Dropped(op, "no_grad")
+        if op.inference or not op.grad_enabled:
+            return Dropped(op, "inference_mode" if op.inference else "no_grad")
         if op.name == "detach":
             return Dropped(op, "data" if ".data" in _source(op) else "detach")
         if op.makes and not any(one.can_have_grad for one in op.makes):
@@ -142,8 +142,8 @@ def _source(op: RecordedOp) -> str:
     return op.line.location.source if op.line is not None else ""
 
 
-def context_of(op: RecordedOp) -> Location | None:
-    """The ``with torch.no_grad():`` around the op, or the decorator, in the innermost of the user's calls that has one."""
+def context_of(op: RecordedOp) -> tuple[Location, Location] | None:
+    """(the ``with torch.no_grad():`` or the decorator, the line in it) of the innermost of the user's calls that has one."""
     for line in op.calls:
         tree = tree_of(line.file)
         if tree is None:
@@ -153,21 +153,21 @@ def context_of(op: RecordedOp) -> Location | None:
             if isinstance(statement, (ast.With, ast.AsyncWith)):
                 for item in statement.items:
                     if any(name in ast.unparse(item.context_expr) for name in _CONTEXTS):
-                        return location(line.file, item.context_expr.lineno, line.function)
+                        return location(line.file, item.context_expr.lineno, line.function), line.location
             if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 for decorator in statement.decorator_list:
                     if any(name in ast.unparse(decorator) for name in _CONTEXTS):
-                        return location(line.file, decorator.lineno, line.function)
+                        return location(line.file, decorator.lineno, line.function), line.location
     return _global_switch(op)
 
 
-def _global_switch(op: RecordedOp) -> Location | None:
+def _global_switch(op: RecordedOp) -> tuple[Location, Location] | None:
     """``torch.set_grad_enabled(False)`` as a statement of its own, before the op."""
     for line in op.calls:
         tree = tree_of(line.file)
         for node in ast.walk(tree) if tree is not None else ():
             if isinstance(node, ast.Expr) and "set_grad_enabled(False)" in ast.unparse(node) and node.lineno <= line.line:
-                return location(line.file, node.lineno, line.function)
+                return location(line.file, node.lineno, line.function), line.location
     return None
 
 
@@ -175,8 +175,9 @@ def cut_words(dropped: Dropped) -> tuple[str, str, Location | None]:
     """(headline, fix, the line to change)."""
     op, cause = dropped
     line = op.line.location if op.line is not None else None
-    where = (context_of(op) or line) if cause in {"no_grad", "inference_mode"} else line
-    return *_words(cause, op, line, where), where
+    around = context_of(op) if cause in {"no_grad", "inference_mode"} else None
+    where, inside = around or (line, line)
+    return *_words(cause, op, inside, where), where
 
 
 def _words(cause: str, op: RecordedOp, line: Location | None, where: Location | None) -> tuple[str, str]:
@@ -191,7 +192,7 @@ def _words(cause: str, op: RecordedOp, line: Location | None, where: Location | 
         case "data":
             return "`.data` cut the graph between the parameters and the loss", _without(source, ".data")
         case "dtype":
-            return f"`{op.name}` has no derivative: its output is an integer or a bool", _instead_of(op, source)
+            return f"`{op.name}` has no derivative: its output is an integer or a bool", _instead_of_op(op.name, source)
     return "a new tensor was made from the numbers of another one, without its graph", _not_rewrapped(source)
 
 
@@ -199,8 +200,8 @@ def _without(source: str, part: str) -> str:
     return f"`{source.replace(part, '')}`" if part in source else f"remove the `{part}` from `{source}`"
 
 
-def _instead_of(op: RecordedOp, source: str) -> str:
-    if op.name in {"argmax", "argmin", "max", "min"}:
+def _instead_of_op(op: str, source: str) -> str:
+    if op in {"argmax", "argmin", "max", "min"}:
         return f"compute the loss from the logits, not from `{source}`: `F.cross_entropy(logits, target)`"
     return f"compute the loss without `{source}`: a comparison, rounding or cast to integers has no derivative (use a sigmoid or softmax)"
 
@@ -250,8 +251,11 @@ def _without_cut(raised: Raised, passed: list[RecordedOp]) -> Finding:
     line = next((op.line.location for op in passed if op.line is not None), None)
     if frozen and not any(held.requires_grad for _, held in members):
         return _frozen(raised, frozen, line)
-    where = line or raised.here
-    if raised.tape.ops and not members:
+    cut = next(_cuts_in_text(raised), None) if not raised.tape.ops else None
+    where = (cut.location if cut is not None else None) or line or raised.here
+    if cut is not None:
+        headline, fix = _words_for_text(cut.op, where)
+    elif raised.tape.ops and not members:
         headline, fix = "the loss was computed without any parameter", "compute the loss from the output of the model"
     else:
         headline, fix = "the loss has no graph", "put `%%autograd` above the cell and run it again: it records where the graph was cut"
@@ -260,10 +264,34 @@ def _without_cut(raised: Raised, passed: list[RecordedOp]) -> Finding:
         raised=True,
         headline=headline,
         location=where,
-        op=passed[0].name if passed else None,
+        op=cut.op if cut is not None else passed[0].name if passed else None,
+        module=cut.module if cut is not None else None,
         fix=fix,
         excerpt=excerpt(where) if where is not None else (),
     )
+
+
+def _cuts_in_text(raised: Raised) -> Iterator[Cut]:
+    """The cuts on the way to the loss, in the frame that called backward()."""
+    statement = statement_at(raised.here)
+    if statement is None or raised.here is None or not raised.frames:
+        return
+    names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    frame = raised.frames[0]
+    yield from cuts_toward(names, raised.here.file, raised.here.line, frame.f_code.co_name, dict(reversed(list(raised.variables()))))
+
+
+def _words_for_text(op: str, where: Location | None) -> tuple[str, str]:
+    source = where.source if where is not None else ""
+    match op:
+        case "no_grad":
+            return "the loss was computed with gradients off", f"compute the loss outside of `{source.rstrip(':')}`"
+        case "detach":
+            part = ".data" if ".data" in source else ".detach()"
+            return f"`{part}` cut the graph between the parameters and the loss", _without(source, part)
+        case "lift_fresh" | "_local_scalar_dense":
+            return "a new tensor was made from the numbers of another one, without its graph", _not_rewrapped(source)
+    return f"`{op}` has no derivative", _instead_of_op(op, source)
 
 
 def _frozen(raised: Raised, frozen: tuple[str, ...], line: Location | None) -> Finding:
@@ -288,5 +316,3 @@ def _freezing_line(raised: Raised) -> Location | None:
             if isinstance(node, (ast.Assign, ast.Expr)) and re.search(r"requires_grad(_\(False\)| = False)", ast.unparse(node)):
                 return location(frame.f_code.co_filename, node.lineno, frame.f_code.co_name)
     return None
-
-

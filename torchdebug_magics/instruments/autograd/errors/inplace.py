@@ -10,7 +10,6 @@ from torchdebug_magics.instruments.autograd.errors.raised import Raised, named_m
 from torchdebug_magics.instruments.autograd.errors.writes import out_of_place, writes_to
 from torchdebug_magics.instruments.autograd.report import Finding
 from torchdebug_magics.probing.source.call_sites import tree_of
-from torchdebug_magics.probing.storages import storages
 from torchdebug_magics.probing.where import excerpt, location
 
 if TYPE_CHECKING:

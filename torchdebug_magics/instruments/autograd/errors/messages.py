@@ -13,7 +13,10 @@ __all__ = ["kind_of_error"]
 _KINDS: tuple[tuple[str, Kind], ...] = (
     (r"modified by an inplace operation", "inplace"),
     (r"backward through the graph a second time|saved (?:tensors|intermediate values).*already been freed", "second_backward"),
-    (r"a view of a leaf Variable that requires grad|is a view and (?:is being|its base)|view was created in|is a view of a leaf", "view_inplace"),
+    (
+        r"a view of a leaf Variable that requires grad|is a view and (?:is being|its base)|view was created in|is a view of a leaf",
+        "view_inplace",
+    ),
     (r"leaf [Vv]ariable.*(?:in-place|inplace)|leaf variable has been moved", "leaf_inplace"),
     (r"does not require grad and does not have a grad_fn|does not require grad$|doesn't require grad", "cut"),
     (r"grad can be implicitly created only for|grad_output\[\d+\] has a shape|Mismatch in shape: grad", "non_scalar"),
@@ -21,12 +24,18 @@ _KINDS: tuple[tuple[str, Kind], ...] = (
     (r"not have been used in the graph", "unused_input"),
     (r"[Oo]nly Tensors of floating point|only support calling .* floating|can only be created for (?:real|float)", "integer_grad"),
     (r"torch\.utils\.checkpoint|during the original forward and recomputation|[Rr]ecomputed values", "checkpoint_mismatch"),
-    (r"derivative for .* is not implemented|differentiate twice|not implemented for .*double|does not support double backward", "no_double_backward"),
-    (r"returned an incorrect number of gradients|gradient different than None|save_for_backward can only|expected Variable or None", "custom_function"),
+    (
+        r"derivative for .* is not implemented|differentiate twice|not implemented for .*double|does not support double backward",
+        "no_double_backward",
+    ),
+    (
+        r"returned an incorrect number of gradients|gradient different than None|save_for_backward can only|expected Variable or None",
+        "custom_function",
+    ),
     (r"returned an invalid gradient", "custom_function"),
 )
 _OTHERS = (
-    r"assigned grad has data|attempting to assign a gradient|has changed the (?:type|size|shape|device) of value|hook .* (?:changed|returned)",
+    r"assigned grad has data|attempting to assign a gradient|has changed the \\w+ of value",
     r"can't optimize a non-leaf|Can't call numpy\(\) on Tensor that requires grad|graph leaves|requires_grad flags of leaf",
     r"can't retain_grad|register a hook on a tensor",
 )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.autograd.report import Kind
     from torchdebug_magics.report import Location
 
-__all__ = ["Raised", "statement_at"]
+__all__ = ["Raised", "named_members", "parts_of_value", "statement_at"]
 
 
 @dataclass
@@ -79,7 +79,11 @@ class Raised:
         for name, held in named_members():
             if any(storage._cdata in memory for storage in storages(held)):
                 return name
-        found = (name for name, value in self.variables() if any(one._cdata in memory for part in _parts(value) for one in storages(part)))
+        found = (
+            name
+            for name, value in self.variables()
+            if any(one._cdata in memory for part in parts_of_value(value) for one in storages(part))
+        )
         return next(found, None)
 
 
@@ -100,7 +104,8 @@ def statement_at(where: Location | None) -> ast.stmt | None:
     return found[-1] if found else None
 
 
-def _parts(value: object) -> Iterator[torch.Tensor]:
+def parts_of_value(value: object) -> Iterator[torch.Tensor]:
+    """The tensors in a variable, which may hold any object."""
     if issubclass(type(value), (torch.Tensor, tuple, list, dict)):
         yield from tensors_in(value)
 

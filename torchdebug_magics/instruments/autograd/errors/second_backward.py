@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import byte_size
-from torchdebug_magics.instruments.autograd.errors.broken_node import freed_nodes, nodes_of
-from torchdebug_magics.instruments.autograd.errors.raised import Raised, statement_at
+from torchdebug_magics.instruments.autograd.errors.broken_node import nodes_of
+from torchdebug_magics.instruments.autograd.errors.raised import Raised, parts_of_value, statement_at
+from torchdebug_magics.instruments.autograd.from_text.carried import carried_names, earlier_backward, loop_around
 from torchdebug_magics.instruments.autograd.report import Finding
-from torchdebug_magics.probing.where import excerpt
+from torchdebug_magics.probing.where import excerpt, location
 
 if TYPE_CHECKING:
     from typing import Any
@@ -21,75 +23,103 @@ if TYPE_CHECKING:
 __all__ = ["second_time"]
 
 
+@dataclass(frozen=True)
+class _Twice:
+    """What two backward passes have to do with each other."""
+
+    how: str
+    """``"whole"``: the same loss; ``"carried"``: from the step before; ``"shared"``: two losses of one step."""
+    name: str | None = None
+    first_at: Location | None = None
+    shared_from: Location | None = None
+    same_line: bool = False
+    made: RecordedOp | None = None
+    kept_bytes: int = 0
+    """What the graph of the shared part holds, parameters apart."""
+
+
 def second_time(raised: Raised) -> Finding:
     """The nodes that an earlier backward() went through are those that the two share."""
     nodes = list(nodes_of(raised.roots))
     first = _first_backward(raised, nodes)
-    # The pass that raised has freed what it went through, too: only where no earlier one is known, the freed nodes have to tell.
-    freed = {id(node) for node in freed_nodes(raised.roots)} if first is None else set()
-    shared = {id(node): node for node in nodes if id(node) in freed or (first is not None and _number(node) in first.nodes)}
-    roots = {id(tensor.grad_fn) for tensor in raised.roots}
-    is_whole = bool(shared) and roots <= shared.keys()
+    return _from_text(raised) if first is None else _from_tape(raised, nodes, first)
+
+
+def _from_tape(raised: Raised, nodes: list[Any], first: Backward) -> Finding:
+    shared = {id(node): node for node in nodes if _number(node) in first.nodes}
+    is_whole = {id(tensor.grad_fn) for tensor in raised.roots} <= shared.keys()
     frontier = _frontier(nodes, shared)
-    made = raised.tape.by_node.get(_number(frontier[0])) if frontier else None
-    if is_whole:
-        made = next((op for tensor in raised.roots if (op := raised.tape.by_node.get(_number(tensor.grad_fn))) is not None), None)
+    ends = frontier[:1] if frontier else [tensor.grad_fn for tensor in raised.roots if is_whole]
+    made = next((op for node in ends if (op := raised.tape.by_node.get(_number(node))) is not None), None)
     consumer = raised.tape.by_node.get(_number(frontier[1])) if frontier else None
     shared_from = made.line.location if made is not None and made.line is not None else None
-    first_at = first.line.location if first is not None and first.line is not None else None
-    name = _carried_name(shared_from, consumer) if not is_whole else _root_name(raised)
-    carried = not is_whole and (first_at is None or raised.here is None or (first_at.file, first_at.line) == (raised.here.file, raised.here.line))
-    headline, fix, why = _words(raised, name, shared_from, first_at, is_whole=is_whole, carried=carried)
-    if not is_whole and not carried:
-        cost = _saved_bytes(raised, shared.values())
-        keeps = f" (keeps {byte_size(cost)} until the second call)" if cost else ""
-        fix += f"; or `retain_graph=True` in the first call{keeps}"
-    where = _line_to_change(raised, shared_from, carried=carried)
+    first_at = first.line.location if first.line is not None else None
+    same_line = first_at is not None and raised.here is not None and (first_at.file, first_at.line) == (raised.here.file, raised.here.line)
+    name = _root_name(raised) if is_whole else _carried_name(shared_from, consumer)
+    how = "whole" if is_whole else "carried" if same_line else "shared"
+    kept_bytes = _saved_bytes(raised, shared.values())
+    return _told(raised, _Twice(how, name, first_at, shared_from, same_line, made, kept_bytes))
+
+
+def _from_text(raised: Raised) -> Finding:
+    """From the source: what the loop carries over, or an earlier call of backward()."""
+    if raised.here is None:
+        return _told(raised, _Twice("shared"))
+    loop = loop_around(raised.here)
+    values = dict(reversed(list(raised.variables())))
+    carried = [
+        (name, line)
+        for name, line in (carried_names(loop) if loop is not None else ())
+        if any(tensor.grad_fn is not None for tensor in parts_of_value(values.get(name)))
+    ]
+    if carried:
+        where = location(raised.here.file, carried[0][1], raised.here.function)
+        return _told(raised, _Twice("carried", ", ".join(name for name, _ in carried), raised.here, where, same_line=True))
+    earlier, name = earlier_backward(raised.here), _root_name(raised)
+    in_loop = loop is not None and (earlier is None or earlier.line < loop.lineno)
+    first_at = raised.here if in_loop else earlier
+    same = earlier is not None and earlier.source.partition(".backward")[0] == raised.here.source.partition(".backward")[0]
+    how = "whole" if in_loop or same or earlier is None else "shared"
+    return _told(raised, _Twice(how, name if how == "whole" else None, first_at, same_line=in_loop))
+
+
+def _told(raised: Raised, twice: _Twice) -> Finding:
+    headline, fix, why = _words(raised, twice)
+    if twice.how == "shared":
+        cost = f" (keeps {byte_size(twice.kept_bytes)} until the second call)" if twice.kept_bytes else ""
+        fix += f"; or `retain_graph=True` in the first call{cost}"
     return Finding(
         kind="second_backward",
         raised=True,
         headline=headline,
-        location=where,
-        op=made.name if made is not None else None,
-        first_backward_at=first_at,
-        shared_from=shared_from,
-        tensor=name,
-        module=made.module if made is not None else None,
+        location=raised.here,
+        op=twice.made.name if twice.made is not None else None,
+        first_backward_at=twice.first_at,
+        shared_from=twice.shared_from,
+        tensor=twice.name,
+        module=twice.made.module if twice.made is not None else None,
         fix=fix,
         explanation=why,
-        excerpt=excerpt(where) if where is not None else (),
+        excerpt=excerpt(raised.here) if raised.here is not None else (),
     )
 
 
-def _line_to_change(raised: Raised, _shared_from: Location | None, *, carried: bool) -> Location | None:
-    del carried
-    return raised.here
-
-
-def _words(
-    raised: Raised, name: str | None, shared_from: Location | None, first_at: Location | None, *, is_whole: bool, carried: bool
-) -> tuple[str, str, str]:
+def _words(raised: Raised, twice: _Twice) -> tuple[str, str, str]:
+    name, how = twice.name, twice.how
     called = f"`{name}`" if name else "a part of the graph"
-    if is_whole:
-        same_line = first_at is not None and raised.here is not None and first_at.line == raised.here.line
-        fix = (
-            f"compute {called} inside the loop, before each backward()"
-            if same_line
-            else "delete the second call, or compute the loss again before it"
-        )
-        return f"backward() was called twice on {'the same loss' if not name else called}", fix, "the first call has freed what the graph had saved"
-    if carried:
-        fix = f"`{name} = {name}.detach()` at the start of each step" if name and name.isidentifier() else "detach what is carried over to the next step: `.detach()`"
-        if name and "," in name:
-            fix = "; ".join(f"`{one} = {one}.detach()`" for one in name.split(", ")) + " at the start of each step"
-        return (
-            f"{called} carries the graph of the step before into this backward()",
-            fix,
-            "the step before has freed its part of the graph in its own backward()",
-        )
-    sources = [where.source for where in (first_at, raised.here) if where is not None]
+    if how == "whole":
+        called = f"`{name}`" if name else "the same loss"
+        again = f"compute {called} inside the loop, before each backward()"
+        fix = again if twice.same_line else "delete the second call, or compute the loss again before it"
+        return f"backward() was called twice on {called}", fix, "the first call has freed what the graph had saved"
+    if how == "carried":
+        names = [one for one in (name or "").split(", ") if one]
+        cure = "; ".join(f"{one} = {one}.detach()" for one in names)
+        fix = f"`{cure}` at the start of each step" if names else "call `.detach()` on what is carried over to the next step"
+        return f"{called} carries the graph of the step before into this backward()", fix, "the step before has freed its part of the graph"
+    sources = [where.source for where in (twice.first_at, raised.here) if where is not None]
     losses = [source.partition(".backward")[0] for source in sources if ".backward" in source]
-    both = f"`({' + '.join(losses)}).backward()` in place of both calls" if len(losses) == 2 else "add the losses and call backward() once"  # noqa: PLR2004
+    both = f"`({' + '.join(losses)}).backward()` in place of both calls" if len(losses) > 1 else "add the losses and call backward() once"
     return f"two backward calls share the graph of {called}", both, "the first call has freed the part that both share"
 
 
@@ -102,8 +132,8 @@ def _first_backward(raised: Raised, nodes: list[Any]) -> Backward | None:
     return max(passed, key=lambda one: len(one.nodes & numbers), default=None)
 
 
-def _frontier(nodes: list[Any], shared: dict[int, Any]) -> tuple[Any, Any] | None:
-    """(the shared node nearest to the loss, the node that used it)."""
+def _frontier(nodes: list[Any], shared: dict[int, Any]) -> tuple[Any, ...]:
+    """(the shared node nearest to the loss, the node that used it); nothing where all are shared."""
     edges = [
         (inner, node)
         for node in nodes
@@ -111,7 +141,7 @@ def _frontier(nodes: list[Any], shared: dict[int, Any]) -> tuple[Any, Any] | Non
         for inner, _ in node.next_functions
         if inner is not None and id(inner) in shared
     ]
-    return max(edges, key=lambda edge: edge[0]._sequence_nr(), default=None)
+    return max(edges, key=lambda edge: edge[0]._sequence_nr(), default=())
 
 
 def _number(node: Any) -> int:

@@ -144,9 +144,7 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - as the guard, without the cost of a call for every op
             self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
 
-    def _recorded(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[RecordedOp, list[weakref.ref[torch.Tensor]]]:
+    def _recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[RecordedOp, list[weakref.ref[torch.Tensor]]]:
         frame, call = self._lines.user_frame(sys._getframe(2)), self._calls.current if self._calls is not None else None
         written = written_by(func, args, kwargs)
         self._keep_silently_written(func, written)
@@ -168,7 +166,9 @@ class Recorder:
         if call is not None and not op.in_backward:
             key = (id(call.root), op.grad_enabled, call.root.training)
             if key not in self.root_calls:
-                self.root_calls[key] = RootCall(weakref.ref(call.root), op, modal_parts(call.root), variable_of(call.root) or type(call.root).__name__)
+                self.root_calls[key] = RootCall(
+                    weakref.ref(call.root), op, modal_parts(call.root), variable_of(call.root) or type(call.root).__name__
+                )
         return op, [weakref.ref(one) for one in written]
 
     def _keep_silently_written(self, func: Any, written: list[torch.Tensor]) -> None:
@@ -181,7 +181,7 @@ class Recorder:
             is_unseen = (is_fused or not tensor.requires_grad) and memory in self.tape.graph_memory
             if is_unseen and memory not in self.overwritten and tensor.nbytes < _MOST_BYTES:
                 with _disable_current_modes(), torch.no_grad():
-                    layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+                    layout = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
                     self.overwritten[memory] = Overwritten(layout, tensor.detach().clone())
 
     def _settle(self) -> None:
@@ -234,7 +234,7 @@ class Recorder:
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     size = tensor.element_size()
-    first = tensor.storage_offset() * size
+    first = int(tensor.storage_offset()) * size
     if not tensor.numel():
         return first, first
     last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -117,8 +117,5 @@ class Tape:
         """The last op before the one at index `before` that made this tensor, or wrote to it."""
         makers = [op for op in self._makers.get(use.memory, ()) if op.index < before]
         exact = [op for op in makers if any(one.tensor == use.tensor for one in op.makes)]
-        return (exact or makers or [None])[-1]
-
-    def last_maker(self, memory: int) -> RecordedOp | None:
-        """The last op that made a tensor in this memory, or wrote to it."""
-        return (self._makers.get(memory) or [None])[-1]
+        found = exact or makers
+        return found[-1] if found else None

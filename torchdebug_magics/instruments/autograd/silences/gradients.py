@@ -145,10 +145,14 @@ def _told(tensors: list[torch.Tensor], dropped: Dropped | None) -> Finding:
             parameters=names,
             tensor=names[0] if names else None,
             module=names[0].rpartition(".")[0] if names else None,
-            fix=f"call `{names[0].rpartition('.')[0]}` in the forward, or delete it" if names else "use them in the forward, or delete them",
+            fix=f"call `{names[0].rpartition('.')[0]}` in the forward, or delete it"
+            if names
+            else "use them in the forward, or delete them",
         )
     _, fix, where = cut_words(dropped)
-    by = {"no_grad": "gradients are off", "inference_mode": "inference mode is on"}.get(dropped.cause, f"`{dropped.op.name}` cuts the graph")
+    by = {"no_grad": "gradients are off", "inference_mode": "inference mode is on"}.get(
+        dropped.cause, f"`{dropped.op.name}` cuts the graph"
+    )
     return Finding(
         kind="no_gradient",
         raised=False,

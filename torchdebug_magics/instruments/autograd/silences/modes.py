@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-import torch
-
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.report import Finding
 from torchdebug_magics.probing.where import excerpt
@@ -19,7 +17,23 @@ if TYPE_CHECKING:
 
 __all__ = ["double_softmax", "wrong_modes"]
 
-_PASSES_ON = frozenset({"view", "_unsafe_view", "transpose", "permute", "t", "squeeze", "unsqueeze", "reshape", "clone", "slice", "select", "alias", "_to_copy"})
+_PASSES_ON = frozenset(
+    {
+        "view",
+        "_unsafe_view",
+        "transpose",
+        "permute",
+        "t",
+        "squeeze",
+        "unsqueeze",
+        "reshape",
+        "clone",
+        "slice",
+        "select",
+        "alias",
+        "_to_copy",
+    }
+)
 _MOST_OPS = 5_000
 
 
@@ -36,7 +50,9 @@ def double_softmax(_watched: Watched, tape: Tape, _course: Course) -> list[Findi
             continue
         where = maker.line.location if maker.line is not None else None
         first, loss = ("softmax", "cross_entropy") if wanted == "_softmax" else ("sigmoid", "binary_cross_entropy_with_logits")
-        target = f"module `{maker.module}` ({maker.module_type})" if maker.module_type in {"Softmax", "Softmax2d", "Sigmoid"} else f"the {first}"
+        target = (
+            f"module `{maker.module}` ({maker.module_type})" if maker.module_type in {"Softmax", "Softmax2d", "Sigmoid"} else f"the {first}"
+        )
         return [
             Finding(
                 kind="double_softmax",
@@ -56,7 +72,13 @@ def double_softmax(_watched: Watched, tape: Tape, _course: Course) -> list[Findi
 
 def wrong_modes(watched: Watched, tape: Tape, _course: Course) -> list[Finding]:
     """Hints: BatchNorm or Dropout in the other mode than the call is for."""
-    updated = {id(one) for seen in watched.steps if (optimizer := seen.optimizer()) is not None for group in optimizer.param_groups for one in group["params"]}
+    updated = {
+        id(one)
+        for seen in watched.steps
+        if (optimizer := seen.optimizer()) is not None
+        for group in optimizer.param_groups
+        for one in group["params"]
+    }
     found: list[Finding] = []
     for (_, with_gradients, training), seen in watched.recorder.root_calls.items():
         root = seen.root()
@@ -64,10 +86,27 @@ def wrong_modes(watched: Watched, tape: Tape, _course: Course) -> list[Finding]:
             continue
         where = _call_line(seen.op)
         name = seen.name
-        if with_gradients and not training and not any(part.training for part in root.modules()) and not _is_also_trained(watched, seen.root):
-            found.append(_hint("train_in_eval_mode", f"`{name}` is trained in evaluation mode", where, f"`{name}.train()` before the loop", seen.modes))
+        if (
+            with_gradients
+            and not training
+            and not any(part.training for part in root.modules())
+            and not _is_also_trained(watched, seen.root)
+        ):
+            found.append(
+                _hint(
+                    "train_in_eval_mode", f"`{name}` is trained in evaluation mode", where, f"`{name}.train()` before the loop", seen.modes
+                )
+            )
         if not with_gradients and training and not _feeds_a_loss(tape, seen.op, id(root)):
-            found.append(_hint("eval_in_train_mode", f"`{name}` is evaluated in training mode", where, f"`{name}.eval()` before `{_source(where)}`", seen.modes))
+            found.append(
+                _hint(
+                    "eval_in_train_mode",
+                    f"`{name}` is evaluated in training mode",
+                    where,
+                    f"`{name}.eval()` before `{_source(where)}`",
+                    seen.modes,
+                )
+            )
     return found
 
 
@@ -85,7 +124,9 @@ def _hint(kind: str, headline: str, where: Location | None, fix: str, modes: tup
         headline=f"{headline}: {listed(modes)}",
         location=where,
         fix=fix,
-        explanation="Dropout is off and BatchNorm uses its running statistics" if kind == "train_in_eval_mode" else "Dropout is on and BatchNorm uses and changes its statistics",
+        explanation="Dropout is off and BatchNorm uses its running statistics"
+        if kind == "train_in_eval_mode"
+        else "Dropout is on and BatchNorm uses and changes its statistics",
         is_hint=True,
         excerpt=excerpt(where) if where is not None else (),
     )
@@ -115,5 +156,3 @@ def _feeds_a_loss(tape: Tape, first: RecordedOp, _root: int) -> bool:
                 seen.add(later.index)
                 todo.append(later)
     return False
-
-

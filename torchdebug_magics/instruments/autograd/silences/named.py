@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.report import Location
 
-__all__ = ["assigned_at", "is_written_by_user", "names_of_tensors", "variable_of"]
+__all__ = ["assigned_at", "cell_files", "is_written_by_user", "names_of_tensors", "variable_of"]
 
 
 def names_of_tensors(tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ def assigned_at(name: str | None, files: Iterable[str], *, call: str = "") -> Lo
     """The last assignment to a variable in these files, the first of them first."""
     if name is None:
         return None
-    for file in dict.fromkeys((*files, *(one for one in reversed(list(linecache.cache)) if "ipykernel" in one or one.startswith("<ipython")))):
+    for file in dict.fromkeys((*files, *reversed(cell_files()))):
         tree = tree_of(file)
         lines = [
             node.lineno
@@ -52,6 +52,11 @@ def assigned_at(name: str | None, files: Iterable[str], *, call: str = "") -> Lo
         if lines:
             return location(file, max(lines), "<module>")
     return None
+
+
+def cell_files() -> list[str]:
+    """The names under which IPython has compiled cells, the oldest first."""
+    return [one for one in linecache.cache if "ipykernel" in one or one.startswith("<ipython")]
 
 
 def is_written_by_user(module: torch.nn.Module) -> bool:

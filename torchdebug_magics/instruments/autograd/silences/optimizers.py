@@ -44,7 +44,11 @@ def wrong_tensors(watched: Watched, tape: Tape, _course: Course) -> list[Finding
     for optimizer in stepped.values():
         idle = [one for group in optimizer.param_groups for one in group["params"] if id(one) not in reached and one.requires_grad]
         all_held = [one for group in optimizer.param_groups for one in group["params"]]
-        if idle and len(idle) == len(all_held) and not Counter(tuple(one.shape) for one in unowned) - Counter(tuple(one.shape) for one in idle):
+        if (
+            idle
+            and len(idle) == len(all_held)
+            and not Counter(tuple(one.shape) for one in unowned) - Counter(tuple(one.shape) for one in idle)
+        ):
             return [_stale(called[id(optimizer)], unowned, files)]
     updated = {id(one) for optimizer in stepped.values() for group in optimizer.param_groups for one in group["params"]}
     missing = {id(one): one for one in unowned}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,11 +30,9 @@ _IN_A_LOOP = 3
 def wrong_order(watched: Watched, _tape: Tape, course: Course) -> list[Finding]:
     """At most one of each."""
     found = [_without_gradients(seen, course) for seen in watched.steps if not seen.with_gradient]
-    if len([one for one in found if one is not None]) == len(watched.steps):
-        found = found[:1]
-    else:
-        found = []
-    return [one for one in (*found, _never_stepped(watched, course), _never_zeroed(watched, course)) if one is not None]
+    at_every_step = len([one for one in found if one is not None]) == len(watched.steps)
+    first = found[0] if found and at_every_step else None
+    return [one for one in (first, _never_stepped(watched, course), _never_zeroed(watched, course)) if one is not None]
 
 
 def _finding(kind: str, headline: str, where: Location | None, fix: str, **more: object) -> Finding:
@@ -48,7 +47,11 @@ def _without_gradients(seen: StepSeen, course: Course) -> Finding | None:
     """An update for which no gradient is there, or only zeros."""
     if not seen.without and not seen.zero_count:
         return None
-    steps = [place for place, event in enumerate(course.events) if isinstance(event, Update) and event.what == "step" and event.optimizer == seen.key]
+    steps = [
+        place
+        for place, event in enumerate(course.events)
+        if isinstance(event, Update) and event.what == "step" and event.optimizer == seen.key
+    ]
     if not steps:
         return None
     step = course.events[steps[0]]
@@ -92,7 +95,11 @@ def _never_stepped(watched: Watched, course: Course) -> Finding | None:
     reached = {id(leaf) for seen in watched.backwards for ref in seen.leaves if (leaf := ref()) is not None}
     for optimizer in live(torch.optim.Optimizer):
         held = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        of_model = any(isinstance(one, torch.nn.Module) and held & {id(part) for part in one.parameters()} for one in live(torch.nn.Module) if id(one) in zeroed)
+        of_model = any(
+            isinstance(one, torch.nn.Module) and held & {id(part) for part in one.parameters()}
+            for one in live(torch.nn.Module)
+            if id(one) in zeroed
+        )
         if held & reached and (id(optimizer) in zeroed or of_model):
             name = variable_of(optimizer) or "optimizer"
             where = _at(course.backwards[-1].line)
@@ -108,10 +115,12 @@ def _never_stepped(watched: Watched, course: Course) -> Finding | None:
 def _never_zeroed(watched: Watched, course: Course) -> Finding | None:
     for key in {seen.key for seen in watched.steps}:
         places = [place for place, seen in enumerate(watched.order) if isinstance(seen, StepSeen) and seen.key == key]
-        for first, last in zip(places, places[1:], strict=False):
+        for first, last in pairwise(places):
             between = [one for one in watched.order[first:last] if isinstance(one, BackwardSeen) and key in one.reached]
             if between and all(key in one.left_over for one in between):
-                step = next(event for event in course.events if isinstance(event, Update) and event.what == "step" and event.optimizer == key)
+                step = next(
+                    event for event in course.events if isinstance(event, Update) and event.what == "step" and event.optimizer == key
+                )
                 name = next(seen.name for seen in watched.steps if seen.key == key)
                 where = _at(step.line)
                 return _finding(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchdebug_magics.instruments.autograd.errors.broken_node import saved_names
 from torchdebug_magics.probing.contents import memory_of
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ class StaleValue(NamedTuple):
 def stale_value(recorder: Recorder, tensors: tuple[torch.Tensor, ...], nodes: list[Any]) -> StaleValue | None:
     """Of the graph that is about to run backward; None, without a look at it, where no write went unnoticed."""
     tape = recorder.settle()
-    silent = [(op, use) for op in tape.ops for use, moved in zip(op.writes, op.moved, strict=False) if use.memory and _is_silent(op, use, moved)]
+    silent = [
+        (op, use) for op in tape.ops for use, moved in zip(op.writes, op.moved, strict=False) if use.memory and _is_silent(op, use, moved)
+    ]
     if not silent:
         return None
     for node in nodes:
@@ -54,11 +57,9 @@ def _is_silent(op: RecordedOp, written: Use, moved: int) -> bool:
 
 def _saved_in(node: Any, written: Use) -> torch.Tensor | None:
     """The tensor with these elements that the node holds, where PyTorch finds nothing wrong with it."""
-    for name in dir(type(node)):
-        if not name.startswith("_raw_saved_") and name != "saved_tensors":
-            continue
+    for name in saved_names(type(node)):
         try:
-            held = getattr(node, name.removeprefix("_raw"))
+            held = getattr(node, name)
         except RuntimeError:
             return None  # modified and noticed, or freed: backward() will raise
         for tensor in held if isinstance(held, (tuple, list)) else (held,):

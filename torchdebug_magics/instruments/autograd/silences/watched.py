@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.silences.named import variable_of
 from torchdebug_magics.instruments.autograd.silences.stale_values import StaleValue, stale_value
+from torchdebug_magics.probing.modules import fast_path_parts, is_compiled, unwrapped
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.autograd.course import Backward
@@ -67,6 +68,13 @@ class Watched:
     order: list[BackwardSeen | StepSeen] = field(default_factory=list)
     _stepped: dict[int, weakref.ref[torch.optim.Optimizer]] = field(default_factory=dict)
     _counts: dict[int, int] = field(default_factory=dict)
+
+    def trained_with_modes(self) -> list[torch.nn.Module]:
+        """The models with BatchNorm or Dropout that an optimizer updates, and that no compiler or fused kernel runs."""
+        updated = {id(one) for ref in self._stepped.values() if (optimizer := ref()) is not None for one in _tensors(optimizer)}
+        roots = {id(root): root for seen in self.recorder.root_calls.values() if seen.modes and (root := seen.root()) is not None}
+        found = [root for root in roots.values() if any(id(one) in updated for one in root.parameters())]
+        return [root for root in found if not is_compiled(root) and unwrapped(root) is root and not fast_path_parts([root])]
 
     def steps_of(self, optimizer: torch.optim.Optimizer) -> int:
         """How often it was stepped while recorded."""

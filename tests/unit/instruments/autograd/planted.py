@@ -1,0 +1,7 @@
+"""Every planted fault."""
+
+from tests.unit.instruments.autograd import planted_errors, planted_graphs, planted_inplace
+
+__all__ = ["CASES"]
+
+CASES = planted_inplace.CASES + planted_graphs.CASES + planted_errors.CASES
