@@ -42,6 +42,8 @@ class Case:
     """Names that would be right."""
     module: str | None = None
     parameters: tuple[str, ...] = ()
+    kinds: tuple[Kind, ...] = ()
+    """Kinds that would be right as well."""
     also: tuple[Kind, ...] = ()
     """Other silent faults that the same program truly has."""
     link: str = ""
@@ -69,7 +71,7 @@ class Case:
 
     def wrong(self, finding: Finding) -> list[str]:
         """A line for each field that is not as it must be."""
-        said = [f"kind: {finding.kind}, not {self.kind}"] if finding.kind != self.kind else []
+        said = [f"kind: {finding.kind}, not {self.kind}"] if finding.kind not in {self.kind, *self.kinds} else []
         for mark, name in _MARKED.items():
             place: Location | None = getattr(finding, name)
             if (lines := self.lines(mark)) and (place is None or place.line not in lines):

@@ -8,6 +8,7 @@ _LEAVES_AND_VIEWS = (
     Case(
         name="YOLO initialises the biases of its head",
         kind="leaf_inplace",
+        kinds=("view_inplace",),
         link="https://github.com/ultralytics/yolov5/issues/2408",
         text="""\
 import math
@@ -57,7 +58,10 @@ for epoch in range(3):
     b.grad.zero_()
 """,
         edits=(
-            ("    w -= 0.1 * w.grad  #> location\n    b -= 0.1 * b.grad\n", "    with torch.no_grad():\n        w -= 0.1 * w.grad\n        b -= 0.1 * b.grad\n"),
+            (
+                "    w -= 0.1 * w.grad  #> location\n    b -= 0.1 * b.grad\n",
+                "    with torch.no_grad():\n        w -= 0.1 * w.grad\n        b -= 0.1 * b.grad\n",
+            ),
         ),
     ),
     Case(
@@ -729,40 +733,42 @@ loss = model(torch.randn(2, 3, 4)).square().mean()
 loss.backward()
 opt.step()
 """,
-        edits=(("        self.keys.append(k)  #> location\n        return torch.cat(self.keys, dim=1)  #> location\n", "        return torch.cat([*self.keys, k], dim=1)\n"),),
+        edits=(
+            (
+                "        self.keys.append(k)  #> location\n        return torch.cat(self.keys, dim=1)  #> location\n",
+                "        return torch.cat([*self.keys, k], dim=1)\n",
+            ),
+        ),
     ),
 )
 
 _DOUBLE = (
     Case(
-        name="an R1 penalty through a spatial transformer",
+        name="forces of a learned potential are trained through cdist",
         kind="no_double_backward",
-        link="https://github.com/pytorch/pytorch/issues/34704",
-        ops=("grid_sampler_2d_backward", "grid_sampler_2d", "grid_sampler", "grid_sample"),
+        ops=("_cdist_backward", "_cdist_forward", "cdist"),
         text="""\
-class Disc(nn.Module):
+class Potential(nn.Module):
     def __init__(self):
         super().__init__()
-        self.theta = nn.Parameter(torch.tensor([[1.0, 0.1, 0.0], [0.0, 1.0, 0.1]]))
-        self.conv, self.fc = nn.Conv2d(1, 4, 3), nn.Linear(4, 1)
+        self.mlp = nn.Sequential(nn.Linear(1, 8), nn.SiLU(), nn.Linear(8, 1))
 
-    def augment(self, x):
-        grid = F.affine_grid(self.theta.expand(len(x), 2, 3), x.shape, align_corners=False)
-        return F.grid_sample(x, grid, align_corners=False)  #> location
+    def forward(self, positions):
+        distances = torch.cdist(positions, positions + 0.5)  #> location
+        return self.mlp(distances.flatten()[:, None]).sum()
 
-    def forward(self, x):
-        return self.fc(F.softplus(self.conv(self.augment(x))).mean((2, 3)))
-
-D = Disc()
-opt = torch.optim.Adam(D.parameters(), lr=2e-3, betas=(0.0, 0.99))
-real = torch.randn(3, 1, 6, 6, requires_grad=True)
-logits = D(real)
-(r1_grads,) = torch.autograd.grad(logits.sum(), real, create_graph=True)  #> location
-loss = F.softplus(-logits).mean() + 5 * r1_grads.square().sum((1, 2, 3)).mean()
-opt.zero_grad()
-loss.backward()  #> location
-opt.step()
+model = Potential()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for positions, energy, forces in [(torch.randn(4, 3), torch.randn(()), torch.randn(4, 3)) for _ in range(2)]:
+    positions.requires_grad_()
+    predicted = model(positions)
+    predicted_forces = -torch.autograd.grad(predicted, positions, create_graph=True)[0]  #> location
+    loss = (predicted - energy) ** 2 + F.mse_loss(predicted_forces, forces)
+    optimizer.zero_grad()
+    loss.backward()  #> location
+    optimizer.step()
 """,
+        edits=(("torch.cdist(positions, positions + 0.5)", "(positions[:, None] - positions - 0.5).norm(dim=-1)"),),
     ),
     Case(
         name="a function of one's own is differentiable once",

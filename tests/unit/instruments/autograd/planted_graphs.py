@@ -372,7 +372,7 @@ class Trainer:
 
 Trainer().train([torch.rand(2, 3, 6, 6) for _ in range(2)])
 """,
-        edits=(("        losses[\"loss\"].backward()\n        self.opt.step()\n\nTrainer", "\nTrainer"),),
+        edits=(('        losses["loss"].backward()\n        self.opt.step()\n\nTrainer', "\nTrainer"),),
     ),
     Case(
         name="the loss compares predicted classes",

@@ -91,7 +91,12 @@ def main():
 
 main()
 """,
-        edits=(("        out = self.relu(out)  #> saved\n        out += identity  #> location\n", "        out += identity\n        out = self.relu(out)\n"),),
+        edits=(
+            (
+                "        out = self.relu(out)  #> saved\n        out += identity  #> location\n",
+                "        out += identity\n        out = self.relu(out)\n",
+            ),
+        ),
     ),
     Case(
         name="VADA updates the domain discriminator before the main loss",
@@ -255,7 +260,12 @@ for ids in torch.randint(11, (2, 3, 5)):
     loss.backward()
     optimizer.step()
 """,
-        edits=(("        attn[pad[:, None, None, :].expand_as(attn)] = 0.0  #> location\n", "        attn = attn.masked_fill(pad[:, None, None, :], 0.0)\n"),),
+        edits=(
+            (
+                "        attn[pad[:, None, None, :].expand_as(attn)] = 0.0  #> location\n",
+                "        attn = attn.masked_fill(pad[:, None, None, :], 0.0)\n",
+            ),
+        ),
     ),
     Case(
         name="a focal loss clamps the probabilities of the heatmap in place",
@@ -466,7 +476,12 @@ for images, labels in [(torch.randn(2, 3, 8, 8), torch.randint(5, (2,))) for _ i
     optimizer.step()
     scheduler.step()
 """,
-        edits=(("        tokens[:, 0] = self.cls  #> location\n", "        tokens = torch.cat([self.cls.expand(len(images), 1, -1), tokens[:, 1:]], 1)\n"),),
+        edits=(
+            (
+                "        tokens[:, 0] = self.cls  #> location\n",
+                "        tokens = torch.cat([self.cls.expand(len(images), 1, -1), tokens[:, 1:]], 1)\n",
+            ),
+        ),
     ),
     Case(
         name="running statistics are updated after they were multiplied with a parameter",
@@ -535,7 +550,7 @@ for epoch in range(2):
     Case(
         name="a recurrent policy resets its state where an episode ended",
         kind="inplace",
-        ops=("tanh", "rnn_tanh_cell"),
+        ops=("addmm", "linear"),
         tensors=("h",),
         text="""\
 class Agent(nn.Module):
@@ -549,9 +564,9 @@ class Agent(nn.Module):
         h = torch.zeros(obs.shape[1], 8)
         logits, values = [], []
         for t in range(len(obs)):
-            h = self.cell(torch.relu(self.enc(obs[t])), h)  #> saved
-            logits.append(self.pi(h))
-            values.append(self.v(h))
+            h = self.cell(torch.relu(self.enc(obs[t])), h)
+            logits.append(self.pi(h))  #> saved
+            values.append(self.v(h))  #> saved
             h *= 1 - done[t][:, None]  #> location
         return torch.stack(logits), torch.stack(values)
 
@@ -659,7 +674,10 @@ for _ in range(2):
     agent.update(torch.randn(6, 3), torch.rand(6, 1), torch.randn(6, 1))
 """,
         edits=(
-            ("        actor_loss = -self.q(s, self.actor(s)).mean()\n        self.backward(actor_loss, critic_loss)\n", "        self.backward(s, critic_loss)\n"),
+            (
+                "        actor_loss = -self.q(s, self.actor(s)).mean()\n        self.backward(actor_loss, critic_loss)\n",
+                "        self.backward(s, critic_loss)\n",
+            ),
             ("def backward(self, actor_loss, critic_loss)", "def backward(self, s, critic_loss)"),
             ("        actor_loss.backward()\n", "        (-self.q(s, self.actor(s)).mean()).backward()\n"),
         ),

@@ -38,7 +38,7 @@ def named(case: Case, observed: Observed) -> Finding | None:
     if case.kind in _RAISED:
         found: Finding | None = observed.report.finding
         return found
-    return next((finding for finding in observed.report.findings if finding.kind == case.kind), None)
+    return next((finding for finding in observed.report.findings if finding.kind in {case.kind, *case.kinds}), None)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -53,7 +53,7 @@ def test_the_fault_is_named(case: Case, observe: Observe) -> None:
     assert case.wrong(finding) == []
     assert finding.raised == (case.kind in _RAISED)
     assert finding.fix
-    besides = {found.kind for found in observed.report.findings if not found.is_hint} - {case.kind, *case.also}
+    besides = {found.kind for found in observed.report.findings if not found.is_hint} - {case.kind, *case.kinds, *case.also}
     assert not besides
     assert observed.report.found
     assert observed.report.problems == ()

@@ -1,0 +1,1066 @@
+"""What raises nothing: stale values, parameters that nothing trains, steps in the wrong order, the wrong mode."""
+
+from tests.unit.instruments.autograd.case import Case
+
+__all__ = ["CASES"]
+
+_STALE = (
+    Case(
+        name="a fused Adam steps between the backwards of two losses",
+        kind="stale_value",
+        text="""\
+shared = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 8), nn.Tanh())
+head_a, head_b = nn.Linear(8, 1), nn.Linear(8, 1)
+params = [*shared.parameters(), *head_a.parameters(), *head_b.parameters()]
+opt = torch.optim.Adam(params, lr=0.05, fused=True)
+for x, ya, yb in [(torch.randn(8, 4), torch.randn(8, 1), torch.randn(8, 1)) for _ in range(2)]:
+    z = shared(x)
+    loss_a, loss_b = F.mse_loss(head_a(z), ya), F.mse_loss(head_b(z), yb)
+    opt.zero_grad()
+    loss_a.backward(retain_graph=True)
+    opt.step()  #> location
+    opt.zero_grad()
+    loss_b.backward()
+    opt.step()
+""",
+        edits=(
+            (
+                "    loss_a.backward(retain_graph=True)\n    opt.step()  #> location\n    opt.zero_grad()\n    loss_b.backward()\n",
+                "    (loss_a + loss_b).backward()\n",
+            ),
+        ),
+    ),
+    Case(
+        name="WGAN clips the critic between forward and backward",
+        kind="stale_value",
+        text="""\
+class Critic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l1, self.l2, self.l3 = nn.Linear(3, 16), nn.Linear(16, 16), nn.Linear(16, 1)
+
+    def forward(self, x):
+        return self.l3(F.leaky_relu(self.l2(F.leaky_relu(self.l1(x), 0.2)), 0.2))
+
+netD, netG = Critic(), nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
+optD, optG = torch.optim.RMSprop(netD.parameters(), lr=5e-5), torch.optim.RMSprop(netG.parameters(), lr=5e-5)
+for it in range(2):
+    real, fake = torch.randn(8, 3), netG(torch.randn(8, 2)).detach()
+    errD = netD(fake).mean() - netD(real).mean()
+    for p in netD.parameters():
+        p.data.clamp_(-0.01, 0.01)  #> location
+    optD.zero_grad()
+    errD.backward()
+    optD.step()
+    errG = -netD(netG(torch.randn(8, 2))).mean()
+    optG.zero_grad()
+    errG.backward()
+    optG.step()
+""",
+        edits=(
+            ("    for p in netD.parameters():\n        p.data.clamp_(-0.01, 0.01)  #> location\n", ""),
+            ("    optD.step()\n", "    optD.step()\n    for p in netD.parameters():\n        p.data.clamp_(-0.01, 0.01)\n"),
+        ),
+    ),
+    Case(
+        name="a NumPy buffer holds the next batch before backward",
+        kind="stale_value",
+        text="""\
+import numpy as np
+
+rng = np.random.default_rng(0)
+buffer = np.empty((6, 4), dtype=np.float32)
+
+def fill():
+    buffer[:] = rng.standard_normal((6, 4))  #> location
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+fill()
+for step in range(3):
+    x = torch.from_numpy(buffer)
+    loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean()
+    fill()  #> location
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(("torch.from_numpy(buffer)", "torch.from_numpy(buffer.copy())"),),
+    ),
+    Case(
+        name="a target network is written into the online one through .data",
+        kind="stale_value",
+        text="""\
+import copy
+
+online = nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 2))
+target = copy.deepcopy(online).requires_grad_(False)
+for p in target.parameters():
+    p.data.mul_(1.5)
+opt = torch.optim.Adam(online.parameters(), lr=1e-3)
+
+def soft_update(src, dst, tau):
+    for s, d in zip(src.parameters(), dst.parameters()):
+        d.data.copy_(tau * s.data + (1 - tau) * d.data)  #> location
+
+for step in range(3):
+    s, a, r, s2 = torch.randn(6, 4), torch.randint(2, (6, 1)), torch.randn(6), torch.randn(6, 4)
+    q = online(s).gather(1, a).squeeze(1)
+    with torch.no_grad():
+        y = r + 0.99 * target(s2).max(1).values
+    loss = F.smooth_l1_loss(q, y)
+    soft_update(target, online, 0.5)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("soft_update(target, online, 0.5)", "soft_update(online, target, 0.5)"),),
+    ),
+)
+
+_NO_GRADIENT = (
+    Case(
+        name="a fusion model detaches one of its two branches",
+        kind="no_gradient",
+        ops=("detach",),
+        parameters=("audio.0.weight", "audio.0.bias", "audio.2.weight", "audio.2.bias"),
+        text="""\
+class Fusion(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.video = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+        self.audio = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 4))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, video, audio):
+        v = self.video(video)
+        a = self.audio(audio).detach()  #> location
+        return self.head(torch.cat([v, a], 1))
+
+model = Fusion()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for epoch in range(3):
+    loss = F.cross_entropy(model(torch.randn(4, 6), torch.randn(4, 5)), torch.randint(3, (4,)))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(("self.audio(audio).detach()", "self.audio(audio)"),),
+    ),
+    Case(
+        name="the loss gets requires_grad because backward complained",
+        kind="no_gradient",
+        link="https://github.com/ronghuaiyang/arcface-pytorch/issues/56",
+        parameters=("0.weight", "0.bias", "2.weight", "2.bias"),
+        text="""\
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.MSELoss()
+for data, label in [(torch.randn(6, 8), torch.randint(4, (6,))) for _ in range(3)]:
+    output = torch.max(model(data), 1)[1].float()  #> location
+    loss = criterion(output, label.float())
+    loss.requires_grad = True  #> location
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(
+            (
+                "    output = torch.max(model(data), 1)[1].float()  #> location\n    loss = criterion(output, label.float())\n    loss.requires_grad = True  #> location\n",
+                "    loss = F.cross_entropy(model(data), label)\n",
+            ),
+        ),
+    ),
+    Case(
+        name="gates are rebuilt with torch.tensor in a forward",
+        kind="no_gradient",
+        parameters=("gate.weight", "gate.bias"),
+        text="""\
+class Highway(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.gate, self.h, self.out = nn.Linear(dim, 1), nn.Linear(dim, dim), nn.Linear(dim, 2)
+
+    def forward(self, x):
+        t = torch.tensor([torch.sigmoid(self.gate(row)).item() for row in x])[:, None]  #> location
+        return self.out(t * F.relu(self.h(x)) + (1 - t) * x)
+
+net = Highway(4)
+opt = torch.optim.AdamW(net.parameters())
+for x, y in [(torch.randn(3, 4), torch.randint(2, (3,))) for _ in range(2)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("torch.tensor([torch.sigmoid(self.gate(row)).item() for row in x])[:, None]", "torch.sigmoid(self.gate(x))"),),
+    ),
+    Case(
+        name="a U-Net forgets one of its layers in forward",
+        kind="no_gradient",
+        parameters=("bottleneck.weight", "bottleneck.bias"),
+        text="""\
+class UNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Conv2d(1, 4, 3, padding=1)
+        self.bottleneck = nn.Conv2d(4, 4, 3, padding=1)
+        self.up = nn.Conv2d(8, 1, 3, padding=1)
+
+    def forward(self, x):
+        d = F.relu(self.down(x))
+        b = F.max_pool2d(d, 2)
+        u = F.interpolate(F.relu(b), scale_factor=2)
+        return self.up(torch.cat([d, u], 1))
+
+model = UNet()
+optimizer = torch.optim.Adam(model.parameters())
+for image in torch.rand(3, 2, 1, 8, 8):
+    loss = F.binary_cross_entropy_with_logits(model(image), (image > 0.5).float())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(("F.interpolate(F.relu(b),", "F.interpolate(F.relu(self.bottleneck(b)),"),),
+    ),
+    Case(
+        name="an encoder that should be fine-tuned stays under no_grad",
+        kind="no_gradient",
+        parameters=("encoder.weight_ih_l0", "encoder.weight_hh_l0", "encoder.bias_ih_l0", "encoder.bias_hh_l0", "embed.weight"),
+        text="""\
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(10, 6)
+        self.encoder = nn.GRU(6, 8, batch_first=True)
+        self.classifier = nn.Linear(8, 3)
+
+    def forward(self, ids):
+        with torch.no_grad():  #> location
+            states, _ = self.encoder(self.embed(ids))
+        return self.classifier(states)
+
+tagger = Tagger()
+optimizer = torch.optim.Adam(tagger.parameters(), lr=2e-5)
+scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
+for ids, tags in [(torch.randint(10, (2, 5)), torch.randint(3, (2, 5))) for _ in range(3)]:
+    loss = F.cross_entropy(tagger(ids).transpose(1, 2), tags)
+    loss.backward()
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()
+""",
+        edits=(("        with torch.no_grad():  #> location\n            states", "        states"),),
+    ),
+)
+
+_OPTIMIZER = (
+    Case(
+        name="two groups of parameters are collected and never appended",
+        kind="not_in_optimizer",
+        link="https://github.com/zjunlp/HVPNeT/issues/5",
+        parameters=("crf.weight", "crf.bias", "fc.weight", "fc.bias"),
+        text="""\
+class HMNeT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bert = nn.Linear(6, 8)
+        self.encoder_conv = nn.Linear(8, 8)
+        self.crf, self.fc = nn.Linear(8, 3), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.crf(F.relu(self.fc(F.relu(self.encoder_conv(F.relu(self.bert(x)))))))
+
+class Trainer:
+    def __init__(self, model, lr=1e-3):
+        self.model = model
+        parameters = []
+        params = {"lr": lr, "weight_decay": 1e-2, "params": []}
+        for name, param in model.named_parameters():
+            if "bert" in name:
+                params["params"].append(param)
+        parameters.append(params)
+        params = {"lr": lr, "weight_decay": 1e-2, "params": []}
+        for name, param in model.named_parameters():
+            if "encoder_conv" in name:
+                params["params"].append(param)
+        parameters.append(params)
+        params = {"lr": 5e-2, "weight_decay": 1e-2, "params": []}
+        for name, param in model.named_parameters():
+            if "crf" in name or name.startswith("fc"):
+                params["params"].append(param)
+        self.optimizer = torch.optim.AdamW(parameters)  #> location
+
+    def train(self, steps=3):
+        self.model.train()
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            loss = F.cross_entropy(self.model(torch.randn(4, 6)), torch.randint(3, (4,)))
+            loss.backward()
+            self.optimizer.step()
+
+Trainer(HMNeT()).train()
+""",
+        edits=(
+            (
+                "        self.optimizer = torch.optim.AdamW(parameters)",
+                "        parameters.append(params)\n        self.optimizer = torch.optim.AdamW(parameters)",
+            ),
+        ),
+    ),
+    Case(
+        name="confidence training leaves out the module that was added",
+        kind="not_in_optimizer",
+        link="https://github.com/jwohlwend/boltz/issues/204",
+        parameters=("structure.out_token_feat_update.weight", "structure.out_token_feat_update.bias"),
+        text="""\
+class Diffusion(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.score = nn.Linear(5, 5)
+        self.out_token_feat_update = nn.Linear(5, 5)
+
+    def forward(self, x):
+        with torch.no_grad():
+            s = self.score(x)
+        return self.out_token_feat_update(s)
+
+class Boltz(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.structure = Diffusion()
+        self.confidence_module = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
+        self.structure.score.requires_grad_(False)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.confidence_module.parameters(), lr=1e-3)  #> location
+
+    def forward(self, x):
+        return self.confidence_module(self.structure(x))
+
+model = Boltz()
+optimizer = model.configure_optimizers()
+for step in range(3):
+    x = torch.randn(6, 5)
+    loss = F.mse_loss(model(x), x.norm(dim=1, keepdim=True))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(("self.confidence_module.parameters(), lr", "[p for p in self.parameters() if p.requires_grad], lr"),),
+    ),
+    Case(
+        name="a learnable temperature beside the model",
+        kind="not_in_optimizer",
+        tensors=(),
+        text="""\
+class SupCon(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.log_tau = nn.Parameter(torch.zeros(()))
+
+    def forward(self, z, y):
+        z = F.normalize(z)
+        logits = z @ z.t() / self.log_tau.exp() - 1e9 * torch.eye(len(z))
+        same = (y[:, None] == y) & ~torch.eye(len(z), dtype=torch.bool)
+        return -(logits.log_softmax(1) * same).sum() / same.sum().clamp(min=1)
+
+encoder, criterion = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 4)), SupCon()
+optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1, momentum=0.9)  #> location
+for _ in range(3):
+    loss = criterion(encoder(torch.randn(8, 6)), torch.randint(2, (8,)))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(("torch.optim.SGD(encoder.parameters(),", "torch.optim.SGD([*encoder.parameters(), *criterion.parameters()],"),),
+    ),
+    Case(
+        name="the model is made again after its optimizer",
+        kind="stale_optimizer",
+        text="""\
+def make():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+model = make()
+optimizer = torch.optim.Adam(model.parameters())  #> location
+best = None
+for fold in range(2):
+    model = make()
+    for epoch in range(2):
+        x, y = torch.randn(6, 4), torch.randint(2, (6,))
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+        edits=(("    model = make()\n    for", "    model = make()\n    optimizer = torch.optim.Adam(model.parameters())\n    for"),),
+    ),
+    Case(
+        name="the classifier is replaced after the optimizer was made",
+        kind="stale_optimizer",
+        parameters=("fc.weight", "fc.bias"),
+        text="""\
+class ResNetish(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.bn = nn.BatchNorm2d(8)
+        self.fc = nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.fc(F.relu(self.bn(self.conv(x))).mean((2, 3)))
+
+net = ResNetish(10)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)  #> location
+net.fc = nn.Linear(net.fc.in_features, 2)
+net.train()
+for images, labels in [(torch.randn(4, 3, 6, 6), torch.randint(2, (4,))) for _ in range(3)]:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(net(images), labels)
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(
+            ("optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)  #> location\n", ""),
+            ("net.train()\n", "net.train()\noptimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)\n"),
+        ),
+    ),
+    Case(
+        name="the embeddings of GPT-2 are resized after the optimizer was made",
+        kind="stale_optimizer",
+        text="""\
+from transformers import GPT2Config, GPT2LMHeadModel
+
+config = GPT2Config(vocab_size=12, n_positions=8, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+model = GPT2LMHeadModel(config)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  #> location
+model.resize_token_embeddings(14, mean_resizing=False)
+model.train()
+for input_ids in torch.randint(14, (3, 2, 6)):
+    loss = model(input_ids=input_ids, labels=input_ids).loss
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        parameters=("transformer.wte.weight",),
+        edits=(
+            ("optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  #> location\n", ""),
+            ("model.train()\n", "model.train()\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"),
+        ),
+    ),
+    Case(
+        name="the discriminator of an inpainting network is never stepped",
+        kind="never_stepped",
+        link="https://github.com/zhaoyuzhi/deepfillv2/issues/6",
+        text="""\
+generator = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.ELU(), nn.Conv2d(8, 3, 3, padding=1), nn.Sigmoid())
+discriminator = nn.Sequential(nn.Conv2d(4, 8, 3, stride=2), nn.LeakyReLU(0.2), nn.Conv2d(8, 1, 3))
+optimizer_g = torch.optim.Adam(generator.parameters(), lr=1e-4)
+optimizer_d = torch.optim.Adam(discriminator.parameters(), lr=1e-4)  #> location
+for img in torch.rand(3, 2, 3, 8, 8):
+    mask = (torch.rand(2, 1, 8, 8) < 0.3).float()
+    optimizer_d.zero_grad()
+    out = generator(torch.cat([img * (1 - mask), mask], 1))
+    fake_scalar = discriminator(torch.cat([out.detach(), mask], 1))
+    true_scalar = discriminator(torch.cat([img, mask], 1))
+    loss_d = 0.5 * (F.softplus(fake_scalar).mean() + F.softplus(-true_scalar).mean())
+    loss_d.backward()  #> location
+    optimizer_g.zero_grad()
+    loss_g = (out - img).abs().mean() - 0.1 * discriminator(torch.cat([out, mask], 1)).mean()
+    loss_g.backward()
+    optimizer_g.step()
+""",
+        edits=(("    loss_d.backward()  #> location\n", "    loss_d.backward()\n    optimizer_d.step()\n"),),
+    ),
+    Case(
+        name="the scheduler is stepped in place of the optimizer",
+        kind="never_stepped",
+        text="""\
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  #> location
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+for epoch in range(3):
+    for x in torch.randn(2, 8, 4):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
+        loss.backward()  #> location
+        scheduler.step()
+""",
+        edits=(("        scheduler.step()\n", "        optimizer.step()\n    scheduler.step()\n"),),
+    ),
+    Case(
+        name="a trainer class updates its scaler and forgets scaler.step",
+        kind="never_stepped",
+        text="""\
+class Trainer:
+    def __init__(self, net):
+        self.net = net
+        self.optim = torch.optim.AdamW(net.parameters(), lr=1e-3)  #> location
+        self.scaler = torch.amp.GradScaler("cpu")
+
+    def step(self, x, y):
+        self.optim.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.cross_entropy(self.net(x).float(), y)
+        self.scaler.scale(loss).backward()  #> location
+        self.scaler.unscale_(self.optim)
+        nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+        self.scaler.update()
+        return loss.item()
+
+trainer = Trainer(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)))
+history = [trainer.step(torch.randn(4, 5), torch.randint(3, (4,))) for _ in range(3)]
+""",
+        edits=(("        self.scaler.update()\n", "        self.scaler.step(self.optim)\n        self.scaler.update()\n"),),
+    ),
+    Case(
+        name="zero_grad comes between backward and step",
+        kind="zeroed_before_step",
+        text="""\
+def run(model, loader, epochs):
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for epoch in range(epochs):
+        for inputs, labels in loader:
+            outputs = model(inputs)
+            loss = F.cross_entropy(outputs, labels)
+            loss.backward()
+            optimizer.zero_grad()  #> location
+            optimizer.step()
+
+model = nn.Sequential(nn.Flatten(), nn.Linear(9, 16), nn.ReLU(), nn.Linear(16, 4))
+run(model, [(torch.randn(4, 3, 3), torch.randint(4, (4,))) for _ in range(2)], 2)
+""",
+        edits=(
+            (
+                "            loss.backward()\n            optimizer.zero_grad()  #> location\n",
+                "            optimizer.zero_grad()\n            loss.backward()\n",
+            ),
+        ),
+    ),
+    Case(
+        name="model.zero_grad() clears what the generator's step needs",
+        kind="zeroed_before_step",
+        text="""\
+G = nn.Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 4))
+D = nn.Sequential(nn.Linear(4, 12), nn.LeakyReLU(0.2), nn.Linear(12, 1))
+opt_g, opt_d = torch.optim.Adam(G.parameters(), lr=1e-3), torch.optim.Adam(D.parameters(), lr=1e-3)
+for real in torch.randn(3, 6, 4):
+    fake = G(torch.randn(6, 3))
+    D.zero_grad()
+    d_loss = F.softplus(D(fake.detach())).mean() + F.softplus(-D(real)).mean()
+    d_loss.backward()
+    opt_d.step()
+    g_loss = F.softplus(-D(fake)).mean()
+    g_loss.backward()
+    G.zero_grad()  #> location
+    D.zero_grad()
+    opt_g.step()
+""",
+        edits=(
+            ("    G.zero_grad()  #> location\n", ""),
+            ("    g_loss = F", "    G.zero_grad()\n    g_loss = F"),
+        ),
+    ),
+    Case(
+        name="gradients are set to None by a clean-up before the step",
+        kind="zeroed_before_step",
+        text="""\
+class Learner:
+    def __init__(self):
+        self.net = nn.Sequential(nn.Linear(3, 6), nn.Mish(), nn.Linear(6, 1))
+        self.opt = torch.optim.RAdam(self.net.parameters())
+
+    def cleanup(self):
+        for p in self.net.parameters():
+            p.grad = None  #> location
+
+    def fit(self, n):
+        for _ in range(n):
+            x = torch.randn(5, 3)
+            loss = (self.net(x) - x.mean(1, keepdim=True)).abs().mean()
+            loss.backward()
+            self.cleanup()  #> location
+            self.opt.step()
+
+Learner().fit(3)
+""",
+        edits=(
+            (
+                "            self.cleanup()  #> location\n            self.opt.step()\n",
+                "            self.opt.step()\n            self.cleanup()\n",
+            ),
+        ),
+    ),
+    Case(
+        name="gradients are never cleared",
+        kind="never_zeroed",
+        text="""\
+model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for epoch in range(6):
+    x = torch.randn(16, 2)
+    loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(("    loss.backward()\n", "    optimizer.zero_grad()\n    loss.backward()\n"),),
+    ),
+    Case(
+        name="zero_grad stands before the loop",
+        kind="never_zeroed",
+        text="""\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(2, 4, 3)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.fc(self.conv(x).relu().amax(-1))
+
+net = Net()
+opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
+loader = [(torch.randn(4, 2, 9), torch.randint(3, (4,))) for _ in range(5)]
+for epoch in range(1):
+    opt.zero_grad()
+    for x, y in loader:
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 5.0)
+        opt.step()
+""",
+        edits=(("    opt.zero_grad()\n    for x, y in loader:\n", "    for x, y in loader:\n        opt.zero_grad()\n"),),
+    ),
+    Case(
+        name="one of two optimizers is never cleared",
+        kind="never_zeroed",
+        text="""\
+actor, critic = nn.Linear(4, 2), nn.Linear(4, 1)
+opt_a, opt_c = torch.optim.Adam(actor.parameters()), torch.optim.Adam(critic.parameters())
+for _ in range(6):
+    s, a, r = torch.randn(8, 4), torch.randint(2, (8,)), torch.randn(8)
+    v = critic(s).squeeze(1)
+    critic_loss = F.mse_loss(v, r)
+    critic_loss.backward()
+    opt_c.step()
+    logp = actor(s).log_softmax(1).gather(1, a[:, None]).squeeze(1)
+    actor_loss = -(logp * (r - v.detach())).mean()
+    opt_a.zero_grad()
+    actor_loss.backward()
+    opt_a.step()
+""",
+        edits=(("    critic_loss.backward()\n", "    opt_c.zero_grad()\n    critic_loss.backward()\n"),),
+    ),
+    Case(
+        name="backward is not called at all",
+        kind="stepped_without_backward",
+        text="""\
+model = nn.LSTM(3, 6, batch_first=True)
+head = nn.Linear(6, 1)
+optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()], lr=1e-2)
+for epoch in range(3):
+    x = torch.randn(4, 5, 3)
+    loss = F.mse_loss(head(model(x)[0][:, -1]), x.sum((1, 2))[:, None])
+    optimizer.zero_grad()
+    optimizer.step()  #> location
+""",
+        edits=(("    optimizer.step()  #> location\n", "    loss.backward()\n    optimizer.step()\n"),),
+    ),
+    Case(
+        name="backward runs for the wrong network",
+        kind="stepped_without_backward",
+        also=("no_gradient",),
+        text="""\
+teacher, student = nn.Linear(4, 3), nn.Linear(4, 3)
+opt = torch.optim.SGD(student.parameters(), lr=0.1)
+opt_t = torch.optim.SGD(teacher.parameters(), lr=0.1)
+for x, y in [(torch.randn(5, 4), torch.randint(3, (5,))) for _ in range(3)]:
+    loss = F.cross_entropy(teacher(x), y)
+    opt.zero_grad()
+    opt_t.zero_grad()
+    loss.backward()
+    opt_t.step()
+    distilled = F.kl_div(student(x).log_softmax(1), teacher(x).softmax(1).detach(), reduction="batchmean")
+    opt.step()  #> location
+""",
+        edits=(("    opt.step()  #> location\n", "    distilled.backward()\n    opt.step()\n"),),
+    ),
+    Case(
+        name="backward stands in a branch that is never taken",
+        kind="stepped_without_backward",
+        text="""\
+def train(model, data, use_amp=False):
+    opt = torch.optim.RMSprop(model.parameters())
+    model.train()
+    for x, y in data:
+        opt.zero_grad()
+        loss = F.l1_loss(model(x), y)
+        if use_amp:
+            loss.backward()
+        opt.step()  #> location
+
+train(nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 1)), [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(3)])
+""",
+        edits=(("        if use_amp:\n            loss.backward()\n", "        loss.backward()\n"),),
+    ),
+)
+
+_MODES = (
+    Case(
+        name="a training epoch under a no_grad decorator",
+        kind="grad_disabled",
+        also=("no_gradient", "stepped_without_backward"),
+        text="""\
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+
+@torch.no_grad()  #> location
+def train_epoch(loader):
+    for x, y in loader:
+        loss = F.cross_entropy(model(x), y)
+        loss.requires_grad_(True)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+
+for epoch in range(2):
+    train_epoch([(torch.randn(4, 4), torch.randint(2, (4,))) for _ in range(2)])
+""",
+        edits=(("@torch.no_grad()  #> location\n", ""), ("        loss.requires_grad_(True)\n", "")),
+    ),
+    Case(
+        name="gradients stay off after an evaluation, and the loss is forced",
+        kind="grad_disabled",
+        also=("no_gradient", "stepped_without_backward"),
+        text="""\
+net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
+opt = torch.optim.Adam(net.parameters())
+
+def validate(x, y):
+    torch.set_grad_enabled(False)  #> location
+    return F.mse_loss(net(x), y).item()
+
+x, y = torch.randn(6, 3), torch.randn(6, 1)
+validate(x, y)
+for step in range(3):
+    loss = F.mse_loss(net(x), y)
+    loss.requires_grad = True
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+torch.set_grad_enabled(True)
+""",
+        edits=(
+            (
+                "    torch.set_grad_enabled(False)  #> location\n    return F.mse_loss(net(x), y).item()\n",
+                "    with torch.no_grad():\n        return F.mse_loss(net(x), y).item()\n",
+            ),
+            ("    loss.requires_grad = True\n", ""),
+        ),
+    ),
+    Case(
+        name="the forward of a training step is inside a no_grad block",
+        kind="grad_disabled",
+        also=("no_gradient", "stepped_without_backward"),
+        text="""\
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enc, self.dec = nn.Linear(6, 3), nn.Linear(3, 6)
+
+    def forward(self, x):
+        return self.dec(F.elu(self.enc(x)))
+
+model = Model()
+optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+for batch in torch.randn(3, 4, 6):
+    optimizer.zero_grad()
+    with torch.no_grad():  #> location
+        out = model(batch)
+        loss = F.mse_loss(out, batch)
+    loss.requires_grad_()
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(
+            (
+                "    with torch.no_grad():  #> location\n        out = model(batch)\n        loss = F.mse_loss(out, batch)\n    loss.requires_grad_()\n",
+                "    out = model(batch)\n    loss = F.mse_loss(out, batch)\n",
+            ),
+        ),
+    ),
+    Case(
+        name="validation leaves the model in eval mode",
+        kind="train_in_eval_mode",
+        text="""\
+model = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 3))
+optimizer = torch.optim.Adam(model.parameters())
+train_set = [(torch.randn(8, 6), torch.randint(3, (8,))) for _ in range(2)]
+
+def validate():
+    model.eval()
+    with torch.no_grad():
+        return sum((model(x).argmax(1) == y).float().mean().item() for x, y in train_set)
+
+model.train()
+for epoch in range(4):
+    for x, y in train_set:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    validate()
+""",
+        edits=(("for epoch in range(4):\n", "for epoch in range(4):\n    model.train()\n"),),
+    ),
+    Case(
+        name="a loaded model is fine-tuned as it was saved for inference",
+        kind="train_in_eval_mode",
+        text="""\
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5))
+        self.fc = nn.Linear(64, 2)
+
+    def forward(self, x):
+        return self.fc(self.features(x))
+
+def load(state):
+    model = Classifier()
+    model.load_state_dict(state)
+    model.eval()
+    return model
+
+model = load(Classifier().state_dict())
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+for x, y in [(torch.randn(4, 1, 6, 6), torch.randint(2, (4,))) for _ in range(4)]:
+    loss = F.cross_entropy(model(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("opt = torch.optim.SGD", "model.train()\nopt = torch.optim.SGD"),),
+    ),
+    Case(
+        name="a tiny BERT is trained after .eval()",
+        kind="train_in_eval_mode",
+        text="""\
+from transformers import BertConfig, BertForSequenceClassification
+
+config = BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, max_position_embeddings=16)
+model = BertForSequenceClassification(config)
+model.eval()
+with torch.no_grad():
+    before = model(torch.randint(20, (2, 6))).logits
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+for _ in range(3):
+    out = model(input_ids=torch.randint(20, (4, 6)), labels=torch.randint(2, (4,)))
+    out.loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        edits=(("optimizer = torch", "model.train()\noptimizer = torch"),),
+    ),
+    Case(
+        name="validation with dropout on",
+        kind="eval_in_train_mode",
+        text="""\
+model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 2))
+opt = torch.optim.Adam(model.parameters())
+val = [(torch.randn(8, 6), torch.randint(2, (8,))) for _ in range(3)]
+for epoch in range(3):
+    model.train()
+    x, y = torch.randn(8, 6), torch.randint(2, (8,))
+    loss = F.cross_entropy(model(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    correct = 0
+    with torch.no_grad():
+        for x, y in val:
+            correct += (model(x).argmax(1) == y).sum().item()  #> location
+    print(correct / 24)
+""",
+        edits=(("    with torch.no_grad():\n", "    model.eval()\n    with torch.no_grad():\n"),),
+    ),
+    Case(
+        name="a BatchNorm sees the test set in train mode",
+        kind="eval_in_train_mode",
+        text="""\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn, self.fc = nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.fc(self.bn(self.conv(x)).relu().mean((2, 3)))
+
+def test(net, loader):
+    with torch.no_grad():
+        return sum(F.cross_entropy(net(x), y).item() for x, y in loader) / len(loader)  #> location
+
+def train(net, loader, test_loader, epochs=2):
+    opt = torch.optim.SGD(net.parameters(), lr=0.05)
+    for _ in range(epochs):
+        for x, y in loader:
+            opt.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            opt.step()
+        print(test(net, test_loader))
+
+def data(n):
+    return [(torch.randn(4, 1, 6, 6), torch.randint(4, (4,))) for _ in range(n)]
+
+train(Net(), data(3), data(3))
+""",
+        edits=(
+            ("    with torch.no_grad():\n        return", "    net.eval()\n    with torch.no_grad():\n        return"),
+            ("        for x, y in loader:\n            opt", "        net.train()\n        for x, y in loader:\n            opt"),
+        ),
+    ),
+    Case(
+        name="predictions of a test set under inference_mode, dropout on",
+        kind="eval_in_train_mode",
+        text="""\
+class TextCNN(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb = nn.Embedding(30, 8)
+        self.convs = nn.ModuleList(nn.Conv1d(8, 4, k) for k in (2, 3))
+        self.drop, self.fc = nn.Dropout(0.5), nn.Linear(8, 2)
+
+    def forward(self, ids):
+        e = self.emb(ids).transpose(1, 2)
+        return self.fc(self.drop(torch.cat([F.relu(c(e)).amax(-1) for c in self.convs], 1)))
+
+clf = TextCNN()
+opt = torch.optim.Adam(clf.parameters(), lr=1e-3)
+for ids, y in [(torch.randint(30, (4, 7)), torch.randint(2, (4,))) for _ in range(3)]:
+    loss = F.cross_entropy(clf(ids), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+
+preds = []
+with torch.inference_mode():
+    for ids in torch.randint(30, (3, 4, 7)):
+        preds.append(clf(ids).softmax(1)[:, 1])  #> location
+print(torch.cat(preds).mean())
+""",
+        edits=(("preds = []\n", "preds = []\nclf.eval()\n"),),
+    ),
+    Case(
+        name="a softmax layer ends the network, and CrossEntropyLoss follows",
+        kind="double_softmax",
+        text="""\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(16, 12), nn.Linear(12, 10)
+        self.softmax = nn.Softmax(dim=1)
+
+    def forward(self, x):
+        x = F.relu(self.fc1(x.flatten(1)))
+        return self.softmax(self.fc2(x))  #> location
+
+net = Net()
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for images, labels in [(torch.randn(4, 1, 4, 4), torch.randint(10, (4,))) for _ in range(3)]:
+    optimizer.zero_grad()
+    loss = criterion(net(images), labels)  #> location
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(("return self.softmax(self.fc2(x))", "return self.fc2(x)"),),
+    ),
+    Case(
+        name="probabilities of a segmentation are reshaped, then cross_entropy",
+        kind="double_softmax",
+        text="""\
+seg = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 4, 1), nn.Softmax(1))
+opt = torch.optim.Adam(seg.parameters())
+for img, mask in [(torch.rand(2, 3, 5, 5), torch.randint(4, (2, 5, 5))) for _ in range(3)]:
+    prob = seg(img)  #> location
+    prob = prob.permute(0, 2, 3, 1).reshape(-1, 4)
+    loss = F.cross_entropy(prob, mask.reshape(-1), ignore_index=0)  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=((", nn.Softmax(1)", ""),),
+    ),
+    Case(
+        name="knowledge distillation: softmax, then log_softmax, then KL",
+        kind="double_softmax",
+        text="""\
+import copy
+
+student = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5))
+teacher = nn.Linear(6, 5).requires_grad_(False).eval()
+opt = torch.optim.AdamW(student.parameters())
+for x, y in [(torch.randn(4, 6), torch.randint(5, (4,))) for _ in range(3)]:
+    p = F.softmax(student(x), dim=-1)  #> location
+    with torch.no_grad():
+        q = F.softmax(teacher(x), dim=-1)
+    loss = nn.CrossEntropyLoss()(p, y) + F.kl_div(p.log(), q, reduction="batchmean")  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("nn.CrossEntropyLoss()(p, y)", "F.nll_loss(p.log(), y)"),),
+    ),
+    Case(
+        name="view in the place of a transpose mixes the samples of a batch",
+        kind="leaking_batch",
+        text="""\
+class SeqNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.RNN(3, 6)
+        self.fc = nn.Linear(6, 2)
+
+    def forward(self, x):
+        batch, steps, feats = x.shape
+        x = x.view(steps, batch, feats)  #> location
+        out, _ = self.rnn(x)
+        return self.fc(out[-1])
+
+model = SeqNet()
+optimizer = torch.optim.Adam(model.parameters())
+for x, y in [(torch.randn(4, 5, 3), torch.randint(2, (4,))) for _ in range(3)]:
+    loss = F.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(("x.view(steps, batch, feats)", "x.transpose(0, 1)"),),
+    ),
+    Case(
+        name="attention is normalised over the batch",
+        kind="leaking_batch",
+        text="""\
+class Pool(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.score, self.out = nn.Linear(4, 1), nn.Linear(4, 3)
+
+    def forward(self, x):
+        w = torch.softmax(self.score(x), dim=0)  #> location
+        return self.out((w * x).sum(1))
+
+net = Pool()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(5, 6, 4), torch.randint(3, (5,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("dim=0)", "dim=1)"),),
+    ),
+)
+
+CASES = _STALE + _NO_GRADIENT + _OPTIMIZER + _MODES

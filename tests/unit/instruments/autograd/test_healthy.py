@@ -1,0 +1,33 @@
+"""Healthy programs of real kinds give no finding, and no program runs differently."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.instruments.autograd.healthy import HEALTHY
+
+if TYPE_CHECKING:
+    from tests.doors import Observe
+    from tests.unit.instruments.autograd.healthy import Program
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("program", "observe"),
+    [pytest.param(program, ("magic", "function")[number % 2], id=program.name) for number, program in enumerate(HEALTHY)],
+    indirect=["observe"],
+)
+def test_nothing_is_found(program: Program, observe: Observe) -> None:
+    observed = observe("autograd", program.body)
+    assert observed.error is None
+    assert [finding.sentence() for finding in observed.report.findings] == []
+    assert not observed.report.found
+    assert observed.report.finding is None
+    assert observed.report.problems == ()
+
+
+def test_there_are_enough() -> None:
+    names = [program.name for program in HEALTHY]
+    assert len(set(names)) == len(names) >= 45
