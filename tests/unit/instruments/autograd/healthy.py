@@ -654,7 +654,9 @@ for enc, dec in layers:
 class VGG(nn.Module):
     def __init__(self):
         super().__init__()
-        self.slices = nn.ModuleList([nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(inplace=True)), nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(4, 4, 3), nn.ReLU(inplace=True))])
+        first = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(inplace=True))
+        second = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(4, 4, 3), nn.ReLU(inplace=True))
+        self.slices = nn.ModuleList([first, second])
         for p in self.parameters():
             p.requires_grad = False
 
@@ -918,7 +920,8 @@ class Symmetric(nn.Module):
     def forward(self, w):
         return w.triu() + w.triu(1).transpose(-1, -2)
 
-model = nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 6)), nn.ReLU(), parametrizations.spectral_norm(nn.Linear(6, 6)), nn.ReLU(), nn.Linear(6, 6))
+first, second = parametrizations.weight_norm(nn.Linear(4, 6)), parametrizations.spectral_norm(nn.Linear(6, 6))
+model = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(6, 6))
 parametrize.register_parametrization(model[4], "weight", Symmetric())
 opt = torch.optim.Adam(model.parameters())
 for x in torch.randn(4, 5, 4):

@@ -60,8 +60,10 @@ for k in range(3):
             ("loss = -probs[torch.arange(5), ys].log().mean()\n\nfor", "\nfor"),
             (
                 "    loss.backward()  #> location, first\n",
-                "    logits = xenc @ W\n    counts = logits.exp()\n    probs = counts / counts.sum(1, keepdims=True)\n"
-                "    loss = -probs[torch.arange(5), ys].log().mean()\n    loss.backward()\n",
+                (
+                    "    logits = xenc @ W\n    counts = logits.exp()\n    probs = counts / counts.sum(1, keepdims=True)\n"
+                    "    loss = -probs[torch.arange(5), ys].log().mean()\n    loss.backward()\n"
+                ),
             ),
         ),
     ),
@@ -327,14 +329,18 @@ for i in range(4):
 """,
         edits=(
             (
-                "scale = torch.tril(raw, -1) + torch.diag(F.softplus(raw.diagonal()))  #> shared\n"
-                "posterior = torch.distributions.MultivariateNormal(loc, scale_tril=scale)  #> shared\n",
+                (
+                    "scale = torch.tril(raw, -1) + torch.diag(F.softplus(raw.diagonal()))  #> shared\n"
+                    "posterior = torch.distributions.MultivariateNormal(loc, scale_tril=scale)  #> shared\n"
+                ),
                 "",
             ),
             (
                 "    nll = -posterior",
-                "    scale = torch.tril(raw, -1) + torch.diag(F.softplus(raw.diagonal()))\n"
-                "    posterior = torch.distributions.MultivariateNormal(loc, scale_tril=scale)\n    nll = -posterior",
+                (
+                    "    scale = torch.tril(raw, -1) + torch.diag(F.softplus(raw.diagonal()))\n"
+                    "    posterior = torch.distributions.MultivariateNormal(loc, scale_tril=scale)\n    nll = -posterior"
+                ),
             ),
         ),
     ),

@@ -135,10 +135,14 @@ for batch in range(3):
 """,
         edits=(
             (
-                "    optimizer_disc.zero_grad()\n    loss_disc.backward()\n    optimizer_disc.step()  #> location\n"
-                "    optimizer_cls.zero_grad()\n    loss_main.backward()\n    optimizer_cls.step()\n",
-                "    optimizer_cls.zero_grad()\n    loss_main.backward()\n    optimizer_cls.step()\n"
-                "    optimizer_disc.zero_grad()\n    loss_disc.backward()\n    optimizer_disc.step()\n",
+                (
+                    "    optimizer_disc.zero_grad()\n    loss_disc.backward()\n    optimizer_disc.step()  #> location\n"
+                    "    optimizer_cls.zero_grad()\n    loss_main.backward()\n    optimizer_cls.step()\n"
+                ),
+                (
+                    "    optimizer_cls.zero_grad()\n    loss_main.backward()\n    optimizer_cls.step()\n"
+                    "    optimizer_disc.zero_grad()\n    loss_disc.backward()\n    optimizer_disc.step()\n"
+                ),
             ),
         ),
     ),
@@ -407,8 +411,10 @@ for left, right, same in [(torch.randn(5, 4, 4), torch.randn(5, 4, 4), torch.one
         module="head",
         edits=(
             (
-                "        with torch.no_grad():\n            self.weight.div_(self.weight.norm(dim=1, keepdim=True))  #> location\n"
-                "        return F.normalize(x) @ self.weight.t()  #> saved\n",
+                (
+                    "        with torch.no_grad():\n            self.weight.div_(self.weight.norm(dim=1, keepdim=True))  #> location\n"
+                    "        return F.normalize(x) @ self.weight.t()  #> saved\n"
+                ),
                 "        return F.normalize(x) @ F.normalize(self.weight, dim=1).t()\n",
             ),
         ),

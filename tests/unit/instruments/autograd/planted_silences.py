@@ -166,7 +166,10 @@ for data, label in [(torch.randn(6, 8), torch.randint(4, (6,))) for _ in range(3
 """,
         edits=(
             (
-                "    output = torch.max(model(data), 1)[1].float()  #> location\n    loss = criterion(output, label.float())\n    loss.requires_grad = True  #> location\n",
+                (
+                    "    output = torch.max(model(data), 1)[1].float()  #> location\n    loss = criterion(output, label.float())\n"
+                    "    loss.requires_grad = True  #> location\n"
+                ),
                 "    loss = F.cross_entropy(model(data), label)\n",
             ),
         ),
@@ -785,7 +788,10 @@ for batch in torch.randn(3, 4, 6):
 """,
         edits=(
             (
-                "    with torch.no_grad():  #> location\n        out = model(batch)\n        loss = F.mse_loss(out, batch)\n    loss.requires_grad_()\n",
+                (
+                    "    with torch.no_grad():  #> location\n        out = model(batch)\n        loss = F.mse_loss(out, batch)\n"
+                    "    loss.requires_grad_()\n"
+                ),
                 "    out = model(batch)\n    loss = F.mse_loss(out, batch)\n",
             ),
         ),
@@ -849,7 +855,8 @@ for x, y in [(torch.randn(4, 1, 6, 6), torch.randint(2, (4,))) for _ in range(4)
         text="""\
 from transformers import BertConfig, BertForSequenceClassification
 
-config = BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, max_position_embeddings=16)
+sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+config = BertConfig(vocab_size=20, max_position_embeddings=16, **sizes)
 model = BertForSequenceClassification(config)
 model.eval()
 with torch.no_grad():
