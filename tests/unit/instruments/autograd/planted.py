@@ -1,7 +1,7 @@
 """Every planted fault."""
 
-from tests.unit.instruments.autograd import planted_errors, planted_graphs, planted_inplace, planted_silences
+from tests.unit.instruments.autograd import planted_errors, planted_graphs, planted_inplace, planted_more, planted_silences
 
 __all__ = ["CASES"]
 
-CASES = planted_inplace.CASES + planted_graphs.CASES + planted_errors.CASES + planted_silences.CASES
+CASES = planted_inplace.CASES + planted_graphs.CASES + planted_errors.CASES + planted_silences.CASES + planted_more.CASES

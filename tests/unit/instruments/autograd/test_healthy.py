@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.instruments.autograd.healthy import HEALTHY
+from tests.unit.instruments.autograd.healthy_traps import TRAPS
 
 if TYPE_CHECKING:
     from tests.doors import Observe
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("program", "observe"),
-    [pytest.param(program, ("magic", "function")[number % 2], id=program.name) for number, program in enumerate(HEALTHY)],
+    [pytest.param(program, ("magic", "function")[number % 2], id=program.name) for number, program in enumerate(HEALTHY + TRAPS)],
     indirect=["observe"],
 )
 def test_nothing_is_found(program: Program, observe: Observe) -> None:
@@ -29,5 +30,5 @@ def test_nothing_is_found(program: Program, observe: Observe) -> None:
 
 
 def test_there_are_enough() -> None:
-    names = [program.name for program in HEALTHY]
+    names = [program.name for program in HEALTHY + TRAPS]
     assert len(set(names)) == len(names) >= 45

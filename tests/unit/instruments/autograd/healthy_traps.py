@@ -1,0 +1,474 @@
+"""Healthy programs that look like one of the faults."""
+
+from tests.unit.instruments.autograd.healthy import Program
+
+__all__ = ["TRAPS"]
+
+TRAPS = (
+    Program(
+        "master weights in float32 beside a bfloat16 model",
+        """\
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(torch.bfloat16)
+masters = [p.detach().clone().float().requires_grad_() for p in model.parameters()]
+opt = torch.optim.AdamW(masters, lr=1e-2)
+for x, y in [(torch.randn(5, 4).bfloat16(), torch.randint(2, (5,))) for _ in range(4)]:
+    loss = F.cross_entropy(model(x).float(), y)
+    for p in model.parameters():
+        p.grad = None
+    loss.backward()
+    for m, p in zip(masters, model.parameters()):
+        m.grad = p.grad.float()
+    opt.step()
+    with torch.no_grad():
+        for m, p in zip(masters, model.parameters()):
+            p.copy_(m)
+""",
+    ),
+    Program(
+        "PCGrad: gradients of tasks are taken apart, projected, and set",
+        """\
+trunk, a, b = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 1)
+params = [*trunk.parameters(), *a.parameters(), *b.parameters()]
+opt = torch.optim.SGD(params, lr=0.1)
+for x in torch.randn(4, 6, 4):
+    h = trunk(x).tanh()
+    grads = []
+    for loss in (a(h).square().mean(), (b(h) - 1).square().mean()):
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        grads.append([torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in params])
+    opt.zero_grad()
+    dot = sum((g * k).sum() for g, k in zip(*grads))
+    for p, g, k in zip(params, *grads):
+        p.grad = g + k if dot >= 0 else g + k - dot * g / (g.square().sum() + 1e-8)
+    opt.step()
+""",
+    ),
+    Program(
+        "DP-SGD: a backward a sample, gradients clipped and set by hand",
+        """\
+model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in [(torch.randn(3, 3), torch.randint(2, (3,))) for _ in range(3)]:
+    total = [torch.zeros_like(p) for p in model.parameters()]
+    for xi, yi in zip(x, y):
+        opt.zero_grad()
+        F.cross_entropy(model(xi[None]), yi[None]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for t, p in zip(total, model.parameters()):
+            t.add_(p.grad)
+    opt.zero_grad()
+    for t, p in zip(total, model.parameters()):
+        p.grad = (t + 0.1 * torch.randn_like(t)) / 3
+    opt.step()
+""",
+    ),
+    Program(
+        "the discriminator's gradients of the generator's loss are thrown away",
+        """\
+G, D = nn.Linear(2, 4), nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+og, od = torch.optim.Adam(G.parameters()), torch.optim.Adam(D.parameters())
+for real in torch.randn(4, 6, 4):
+    fake = G(torch.randn(6, 2))
+    og.zero_grad()
+    F.softplus(-D(fake)).mean().backward()
+    od.zero_grad()
+    og.step()
+    (F.softplus(D(fake.detach())).mean() + F.softplus(-D(real)).mean()).backward()
+    od.step()
+    od.zero_grad()
+""",
+    ),
+    Program(
+        "one empty step to please the scheduler",
+        """\
+model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda e: 0.9**e)
+optimizer.zero_grad()
+optimizer.step()
+for epoch in range(3):
+    scheduler.step()
+    for x in torch.randn(2, 4, 3):
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+    ),
+    Program(
+        "Reptile: an inner optimizer on a copy, the outer step by hand",
+        """\
+import copy
+
+net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+for task in range(3):
+    fast = copy.deepcopy(net)
+    inner = torch.optim.SGD(fast.parameters(), lr=0.05)
+    for _ in range(3):
+        x = torch.rand(6, 1)
+        loss = F.mse_loss(fast(x), (x + task).sin())
+        inner.zero_grad()
+        loss.backward()
+        inner.step()
+    with torch.no_grad():
+        for p, q in zip(net.parameters(), fast.parameters()):
+            p.add_(q - p, alpha=0.1)
+""",
+    ),
+    Program(
+        "a linear probe reads detached features while the network trains",
+        """\
+net, out, probe = nn.Sequential(nn.Linear(5, 8), nn.ReLU()), nn.Linear(8, 1), nn.Linear(8, 3)
+opt = torch.optim.Adam([*net.parameters(), *out.parameters()])
+opt_probe = torch.optim.Adam(probe.parameters())
+for _ in range(3):
+    x, y = torch.randn(6, 5), torch.randint(3, (6,))
+    h = net(x)
+    loss = F.mse_loss(out(h), x.sum(1, keepdim=True))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    probe_loss = F.cross_entropy(probe(h.detach()), y)
+    opt_probe.zero_grad()
+    probe_loss.backward()
+    opt_probe.step()
+""",
+    ),
+    Program(
+        "an auxiliary head that joins after a warm-up",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.main, self.aux = nn.Linear(4, 8), nn.Linear(8, 2), nn.Linear(8, 2)
+
+    def forward(self, x, warm):
+        h = self.body(x).relu()
+        return (self.main(h), None) if warm else (self.main(h), self.aux(h))
+
+net = Net()
+opt = torch.optim.AdamW(net.parameters())
+for step in range(6):
+    x, y = torch.randn(4, 4), torch.randint(2, (4,))
+    main, aux = net(x, step < 3)
+    loss = F.cross_entropy(main, y)
+    if aux is not None:
+        loss = loss + 0.3 * F.cross_entropy(aux, y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a graph network mixes the nodes of its one graph",
+        """\
+class GCN(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x, adj):
+        return self.b(adj @ F.dropout(F.relu(self.a(adj @ x)), 0.5, self.training))
+
+x, y = torch.randn(9, 5), torch.randint(3, (9,))
+adj = (torch.rand(9, 9) < 0.4).float() + torch.eye(9)
+adj = adj / adj.sum(1, keepdim=True)
+train = torch.rand(9) < 0.6
+model = GCN()
+opt = torch.optim.Adam(model.parameters(), lr=0.01)
+for epoch in range(3):
+    model.train()
+    opt.zero_grad()
+    loss = F.cross_entropy(model(x, adj)[train], y[train])
+    loss.backward()
+    opt.step()
+    model.eval()
+    with torch.no_grad():
+        (model(x, adj).argmax(1) == y)[~train].float().mean()
+""",
+    ),
+    Program(
+        "time comes first, and attention is a softmax over it",
+        """\
+class Pool(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.score, self.out = nn.GRU(3, 6), nn.Linear(6, 1), nn.Linear(6, 2)
+
+    def forward(self, x):
+        h, _ = self.rnn(x)
+        w = torch.softmax(self.score(h), dim=0)
+        return self.out((w * h).sum(0))
+
+model = Pool()
+opt = torch.optim.Adam(model.parameters())
+for x, y in [(torch.randn(7, 4, 3), torch.randint(2, (4,))) for _ in range(3)]:
+    loss = F.cross_entropy(model(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "soft targets from a softmax, and Gumbel samples in the middle",
+        """\
+net, after = nn.Linear(5, 4), nn.Linear(4, 3)
+teacher = nn.Linear(5, 3).requires_grad_(False)
+opt = torch.optim.Adam([*net.parameters(), *after.parameters()])
+for x in torch.randn(3, 6, 5):
+    z = F.gumbel_softmax(net(x), tau=0.7)
+    logits = after(z)
+    loss = F.cross_entropy(logits, teacher(x).softmax(-1))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "probabilities for the metric, logits for the loss",
+        """\
+model = nn.Linear(6, 4)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in [(torch.randn(5, 6), torch.randint(4, (5,))) for _ in range(3)]:
+    logits = model(x)
+    probabilities = logits.softmax(1)
+    confidence = probabilities.max(1).values.mean().item()
+    loss = F.cross_entropy(logits, y) + F.nll_loss(torch.log(probabilities + 1e-8), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "CLIP features are normalised in place under no_grad",
+        """\
+image, text = nn.Linear(6, 4), nn.Linear(5, 4)
+with torch.no_grad():
+    i, t = image(torch.randn(3, 6)), text(torch.randn(7, 5))
+    i /= i.norm(dim=-1, keepdim=True)
+    t /= t.norm(dim=-1, keepdim=True)
+    print((100 * i @ t.t()).softmax(-1).argmax(-1))
+""",
+    ),
+    Program(
+        "the best weights are loaded back, and training goes on",
+        """\
+import copy
+
+model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 2))
+opt = torch.optim.Adam(model.parameters())
+best, state = float("inf"), None
+xv, yv = torch.randn(8, 4), torch.randint(2, (8,))
+for epoch in range(4):
+    model.train()
+    loss = F.cross_entropy(model(torch.randn(8, 4)), torch.randint(2, (8,)))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    model.eval()
+    with torch.no_grad():
+        val = F.cross_entropy(model(xv), yv).item()
+    if val < best:
+        best, state = val, copy.deepcopy(model.state_dict())
+    else:
+        model.load_state_dict(state)
+""",
+    ),
+    Program(
+        "magnitude pruning while training",
+        """\
+from torch.nn.utils import prune
+
+model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 2))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+prune.l1_unstructured(model[0], "weight", 0.4)
+for x, y in [(torch.randn(5, 6), torch.randint(2, (5,))) for _ in range(4)]:
+    loss = F.cross_entropy(model(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+prune.remove(model[0], "weight")
+""",
+    ),
+    Program(
+        "evolution strategies: no backward at all",
+        """\
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
+theta = parameters_to_vector(model.parameters()).detach()
+x = torch.randn(16, 3)
+for generation in range(3):
+    noise = torch.randn(6, len(theta))
+    scores = []
+    with torch.no_grad():
+        for n in noise:
+            vector_to_parameters(theta + 0.1 * n, model.parameters())
+            scores.append(-F.mse_loss(model(x), x.sum(1, keepdim=True)))
+    scores = torch.stack(scores)
+    theta = theta + 0.05 * ((scores - scores.mean()) / (scores.std() + 1e-8)) @ noise / 6
+""",
+    ),
+    Program(
+        "functional parameters with an update by hand",
+        """\
+from torch.func import functional_call, grad_and_value
+
+model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
+params = {k: v.detach().clone() for k, v in model.named_parameters()}
+
+def loss_fn(p, x):
+    return functional_call(model, p, (x,)).square().mean()
+
+for x in torch.randn(4, 5, 3):
+    grads, loss = grad_and_value(loss_fn)(params, x)
+    params = {k: p - 0.1 * grads[k] for k, p in params.items()}
+""",
+    ),
+    Program(
+        "prompt tuning of a model in eval mode",
+        """\
+from transformers import GPT2Config, GPT2LMHeadModel
+
+model = GPT2LMHeadModel(GPT2Config(vocab_size=13, n_positions=12, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0))
+model.eval()
+for p in model.parameters():
+    p.requires_grad_(False)
+prompt = nn.Parameter(torch.randn(3, 8) * 0.1)
+opt = torch.optim.Adam([prompt], lr=0.1)
+for ids in torch.randint(13, (3, 2, 5)):
+    embeds = torch.cat([prompt.expand(2, 3, 8), model.transformer.wte(ids)], 1)
+    labels = torch.cat([torch.full((2, 3), -100), ids], 1)
+    loss = model(inputs_embeds=embeds, labels=labels).loss
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a step is skipped where the loss is not finite",
+        """\
+model = nn.Linear(3, 1)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for i, x in enumerate(torch.randn(5, 4, 3)):
+    loss = model(x).square().mean() if i != 2 else model(x / 0).mean()
+    opt.zero_grad()
+    if not torch.isfinite(loss):
+        continue
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "an ensemble: each network has its own optimizer",
+        """\
+nets = [nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1)) for _ in range(3)]
+opts = [torch.optim.Adam(net.parameters()) for net in nets]
+for step in range(4):
+    for net, opt in zip(nets, opts):
+        x = torch.randn(5, 3)
+        loss = F.mse_loss(net(x), x.sum(1, keepdim=True))
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+with torch.no_grad():
+    torch.stack([net(torch.ones(2, 3)) for net in nets]).std(0)
+""",
+    ),
+    Program(
+        "k-fold cross-validation: a new model and a new optimizer a fold",
+        """\
+X, y = torch.randn(24, 4), torch.randint(2, (24,))
+for fold in range(3):
+    held = torch.arange(24) % 3 == fold
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    for epoch in range(2):
+        model.train()
+        optimizer.zero_grad()
+        F.cross_entropy(model(X[~held]), y[~held]).backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        (model(X[held]).argmax(1) == y[held]).float().mean()
+""",
+    ),
+    Program(
+        "a mean teacher in training mode under no_grad",
+        """\
+import copy
+
+student = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+teacher = copy.deepcopy(student)
+for p in teacher.parameters():
+    p.detach_()
+opt = torch.optim.SGD(student.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(4)]:
+    with torch.no_grad():
+        target = teacher(x + 0.1 * torch.randn_like(x)).softmax(1)
+    out = student(x)
+    loss = F.cross_entropy(out[:4], y[:4]) + F.mse_loss(out.softmax(1), target)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    for pt, ps in zip(teacher.parameters(), student.parameters()):
+        pt.data.mul_(0.99).add_(ps.data, alpha=0.01)
+""",
+    ),
+    Program(
+        "WGAN clips its weights after the step, through .data",
+        """\
+D, G = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)), nn.Linear(2, 3)
+od, og = torch.optim.RMSprop(D.parameters(), lr=5e-5), torch.optim.RMSprop(G.parameters(), lr=5e-5)
+for step in range(6):
+    od.zero_grad()
+    loss_d = D(G(torch.randn(6, 2)).detach()).mean() - D(torch.randn(6, 3)).mean()
+    loss_d.backward()
+    od.step()
+    for p in D.parameters():
+        p.data.clamp_(-0.01, 0.01)
+    if step % 3 == 2:
+        og.zero_grad()
+        (-D(G(torch.randn(6, 2))).mean()).backward()
+        og.step()
+""",
+    ),
+    Program(
+        "a fused AdamW and a graph that is gone before the step",
+        """\
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+opt = torch.optim.AdamW(model.parameters(), fused=True)
+buffer = torch.empty(6, 4).numpy()
+for step in range(4):
+    buffer[:] = torch.randn(6, 4).numpy()
+    x = torch.from_numpy(buffer)
+    loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "two forwards of a DDP discriminator in one process",
+        """\
+import tempfile
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+with tempfile.TemporaryDirectory() as folder:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    try:
+        disc = DDP(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(64, 1)))
+        opt = torch.optim.Adam(disc.parameters())
+        for real in torch.randn(3, 3, 1, 6, 6):
+            loss = F.relu(1 + disc(torch.randn(3, 1, 6, 6))).mean() + F.relu(1 - disc(real)).mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+    finally:
+        disc = None
+        dist.destroy_process_group()
+""",
+    ),
+)

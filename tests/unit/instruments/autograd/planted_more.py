@@ -1,0 +1,447 @@
+"""More planted faults, of all kinds: idioms that go wrong in practice."""
+
+from tests.unit.instruments.autograd.case import Case
+
+__all__ = ["CASES"]
+
+CASES = (
+    Case(
+        name="CLIP features are normalised in place while training",
+        kind="inplace",
+        ops=("linalg_vector_norm", "norm", "div", "div_"),
+        tensors=("image_features",),
+        text="""\
+class TinyCLIP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.visual, self.textual = nn.Linear(6, 4), nn.Linear(5, 4)
+        self.logit_scale = nn.Parameter(torch.tensor(2.6))
+
+    def forward(self, image, text):
+        image_features = self.visual(image)
+        text_features = self.textual(text)
+        image_features /= image_features.norm(dim=-1, keepdim=True)  #> location, saved
+        text_features = text_features / text_features.norm(dim=-1, keepdim=True)
+        return self.logit_scale.exp() * image_features @ text_features.t()
+
+model = TinyCLIP()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for _ in range(2):
+    logits = model(torch.randn(4, 6), torch.randn(4, 5))
+    loss = F.cross_entropy(logits, torch.arange(4))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(("image_features /= image_features.norm", "image_features = image_features / image_features.norm"),),
+    ),
+    Case(
+        name="CycleGAN: both discriminators step before the generators",
+        kind="inplace",
+        link="https://github.com/cy-xu/simple_CycleGAN/issues/3",
+        text="""\
+import itertools
+
+def net(i, o):
+    return nn.Sequential(nn.Conv2d(i, 4, 3, padding=1), nn.InstanceNorm2d(4), nn.ReLU(), nn.Conv2d(4, o, 3, padding=1))
+
+class CycleGAN:
+    def __init__(self):
+        self.G_AB, self.G_BA, self.D_A, self.D_B = net(1, 1), net(1, 1), net(1, 1), net(1, 1)
+        self.opt_G = torch.optim.Adam(itertools.chain(self.G_AB.parameters(), self.G_BA.parameters()), lr=2e-4)
+        self.opt_D = torch.optim.Adam(itertools.chain(self.D_A.parameters(), self.D_B.parameters()), lr=2e-4)
+
+    def forward(self, a, b):
+        self.fake_b, self.fake_a = self.G_AB(a), self.G_BA(b)
+        self.rec_a, self.rec_b = self.G_BA(self.fake_b), self.G_AB(self.fake_a)
+        self.p_a, self.p_b = self.D_A(self.fake_a), self.D_B(self.fake_b)  #> saved
+
+    def step(self, a, b):
+        self.forward(a, b)
+        loss_D = (self.D_A(self.fake_a.detach()) ** 2).mean() + ((self.D_A(a) - 1) ** 2).mean()
+        loss_D = loss_D + (self.D_B(self.fake_b.detach()) ** 2).mean() + ((self.D_B(b) - 1) ** 2).mean()
+        self.opt_D.zero_grad()
+        loss_D.backward()
+        self.opt_D.step()  #> location
+        loss_G = ((self.p_a - 1) ** 2).mean() + ((self.p_b - 1) ** 2).mean()
+        loss_G = loss_G + 10 * (F.l1_loss(self.rec_a, a) + F.l1_loss(self.rec_b, b))
+        self.opt_G.zero_grad()
+        loss_G.backward()
+        self.opt_G.step()
+
+gan = CycleGAN()
+for a, b in zip(torch.rand(2, 1, 1, 8, 8), torch.rand(2, 1, 1, 8, 8)):
+    gan.step(a, b)
+""",
+        edits=(
+            (
+                "        loss_G = ((self.p_a - 1)",
+                "        self.p_a, self.p_b = self.D_A(self.fake_a), self.D_B(self.fake_b)\n        loss_G = ((self.p_a - 1)",
+            ),
+        ),
+    ),
+    Case(
+        name="a decoder's state is detached, and the result is dropped",
+        kind="second_backward",
+        link="https://github.com/OpenNMT/OpenNMT-py/issues/403",
+        text="""\
+class DecoderState:
+    def __init__(self, hidden, feed):
+        self.hidden, self.feed = hidden, feed
+
+    def detach(self):
+        for h in self.hidden:
+            h.detach()
+        self.feed.detach()
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.cell, self.out = nn.Embedding(9, 4), nn.LSTMCell(8, 4), nn.Linear(4, 9)
+
+    def forward(self, ids, state):
+        logits = []
+        for t in range(ids.shape[1]):
+            hidden = self.cell(torch.cat([self.emb(ids[:, t]), state.feed], 1), tuple(state.hidden))  #> shared
+            state = DecoderState(hidden, torch.tanh(hidden[0]))  #> shared
+            logits.append(self.out(state.feed))
+        return torch.stack(logits, 1), state
+
+decoder = Decoder()
+optim = torch.optim.SGD(decoder.parameters(), lr=1.0)
+target = torch.randint(9, (2, 12))
+state = DecoderState((torch.zeros(2, 4), torch.zeros(2, 4)), torch.zeros(2, 4))
+for j in range(0, 9, 3):
+    scores, state = decoder(target[:, j : j + 3], state)  #> shared
+    loss = F.cross_entropy(scores.flatten(0, 1), target[:, j + 1 : j + 4].flatten())
+    optim.zero_grad()
+    loss.backward()  #> location, first
+    optim.step()
+    state.detach()
+""",
+        edits=(
+            (
+                "        for h in self.hidden:\n            h.detach()\n        self.feed.detach()\n",
+                "        self.hidden = tuple(h.detach() for h in self.hidden)\n        self.feed = self.feed.detach()\n",
+            ),
+        ),
+    ),
+    Case(
+        name="a cache of keys and values survives the step of a language model",
+        kind="second_backward",
+        text="""\
+class CachedAttention(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+        self.memory = []
+
+    def forward(self, x):
+        self.memory.append((self.k(x), self.v(x)))  #> shared
+        k = torch.cat([k for k, _ in self.memory[-2:]], 1)
+        v = torch.cat([v for _, v in self.memory[-2:]], 1)
+        return (self.q(x) @ k.transpose(1, 2)).softmax(-1) @ v
+
+class TransformerXL(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.attn, self.out = nn.Embedding(10, 6), CachedAttention(6), nn.Linear(6, 10)
+
+    def forward(self, ids):
+        return self.out(self.attn(self.emb(ids)))  #> shared
+
+model = TransformerXL()
+opt = torch.optim.Adam(model.parameters())
+for segment in torch.randint(10, (3, 2, 5)):
+    loss = F.cross_entropy(model(segment)[:, :-1].flatten(0, 1), segment[:, 1:].flatten())
+    opt.zero_grad()
+    loss.backward()  #> location, first
+    opt.step()
+""",
+        edits=(
+            (
+                "        return (self.q(x)",
+                "        self.memory[-1] = tuple(t.detach() for t in self.memory[-1])\n        return (self.q(x)",
+            ),
+        ),
+    ),
+    Case(
+        name="the phase is misspelt in set_grad_enabled",
+        kind="cut",
+        text="""\
+model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+data = {p: [(torch.randn(4, 3, 2, 2), torch.randint(2, (4,)))] for p in ("training", "val")}
+for epoch in range(2):
+    for phase in ["training", "val"]:
+        model.train(phase == "training")
+        for inputs, labels in data[phase]:
+            optimizer.zero_grad()
+            with torch.set_grad_enabled(phase == "train"):  #> location
+                loss = F.cross_entropy(model(inputs), labels)
+                if phase == "training":
+                    loss.backward()
+                    optimizer.step()
+""",
+        edits=(('phase == "train")', 'phase == "training")'),),
+    ),
+    Case(
+        name="a view of a leaf is written by slices",
+        kind="leaf_inplace",
+        kinds=("view_inplace",),
+        link="https://discuss.pytorch.org/t/inplace-operation-changes-is-leaf-attribute/120297",
+        tensors=("c", "c[:]"),
+        text="""\
+c = torch.randn(10, 3, requires_grad=True)
+opt = torch.optim.Adam([c], lr=0.1)
+for i in range(2):
+    c[:] += 1  #> location
+    loss = c.square().sum()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("    c[:] += 1  #> location\n    loss = c.square().sum()", "    loss = (c + 1).square().sum()"),),
+    ),
+    Case(
+        name="a recognition loss keeps one value a sequence",
+        kind="non_scalar",
+        link="https://github.com/mindee/doctr/pull/379",
+        text="""\
+class MASTER(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.decoder = nn.GRU(4, 8, batch_first=True)
+        self.linear = nn.Linear(8, 6)
+
+    @staticmethod
+    def compute_loss(output, gt, seq_len):
+        cce = F.cross_entropy(output.permute(0, 2, 1), gt, reduction="none")
+        mask = torch.arange(gt.shape[1])[None, :] >= seq_len[:, None]
+        cce = cce.masked_fill(mask, 0)
+        ce_loss = cce.sum(1) / seq_len.to(torch.float32)
+        return ce_loss.unsqueeze(1)  #> location
+
+    def forward(self, x, gt, seq_len):
+        return {"loss": self.compute_loss(self.linear(self.decoder(x)[0]), gt, seq_len)}  #> location
+
+model = MASTER()
+opt = torch.optim.Adam(model.parameters())
+out = model(torch.randn(3, 5, 4), torch.randint(6, (3, 5)), torch.tensor([5, 3, 4]))
+train_loss = out["loss"]
+opt.zero_grad()
+train_loss.backward()
+opt.step()
+""",
+        edits=(("ce_loss.unsqueeze(1)", "ce_loss.mean()"),),
+    ),
+    Case(
+        name="path-length regularisation asks for latents that were copied",
+        kind="unused_input",
+        link="https://github.com/nv-tlabs/semanticGAN_code/issues/24",
+        tensors=("latents",),
+        text="""\
+class Generator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.style, self.synthesis = nn.Linear(4, 6), nn.Linear(6, 12)
+
+    def forward(self, z, input_is_latent=False):
+        w = z if input_is_latent else self.style(z)
+        latent = w.unsqueeze(1).repeat(1, 2, 1)
+        image = self.synthesis(w).view(-1, 3, 2, 2)
+        return image, latent
+
+g = Generator()
+opt = torch.optim.Adam(g.parameters())
+fake_img, latents = g(torch.randn(4, 4))
+noise = torch.randn_like(fake_img) / 2
+(grad,) = torch.autograd.grad((fake_img * noise).sum(), latents, create_graph=True)  #> location
+path = grad.pow(2).sum(2).mean(1).sqrt()
+opt.zero_grad()
+(path - path.mean().detach()).pow(2).mean().backward()
+opt.step()
+""",
+        edits=(("self.synthesis(w).view", "self.synthesis(latent.mean(1)).view"),),
+    ),
+    Case(
+        name="a plain list of layers",
+        kind="not_in_optimizer",
+        text="""\
+class MLP(nn.Module):
+    def __init__(self, sizes):
+        super().__init__()
+        self.hidden = [nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])]
+        self.head = nn.Linear(sizes[-1], 2)
+
+    def forward(self, x):
+        for layer in self.hidden:
+            x = layer(x).relu()
+        return self.head(x)
+
+model = MLP([5, 8, 8])
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  #> location
+for x, y in [(torch.randn(4, 5), torch.randint(2, (4,))) for _ in range(3)]:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(
+            ("[nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])]", "nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:]))"),
+        ),
+    ),
+    Case(
+        name="optimizer.step without parentheses",
+        kind="never_stepped",
+        text="""\
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  #> location
+for x in torch.randn(4, 6, 4):
+    loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
+    optimizer.zero_grad()
+    loss.backward()  #> location
+    optimizer.step  #> location
+""",
+        edits=(("    optimizer.step  #> location\n", "    optimizer.step()\n"),),
+    ),
+    Case(
+        name="optimizer.zero_grad without parentheses",
+        kind="never_zeroed",
+        text="""\
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for x in torch.randn(6, 6, 4):
+    optimizer.zero_grad
+    loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(("    optimizer.zero_grad\n", "    optimizer.zero_grad()\n"),),
+    ),
+    Case(
+        name="the model is deep-copied after its optimizer",
+        kind="stale_optimizer",
+        text="""\
+import copy
+
+class Experiment:
+    def __init__(self, model):
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  #> location
+        self.model = copy.deepcopy(model)
+
+    def run(self, steps):
+        for _ in range(steps):
+            x = torch.randn(5, 3)
+            loss = F.mse_loss(self.model(x), x.mean(1, keepdim=True))
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+
+Experiment(nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))).run(4)
+""",
+        edits=(
+            ("        self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  #> location\n", ""),
+            (
+                "copy.deepcopy(model)\n",
+                "copy.deepcopy(model)\n        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)\n",
+            ),
+        ),
+    ),
+    Case(
+        name="the loss is wrapped in a new tensor that requires gradients",
+        kind="no_gradient",
+        also=("stepped_without_backward",),
+        parameters=("0.weight", "0.bias", "2.weight", "2.bias"),
+        text="""\
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters())
+for x in torch.randn(3, 6, 4):
+    errors = [(model(row) - row.sum()).abs().item() for row in x]  #> location
+    loss = torch.tensor(sum(errors) / len(errors), requires_grad=True)  #> location
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(
+            ("row.sum()).abs().item()", "row.sum()).abs().squeeze()"),
+            ("torch.tensor(sum(errors) / len(errors), requires_grad=True)", "sum(errors) / len(errors)"),
+        ),
+    ),
+    Case(
+        name="only a scale outside the optimizer learns: the network's output is detached",
+        kind="no_gradient",
+        also=("not_in_optimizer", "stepped_without_backward"),
+        ops=("detach",),
+        text="""\
+net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+scale = nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for x in torch.randn(3, 6, 4):
+    out = net(x).detach()  #> location
+    loss = F.mse_loss(out * scale, x.sum(1, keepdim=True))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+    ),
+    Case(
+        name="x.data is scaled to simulate augmentation, after the forward",
+        kind="stale_value",
+        text="""\
+class Conv(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c1, self.c2 = nn.Conv1d(2, 4, 3), nn.Conv1d(4, 1, 3)
+
+    def forward(self, x):
+        h = torch.tanh(self.c1(x))
+        y = self.c2(h)
+        h.data.mul_(torch.rand_like(h) > 0.5)  #> location
+        return y
+
+model = Conv()
+opt = torch.optim.Adam(model.parameters())
+for x in torch.randn(3, 4, 2, 9):
+    loss = model(x).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(
+            (
+                "        y = self.c2(h)\n        h.data.mul_(torch.rand_like(h) > 0.5)  #> location\n",
+                "        y = self.c2(h * (torch.rand_like(h) > 0.5))\n",
+            ),
+        ),
+    ),
+    Case(
+        name="predictions are blended in place with a moving average of themselves",
+        kind="inplace",
+        ops=("binary_cross_entropy",),
+        tensors=("prob",),
+        text="""\
+class SelfEnsemble:
+    def __init__(self, n):
+        self.Z = torch.zeros(n)
+
+    def loss(self, prob, index, y):
+        target = 0.6 * self.Z[index] + 0.4 * prob.detach()
+        self.Z[index] = target
+        bce = F.binary_cross_entropy(prob, y)  #> saved
+        prob.lerp_(target, 0.5)  #> location
+        return bce + (prob - target).square().mean()
+
+net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 1))
+ensemble = SelfEnsemble(12)
+opt = torch.optim.Adam(net.parameters())
+for index in torch.arange(12).split(4):
+    prob = torch.sigmoid(net(torch.randn(4, 5))).squeeze(1)
+    loss = ensemble.loss(prob, index, torch.randint(2, (4,)).float())
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("        prob.lerp_(target, 0.5)  #> location\n", "        prob = prob.lerp(target, 0.5)\n"),),
+    ),
+)
