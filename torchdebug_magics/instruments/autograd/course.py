@@ -1,53 +1,89 @@
-"""What happened in which order: backward passes, updates, and gradients set to zero."""
+"""What happened in which order: backward passes, updates, and gradients set to zero. Plain data: nothing is kept alive by it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from torchdebug_magics.probing.lines import Line
 
-__all__ = ["Backward", "Course", "Update"]
+__all__ = ["Backward", "Course", "Event", "Step", "Zeroed"]
 
-_MOST_BACKWARDS = 64
+_MOST_EVENTS = 512
 
 
 @dataclass(slots=True)
 class Backward:
     """One call of backward() or grad()."""
 
-    index: int
     line: Line | None
-    nodes: frozenset[int] = frozenset()
-    """Sequence numbers of the graph's nodes."""
+    is_recorded: bool = False
+    index: int = 0
+    """How many ops were recorded before it."""
+    ops: frozenset[int] = frozenset()
+    """The indices of the ops in its graph."""
+    leaves: frozenset[int] = frozenset()
+    """The ids of the tensors at which its gradients arrive."""
+    left_over: frozenset[int] = frozenset()
+    """Of these, the ones that had a gradient other than zero already."""
+    loss_is_leaf: bool = False
+    loss: int = 0
+    """The id of the first tensor that it was called on."""
     failed: bool = False
 
 
 @dataclass(slots=True)
-class Update:
-    """One call of an optimizer's step() or zero_grad()."""
+class Step:
+    """One call of an optimizer's step()."""
 
-    what: str
-    """``"step"`` or ``"zero_grad"``."""
     line: Line | None
     optimizer: int
+    """Its id."""
+    is_recorded: bool = False
+    name: str = "optimizer"
+    parameters: frozenset[int] = frozenset()
+    """The ids of its tensors that require a gradient."""
+    without: frozenset[int] = frozenset()
+    """Of these, the ones without a gradient."""
+    nonzero_count: int = 0
+    """How many have a gradient that is not all zero."""
+
+
+@dataclass(slots=True)
+class Zeroed:
+    """One call of zero_grad(), of an optimizer or a module."""
+
+    line: Line | None
+    parameters: frozenset[int] = frozenset()
+
+
+Event: TypeAlias = "Backward | Step | Zeroed"
 
 
 @dataclass
 class Course:
     """The latest events; the counts are of all."""
 
-    backwards: list[Backward] = field(default_factory=list)
-    events: list[Backward | Update] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     backward_count: int = 0
+    recorded_count: int = 0
     steps_count: int = 0
 
-    def add(self, event: Backward | Update) -> None:
+    @property
+    def backwards(self) -> list[Backward]:
+        """The recorded backward passes."""
+        return [one for one in self.events if isinstance(one, Backward) and one.is_recorded]
+
+    @property
+    def steps(self) -> list[Step]:
+        """The recorded updates."""
+        return [one for one in self.events if isinstance(one, Step) and one.is_recorded]
+
+    def add(self, event: Event) -> None:
         """One more."""
         if isinstance(event, Backward):
             self.backward_count += 1
-            self.backwards = [*self.backwards[-_MOST_BACKWARDS:], event]
-        elif event.what == "step":
-            self.steps_count += 1
-        self.events = [*self.events[-4 * _MOST_BACKWARDS :], event]
+            self.recorded_count += event.is_recorded
+        self.steps_count += isinstance(event, Step)
+        self.events = [*self.events[-_MOST_EVENTS:], event]

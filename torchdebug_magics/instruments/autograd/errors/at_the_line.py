@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics.instruments.autograd.errors.raised import Raised, statement_at
+from torchdebug_magics.instruments.autograd.errors.broken_node import nodes_of
+from torchdebug_magics.instruments.autograd.errors.raised import Raised, missing_gradient_of, named_members, statement_at
 from torchdebug_magics.instruments.autograd.errors.writes import out_of_place, writes_to
 from torchdebug_magics.instruments.autograd.report import Finding
 from torchdebug_magics.probing.source.call_sites import function_node, tree_of
@@ -80,7 +81,7 @@ def _writer_op(raised: Raised) -> str | None:
 def _view(raised: Raised) -> Finding:
     name = _written_name(raised)
     of_leaf = "view of a leaf" in raised.message
-    made = re.search(r"Output \d+ of (\w+?)Backward\d*", raised.message)
+    made = re.search(r"Output \d+ of (\w+?)(?:Backward\d*)? is a view", raised.message)
     maker = next((op for op in reversed(raised.tape.ops) if made is not None and op.name.replace("_", "") == made[1].lower()), None)
     if of_leaf:
         base = f"with torch.no_grad(): {raised.here.source}" if raised.here is not None else "with torch.no_grad():"
@@ -182,22 +183,23 @@ def _read(raised: Raised) -> list[tuple[str, object]]:
 
 
 def _unused(raised: Raised) -> Finding:
-    index = re.search(r"[Tt]ensor (?:at index |#?)(\d+)|\binput (\d+)", raised.message)
-    call = (
-        next((node for node in ast.walk(statement) if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("grad")), None)
-        if (statement := statement_at(raised.here)) is not None
-        else None
-    )
-    inputs = call.args[1] if call is not None and len(call.args) > 1 else None
-    members = list(inputs.elts) if isinstance(inputs, (ast.List, ast.Tuple)) else [inputs] if inputs is not None else []
-    place = int(next(filter(None, index.groups()))) if index is not None else 0
-    name = ast.unparse(members[place]) if place < len(members) else None
+    index = re.search(r"[Tt]ensor at index (\d+)", raised.message)
+    place = int(index[1]) if index is not None else 0
+    statement = statement_at(raised.here)
+    calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)] if statement is not None else []
+    given = next((call.args[1] for call in calls if ast.unparse(call.func).endswith("grad") and len(call.args) > 1), None)
+    members = list(given.elts) if isinstance(given, (ast.List, ast.Tuple)) else [given] if given is not None else []
+    reached = {id(node.variable) for node in nodes_of(raised.roots) if hasattr(node, "variable")}
+    unused = {id(one) for one in raised.inputs if one.is_leaf and id(one) not in reached}
+    parameters = tuple(name for name, one in named_members() if id(one) in unused)
+    name = ast.unparse(members[place]) if place < len(members) and not parameters else next(iter(parameters), None)
     return _finding(
         raised,
         f"{f'`{name}`' if name else f'input {place}'} was not used to compute the outputs",
         "pass the tensor that the outputs were computed from, or `allow_unused=True` to get None for it",
         tensor=name,
-        explanation="a view, a copy or a `.detach()` of it is another tensor for autograd" if name else "",
+        parameters=parameters,
+        explanation="a view, a copy or a `.detach()` of it is another tensor for autograd" if name and not parameters else "",
     )
 
 
@@ -211,8 +213,16 @@ def _integer(raised: Raised) -> Finding:
         raised,
         "only floating point and complex tensors can have a gradient, and this one holds integers",
         f"`{fixed}`" if fixed != source else "make the tensor floating point first: `.float()` or `dtype=torch.float32`",
-        tensor=next((ast.unparse(target) for target in getattr(statement_at(raised.here), "targets", ())), None),
+        tensor=_made_to_require(statement_at(raised.here)),
     )
+
+
+def _made_to_require(statement: ast.stmt | None) -> str | None:
+    """``ids`` of ``ids.requires_grad_()``, of ``ids.requires_grad = True`` and of ``ids = torch.tensor(..., requires_grad=True)``."""
+    for node in ast.walk(statement) if statement is not None else ():
+        if isinstance(node, ast.Attribute) and node.attr in {"requires_grad_", "requires_grad"}:
+            return ast.unparse(node.value)
+    return next((ast.unparse(target) for target in getattr(statement, "targets", ())), None)
 
 
 def _custom(raised: Raised) -> Finding:
@@ -254,16 +264,21 @@ def _return_of(function: type | None) -> Location | None:
 
 def _checkpoint(raised: Raised) -> Finding:
     first = raised.message.splitlines()[0]
+    calls = (
+        line.location for op in raised.tape.ops for line in op.calls if re.search(r"\bcheckpoint(?:_sequential)?\(", line.location.source)
+    )
     return _finding(
         raised,
         "a checkpointed function computed something else when it ran again in backward()",
         "make the function depend on its arguments alone: no counters, `training` flags or lists that change between the two runs",
+        where=next(calls, None),
+        first_backward_at=raised.here,
         explanation=first.removeprefix("torch.utils.checkpoint: "),
     )
 
 
 def _double(raised: Raised) -> Finding:
-    named = re.search(r"derivative for (?:aten::)?(\w+)", raised.message)
+    named = re.search(r"derivative for '?(?:aten::)?(\w+)", raised.message)
     op = named[1] if named is not None else None
     attention = op is not None and "scaled_dot_product" in op
     return _finding(
@@ -280,11 +295,30 @@ def _double(raised: Raised) -> Finding:
 
 def _other(raised: Raised) -> Finding:
     first = raised.message.splitlines()[0]
+    missing = missing_gradient_of(statement_at(raised.here), raised.frames[0]) if raised.frames else None
+    if missing is not None and "NoneType" in first:
+        return _missing(raised, *missing)
     name = next((name for name, _ in _read(raised)), None)
     for pattern, fix in _OTHER_FIXES:
         if re.search(pattern, raised.message):
             return _finding(raised, first.rstrip("."), fix, tensor=name)
     return _finding(raised, first.rstrip("."), "", tensor=None)
+
+
+def _missing(raised: Raised, name: str, tensor: torch.Tensor) -> Finding:
+    if tensor.is_leaf:
+        fix = (
+            f"call backward() on a loss that uses `{name}` before this line"
+            if tensor.requires_grad
+            else f"`{name}.requires_grad_()` before it is used"
+        )
+        return _finding(raised, f"`{name}.grad` is None: no backward() has reached it", fix, tensor=name)
+    return _finding(
+        raised,
+        f"`{name}.grad` is None: `{name}` is not a leaf, and backward() keeps no gradient for it",
+        f"`{name}.retain_grad()` before backward()",
+        tensor=name,
+    )
 
 
 _OTHER_FIXES = (

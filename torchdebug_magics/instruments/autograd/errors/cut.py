@@ -73,7 +73,7 @@ def dropped_on_the_way(tape: Tape, root: int) -> tuple[Dropped | None, list[Reco
     found: list[RecordedOp] = []
     for op in ancestors(tape, root):
         found.append(op)
-        if (dropped := _dropped(tape, op)) is not None:
+        if (dropped := _dropped(op)) is not None:
             return dropped, found
     return next((dropped for op in found if (dropped := rewrapped(tape, op)) is not None), None), found
 
@@ -87,10 +87,10 @@ def ancestors(tape: Tape, root: int) -> Iterator[RecordedOp]:
         if op.index not in seen:
             seen.add(op.index)
             yield op
-            todo += [maker for use in op.reads if (maker := tape.maker(use, op.index)) is not None]
+            todo += [one for one in op.parents if not one.in_optimizer and not one.in_backward]
 
 
-def _dropped(tape: Tape, op: RecordedOp) -> Dropped | None:
+def _dropped(op: RecordedOp) -> Dropped | None:
     if op.initializes:
         return None
     if any(one.requires_grad for one in op.reads):
@@ -100,25 +100,15 @@ def _dropped(tape: Tape, op: RecordedOp) -> Dropped | None:
             return Dropped(op, "data" if ".data" in _source(op) else "detach")
         if op.makes and not any(one.can_have_grad for one in op.makes):
             return Dropped(op, "dtype")
-    for use in op.reads:
-        maker = tape.maker(use, op.index)
-        if (
-            maker is not None
-            and use.can_have_grad
-            and not use.requires_grad
-            and maker.grad_enabled
-            and maker.name != "detach"
-            and any(one.requires_grad for one in maker.reads)
-            and any(one.can_have_grad for one in maker.makes)
-        ):
-            return Dropped(op, "data")
+    for use, maker in op.sources:
+        if not use.can_have_grad and maker.grad_enabled and any(one.requires_grad for one in maker.reads):
+            return Dropped(maker, "dtype")  # one of several outputs, as the indices of `max`
     return None
 
 
 def rewrapped(tape: Tape, op: RecordedOp) -> Dropped | None:
     """Whether the op makes a tensor of numbers that were read from another one: ``torch.tensor(h.item())``, NumPy and back."""
-    has_unknown = any(tape.maker(use, op.index) is None and not (use.is_leaf and use.requires_grad) for use in op.reads)
-    if not (op.name in _FRESH or not op.reads or has_unknown):
+    if not (op.name in _FRESH or not op.reads or op.unknown):
         return None
     if op.name in _FRESH and _READ_AND_WRAPPED.search(_source(op)):
         return Dropped(op, "rewrapped")
@@ -134,8 +124,7 @@ def rewrapped(tape: Tape, op: RecordedOp) -> Dropped | None:
 
 
 def _is_read(tape: Tape, reader: RecordedOp) -> bool:
-    made = {one.tensor for one in reader.makes}
-    return any(use.tensor in made for op in tape.since(reader.index + 1) for use in op.reads)
+    return any(parent is reader for op in tape.since(reader.index + 1) for parent in op.parents)
 
 
 def _source(op: RecordedOp) -> str:
@@ -158,7 +147,13 @@ def context_of(op: RecordedOp) -> tuple[Location, Location] | None:
                 for decorator in statement.decorator_list:
                     if any(name in ast.unparse(decorator) for name in _CONTEXTS):
                         return location(line.file, decorator.lineno, line.function), line.location
-    return _global_switch(op)
+    return _global_switch(op) or _reentrant(op)
+
+
+def _reentrant(op: RecordedOp) -> tuple[Location, Location] | None:
+    """A reentrant checkpoint runs its function without gradients; where no input requires one, so does its output."""
+    found = next((line.location for line in op.calls if re.search(r"\bcheckpoint(?:_sequential)?\(", line.location.source)), None)
+    return None if found is None else (found, found)
 
 
 def _global_switch(op: RecordedOp) -> tuple[Location, Location] | None:
@@ -183,6 +178,8 @@ def cut_words(dropped: Dropped) -> tuple[str, str, Location | None]:
 def _words(cause: str, op: RecordedOp, line: Location | None, where: Location | None) -> tuple[str, str]:
     source = line.source if line is not None else ""
     match cause:
+        case "no_grad" | "inference_mode" if where is not None and "checkpoint" in where.source:
+            return "no input of the reentrant checkpoint requires a gradient, so its output has none", _not_reentrant(where.source)
         case "no_grad" | "inference_mode":
             switch = _CONTEXTS[cause] if where is line or where is None else where.source.removeprefix("with ").rstrip(":")
             what = f"`{op.name}` ran with gradients off (`{switch.removeprefix('@')}`), so the loss has no graph"
@@ -194,6 +191,11 @@ def _words(cause: str, op: RecordedOp, line: Location | None, where: Location | 
         case "dtype":
             return f"`{op.name}` has no derivative: its output is an integer or a bool", _instead_of_op(op.name, source)
     return "a new tensor was made from the numbers of another one, without its graph", _not_rewrapped(source)
+
+
+def _not_reentrant(source: str) -> str:
+    changed = source.replace("use_reentrant=True", "use_reentrant=False")
+    return f"`{changed}`" if changed != source else f"add `use_reentrant=False` to `{source}`"
 
 
 def _without(source: str, part: str) -> str:

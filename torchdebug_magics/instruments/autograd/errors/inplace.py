@@ -35,7 +35,7 @@ def modified_in_place(raised: Raised) -> Finding:
 def _on_tape(raised: Raised) -> _Overwritten | None:
     complaint = Complaint.of(raised.message)
     savers = [(op, broken.complaint) for broken in broken_nodes(raised.roots) if (op := _op_of(raised, broken.node)) is not None]
-    for op, said in savers:
+    for op, said in sorted(savers, key=lambda one: -one[0].index):  # in the order in which backward() meets them
         if (found := _overwritten(raised, op, said or complaint)) is not None:
             return found
     return None

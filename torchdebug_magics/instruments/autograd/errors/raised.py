@@ -13,7 +13,7 @@ import torch
 from torchdebug_magics.instruments.autograd.errors.messages import kind_of_error
 from torchdebug_magics.instruments.autograd.recording.tape import Tape
 from torchdebug_magics.probing.modules import live_modules, parts_of, unwrapped
-from torchdebug_magics.probing.source.call_sites import enclosing, tree_of
+from torchdebug_magics.probing.source.call_sites import enclosing, tree_of, value_of
 from torchdebug_magics.probing.storages import storages
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.where import is_user_code, local_values, location
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.autograd.report import Kind
     from torchdebug_magics.report import Location
 
-__all__ = ["Raised", "named_members", "parts_of_value", "statement_at"]
+__all__ = ["Raised", "missing_gradient_of", "named_members", "parts_of_value", "statement_at"]
 
 
 @dataclass
@@ -38,22 +38,25 @@ class Raised:
     """The user's, the innermost first."""
     roots: tuple[torch.Tensor, ...]
     """What backward() or grad() was called on."""
+    inputs: tuple[torch.Tensor, ...] = ()
+    """What grad() was asked for."""
     tape: Tape = field(default_factory=Tape)
     course: Course | None = None
 
     @classmethod
     def of(cls, error: BaseException, tape: Tape | None = None, course: Course | None = None) -> Raised | None:
         """None for an error that autograd did not raise."""
-        kind = kind_of_error(error)
+        steps = list(_steps(error.__traceback__))
+        kind = kind_of_error(error) or ("other" if _reads_missing_gradient(error, steps) else None)
         if kind is None:
             return None
-        steps = list(_steps(error.__traceback__))
         of_user = [step for step in steps if is_user_code(step.tb_frame.f_code)]
         here = of_user[-1] if of_user else None
         where = None if here is None else location(here.tb_frame.f_code.co_filename, here.tb_lineno, here.tb_frame.f_code.co_name)
-        roots = next((found for step in reversed(steps) if (found := _roots(step.tb_frame))), ())
+        roots = next((found for step in reversed(steps) if (found := _given(step.tb_frame, "tensors", "outputs"))), ())
+        inputs = next((found for step in reversed(steps) if (found := _given(step.tb_frame, "inputs"))), ())
         frames = tuple(step.tb_frame for step in reversed(of_user))
-        return cls(kind, str(error), where, frames, roots, tape or Tape(), course)
+        return cls(kind, str(error), where, frames, roots, inputs, tape or Tape(), course)
 
     def variables(self) -> Iterator[tuple[str, Any]]:
         """The names that the user's frames see, the innermost first."""
@@ -116,10 +119,28 @@ def _steps(trace: TracebackType | None) -> Iterator[TracebackType]:
         trace = trace.tb_next
 
 
-def _roots(frame: FrameType) -> tuple[torch.Tensor, ...]:
-    """Of a frame of ``torch.autograd.backward`` or ``grad``."""
+def _given(frame: FrameType, *names: str) -> tuple[torch.Tensor, ...]:
+    """An argument of ``torch.autograd.backward`` or ``grad``, in a frame of theirs."""
     if frame.f_globals.get("__name__") != "torch.autograd" or frame.f_code.co_name not in {"backward", "grad"}:
         return ()
     held: Mapping[str, Any] = local_values(frame)
-    given = held.get("tensors", held.get("outputs"))
-    return tuple(tensors_in(given))
+    return tuple(tensors_in([held.get(name) for name in names]))
+
+
+def _reads_missing_gradient(error: BaseException, steps: list[TracebackType]) -> bool:
+    """Whether the line uses a `.grad` that is None."""
+    if not isinstance(error, (AttributeError, TypeError)) or "NoneType" not in str(error):
+        return False
+    step = next((one for one in reversed(steps) if is_user_code(one.tb_frame.f_code)), None)
+    where = location(step.tb_frame.f_code.co_filename, step.tb_lineno, "") if step is not None else None
+    return missing_gradient_of(statement_at(where), step.tb_frame if step is not None else None) is not None
+
+
+def missing_gradient_of(statement: ast.stmt | None, frame: FrameType | None) -> tuple[str, torch.Tensor] | None:
+    """(name, tensor) of the ``h.grad`` in a statement that is None."""
+    for node in ast.walk(statement) if statement is not None and frame is not None else ():
+        if isinstance(node, ast.Attribute) and node.attr == "grad":
+            value = value_of(node.value, frame)
+            if isinstance(value, torch.Tensor) and (not value.is_leaf or value.grad is None):
+                return ast.unparse(node.value), value
+    return None

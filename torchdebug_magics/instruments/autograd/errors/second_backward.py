@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import byte_size
-from torchdebug_magics.instruments.autograd.errors.broken_node import nodes_of
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, parts_of_value, statement_at
 from torchdebug_magics.instruments.autograd.from_text.carried import carried_names, earlier_backward, loop_around
 from torchdebug_magics.instruments.autograd.report import Finding
 from torchdebug_magics.probing.where import excerpt, location
 
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Iterable
 
     from torchdebug_magics.instruments.autograd.course import Backward
     from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp
@@ -39,26 +38,25 @@ class _Twice:
 
 
 def second_time(raised: Raised) -> Finding:
-    """The nodes that an earlier backward() went through are those that the two share."""
-    nodes = list(nodes_of(raised.roots))
-    first = _first_backward(raised, nodes)
-    return _from_text(raised) if first is None else _from_tape(raised, nodes, first)
+    """The ops that an earlier backward() went through are those that the two share."""
+    graph = [op for root in raised.roots for op in raised.tape.graph_of(id(root))]
+    first = _first_backward(raised, {op.index for op in graph})
+    return _from_text(raised) if first is None else _from_tape(raised, graph, first)
 
 
-def _from_tape(raised: Raised, nodes: list[Any], first: Backward) -> Finding:
-    shared = {id(node): node for node in nodes if _number(node) in first.nodes}
-    is_whole = {id(tensor.grad_fn) for tensor in raised.roots} <= shared.keys()
-    frontier = _frontier(nodes, shared)
-    ends = frontier[:1] if frontier else [tensor.grad_fn for tensor in raised.roots if is_whole]
-    made = next((op for node in ends if (op := raised.tape.by_node.get(_number(node))) is not None), None)
-    consumer = raised.tape.by_node.get(_number(frontier[1])) if frontier else None
-    shared_from = made.line.location if made is not None and made.line is not None else None
+def _from_tape(raised: Raised, graph: list[RecordedOp], first: Backward) -> Finding:
+    shared = {op.index: op for op in graph if op.index in first.ops}
+    is_whole = bool(graph) and graph[0].index in shared
+    edges = [
+        (maker, op) for op in graph if op.index not in shared for use, maker in op.sources if use.requires_grad and maker.index in shared
+    ]
+    made, consumer = (graph[0], None) if is_whole else max(edges, key=lambda edge: edge[0].index)
+    shared_from = made.line.location if made.line is not None else None
     first_at = first.line.location if first.line is not None else None
     same_line = first_at is not None and raised.here is not None and (first_at.file, first_at.line) == (raised.here.file, raised.here.line)
     name = _root_name(raised) if is_whole else _carried_name(shared_from, consumer)
     how = "whole" if is_whole else "carried" if same_line else "shared"
-    kept_bytes = _saved_bytes(raised, shared.values())
-    return _told(raised, _Twice(how, name, first_at, shared_from, same_line, made, kept_bytes))
+    return _told(raised, _Twice(how, name, first_at, shared_from, same_line, made, _saved_bytes(shared.values())))
 
 
 def _from_text(raised: Raised) -> Finding:
@@ -123,30 +121,10 @@ def _words(raised: Raised, twice: _Twice) -> tuple[str, str, str]:
     return f"two backward calls share the graph of {called}", both, "the first call has freed the part that both share"
 
 
-def _first_backward(raised: Raised, nodes: list[Any]) -> Backward | None:
-    """The earlier backward pass that went through most of these nodes."""
-    if raised.course is None:
-        return None
-    numbers = {_number(node) for node in nodes}
-    passed = [one for one in raised.course.backwards if one.nodes & numbers and not one.failed]
-    return max(passed, key=lambda one: len(one.nodes & numbers), default=None)
-
-
-def _frontier(nodes: list[Any], shared: dict[int, Any]) -> tuple[Any, ...]:
-    """(the shared node nearest to the loss, the node that used it); nothing where all are shared."""
-    edges = [
-        (inner, node)
-        for node in nodes
-        if id(node) not in shared
-        for inner, _ in node.next_functions
-        if inner is not None and id(inner) in shared
-    ]
-    return max(edges, key=lambda edge: edge[0]._sequence_nr(), default=())
-
-
-def _number(node: Any) -> int:
-    number: int = node._sequence_nr() if node is not None else -1
-    return number if number < 1 << 62 else -1
+def _first_backward(raised: Raised, ops: set[int]) -> Backward | None:
+    """The earlier backward pass that went through most of these ops."""
+    passed = [one for one in raised.course.backwards if one.ops & ops and not one.failed] if raised.course is not None else []
+    return max(passed, key=lambda one: len(one.ops & ops), default=None)
 
 
 def _carried_name(shared_from: Location | None, consumer: RecordedOp | None) -> str | None:
@@ -171,12 +149,10 @@ def _root_name(raised: Raised) -> str | None:
     return raised.name_of(raised.roots[0]) if raised.roots else None
 
 
-def _saved_bytes(raised: Raised, nodes: Any) -> int:
+def _saved_bytes(ops: Iterable[RecordedOp]) -> int:
     """Of the tensors that the ops of the shared part were given and made, those that are no leaves."""
     spans: dict[int, int] = {}
-    for node in nodes:
-        op = raised.tape.by_node.get(_number(node))
-        for use in (*op.reads, *op.makes) if op is not None else ():
-            if not use.is_leaf or use in op.makes:  # type: ignore[union-attr]
-                spans[use.memory] = max(spans.get(use.memory, 0), use.span[1])
+    for op in ops:
+        for use in (*(one for one in op.reads if not one.is_leaf), *op.makes):
+            spans[use.memory] = max(spans.get(use.memory, 0), use.span[1])
     return sum(spans.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +33,8 @@ __all__ = ["Recorder", "RootCall", "modal_parts"]
 
 _MOST_NODES_AN_OP = 8
 _MOST_CALLS = 12
+_DISPATCH_S = 15e-6
+"""What PyTorch takes to call a mode in Python for one op."""
 _MOST_BYTES = 1 << 28
 
 
@@ -54,6 +57,14 @@ class RootCall(NamedTuple):
     modes: tuple[str, ...]
     """Its BatchNorm and Dropout modules."""
     name: str
+    parameters: frozenset[int]
+    """The ids of those that require a gradient."""
+
+    @classmethod
+    def of(cls, root: torch.nn.Module, op: RecordedOp) -> RootCall:
+        """As it is now."""
+        trainable = frozenset(id(one) for one in root.parameters() if one.requires_grad)
+        return cls(weakref.ref(root), op, modal_parts(root), variable_of(root) or type(root).__name__, trainable)
 
 
 def modal_parts(root: torch.nn.Module) -> tuple[str, ...]:
@@ -69,6 +80,8 @@ class Recorder:
         self.tape = Tape()
         self.is_on = False
         self.in_optimizer = False
+        self.spent_s = 0.0
+        """What recording has cost so far."""
         self.backward_frame: FrameType | None = None
         """Our frame below which a running backward stands."""
         self._hooks = hooks
@@ -138,11 +151,13 @@ class Recorder:
         )
 
     def _begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        began_s = time.perf_counter()
         try:
             self._settle()
             self._began.append(self._recorded(func, args, kwargs))
         except Exception as error:  # noqa: BLE001 - as the guard, without the cost of a call for every op
             self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
+        self.spent_s += time.perf_counter() - began_s + _DISPATCH_S
 
     def _recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[RecordedOp, list[weakref.ref[torch.Tensor]]]:
         frame, call = self._lines.user_frame(sys._getframe(2)), self._calls.current if self._calls is not None else None
@@ -161,14 +176,14 @@ class Recorder:
             reads=tuple(self.use(one) for one in tensors_in((args, kwargs))),
             writes=tuple(self.use(one) for one in written),
             calls=self._calls_around(frame),
+            root=0 if call is None else id(call.root),
+            training=call is None or call.root.training,
         )
         self._book_nodes(op)
         if call is not None and not op.in_backward:
             key = (id(call.root), op.grad_enabled, call.root.training)
             if key not in self.root_calls:
-                self.root_calls[key] = RootCall(
-                    weakref.ref(call.root), op, modal_parts(call.root), variable_of(call.root) or type(call.root).__name__
-                )
+                self.root_calls[key] = RootCall.of(call.root, op)
         return op, [weakref.ref(one) for one in written]
 
     def _keep_silently_written(self, func: Any, written: list[torch.Tensor]) -> None:
@@ -213,6 +228,7 @@ class Recorder:
         if not self._began:
             return
         op, written = self._began.pop()
+        began_s = time.perf_counter()
         try:
             tensors = [result] if isinstance(result, torch.Tensor) else list(tensors_in(result))
             op.makes = tuple(self.use(one) for one in tensors)
@@ -220,6 +236,7 @@ class Recorder:
             self.tape.add(op)
         except Exception as error:  # noqa: BLE001 - as above
             self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
+        self.spent_s += time.perf_counter() - began_s
 
     def _failed(self, _func: Any, _error: BaseException) -> None:
         if self._began:

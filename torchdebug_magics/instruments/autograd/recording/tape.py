@@ -57,6 +57,19 @@ class RecordedOp:
     makes: tuple[Use, ...] = ()
     moved: tuple[int, ...] = ()
     """The version of each of `writes` after the op."""
+    sources: tuple[tuple[Use, RecordedOp], ...] = field(default=(), repr=False)
+    """What it reads, with the op that made it; what was there before is not among them."""
+    root: int = 0
+    """The id of the model in which it ran."""
+    training: bool = True
+    """Whether that was in training mode."""
+    unknown: bool = False
+    """Whether no op made one of the tensors that it reads, and that could have a gradient."""
+
+    @property
+    def parents(self) -> tuple[RecordedOp, ...]:
+        """The ops that made what it reads."""
+        return tuple(maker for _, maker in self.sources)
 
     @property
     def initializes(self) -> bool:
@@ -76,26 +89,32 @@ class Tape:
     graph_memory: set[int] = field(default_factory=set)
     """Storages of tensors that belong to a graph, or that one was computed from."""
     _writers: dict[int, list[RecordedOp]] = field(default_factory=dict)
-    _makers: dict[int, list[RecordedOp]] = field(default_factory=dict)
+    _made: dict[int, RecordedOp] = field(default_factory=dict)
+    """The latest op that returned a tensor, by the id of the tensor."""
+    _filled: dict[int, RecordedOp] = field(default_factory=dict)
+    """The same by its storage."""
 
     def add(self, op: RecordedOp) -> None:
         """An op that has ended."""
         op.index = self.count
         self.count += 1
         self.ops.append(op)
+        made_by = [(use, self.maker(use)) for use in op.reads]
+        op.sources = tuple((use, maker) for use, maker in made_by if maker is not None)
+        op.unknown = any(maker is None and use.can_have_grad and not (use.is_leaf and use.requires_grad) for use, maker in made_by)
         if op.grad_enabled and any(one.requires_grad for one in op.reads):
             self.graph_memory.update(one.memory for one in (*op.reads, *op.makes))
         for one in op.writes:
             self._writers.setdefault(one.memory, []).append(op)
         for one in op.makes:
-            self._makers.setdefault(one.memory, []).append(op)
+            self._made[one.tensor] = self._filled[one.memory] = op
 
     def drop_before(self, index: int) -> None:
         """Forget the ops before that one."""
         kept = [op for op in self.ops if op.index >= index]
         nodes = {number: op for number, op in self.by_node.items() if op.index >= index}
         self.ops, self.by_node = [], nodes
-        self._writers, self._makers = {}, {}
+        self._writers, self._made, self._filled = {}, {}, {}
         for op in kept:
             number = op.index
             self.add(op)
@@ -113,9 +132,31 @@ class Tape:
                     if written.memory == use.memory:
                         yield op, written, version
 
-    def maker(self, use: Use, before: int) -> RecordedOp | None:
-        """The last op before the one at index `before` that made this tensor, or wrote to it."""
-        makers = [op for op in self._makers.get(use.memory, ()) if op.index < before]
-        exact = [op for op in makers if any(one.tensor == use.tensor for one in op.makes)]
-        found = exact or makers
-        return found[-1] if found else None
+    def maker(self, use: Use) -> RecordedOp | None:
+        """The latest op that made this tensor; of one that no op was seen to make, the latest that wrote its memory."""
+        made = self._made.get(use.tensor)
+        if made is not None and any(one.tensor == use.tensor and one.memory == use.memory for one in made.makes):
+            return made
+        return self._filled.get(use.memory) if use.memory else None
+
+    def graph_of(self, root: int) -> list[RecordedOp]:
+        """The ops that the graph of the tensor with that id is made of: those through which its gradient flows."""
+        todo, found = [op for op in self.ops if any(one.tensor == root for one in op.makes)][-1:], dict[int, RecordedOp]()
+        while todo:
+            op = todo.pop()
+            if op.index not in found:
+                found[op.index] = op
+                todo += [maker for use, maker in op.sources if use.requires_grad and not maker.in_optimizer and not maker.initializes]
+        return list(found.values())
+
+    def clear(self) -> None:
+        """Forget all ops; their numbers go on."""
+        self.drop_before(self.count)
+
+    def consumers(self) -> dict[int, list[RecordedOp]]:
+        """The ops that read what an op made, by the index of that op."""
+        found: dict[int, list[RecordedOp]] = {}
+        for op in self.ops:
+            for parent in op.parents:
+                found.setdefault(parent.index, []).append(op)
+        return found

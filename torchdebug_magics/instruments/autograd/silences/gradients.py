@@ -11,12 +11,13 @@ from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.errors.cut import Dropped, ancestors, context_of, cut_words, dropped_on_the_way, rewrapped
 from torchdebug_magics.instruments.autograd.report import Finding
 from torchdebug_magics.instruments.autograd.silences.named import is_written_by_user, names_of_tensors
+from torchdebug_magics.instruments.autograd.silences.watched import tensors_of
 from torchdebug_magics.probing.modules import live_modules, parts_of
 from torchdebug_magics.probing.where import excerpt
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.autograd.course import Course
     from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Tape
+    from torchdebug_magics.instruments.autograd.report import Kind
     from torchdebug_magics.instruments.autograd.silences.watched import Watched
 
 __all__ = ["missing_gradients", "nothing_reached"]
@@ -24,26 +25,25 @@ __all__ = ["missing_gradients", "nothing_reached"]
 _MOST_OPS = 20_000
 
 
-def nothing_reached(watched: Watched, tape: Tape, _course: Course) -> list[Finding]:
+def nothing_reached(watched: Watched) -> list[Finding]:
     """A loss that was made to require a gradient itself: backward() raises nothing, and nothing is reached."""
-    for seen in watched.backwards:
-        alive = [leaf for ref in seen.leaves if (leaf := ref()) is not None]
-        if not seen.loss_is_leaf or any(isinstance(leaf, torch.nn.Parameter) for leaf in alive) or not watched.steps:
+    for seen in watched.course.backwards:
+        if not seen.loss_is_leaf or not watched.course.steps:
             continue
-        dropped, _ = dropped_on_the_way(tape, seen.loss_tensor)
+        dropped, _ = dropped_on_the_way(watched.recorder.tape, seen.loss)
         if dropped is None:
             continue
-        kind = "grad_disabled" if dropped.cause in {"no_grad", "inference_mode"} else "no_gradient"
+        kind: Kind = "grad_disabled" if dropped.cause in {"no_grad", "inference_mode"} else "no_gradient"
         headline, fix, where = cut_words(dropped)
         return [
             Finding(
-                kind=kind,  # type: ignore[arg-type]
+                kind=kind,
                 raised=False,
                 headline=headline,
                 location=where,
                 op=dropped.op.name,
                 module=dropped.op.module,
-                first_backward_at=seen.event.line.location if seen.event.line is not None else None,
+                first_backward_at=seen.line.location if seen.line is not None else None,
                 fix=f"{fix}, and drop the `requires_grad` of the loss",
                 explanation="the loss itself was made a leaf, so backward() ends at it and no parameter gets a gradient",
                 excerpt=excerpt(where) if where is not None else (),
@@ -52,15 +52,16 @@ def nothing_reached(watched: Watched, tape: Tape, _course: Course) -> list[Findi
     return []
 
 
-def missing_gradients(watched: Watched, tape: Tape, _course: Course) -> list[Finding]:
+def missing_gradients(watched: Watched) -> list[Finding]:
     """Of the tensors of the optimizers that stepped: those that had no gradient at any step, though others had one."""
+    tape, by_hand = watched.recorder.tape, watched.written_by_hand()
     groups: dict[object, list[torch.Tensor]] = {}
     cuts: dict[object, Dropped | None] = {}
     for tensor in _never_with_gradient(watched):
         memory = watched.recorder.use(tensor).memory
-        readers = [op for op in tape.ops if _is_forward(op) and any(use.memory == memory for use in op.reads)]
-        if memory in watched.written_by_hand(tape):
+        if memory in by_hand:
             continue  # as a codebook, or a moving average
+        readers = [op for op in tape.ops if _is_forward(op) and any(use.memory == memory for use in op.reads)]
         dropped = _dropped_after(tape, readers) or (_rewrapped_before(watched, tape) if readers else None)
         if dropped is None and (readers or not _is_unused_by_mistake(tensor)):
             continue
@@ -71,23 +72,18 @@ def missing_gradients(watched: Watched, tape: Tape, _course: Course) -> list[Fin
 
 
 def _never_with_gradient(watched: Watched) -> list[torch.Tensor]:
-    by_optimizer: dict[int, list[set[int]]] = {}
-    tensors: dict[int, torch.Tensor] = {}
-    for seen in watched.steps:
-        if seen.with_gradient + seen.zero_count:
-            alive = [one for ref in seen.without if (one := ref()) is not None]
-            tensors.update({id(one): one for one in alive})
-            by_optimizer.setdefault(seen.key, []).append({id(one) for one in alive})
-    return [tensors[key] for sets in by_optimizer.values() for key in sorted(set.intersection(*sets), key=list(tensors).index)]
+    found: list[torch.Tensor] = []
+    for optimizer in watched.optimizers():
+        steps = [one for one in watched.course.steps if one.optimizer == id(optimizer)]
+        if any(one.nonzero_count for one in steps):
+            without = frozenset.intersection(*(one.without for one in steps))
+            found += [one for one in tensors_of(optimizer) if id(one) in without]
+    return found
 
 
 def _dropped_after(tape: Tape, readers: list[RecordedOp]) -> Dropped | None:
     """Forward from the ops that read a parameter: the first that lets its gradient end."""
-    readers_of: dict[int, list[RecordedOp]] = {}
-    for op in tape.ops:
-        if _is_forward(op):
-            for use in op.reads:
-                readers_of.setdefault(use.tensor, []).append(op)
+    consumers = tape.consumers()
     todo, seen = deque(readers), set[int]()
     while todo and len(seen) < _MOST_OPS:
         op = todo.popleft()
@@ -96,18 +92,21 @@ def _dropped_after(tape: Tape, readers: list[RecordedOp]) -> Dropped | None:
         seen.add(op.index)
         if any(use.requires_grad for use in op.reads) and (op.inference or not op.grad_enabled):
             return Dropped(op, "inference_mode" if op.inference else "no_grad")
-        if op.name == "detach" and any(later.index > op.index for use in op.makes for later in readers_of.get(use.tensor, ())):
+        later = [one for one in consumers.get(op.index, ()) if _is_forward(one)]
+        if op.name == "detach" and later:
             return Dropped(op, "data" if op.line is not None and ".data" in op.line.location.source else "detach")
         if op.makes and not any(one.can_have_grad for one in op.makes):
             return Dropped(op, "dtype")
-        todo += [later for use in op.makes for later in readers_of.get(use.tensor, ()) if later.index > op.index]
+        if any(not use.can_have_grad and maker is op for one in later for use, maker in one.sources):
+            return Dropped(op, "dtype")
+        todo += later
     return None
 
 
 def _rewrapped_before(watched: Watched, tape: Tape) -> Dropped | None:
     """Numbers read from a tensor, and put into a new one, on the way to a loss."""
-    for seen in watched.backwards:
-        for op in ancestors(tape, seen.loss_tensor):
+    for seen in watched.course.backwards:
+        for op in ancestors(tape, seen.loss):
             if (dropped := rewrapped(tape, op)) is not None:
                 return dropped
     return None

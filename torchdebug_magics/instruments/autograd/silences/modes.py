@@ -6,12 +6,13 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import listed
+from torchdebug_magics.instruments.autograd.course import Backward, Step
 from torchdebug_magics.instruments.autograd.report import Finding
 from torchdebug_magics.probing.where import excerpt
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.autograd.course import Course
     from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Tape
+    from torchdebug_magics.instruments.autograd.report import Kind
     from torchdebug_magics.instruments.autograd.silences.watched import Watched
     from torchdebug_magics.report import Location
 
@@ -37,14 +38,14 @@ _PASSES_ON = frozenset(
 _MOST_OPS = 5_000
 
 
-def double_softmax(_watched: Watched, tape: Tape, _course: Course) -> list[Finding]:
+def double_softmax(watched: Watched) -> list[Finding]:
     """A softmax whose output goes into the loss that takes another one."""
-    for op in tape.ops:
+    for op in watched.recorder.tape.ops:
         if op.in_backward or op.name not in {"_log_softmax", "binary_cross_entropy_with_logits"} or not op.reads:
             continue
-        maker = tape.maker(op.reads[0], op.index)
-        while maker is not None and maker.name in _PASSES_ON and maker.reads:
-            maker = tape.maker(maker.reads[0], maker.index)
+        maker = next(iter(op.parents), None)
+        while maker is not None and maker.name in _PASSES_ON:
+            maker = next(iter(maker.parents), None)
         wanted = "_softmax" if op.name == "_log_softmax" else "sigmoid"
         if maker is None or maker.name != wanted or not any(use.requires_grad for use in maker.reads):
             continue
@@ -70,56 +71,45 @@ def double_softmax(_watched: Watched, tape: Tape, _course: Course) -> list[Findi
     return []
 
 
-def wrong_modes(watched: Watched, tape: Tape, _course: Course) -> list[Finding]:
+def wrong_modes(watched: Watched) -> list[Finding]:
     """Hints: BatchNorm or Dropout in the other mode than the call is for."""
-    updated = {
-        id(one)
-        for seen in watched.steps
-        if (optimizer := seen.optimizer()) is not None
-        for group in optimizer.param_groups
-        for one in group["params"]
-    }
-    found: list[Finding] = []
+    tape, updated = watched.recorder.tape, watched.updated()
+    found = [_trained_in_eval_mode(watched)]
     for (_, with_gradients, training), seen in watched.recorder.root_calls.items():
-        root = seen.root()
-        if root is None or not seen.modes or not any(id(one) in updated and one.requires_grad for one in root.parameters()):
+        if not with_gradients and training and seen.modes and seen.parameters & updated and not _feeds_a_loss(tape, seen.op):
+            where = _call_line(seen.op)
+            fix = f"`{seen.name}.eval()` before `{_source(where)}`"
+            found.append(_hint("eval_in_train_mode", f"`{seen.name}` is evaluated in training mode", where, fix, seen.modes))
+    return [one for one in found if one is not None]
+
+
+def _trained_in_eval_mode(watched: Watched) -> Finding | None:
+    """A model whose last backward pass before an update came from a forward in evaluation mode."""
+    ops = {op.index: op for op in watched.recorder.tape.ops}
+    events = watched.course.events
+    for place, step in enumerate(events):
+        if not isinstance(step, Step) or not step.is_recorded or not step.nonzero_count:
             continue
-        where = _call_line(seen.op)
-        name = seen.name
-        if (
-            with_gradients
-            and not training
-            and not any(part.training for part in root.modules())
-            and not _is_also_trained(watched, seen.root)
-        ):
-            found.append(
-                _hint(
-                    "train_in_eval_mode", f"`{name}` is trained in evaluation mode", where, f"`{name}.train()` before the loop", seen.modes
-                )
-            )
-        if not with_gradients and training and not _feeds_a_loss(tape, seen.op, id(root)):
-            found.append(
-                _hint(
-                    "eval_in_train_mode",
-                    f"`{name}` is evaluated in training mode",
+        passed = [one for one in events[:place] if isinstance(one, Backward) and one.leaves & step.parameters]
+        for (root, _, training), seen in watched.recorder.root_calls.items():
+            if training or not seen.modes or not seen.parameters & step.parameters or not passed:
+                continue
+            of_root = [ops[index] for index in sorted(passed[-1].ops) if index in ops and ops[index].root == root]
+            if of_root and not any(op.training for op in of_root):
+                where = _call_line(of_root[0])
+                return _hint(
+                    "train_in_eval_mode",
+                    f"`{seen.name}` is trained in evaluation mode",
                     where,
-                    f"`{name}.eval()` before `{_source(where)}`",
+                    f"`{seen.name}.train()` before the loop",
                     seen.modes,
                 )
-            )
-    return found
+    return None
 
 
-def _is_also_trained(watched: Watched, root: object) -> bool:
-    """Whether the same model is called in training mode with gradients, too."""
-    return any(
-        seen.root == root and with_gradients and training for (_, with_gradients, training), seen in watched.recorder.root_calls.items()
-    )
-
-
-def _hint(kind: str, headline: str, where: Location | None, fix: str, modes: tuple[str, ...]) -> Finding:
+def _hint(kind: Kind, headline: str, where: Location | None, fix: str, modes: tuple[str, ...]) -> Finding:
     return Finding(
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         raised=False,
         headline=f"{headline}: {listed(modes)}",
         location=where,
@@ -143,16 +133,14 @@ def _source(where: Location | None) -> str:
     return where.source if where is not None else "the call"
 
 
-def _feeds_a_loss(tape: Tape, first: RecordedOp, _root: int) -> bool:
+def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
     """Whether what was computed from there goes into an op that has a graph: as the samples of a GAN's generator do."""
-    todo, seen = deque([first]), {first.index}
+    consumers, todo, seen = tape.consumers(), deque([first]), {first.index}
     while todo and len(seen) < _MOST_OPS:
-        op = todo.popleft()
-        made = {use.tensor for use in op.makes}
-        for later in tape.since(op.index + 1):
-            if later.index not in seen and any(use.tensor in made for use in later.reads):
-                if later.grad_enabled and any(use.requires_grad for use in later.reads):
-                    return True
+        for later in consumers.get(todo.popleft().index, ()):
+            if later.grad_enabled and any(use.requires_grad for use in later.reads):
+                return True
+            if later.index not in seen:
                 seen.add(later.index)
                 todo.append(later)
     return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,53 +10,49 @@ import torch
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.report import Finding
 from torchdebug_magics.instruments.autograd.silences.named import assigned_at, names_of_tensors
+from torchdebug_magics.instruments.autograd.silences.watched import tensors_of
 from torchdebug_magics.probing.modules import live, live_modules, parts_of
 from torchdebug_magics.probing.where import excerpt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from torchdebug_magics.instruments.autograd.course import Course
-    from torchdebug_magics.instruments.autograd.recording.tape import Tape
     from torchdebug_magics.instruments.autograd.silences.watched import Watched
+    from torchdebug_magics.report import Location
 
 __all__ = ["wrong_tensors"]
 
 
-def wrong_tensors(watched: Watched, tape: Tape, _course: Course) -> list[Finding]:
+def wrong_tensors(watched: Watched) -> list[Finding]:
     """Where a step was made in the recorded steps."""
-    optimizers = [one for seen in watched.steps if (one := seen.optimizer()) is not None]
-    if not optimizers or not watched.backwards:
+    course, tape = watched.course, watched.recorder.tape
+    if not course.steps or not course.backwards:
         return []
-    stepped = {id(one): one for one in optimizers}
-    called = {seen.key: seen.name for seen in watched.steps}
-    held = {id(one) for optimizer in live(torch.optim.Optimizer) for group in optimizer.param_groups for one in group["params"]}
-    reached = {id(leaf): leaf for seen in watched.backwards for ref in seen.leaves if (leaf := ref()) is not None}
-    by_hand = watched.written_by_hand(tape)
-    unowned = [
-        leaf
-        for key, leaf in reached.items()
-        if key not in held and isinstance(leaf, torch.nn.Parameter) and watched.recorder.use(leaf).memory not in by_hand
-    ]
-    if not unowned:
-        return []
+    held = {id(one) for optimizer in live(torch.optim.Optimizer) for one in tensors_of(optimizer)}
+    reached = {key for one in course.backwards for key in one.leaves}
+    by_hand = watched.written_by_hand()
+    unowned = {
+        id(one): one
+        for root in _roots()
+        for one in root.parameters()
+        if id(one) in reached and id(one) not in held and watched.recorder.use(one).memory not in by_hand
+    }
     files = [op.line.file for op in reversed(tape.ops) if op.line is not None]
-    for optimizer in stepped.values():
-        idle = [one for group in optimizer.param_groups for one in group["params"] if id(one) not in reached and one.requires_grad]
-        all_held = [one for group in optimizer.param_groups for one in group["params"]]
-        if (
-            idle
-            and len(idle) == len(all_held)
-            and not Counter(tuple(one.shape) for one in unowned) - Counter(tuple(one.shape) for one in idle)
-        ):
-            return [_stale(called[id(optimizer)], unowned, files)]
-    updated = {id(one) for optimizer in stepped.values() for group in optimizer.param_groups for one in group["params"]}
-    missing = {id(one): one for one in unowned}
-    hidden = {id(one): name for name, one in _in_plain_containers(updated) if id(one) in missing}
+    called = {one.optimizer: one.name for one in course.steps}
+    optimizers = watched.optimizers()
+    updated = {id(one) for optimizer in optimizers for one in tensors_of(optimizer)}
+    hidden = {id(one): name for name, one in _in_plain_containers(updated) if id(one) in reached and id(one) not in held}
     if hidden:
         return [_told(tuple(hidden.values()), next(iter(called.values())), files, is_hidden=True)]
-    forgotten = [one for root in _trained_roots(updated, missing) for one in root.parameters() if id(one) in missing]
-    return [_told(names_of_tensors(forgotten), next(iter(called.values())), files, is_hidden=False)] if forgotten else []
+    if not unowned:
+        return []
+    of_models = {id(one) for root in _roots() for one in root.parameters()}
+    for optimizer in optimizers:
+        if any(one.requires_grad and id(one) not in of_models and id(one) not in reached for one in tensors_of(optimizer)):
+            return [_stale(called.get(id(optimizer), "optimizer"), list(unowned.values()), files)]
+    name = next(iter(called.values()))
+    forgotten = list(_forgotten(updated, unowned, assigned_at(name, files)))
+    return [_told(names_of_tensors(forgotten), name, files, is_hidden=False)] if forgotten else []
 
 
 def _told(names: tuple[str, ...], optimizer: str, files: list[str], *, is_hidden: bool) -> Finding:
@@ -101,15 +97,24 @@ def _in_plain_containers(updated: set[int]) -> Iterator[tuple[str, torch.nn.Para
                         yield from ((f"{prefix}.{name}", one) for name, one in part.named_parameters())
 
 
-def _trained_roots(updated: set[int], missing: Mapping[int, torch.nn.Parameter]) -> Iterator[torch.nn.Module]:
-    """Models with a part of which the optimizer holds some and misses some. Whole parts that are missing are left out on purpose."""
+def _forgotten(updated: set[int], unowned: Mapping[int, torch.nn.Parameter], made_at: Location | None) -> Iterator[torch.nn.Parameter]:
+    """What was left out by mistake: of a part that is updated, of a model whose other parts are frozen, beside a model in training mode.
+
+    Whole parts may be left out on purpose, where the line that makes the optimizer names the part that it is for.
+    """
+    names_a_part = made_at is not None and re.search(r"\w+\.\w+(\.\w+)*\.parameters\(\)", made_at.source) is not None
     for root in _roots():
-        parts: dict[str, set[bool]] = {}
-        for name, one in root.named_parameters():
-            if id(one) in updated or id(one) in missing:
-                parts.setdefault(name.rpartition(".")[0], set()).add(id(one) in updated)
-        if any(len(kinds) > 1 for kinds in parts.values()):
-            yield root
+        missing = [one for one in root.parameters() if id(one) in unowned]
+        mine = [one for one in root.parameters() if id(one) in updated]
+        is_frozen_in_part = any(not one.requires_grad for one in root.parameters())
+        mixed = {name.rpartition(".")[0] for name, one in root.named_parameters() if id(one) in updated}
+        in_mixed = [one for name, one in root.named_parameters() if id(one) in unowned and name.rpartition(".")[0] in mixed]
+        if mine and (is_frozen_in_part or not names_a_part):
+            yield from missing
+        elif mine:
+            yield from in_mixed
+        elif root.training:
+            yield from missing
 
 
 def _stale(name: str, unowned: list[torch.nn.Parameter], files: list[str]) -> Finding:

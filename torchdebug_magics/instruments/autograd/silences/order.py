@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics.instruments.autograd.course import Backward, Update
+from torchdebug_magics.instruments.autograd.course import Backward, Step, Zeroed
 from torchdebug_magics.instruments.autograd.report import Finding
 from torchdebug_magics.instruments.autograd.silences.named import variable_of
-from torchdebug_magics.instruments.autograd.silences.watched import BackwardSeen, StepSeen
+from torchdebug_magics.instruments.autograd.silences.watched import tensors_of
 from torchdebug_magics.probing.modules import live
-from torchdebug_magics.probing.where import excerpt
+from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.where import excerpt, location
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.autograd.course import Course
-    from torchdebug_magics.instruments.autograd.recording.tape import Tape
+    from collections.abc import Sequence
+
+    from torchdebug_magics.instruments.autograd.course import Event
+    from torchdebug_magics.instruments.autograd.report import Kind
     from torchdebug_magics.instruments.autograd.silences.watched import Watched
     from torchdebug_magics.probing.lines import Line
     from torchdebug_magics.report import Location
@@ -27,107 +31,104 @@ _IN_A_LOOP = 3
 """Backward passes without an update, from which on an update is missing."""
 
 
-def wrong_order(watched: Watched, _tape: Tape, course: Course) -> list[Finding]:
-    """At most one of each."""
-    found = [_without_gradients(seen, course) for seen in watched.steps if not seen.with_gradient]
-    at_every_step = len([one for one in found if one is not None]) == len(watched.steps)
-    first = found[0] if found and at_every_step else None
-    return [one for one in (first, _never_stepped(watched, course), _never_zeroed(watched, course)) if one is not None]
+def wrong_order(watched: Watched) -> list[Finding]:
+    """Of each optimizer."""
+    events = watched.course.events
+    found = [_never_stepped(watched)]
+    for key in dict.fromkeys(step.optimizer for step in watched.course.steps):
+        places = [place for place, one in enumerate(events) if isinstance(one, Step) and one.is_recorded and one.optimizer == key]
+        steps = [one for one in watched.course.steps if one.optimizer == key]
+        if not any(step.nonzero_count for step in steps) and steps[0].parameters:
+            found.append(_without_gradients(steps[0], events[: places[0]], events))
+        else:
+            found.append(_never_zeroed(steps, [events[first:last] for first, last in pairwise(places)]))
+    return [one for one in found if one is not None]
 
 
-def _finding(kind: str, headline: str, where: Location | None, fix: str, **more: object) -> Finding:
+def _finding(kind: Kind, headline: str, line: Line | Location | None, fix: str, **more: object) -> Finding:
+    where = line.location if line is not None and hasattr(line, "location") else line
     return Finding(kind=kind, raised=False, headline=headline, location=where, fix=fix, excerpt=excerpt(where) if where else (), **more)  # type: ignore[arg-type]
 
 
-def _at(line: Line | None) -> Location | None:
-    return line.location if line is not None else None
-
-
-def _without_gradients(seen: StepSeen, course: Course) -> Finding | None:
+def _without_gradients(step: Step, before: Sequence[Event], events: Sequence[Event]) -> Finding | None:
     """An update for which no gradient is there, or only zeros."""
-    if not seen.without and not seen.zero_count:
-        return None
-    steps = [
-        place
-        for place, event in enumerate(course.events)
-        if isinstance(event, Update) and event.what == "step" and event.optimizer == seen.key
-    ]
-    if not steps:
-        return None
-    step = course.events[steps[0]]
-    before = course.events[: steps[0]]
-    name = seen.name
-    backwards = [place for place, event in enumerate(before) if isinstance(event, Backward)]
-    zeroed = [event for event in before[backwards[-1] if backwards else 0 :] if isinstance(event, Update) and event.what == "zero_grad"]
-    if backwards and zeroed:
-        where = _at(zeroed[-1].line)
-        source = where.source if where is not None else "zero_grad()"
+    name = step.name
+    reaching = [place for place, one in enumerate(before) if isinstance(one, Backward) and one.leaves & step.parameters]
+    if not reaching:
+        later = next((one for one in events if isinstance(one, Backward) and one.leaves & step.parameters), None)
         return _finding(
-            "zeroed_before_step",
-            f"the gradients were set to zero after backward(), before `{name}.step()`",
-            where,
-            f"move `{source}` above the backward() call",
-            first_backward_at=_at(before[backwards[-1]].line),
-            explanation="the update sees no gradient, so nothing is learned",
+            "stepped_without_backward",
+            f"`{name}.step()` ran without gradients: no backward() had reached its parameters",
+            step.line,
+            "call `loss.backward()` before the step" if later is None else f"move the step below `{_source(later.line)}`",
+            first_backward_at=later.line.location if later is not None and later.line is not None else None,
         )
-    if backwards:
+    last = before[reaching[-1]]
+    zeroed = [one for one in before[reaching[-1] :] if isinstance(one, Zeroed) and one.parameters & step.parameters]
+    where = zeroed[-1].line.location if zeroed and zeroed[-1].line is not None else None if zeroed else _set_to_none(step)
+    if where is None:
         return None
-    later = next((event for event in course.events[steps[0] :] if isinstance(event, Backward)), None)
-    where = _at(step.line)
     return _finding(
-        "stepped_without_backward",
-        f"`{name}.step()` ran without gradients: no backward() came before it",
+        "zeroed_before_step",
+        f"the gradients were set to zero after backward(), before `{name}.step()`",
         where,
-        "call `loss.backward()` before the step" if later is None else f"move the step below `{_source(later.line)}`",
-        first_backward_at=_at(later.line) if later is not None else None,
+        f"move `{where.source}` above the backward() call",
+        first_backward_at=last.line.location if isinstance(last, Backward) and last.line is not None else None,
+        explanation="the update sees no gradient, so nothing is learned",
     )
 
 
+def _set_to_none(step: Step) -> Location | None:
+    """``p.grad = None``, which no hook sees, by the text of the file that makes the step."""
+    tree = tree_of(step.line.file) if step.line is not None else None
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute) and node.targets[0].attr == "grad" and step.line:
+            return location(step.line.file, node.lineno, "<module>")
+    return None
+
+
 def _source(line: Line | None) -> str:
-    where = _at(line)
-    return where.source if where is not None else "backward()"
+    return line.location.source if line is not None else "backward()"
 
 
-def _never_stepped(watched: Watched, course: Course) -> Finding | None:
-    if course.steps_count or course.backward_count < _IN_A_LOOP or live(torch.amp.GradScaler):
+def _never_stepped(watched: Watched) -> Finding | None:
+    """An optimizer whose gradients are set to zero and computed, again and again, and that makes no update."""
+    course = watched.course
+    if any(_may_skip(scaler) for scaler in live(torch.amp.GradScaler)):
         return None
-    zeroed = {event.optimizer for event in course.events if isinstance(event, Update)}
-    reached = {id(leaf) for seen in watched.backwards for ref in seen.leaves if (leaf := ref()) is not None}
+    stepped = {one.optimizer for one in course.events if isinstance(one, Step)}
     for optimizer in live(torch.optim.Optimizer):
-        held = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        of_model = any(
-            isinstance(one, torch.nn.Module) and held & {id(part) for part in one.parameters()}
-            for one in live(torch.nn.Module)
-            if id(one) in zeroed
-        )
-        if held & reached and (id(optimizer) in zeroed or of_model):
+        held = set(map(id, tensors_of(optimizer)))
+        reached = [one for one in course.backwards if one.leaves & held]
+        zeroed = [one for one in course.events if isinstance(one, Zeroed) and one.parameters & held]
+        if id(optimizer) not in stepped and len(reached) >= _IN_A_LOOP and len(zeroed) >= _IN_A_LOOP - 1:
             name = variable_of(optimizer) or "optimizer"
-            where = _at(course.backwards[-1].line)
             return _finding(
                 "never_stepped",
-                f"`{name}.step()` is never called: {course.backward_count} backward passes and no update",
-                where,
-                f"add `{name}.step()` after `{where.source if where is not None else 'backward()'}`",
+                f"`{name}.step()` is never called: {len(reached)} backward passes and no update",
+                reached[-1].line,
+                f"add `{name}.step()` after `{_source(reached[-1].line)}`",
             )
     return None
 
 
-def _never_zeroed(watched: Watched, course: Course) -> Finding | None:
-    for key in {seen.key for seen in watched.steps}:
-        places = [place for place, seen in enumerate(watched.order) if isinstance(seen, StepSeen) and seen.key == key]
-        for first, last in pairwise(places):
-            between = [one for one in watched.order[first:last] if isinstance(one, BackwardSeen) and key in one.reached]
-            if between and all(key in one.left_over for one in between):
-                step = next(
-                    event for event in course.events if isinstance(event, Update) and event.what == "step" and event.optimizer == key
-                )
-                name = next(seen.name for seen in watched.steps if seen.key == key)
-                where = _at(step.line)
-                return _finding(
-                    "never_zeroed",
-                    f"the gradients of `{name}` are never set to zero: each step adds to those of all steps before",
-                    where,
-                    f"`{name}.zero_grad()` after `{where.source if where is not None else f'{name}.step()'}`",
-                    is_hint=True,
-                )
+def _may_skip(scaler: torch.amp.GradScaler) -> bool:
+    """Whether it may have left out updates on purpose: after a step that it takes, its tracker is above zero."""
+    tracker = scaler._growth_tracker
+    return scaler.is_enabled() and (tracker is None or not int(tracker))
+
+
+def _never_zeroed(steps: Sequence[Step], between: Sequence[Sequence[Event]]) -> Finding | None:
+    """Whether, from one update to the next, each backward pass that reaches its tensors met the gradients of the last one."""
+    for events in between:
+        reaching = [one for one in events if isinstance(one, Backward) and one.is_recorded and one.leaves & steps[0].parameters]
+        if reaching and all(one.left_over & steps[0].parameters for one in reaching):
+            name = steps[0].name
+            return _finding(
+                "never_zeroed",
+                f"the gradients of `{name}` are never set to zero: each step adds to those of all steps before",
+                steps[0].line,
+                f"`{name}.zero_grad()` after `{_source(steps[0].line)}`",
+                is_hint=True,
+            )
     return None

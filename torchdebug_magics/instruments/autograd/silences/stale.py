@@ -12,16 +12,14 @@ from torchdebug_magics.probing.storages import storages
 from torchdebug_magics.probing.where import excerpt
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.autograd.course import Course
-    from torchdebug_magics.instruments.autograd.recording.tape import Tape
     from torchdebug_magics.instruments.autograd.silences.watched import Watched
 
 __all__ = ["stale_values"]
 
 
-def stale_values(watched: Watched, _tape: Tape, _course: Course) -> list[Finding]:
+def stale_values(watched: Watched) -> list[Finding]:
     """The first of them."""
-    for saver, writer, memory, ratio in watched.stale:
+    for saver, writer, memory, ratio in [watched.stale] if watched.stale is not None else []:
         where = writer.line.location if writer.line is not None else None
         members = [name for name, held in named_members() if any(one._cdata == memory for one in storages(held))]
         statement = statement_at(where)

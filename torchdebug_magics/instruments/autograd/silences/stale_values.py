@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.errors.broken_node import saved_names
 from torchdebug_magics.probing.contents import memory_of
+from torchdebug_magics.probing.graphs import upstream
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.autograd.recording.recorder import Recorder
@@ -26,7 +27,7 @@ class StaleValue(NamedTuple):
     error_ratio: float | None
 
 
-def stale_value(recorder: Recorder, tensors: tuple[torch.Tensor, ...], nodes: list[Any]) -> StaleValue | None:
+def stale_value(recorder: Recorder, tensors: tuple[torch.Tensor, ...]) -> StaleValue | None:
     """Of the graph that is about to run backward; None, without a look at it, where no write went unnoticed."""
     tape = recorder.settle()
     silent = [
@@ -34,6 +35,7 @@ def stale_value(recorder: Recorder, tensors: tuple[torch.Tensor, ...], nodes: li
     ]
     if not silent:
         return None
+    nodes = list(upstream(tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None))
     for node in nodes:
         saver = None if hasattr(node, "variable") else tape.by_node.get(node._sequence_nr())
         if saver is None:

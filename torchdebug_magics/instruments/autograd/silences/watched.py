@@ -1,142 +1,110 @@
-"""What is noted of the recorded steps, at each backward pass and each update; tensors are held weakly."""
+"""What is noted at each backward pass, update and zero_grad() of a recorded step."""
 
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchdebug_magics.instruments.autograd.course import Backward, Course, Step, Zeroed
 from torchdebug_magics.instruments.autograd.silences.named import variable_of
 from torchdebug_magics.instruments.autograd.silences.stale_values import StaleValue, stale_value
-from torchdebug_magics.probing.modules import fast_path_parts, is_compiled, unwrapped
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.autograd.course import Backward
     from torchdebug_magics.instruments.autograd.recording.recorder import Recorder
-    from torchdebug_magics.instruments.autograd.recording.tape import Tape
 
-__all__ = ["BackwardSeen", "StepSeen", "Watched"]
-
-
-@dataclass
-class BackwardSeen:
-    """One backward pass of the recorded steps."""
-
-    event: Backward
-    leaves: list[weakref.ref[torch.Tensor]]
-    """What its gradients arrive at."""
-    loss_is_leaf: bool
-    op_index: int | None
-    """The op that made the loss."""
-    loss_tensor: int
-    loss_memory: int
-    left_over: frozenset[int] = frozenset()
-    """Ids of the optimizers that have stepped, and whose tensors still had gradients other than zero."""
-    reached: frozenset[int] = frozenset()
-    """Ids of the optimizers of which it reaches a tensor."""
+__all__ = ["Watched", "is_nonzero", "tensors_of"]
 
 
-@dataclass
-class StepSeen:
-    """One update of the recorded steps."""
-
-    optimizer: weakref.ref[torch.optim.Optimizer]
-    key: int
-    place: int
-    """How many events were before it."""
-    without: list[weakref.ref[torch.Tensor]]
-    """Tensors that require a gradient and have none."""
-    with_gradient: int
-    """How many have one that is not all zero."""
-    zero_count: int
-    """How many have one that is all zero."""
-    name: str
-    """The variable that holds the optimizer where it is stepped."""
-
-
-@dataclass
 class Watched:
-    """The recorded steps."""
+    """Fills the course; keeps no tensor and no optimizer alive."""
 
-    recorder: Recorder
-    backwards: list[BackwardSeen] = field(default_factory=list)
-    steps: list[StepSeen] = field(default_factory=list)
-    stale: list[StaleValue] = field(default_factory=list)
-    order: list[BackwardSeen | StepSeen] = field(default_factory=list)
-    _stepped: dict[int, weakref.ref[torch.optim.Optimizer]] = field(default_factory=dict)
-    _counts: dict[int, int] = field(default_factory=dict)
-
-    def trained_with_modes(self) -> list[torch.nn.Module]:
-        """The models with BatchNorm or Dropout that an optimizer updates, and that no compiler or fused kernel runs."""
-        updated = {id(one) for ref in self._stepped.values() if (optimizer := ref()) is not None for one in _tensors(optimizer)}
-        roots = {id(root): root for seen in self.recorder.root_calls.values() if seen.modes and (root := seen.root()) is not None}
-        found = [root for root in roots.values() if any(id(one) in updated for one in root.parameters())]
-        return [root for root in found if not is_compiled(root) and unwrapped(root) is root and not fast_path_parts([root])]
+    def __init__(self, recorder: Recorder, course: Course) -> None:
+        self.recorder = recorder
+        self.course = course
+        self.stale: StaleValue | None = None
+        self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        self._steps: Counter[int] = Counter()
 
     def steps_of(self, optimizer: torch.optim.Optimizer) -> int:
-        """How often it was stepped while recorded."""
-        return self._counts.get(id(optimizer), 0)
+        """How often it was stepped."""
+        return self._steps[id(optimizer)]
 
-    def written_by_hand(self, tape: Tape) -> frozenset[int]:
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that have stepped and are alive."""
+        return [one for ref in self._optimizers.values() if (one := ref()) is not None]
+
+    def updated(self) -> set[int]:
+        """The ids of all tensors that an update was made of."""
+        return {key for one in self.course.steps for key in one.parameters}
+
+    def written_by_hand(self) -> frozenset[int]:
         """Storages that the user's code writes once the first backward pass has begun: no initialization, and no optimizer's update."""
-        first = self.backwards[0].event.index if self.backwards else 0
-        return frozenset(use.memory for op in tape.since(first) if not op.in_optimizer and not op.in_backward for use in op.writes)
+        first = self.course.backwards[0].index if self.course.backwards else 0
+        ops = self.recorder.tape.since(first)
+        return frozenset(use.memory for op in ops if not op.in_optimizer and not op.in_backward for use in op.writes)
 
-    def before_backward(self, event: Backward, tensors: tuple[torch.Tensor, ...], nodes: list[Any]) -> None:
-        """What the pass will reach, and which gradients are there already."""
+    def backward(self, tensors: tuple[torch.Tensor, ...], *, is_loss: bool) -> Backward:
+        """A pass begins: what it will reach, and which gradients are there already."""
+        recorder, line = self.recorder, self.recorder.line_here()
+        if not recorder.is_on:
+            return Backward(line)
+        tape = recorder.settle()
+        graph = [op for tensor in tensors for op in tape.graph_of(id(tensor))]
+        leaves = frozenset(use.tensor for op in graph for use in op.reads if use.is_leaf and use.requires_grad)
         with _disable_current_modes(), torch.no_grad():
-            leaves = [node.variable for node in nodes if hasattr(node, "variable")]
-            ids = {id(leaf) for leaf in leaves}
-            alive = {key: one for key, ref in self._stepped.items() if (one := ref()) is not None}
-            reached = {key for key, one in alive.items() if any(id(tensor) in ids for tensor in _tensors(one))}
-            left = {key for key in reached if any(_is_nonzero(tensor.grad) for tensor in _tensors(alive[key]) if id(tensor) in ids)}
-            loss = tensors[0] if tensors else None
-            use = self.recorder.use(loss) if loss is not None else None
-            seen = BackwardSeen(
-                event,
-                [weakref.ref(leaf) for leaf in leaves],
-                loss is not None and loss.is_leaf and loss.requires_grad,
-                None,
-                id(loss) if loss is not None else 0,
-                use.memory if use is not None else 0,
-                frozenset(left),
-                frozenset(reached),
-            )
-            self.backwards.append(seen)
-            self.order.append(seen)
-        if not self.stale and (found := stale_value(self.recorder, tensors, nodes)) is not None:
-            self.stale.append(found)
+            held = [one for optimizer in self.optimizers() for one in tensors_of(optimizer) if id(one) in leaves]
+            left = frozenset(id(one) for one in held if is_nonzero(one.grad))
+        loss = tensors[0] if tensors else None
+        if is_loss and self.stale is None:
+            self.stale = stale_value(recorder, tensors)
+        return Backward(
+            line,
+            is_recorded=is_loss,
+            index=tape.count,
+            ops=frozenset(op.index for op in graph),
+            leaves=leaves,
+            left_over=left,
+            loss_is_leaf=loss is not None and loss.is_leaf and loss.requires_grad,
+            loss=id(loss),
+        )
 
-    def before_step(self, optimizer: torch.optim.Optimizer, *, is_recorded: bool) -> None:
-        """Which of its tensors have a gradient."""
-        self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
-        if not is_recorded:
-            return
+    def step(self, optimizer: torch.optim.Optimizer) -> Step:
+        """An update begins: which of its tensors have a gradient."""
+        self._steps[id(optimizer)] += 1
+        self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
+        if not self.recorder.is_on:
+            return Step(self.recorder.line_here(), id(optimizer))
         with _disable_current_modes(), torch.no_grad():
-            tensors = [one for one in _tensors(optimizer) if one.requires_grad]
-            nonzero = [one for one in tensors if one.grad is not None and _is_nonzero(one.grad)]
-            seen = StepSeen(
-                weakref.ref(optimizer),
+            tensors = [one for one in tensors_of(optimizer) if one.requires_grad]
+            return Step(
+                self.recorder.line_here(),
                 id(optimizer),
-                len(self.order),
-                [weakref.ref(one) for one in tensors if one.grad is None],
-                len(nonzero),
-                sum(one.grad is not None for one in tensors) - len(nonzero),
-                variable_of(optimizer) or "optimizer",
+                is_recorded=True,
+                name=variable_of(optimizer) or "optimizer",
+                parameters=frozenset(map(id, tensors)),
+                without=frozenset(id(one) for one in tensors if one.grad is None),
+                nonzero_count=sum(is_nonzero(one.grad) for one in tensors),
             )
-        self._stepped[id(optimizer)] = seen.optimizer
-        self.steps.append(seen)
-        self.order.append(seen)
+
+    def zeroed(self, holder: torch.optim.Optimizer | torch.nn.Module) -> Zeroed:
+        """``zero_grad()`` is called."""
+        if not self.recorder.is_on:
+            return Zeroed(self.recorder.line_here())
+        held = tensors_of(holder) if isinstance(holder, torch.optim.Optimizer) else holder.parameters()
+        return Zeroed(self.recorder.line_here(), frozenset(map(id, held)))
 
 
-def _tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def tensors_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """In the order of its groups."""
     return [one for group in optimizer.param_groups for one in group["params"]]
 
 
-def _is_nonzero(gradient: torch.Tensor | None) -> bool:
+def is_nonzero(gradient: torch.Tensor | None) -> bool:
+    """Whether there is one, and it is not all zero."""
     if gradient is None or gradient.is_meta:
         return False
     values = gradient._values() if gradient.layout is torch.sparse_coo else gradient
