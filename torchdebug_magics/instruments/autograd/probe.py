@@ -14,13 +14,14 @@ from torchdebug_magics.instruments.autograd.course import Course
 from torchdebug_magics.instruments.autograd.errors.explained import explained
 from torchdebug_magics.instruments.autograd.recording.recorder import Recorder
 from torchdebug_magics.instruments.autograd.report import AutogradReport, LiveAutograd
+from torchdebug_magics.instruments.autograd.silences.alive import roots_of
 from torchdebug_magics.instruments.autograd.silences.judged import silent_faults, worst_first
 from torchdebug_magics.instruments.autograd.silences.watched import Watched
 from torchdebug_magics.instruments.autograd.verdict import verdict
 from torchdebug_magics.probing.compiling import is_being_compiled
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.modules import fast_path_parts, is_compiled, live_modules, parts_of, unwrapped
+from torchdebug_magics.probing.modules import fast_path_parts, is_compiled, live, unwrapped
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class AutogradProbe:
         self._recorder = Recorder(self._hooks, self._guard)
         self._course = Course()
         self._watched = Watched(self._recorder, self._course)
-        self._began_s = time.perf_counter()
+        self._began_s = time.process_time()
         self._step_starts: list[int] = [0]
         self._error: Finding | None = None
         self._silent: list[Finding] = []
@@ -63,12 +64,12 @@ class AutogradProbe:
 
     def attach(self, stack: ExitStack) -> None:
         """Record ops, and follow backward passes, updates and gradients set to zero."""
-        self._began_s = time.perf_counter()
+        self._began_s = time.process_time()
         stack.callback(self._recorder.forget)
         stack.push(self._ended)
         stack.callback(self._recorder.off)
         stack.callback(self._evaluations.close)
-        self._recorder.on(_roots())
+        self._recorder.on(roots_of(live(torch.nn.Module)))
         self._hooks.autograd_calls(stack, "backward", self._around_backward)
         self._hooks.autograd_calls(stack, "grad", self._around_grad)
         self._hooks.optimizer_steps(stack, self._before_step, self._after_step)
@@ -118,7 +119,11 @@ class AutogradProbe:
         """What the steps tell so far, while the models and optimizers of the user's functions are alive."""
         self._recorder.settle()
         with _disable_current_modes():
-            self._silent += self._guard.run("the look for silent faults", silent_faults, self._watched) or []
+            found = self._guard.run("the look for silent faults", silent_faults, self._watched) or []
+        if self._watched.optimizers() or not self._course.steps:
+            self._silent = found
+        else:  # of models and optimizers that are gone, the last look at them holds
+            self._silent += [one for one in found if one.kind not in {"no_gradient", "not_in_optimizer", "stale_optimizer"}]
 
     def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -153,13 +158,15 @@ class AutogradProbe:
             self._sees_evaluation = False
         return event
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if is_being_compiled():
             return
-        step = self._guard.run("the look before an update", self._watched.step, optimizer)
+        has_closure = any(map(callable, (*args[1:], kwargs.get("closure"))))
+        step = self._guard.run("the look before an update", self._watched.step, optimizer, has_closure=has_closure)
         if step is not None:
             self._course.add(step)
-        if self._recorder.is_on and self._watched.steps_of(optimizer) == _RECORDED_STEPS:
+        steps_count = self._watched.steps_of(optimizer)
+        if self._recorder.is_on and steps_count >= _RECORDED_STEPS and steps_count & (steps_count - 1) == 0:
             self._judge()
         self._recorder.in_optimizer = True
 
@@ -171,12 +178,12 @@ class AutogradProbe:
     def _between_steps(self, steps_count: int) -> None:
         """Goes on recording, begins again, or lets the loop run at full speed, by what recording has cost."""
         recorder = self._recorder
-        affordable = recorder.spent_s < _FREE_S + _SHARE * (time.perf_counter() - self._began_s)
+        affordable = recorder.spent_s < _FREE_S + _SHARE * (time.process_time() - self._began_s)
         if self._every_step or affordable or steps_count < _RECORDED_STEPS:
             if not recorder.is_on:
                 self._evaluations.close()
                 recorder.tape.clear()
-                recorder.on(_roots())
+                recorder.on(roots_of(live(torch.nn.Module)))
             if steps_count > _RECORDED_STEPS or recorder.tape.count - self._step_starts[0] > _MOST_OPS:
                 self._step_starts = [*self._step_starts[1 - _KEPT_STEPS :], recorder.tape.count]
                 recorder.tape.drop_before(self._step_starts[0])
@@ -205,12 +212,6 @@ class AutogradProbe:
             if event is not None:
                 self._course.add(event)
         return original(holder, *args, **kwargs)
-
-
-def _roots() -> list[torch.nn.Module]:
-    modules = list(live_modules())
-    inner = parts_of(modules)
-    return [module for module in modules if id(module) not in inner]
 
 
 def _nothing(*_: object) -> None:

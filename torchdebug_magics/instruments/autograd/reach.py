@@ -92,7 +92,7 @@ def _reach(name: str, tensor: torch.Tensor, reached: dict[int, int]) -> Reach:
 
 
 def _name(tensor: torch.Tensor) -> str:
-    return next((one.name for one in user_names(sys._getframe()) if one.value is tensor), f"a leaf of shape {list(tensor.shape)}")
+    return next((one.name for one in user_names(sys._getframe(1)) if one.value is tensor), f"a leaf of shape {list(tensor.shape)}")
 
 
 def _saved_bytes(nodes: list[Any], parameters: set[int]) -> tuple[int, bool]:
@@ -100,7 +100,7 @@ def _saved_bytes(nodes: list[Any], parameters: set[int]) -> tuple[int, bool]:
     held: dict[int, int] = {}
     is_freed = False
     for node in nodes:
-        for name in saved_names(type(node)):
+        for name in saved_names(node):
             try:
                 saved = getattr(node, name)
             except RuntimeError as error:
@@ -142,7 +142,7 @@ def _cuts(reaches: list[Reach], tensors: list[torch.Tensor], names: tuple[str, .
     if not missed and not without:
         return ()
     found: list[Cut] = []
-    spaces = {one.name: one.value for one in user_names(sys._getframe())}
+    spaces = {one.name: one.value for one in user_names(sys._getframe(1))}
     for file in reversed(cell_files()) if without else ():
         found += cuts_toward(without, file, sys.maxsize, "<module>", spaces)
         if found:

@@ -335,7 +335,10 @@ _OTHER_FIXES = (
     ),
     (r"assigned grad has data|attempting to assign a gradient", "give `.grad` a tensor of the shape, dtype and device of the parameter"),
     (r"has changed the", "return a gradient of the same shape, dtype and device from the hook, or None"),
-    (r"invalid gradient at index", "set `.grad = None` after `.data` was given another shape, dtype or device, and build the graph again"),
+    (
+        r"invalid gradient at index|size of tensor a",
+        "set `.grad = None` after `.data` gets another shape, dtype or device, and build the graph again",
+    ),
 )
 _BY_KIND = {
     "leaf_inplace": _leaf,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchdebug_magics.probing.graphs import upstream
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     import torch
 
@@ -54,15 +53,14 @@ def nodes_of(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
 def broken_nodes(tensors: Iterable[torch.Tensor]) -> Iterator[Broken]:
     """The nodes that hold a tensor which was modified after it was saved."""
     for node in nodes_of(tensors):
-        for name in saved_names(type(node)):
+        for name in saved_names(node):
             if _CHANGED in (refused := _refused(node, name)):
                 yield Broken(node, name, Complaint.of(refused))
 
 
-@functools.cache
-def saved_names(kind: Hashable) -> tuple[str, ...]:
-    """The attributes of a kind of node under which it hands out what it saved."""
-    names = dir(kind)
+def saved_names(node: Any) -> tuple[str, ...]:
+    """The attributes under which a node hands out what it saved."""
+    names = dir(type(node))
     tensors = [name.removeprefix("_raw") for name in names if name.startswith("_raw_saved_")]
     return (*tensors, *(["saved_tensors"] if "saved_tensors" in names else []))
 

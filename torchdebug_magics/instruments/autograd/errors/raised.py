@@ -14,7 +14,6 @@ from torchdebug_magics.instruments.autograd.errors.messages import kind_of_error
 from torchdebug_magics.instruments.autograd.recording.tape import Tape
 from torchdebug_magics.probing.modules import live_modules, parts_of, unwrapped
 from torchdebug_magics.probing.source.call_sites import enclosing, tree_of, value_of
-from torchdebug_magics.probing.storages import storages
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.where import is_user_code, local_values, location
 
@@ -47,7 +46,7 @@ class Raised:
     def of(cls, error: BaseException, tape: Tape | None = None, course: Course | None = None) -> Raised | None:
         """None for an error that autograd did not raise."""
         steps = list(_steps(error.__traceback__))
-        kind = kind_of_error(error) or ("other" if _reads_missing_gradient(error, steps) else None)
+        kind = kind_of_error(error) or ("other" if _raised_by_engine(error, steps) or _reads_missing_gradient(error, steps) else None)
         if kind is None:
             return None
         of_user = [step for step in steps if is_user_code(step.tb_frame.f_code)]
@@ -64,14 +63,13 @@ class Raised:
             yield from local_values(frame).items()
             yield from ((name, value) for name, value in list(frame.f_globals.items()) if not name.startswith("_"))
 
-    @staticmethod
-    def memory_is(tensor: torch.Tensor, number: int) -> bool:
+    def memory_is(self, tensor: torch.Tensor, number: int) -> bool:
         """Whether the tensor's storage is the one with that number on the tape."""
-        return any(storage._cdata == number for storage in storages(tensor))
+        return self.tape.numbers.of(tensor) == number != 0
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """The parameter, buffer or variable that has this memory; a variable that is the tensor itself first."""
-        memory = {storage._cdata for storage in storages(tensor)}
+        memory = {self.tape.numbers.of(tensor)} - {0}
         return next(
             (name for name, value in self.variables() if value is tensor),
             None,
@@ -80,13 +78,9 @@ class Raised:
     def name_of_memory(self, memory: set[int]) -> str | None:
         """The same for the numbers of storages."""
         for name, held in named_members():
-            if any(storage._cdata in memory for storage in storages(held)):
+            if self.tape.numbers.of(held) in memory:
                 return name
-        found = (
-            name
-            for name, value in self.variables()
-            if any(one._cdata in memory for part in parts_of_value(value) for one in storages(part))
-        )
+        found = (name for name, value in self.variables() if any(self.tape.numbers.of(part) in memory for part in parts_of_value(value)))
         return next(found, None)
 
 
@@ -127,6 +121,11 @@ def _given(frame: FrameType, *names: str) -> tuple[torch.Tensor, ...]:
     return tuple(tensors_in([held.get(name) for name in names]))
 
 
+def _raised_by_engine(error: BaseException, steps: list[TracebackType]) -> bool:
+    """Whether an op of a backward pass raised it, and no code of the user's that ran in it."""
+    return isinstance(error, RuntimeError) and bool(steps) and steps[-1].tb_frame.f_code.co_name == "_engine_run_backward"
+
+
 def _reads_missing_gradient(error: BaseException, steps: list[TracebackType]) -> bool:
     """Whether the line uses a `.grad` that is None."""
     if not isinstance(error, (AttributeError, TypeError)) or "NoneType" not in str(error):
@@ -138,7 +137,9 @@ def _reads_missing_gradient(error: BaseException, steps: list[TracebackType]) ->
 
 def missing_gradient_of(statement: ast.stmt | None, frame: FrameType | None) -> tuple[str, torch.Tensor] | None:
     """(name, tensor) of the ``h.grad`` in a statement that is None."""
-    for node in ast.walk(statement) if statement is not None and frame is not None else ():
+    if statement is None or frame is None:
+        return None
+    for node in ast.walk(statement):
         if isinstance(node, ast.Attribute) and node.attr == "grad":
             value = value_of(node.value, frame)
             if isinstance(value, torch.Tensor) and (not value.is_leaf or value.grad is None):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import byte_size
+from torchdebug_magics.instruments.autograd.course import Backward
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, parts_of_value, statement_at
 from torchdebug_magics.instruments.autograd.from_text.carried import carried_names, earlier_backward, loop_around
 from torchdebug_magics.instruments.autograd.report import Finding
@@ -15,7 +16,6 @@ from torchdebug_magics.probing.where import excerpt, location
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from torchdebug_magics.instruments.autograd.course import Backward
     from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp
     from torchdebug_magics.report import Location
 
@@ -123,7 +123,8 @@ def _words(raised: Raised, twice: _Twice) -> tuple[str, str, str]:
 
 def _first_backward(raised: Raised, ops: set[int]) -> Backward | None:
     """The earlier backward pass that went through most of these ops."""
-    passed = [one for one in raised.course.backwards if one.ops & ops and not one.failed] if raised.course is not None else []
+    events = raised.course.events if raised.course is not None else []
+    passed = [one for one in events if isinstance(one, Backward) and one.ops & ops and not one.failed]
     return max(passed, key=lambda one: len(one.ops & ops), default=None)
 
 

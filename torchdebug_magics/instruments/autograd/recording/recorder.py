@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._C._autograd import _get_sequence_nr
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Tape, Use
 from torchdebug_magics.instruments.autograd.silences.named import variable_of
-from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.dispatch import ResultListener
 from torchdebug_magics.probing.lines import Line, Lines
 from torchdebug_magics.probing.mode_stack import modes, put_unnoticed
@@ -74,7 +72,7 @@ def modal_parts(root: torch.nn.Module) -> tuple[str, ...]:
 
 
 class Recorder:
-    """Records while it is on. Keeps no tensor alive: of a storage only its number is kept, by a weak reference."""
+    """Records while it is on. Keeps no tensor alive, save copies of what was overwritten unseen."""
 
     def __init__(self, hooks: Hooks, guard: Guard) -> None:
         self.tape = Tape()
@@ -90,8 +88,6 @@ class Recorder:
         self._calls: ModuleCalls | None = None
         self._below = len(modes())
         self._stack = ExitStack()
-        self._storages: dict[int, StorageWeakRef] = {}
-        """By number: while the weak reference is held, no other storage gets the number."""
         self.root_calls: dict[tuple[int, bool, bool], RootCall] = {}
         """The first op of each model, by (id of the model, gradients on, training mode)."""
         self.overwritten: dict[int, Overwritten] = {}
@@ -123,7 +119,6 @@ class Recorder:
     def forget(self) -> None:
         """Drop the tape, and all numbers of storages."""
         self.tape = Tape()
-        self._storages.clear()
         self.root_calls.clear()
         self.overwritten.clear()
 
@@ -138,7 +133,7 @@ class Recorder:
 
     def use(self, tensor: torch.Tensor) -> Use:
         """How a tensor is now."""
-        memory = self._number(tensor)
+        memory = self.tape.numbers.of(tensor)
         return Use(
             memory,
             id(tensor),
@@ -151,13 +146,13 @@ class Recorder:
         )
 
     def _begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         try:
             self._settle()
             self._began.append(self._recorded(func, args, kwargs))
         except Exception as error:  # noqa: BLE001 - as the guard, without the cost of a call for every op
             self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
-        self.spent_s += time.perf_counter() - began_s + _DISPATCH_S
+        self.spent_s += time.thread_time() - began_s + _DISPATCH_S
 
     def _recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[RecordedOp, list[weakref.ref[torch.Tensor]]]:
         frame, call = self._lines.user_frame(sys._getframe(2)), self._calls.current if self._calls is not None else None
@@ -192,7 +187,7 @@ class Recorder:
             return
         is_fused = op_name(func).startswith("_fused_")
         for tensor in written:
-            memory = memory_of(tensor)
+            memory = self.tape.numbers.of(tensor)
             is_unseen = (is_fused or not tensor.requires_grad) and memory in self.tape.graph_memory
             if is_unseen and memory not in self.overwritten and tensor.nbytes < _MOST_BYTES:
                 with _disable_current_modes(), torch.no_grad():
@@ -228,7 +223,7 @@ class Recorder:
         if not self._began:
             return
         op, written = self._began.pop()
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         try:
             tensors = [result] if isinstance(result, torch.Tensor) else list(tensors_in(result))
             op.makes = tuple(self.use(one) for one in tensors)
@@ -236,17 +231,11 @@ class Recorder:
             self.tape.add(op)
         except Exception as error:  # noqa: BLE001 - as above
             self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
-        self.spent_s += time.perf_counter() - began_s
+        self.spent_s += time.thread_time() - began_s
 
     def _failed(self, _func: Any, _error: BaseException) -> None:
         if self._began:
             self._began.pop()
-
-    def _number(self, tensor: torch.Tensor) -> int:
-        memory = memory_of(tensor)
-        if memory and memory not in self._storages:
-            self._storages[memory] = StorageWeakRef(tensor.untyped_storage())
-        return memory
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torchdebug_magics.instruments.autograd.recording.storage_numbers import StorageNumbers
+
 if TYPE_CHECKING:
     from torchdebug_magics.probing.lines import Line
 
@@ -84,6 +86,7 @@ class Tape:
     ops: list[RecordedOp] = field(default_factory=list)
     by_node: dict[int, RecordedOp] = field(default_factory=dict)
     """By the sequence number of the graph node that an op has made."""
+    numbers: StorageNumbers = field(default_factory=StorageNumbers)
     count: int = 0
     """Of all ops, also of those that were dropped."""
     graph_memory: set[int] = field(default_factory=set)
@@ -146,7 +149,9 @@ class Tape:
             op = todo.pop()
             if op.index not in found:
                 found[op.index] = op
-                todo += [maker for use, maker in op.sources if use.requires_grad and not maker.in_optimizer and not maker.initializes]
+                # Inside a function whose backward the user has written, gradients are off.
+                inputs = [maker for use, maker in op.sources if use.requires_grad or not op.grad_enabled]
+                todo += [maker for maker in inputs if not maker.in_optimizer and not maker.initializes]
         return list(found.values())
 
     def clear(self) -> None:

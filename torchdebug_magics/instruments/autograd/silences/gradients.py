@@ -10,14 +10,14 @@ import torch
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.errors.cut import Dropped, ancestors, context_of, cut_words, dropped_on_the_way, rewrapped
 from torchdebug_magics.instruments.autograd.report import Finding
-from torchdebug_magics.instruments.autograd.silences.named import is_written_by_user, names_of_tensors
+from torchdebug_magics.instruments.autograd.silences.named import is_written_by_user
 from torchdebug_magics.instruments.autograd.silences.watched import tensors_of
-from torchdebug_magics.probing.modules import live_modules, parts_of
 from torchdebug_magics.probing.where import excerpt
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Tape
     from torchdebug_magics.instruments.autograd.report import Kind
+    from torchdebug_magics.instruments.autograd.silences.alive import Alive
     from torchdebug_magics.instruments.autograd.silences.watched import Watched
 
 __all__ = ["missing_gradients", "nothing_reached"]
@@ -25,7 +25,7 @@ __all__ = ["missing_gradients", "nothing_reached"]
 _MOST_OPS = 20_000
 
 
-def nothing_reached(watched: Watched) -> list[Finding]:
+def nothing_reached(watched: Watched, alive: Alive) -> list[Finding]:
     """A loss that was made to require a gradient itself: backward() raises nothing, and nothing is reached."""
     for seen in watched.course.backwards:
         if not seen.loss_is_leaf or not watched.course.steps:
@@ -43,6 +43,7 @@ def nothing_reached(watched: Watched) -> list[Finding]:
                 location=where,
                 op=dropped.op.name,
                 module=dropped.op.module,
+                parameters=alive.names(_never_with_gradient(watched)),
                 first_backward_at=seen.line.location if seen.line is not None else None,
                 fix=f"{fix}, and drop the `requires_grad` of the loss",
                 explanation="the loss itself was made a leaf, so backward() ends at it and no parameter gets a gradient",
@@ -52,9 +53,12 @@ def nothing_reached(watched: Watched) -> list[Finding]:
     return []
 
 
-def missing_gradients(watched: Watched) -> list[Finding]:
+def missing_gradients(watched: Watched, alive: Alive) -> list[Finding]:
     """Of the tensors of the optimizers that stepped: those that had no gradient at any step, though others had one."""
+    if any(one.loss_is_leaf for one in watched.course.backwards):
+        return []
     tape, by_hand = watched.recorder.tape, watched.written_by_hand()
+    others_learn = any(one.nonzero_count for one in watched.course.steps)
     groups: dict[object, list[torch.Tensor]] = {}
     cuts: dict[object, Dropped | None] = {}
     for tensor in _never_with_gradient(watched):
@@ -63,21 +67,20 @@ def missing_gradients(watched: Watched) -> list[Finding]:
             continue  # as a codebook, or a moving average
         readers = [op for op in tape.ops if _is_forward(op) and any(use.memory == memory for use in op.reads)]
         dropped = _dropped_after(tape, readers) or (_rewrapped_before(watched, tape) if readers else None)
-        if dropped is None and (readers or not _is_unused_by_mistake(tensor)):
+        if dropped is None and (readers or not others_learn or not _is_unused_by_mistake(alive, tensor)):
             continue
         key = None if dropped is None else (dropped.op.line.file, dropped.op.line.line) if dropped.op.line is not None else dropped.op.name
         groups.setdefault(key, []).append(tensor)
         cuts[key] = dropped
-    return [_told(tensors, cuts[key]) for key, tensors in groups.items()]
+    return [_told(alive.names(tensors), len(tensors), cuts[key]) for key, tensors in groups.items()]
 
 
 def _never_with_gradient(watched: Watched) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for optimizer in watched.optimizers():
         steps = [one for one in watched.course.steps if one.optimizer == id(optimizer)]
-        if any(one.nonzero_count for one in steps):
-            without = frozenset.intersection(*(one.without for one in steps))
-            found += [one for one in tensors_of(optimizer) if id(one) in without]
+        without = frozenset.intersection(*(one.without for one in steps)) if steps else frozenset[int]()
+        found += [one for one in tensors_of(optimizer) if id(one) in without]
     return found
 
 
@@ -116,13 +119,9 @@ def _is_forward(op: RecordedOp) -> bool:
     return not op.in_backward and not op.in_optimizer and not op.initializes
 
 
-def _is_unused_by_mistake(tensor: torch.Tensor) -> bool:
+def _is_unused_by_mistake(alive: Alive, tensor: torch.Tensor) -> bool:
     """Of a tensor that no op read: whether its module stands for itself, in a model of the user's, and is no expert or head of several."""
-    modules = list(live_modules())
-    inner = parts_of(modules)
-    for root in modules:
-        if id(root) in inner:
-            continue
+    for root in alive.roots:
         for path, owner in root.named_modules():
             if any(one is tensor for one in owner._parameters.values()):
                 steps = path.split(".") if path else []
@@ -132,15 +131,14 @@ def _is_unused_by_mistake(tensor: torch.Tensor) -> bool:
     return False
 
 
-def _told(tensors: list[torch.Tensor], dropped: Dropped | None) -> Finding:
-    names = names_of_tensors(tensors)
-    told = listed(names) if names else f"{len(tensors)} parameters"
-    verb = "gets" if len(tensors) == 1 else "get"
+def _told(names: tuple[str, ...], count: int, dropped: Dropped | None) -> Finding:
+    told = listed(names) if names else f"{count} parameters"
+    verb = "gets" if count == 1 else "get"
     if dropped is None:
         return Finding(
             kind="no_gradient",
             raised=False,
-            headline=f"{told} {verb} no gradient: the forward never uses {'it' if len(tensors) == 1 else 'them'}",
+            headline=f"{told} {verb} no gradient: the forward never uses {'it' if count == 1 else 'them'}",
             parameters=names,
             tensor=names[0] if names else None,
             module=names[0].rpartition(".")[0] if names else None,

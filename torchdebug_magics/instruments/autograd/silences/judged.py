@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torchdebug_magics.instruments.autograd.silences.alive import Alive
 from torchdebug_magics.instruments.autograd.silences.gradients import missing_gradients, nothing_reached
 from torchdebug_magics.instruments.autograd.silences.modes import double_softmax, wrong_modes
 from torchdebug_magics.instruments.autograd.silences.optimizers import wrong_tensors
@@ -26,16 +27,18 @@ _FOLLOWS: Mapping[Kind, frozenset[Kind]] = {
     "zeroed_before_step": frozenset({"grad_disabled", "stale_optimizer", "no_gradient"}),
     "stepped_without_backward": frozenset({"grad_disabled", "stale_optimizer", "no_gradient"}),
     "not_in_optimizer": frozenset({"stale_optimizer"}),
+    "no_gradient": frozenset({"stale_optimizer", "grad_disabled"}),
 }
 """What is only a consequence where one of the others is found."""
 
 
 def silent_faults(watched: Watched) -> list[Finding]:
     """As far as the recorded steps tell until now."""
-    judges: tuple[Callable[[Watched], list[Finding]], ...] = (
+    judges: tuple[Callable[[Watched, Alive], list[Finding]], ...] = (
         stale_values, nothing_reached, wrong_order, wrong_tensors, missing_gradients, double_softmax, wrong_modes,
     )  # fmt: skip
-    return [finding for judge in judges for finding in judge(watched)]
+    alive = Alive.now()
+    return [finding for judge in judges for finding in judge(watched, alive)]
 
 
 def worst_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:

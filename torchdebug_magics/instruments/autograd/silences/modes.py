@@ -13,6 +13,7 @@ from torchdebug_magics.probing.where import excerpt
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Tape
     from torchdebug_magics.instruments.autograd.report import Kind
+    from torchdebug_magics.instruments.autograd.silences.alive import Alive
     from torchdebug_magics.instruments.autograd.silences.watched import Watched
     from torchdebug_magics.report import Location
 
@@ -38,7 +39,7 @@ _PASSES_ON = frozenset(
 _MOST_OPS = 5_000
 
 
-def double_softmax(watched: Watched) -> list[Finding]:
+def double_softmax(watched: Watched, _alive: Alive) -> list[Finding]:
     """A softmax whose output goes into the loss that takes another one."""
     for op in watched.recorder.tape.ops:
         if op.in_backward or op.name not in {"_log_softmax", "binary_cross_entropy_with_logits"} or not op.reads:
@@ -71,7 +72,7 @@ def double_softmax(watched: Watched) -> list[Finding]:
     return []
 
 
-def wrong_modes(watched: Watched) -> list[Finding]:
+def wrong_modes(watched: Watched, _alive: Alive) -> list[Finding]:
     """Hints: BatchNorm or Dropout in the other mode than the call is for."""
     tape, updated = watched.recorder.tape, watched.updated()
     found = [_trained_in_eval_mode(watched)]

@@ -9,54 +9,61 @@ import torch
 
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.report import Finding
-from torchdebug_magics.instruments.autograd.silences.named import assigned_at, names_of_tensors
+from torchdebug_magics.instruments.autograd.silences.named import made_at
 from torchdebug_magics.instruments.autograd.silences.watched import tensors_of
-from torchdebug_magics.probing.modules import live, live_modules, parts_of
 from torchdebug_magics.probing.where import excerpt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from torchdebug_magics.instruments.autograd.silences.alive import Alive
     from torchdebug_magics.instruments.autograd.silences.watched import Watched
     from torchdebug_magics.report import Location
 
 __all__ = ["wrong_tensors"]
 
 
-def wrong_tensors(watched: Watched) -> list[Finding]:
+def wrong_tensors(watched: Watched, alive: Alive) -> list[Finding]:
     """Where a step was made in the recorded steps."""
     course, tape = watched.course, watched.recorder.tape
     if not course.steps or not course.backwards:
         return []
-    held = {id(one) for optimizer in live(torch.optim.Optimizer) for one in tensors_of(optimizer)}
+    held = {id(one) for optimizer in alive.optimizers for one in tensors_of(optimizer)} | watched.updated()
     reached = {key for one in course.backwards for key in one.leaves}
     by_hand = watched.written_by_hand()
     unowned = {
         id(one): one
-        for root in _roots()
+        for root in alive.roots
         for one in root.parameters()
         if id(one) in reached and id(one) not in held and watched.recorder.use(one).memory not in by_hand
     }
     files = [op.line.file for op in reversed(tape.ops) if op.line is not None]
     called = {one.optimizer: one.name for one in course.steps}
+    name = next(iter(called.values()))
     optimizers = watched.optimizers()
     updated = {id(one) for optimizer in optimizers for one in tensors_of(optimizer)}
-    hidden = {id(one): name for name, one in _in_plain_containers(updated) if id(one) in reached and id(one) not in held}
+    hidden = {id(one): name for name, one in _in_plain_containers(alive, updated) if id(one) in reached and id(one) not in held}
     if hidden:
-        return [_told(tuple(hidden.values()), next(iter(called.values())), files, is_hidden=True)]
+        return [_told(tuple(hidden.values()), name, made_at(optimizers, name, files), is_hidden=True)]
     if not unowned:
         return []
-    of_models = {id(one) for root in _roots() for one in root.parameters()}
+    called_ids = {key[0] for key in watched.recorder.root_calls}
+    of_models = {id(one) for root in alive.roots if id(root) in called_ids for one in root.parameters()}
     for optimizer in optimizers:
         if any(one.requires_grad and id(one) not in of_models and id(one) not in reached for one in tensors_of(optimizer)):
-            return [_stale(called.get(id(optimizer), "optimizer"), list(unowned.values()), files)]
-    name = next(iter(called.values()))
-    forgotten = list(_forgotten(updated, unowned, assigned_at(name, files)))
-    return [_told(names_of_tensors(forgotten), name, files, is_hidden=False)] if forgotten else []
+            return [
+                _stale(
+                    called.get(id(optimizer), name),
+                    alive.names(list(unowned.values())),
+                    made_at([optimizer], called.get(id(optimizer), name), files),
+                )
+            ]
+    where = made_at(optimizers, name, files)
+    forgotten = list(_forgotten(alive, updated, unowned, where))
+    return [_told(alive.names(list(forgotten)), name, where, is_hidden=False)] if forgotten else []
 
 
-def _told(names: tuple[str, ...], optimizer: str, files: list[str], *, is_hidden: bool) -> Finding:
-    where = assigned_at(optimizer, files)
+def _told(names: tuple[str, ...], optimizer: str, where: Location | None, *, is_hidden: bool) -> Finding:
     one = len(names) == 1
     told = listed(names)
     return Finding(
@@ -74,15 +81,9 @@ def _told(names: tuple[str, ...], optimizer: str, files: list[str], *, is_hidden
     )
 
 
-def _roots() -> list[torch.nn.Module]:
-    modules = list(live_modules())
-    inner = parts_of(modules)
-    return [module for module in modules if id(module) not in inner]
-
-
-def _in_plain_containers(updated: set[int]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+def _in_plain_containers(alive: Alive, updated: set[int]) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """The parameters that a model which is trained holds in lists and dicts, where `parameters()` does not find them."""
-    for root in _roots():
+    for root in alive.roots:
         if not any(id(one) in updated for one in root.parameters()):
             continue
         for path, module in root.named_modules():
@@ -97,13 +98,15 @@ def _in_plain_containers(updated: set[int]) -> Iterator[tuple[str, torch.nn.Para
                         yield from ((f"{prefix}.{name}", one) for name, one in part.named_parameters())
 
 
-def _forgotten(updated: set[int], unowned: Mapping[int, torch.nn.Parameter], made_at: Location | None) -> Iterator[torch.nn.Parameter]:
+def _forgotten(
+    alive: Alive, updated: set[int], unowned: Mapping[int, torch.nn.Parameter], line: Location | None
+) -> Iterator[torch.nn.Parameter]:
     """What was left out by mistake: of a part that is updated, of a model whose other parts are frozen, beside a model in training mode.
 
     Whole parts may be left out on purpose, where the line that makes the optimizer names the part that it is for.
     """
-    names_a_part = made_at is not None and re.search(r"\w+\.\w+(\.\w+)*\.parameters\(\)", made_at.source) is not None
-    for root in _roots():
+    names_a_part = line is not None and re.search(r"\w+\.\w+(\.\w+)*\.parameters\(\)", line.source) is not None
+    for root in alive.roots:
         missing = [one for one in root.parameters() if id(one) in unowned]
         mine = [one for one in root.parameters() if id(one) in updated]
         is_frozen_in_part = any(not one.requires_grad for one in root.parameters())
@@ -117,15 +120,14 @@ def _forgotten(updated: set[int], unowned: Mapping[int, torch.nn.Parameter], mad
             yield from missing
 
 
-def _stale(name: str, unowned: list[torch.nn.Parameter], files: list[str]) -> Finding:
-    where = assigned_at(name, files)
+def _stale(name: str, unowned: tuple[str, ...], where: Location | None) -> Finding:
     source = where.source if where is not None else f"{name} = ..."
     return Finding(
         kind="stale_optimizer",
         raised=False,
         headline=f"`{name}` updates other tensors than the model's: it was made before the model",
         location=where,
-        parameters=names_of_tensors(unowned),
+        parameters=unowned,
         tensor=name,
         fix=f"run `{source}` again after the model is made",
         explanation="the parameters of the model get gradients, and those that the optimizer holds get none",

@@ -6,21 +6,21 @@ import ast
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import torch
-
 from torchdebug_magics.instruments.autograd.course import Backward, Step, Zeroed
 from torchdebug_magics.instruments.autograd.report import Finding
 from torchdebug_magics.instruments.autograd.silences.named import variable_of
 from torchdebug_magics.instruments.autograd.silences.watched import tensors_of
-from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.source.call_sites import tree_of
 from torchdebug_magics.probing.where import excerpt, location
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from torchdebug_magics.instruments.autograd.course import Event
     from torchdebug_magics.instruments.autograd.report import Kind
+    from torchdebug_magics.instruments.autograd.silences.alive import Alive
     from torchdebug_magics.instruments.autograd.silences.watched import Watched
     from torchdebug_magics.probing.lines import Line
     from torchdebug_magics.report import Location
@@ -31,10 +31,10 @@ _IN_A_LOOP = 3
 """Backward passes without an update, from which on an update is missing."""
 
 
-def wrong_order(watched: Watched) -> list[Finding]:
+def wrong_order(watched: Watched, alive: Alive) -> list[Finding]:
     """Of each optimizer."""
     events = watched.course.events
-    found = [_never_stepped(watched)]
+    found = [_never_stepped(watched, alive)]
     for key in dict.fromkeys(step.optimizer for step in watched.course.steps):
         places = [place for place, one in enumerate(events) if isinstance(one, Step) and one.is_recorded and one.optimizer == key]
         steps = [one for one in watched.course.steps if one.optimizer == key]
@@ -91,13 +91,13 @@ def _source(line: Line | None) -> str:
     return line.location.source if line is not None else "backward()"
 
 
-def _never_stepped(watched: Watched) -> Finding | None:
+def _never_stepped(watched: Watched, alive: Alive) -> Finding | None:
     """An optimizer whose gradients are set to zero and computed, again and again, and that makes no update."""
     course = watched.course
-    if any(_may_skip(scaler) for scaler in live(torch.amp.GradScaler)):
+    if any(_may_skip(scaler) for scaler in alive.scalers):
         return None
     stepped = {one.optimizer for one in course.events if isinstance(one, Step)}
-    for optimizer in live(torch.optim.Optimizer):
+    for optimizer in alive.optimizers:
         held = set(map(id, tensors_of(optimizer)))
         reached = [one for one in course.backwards if one.leaves & held]
         zeroed = [one for one in course.events if isinstance(one, Zeroed) and one.parameters & held]
@@ -106,8 +106,8 @@ def _never_stepped(watched: Watched) -> Finding | None:
             return _finding(
                 "never_stepped",
                 f"`{name}.step()` is never called: {len(reached)} backward passes and no update",
-                reached[-1].line,
-                f"add `{name}.step()` after `{_source(reached[-1].line)}`",
+                reached[0].line,
+                f"add `{name}.step()` after `{_source(reached[0].line)}`",
             )
     return None
 

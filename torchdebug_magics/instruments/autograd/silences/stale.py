@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import share
-from torchdebug_magics.instruments.autograd.errors.raised import named_members, statement_at
+from torchdebug_magics.instruments.autograd.errors.raised import statement_at
 from torchdebug_magics.instruments.autograd.errors.writes import writes_to
 from torchdebug_magics.instruments.autograd.report import Finding
-from torchdebug_magics.probing.storages import storages
 from torchdebug_magics.probing.where import excerpt
 
 if TYPE_CHECKING:
+    from torchdebug_magics.instruments.autograd.silences.alive import Alive
     from torchdebug_magics.instruments.autograd.silences.watched import Watched
 
 __all__ = ["stale_values"]
 
 
-def stale_values(watched: Watched) -> list[Finding]:
+def stale_values(watched: Watched, alive: Alive) -> list[Finding]:
     """The first of them."""
     for saver, writer, memory, ratio in [watched.stale] if watched.stale is not None else []:
         where = writer.line.location if writer.line is not None else None
-        members = [name for name, held in named_members() if any(one._cdata == memory for one in storages(held))]
+        members = [name for name, held in alive.members() if watched.recorder.tape.numbers.of(held) == memory]
         statement = statement_at(where)
         name = members[0] if members else next(writes_to(statement), None) if statement is not None else None
         by_how_much = f", and the gradient is off by {share(ratio)}" if ratio is not None else ""

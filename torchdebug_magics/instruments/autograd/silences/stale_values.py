@@ -8,11 +8,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.errors.broken_node import saved_names
-from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.graphs import upstream
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.autograd.recording.recorder import Recorder
+    from torchdebug_magics.instruments.autograd.recording.storage_numbers import StorageNumbers
     from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Use
 
 __all__ = ["StaleValue", "stale_value"]
@@ -43,7 +43,7 @@ def stale_value(recorder: Recorder, tensors: tuple[torch.Tensor, ...]) -> StaleV
         for writer, written in silent:
             if writer.index <= saver.index or not any(use.overlaps(written) for use in (*saver.reads, *saver.makes)):
                 continue
-            if (held := _saved_in(node, written)) is not None:
+            if (held := _saved_in(tape.numbers, node, written)) is not None:
                 ratio = _error(recorder, tensors, nodes, held, written.memory)
                 if ratio != 0.0:
                     return StaleValue(saver, writer, written.memory, ratio)
@@ -57,15 +57,15 @@ def _is_silent(op: RecordedOp, written: Use, moved: int) -> bool:
     return moved == written.version or not written.requires_grad
 
 
-def _saved_in(node: Any, written: Use) -> torch.Tensor | None:
+def _saved_in(numbers: StorageNumbers, node: Any, written: Use) -> torch.Tensor | None:
     """The tensor with these elements that the node holds, where PyTorch finds nothing wrong with it."""
-    for name in saved_names(type(node)):
+    for name in saved_names(node):
         try:
             held = getattr(node, name)
         except RuntimeError:
             return None  # modified and noticed, or freed: backward() will raise
         for tensor in held if isinstance(held, (tuple, list)) else (held,):
-            if isinstance(tensor, torch.Tensor) and memory_of(tensor) == written.memory:
+            if isinstance(tensor, torch.Tensor) and numbers.of(tensor) == written.memory:
                 first = tensor.storage_offset() * tensor.element_size()
                 if first < written.span[1] and written.span[0] < first + max(1, tensor.nbytes):
                     return tensor.detach()

@@ -72,11 +72,11 @@ class Watched:
             loss=id(loss),
         )
 
-    def step(self, optimizer: torch.optim.Optimizer) -> Step:
-        """An update begins: which of its tensors have a gradient."""
+    def step(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> Step:
+        """An update begins: which of its tensors have a gradient; with a closure, that one computes them."""
         self._steps[id(optimizer)] += 1
         self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
-        if not self.recorder.is_on:
+        if not self.recorder.is_on or has_closure:
             return Step(self.recorder.line_here(), id(optimizer))
         with _disable_current_modes(), torch.no_grad():
             tensors = [one for one in tensors_of(optimizer) if one.requires_grad]

@@ -1,0 +1,33 @@
+"""A number for each storage, which no later one gets: addresses are used again."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.probing.contents import memory_of
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["StorageNumbers"]
+
+
+class StorageNumbers:
+    """Keeps no storage alive."""
+
+    def __init__(self) -> None:
+        self._next = itertools.count(1)
+        self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+        """By address."""
+
+    def of(self, tensor: torch.Tensor) -> int:
+        """0 for a tensor without a storage of its own."""
+        address = memory_of(tensor)
+        if not address:
+            return 0
+        storage, known = tensor.untyped_storage(), self._known.get(address)
+        if known is None or known[0]() is not storage:
+            known = self._known[address] = weakref.ref(storage), next(self._next)
+        return known[1]
