@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import torchdebug_magics
+from torchdebug_magics.instruments.autograd import probe as probe_module
 from torchdebug_magics.instruments.autograd.probe import AutogradProbe
 from torchdebug_magics.instruments.autograd.report import LiveAutograd
 
@@ -26,6 +27,13 @@ for step in range(6):
     loss.backward()
     optimizer.step()
 """
+
+LATE = """\
+    h = net[0](x).exp()
+    if step == 4:
+        h += 1
+    loss = h.sum()
+    loss.backward()"""
 
 
 def test_an_empty_body(observe: Observe) -> None:
@@ -63,7 +71,9 @@ def test_a_hook_of_the_users_that_raises(observe: Observe) -> None:
     assert not observed.report.found
 
 
-def test_the_first_two_steps_are_recorded(observe: Observe) -> None:
+def test_where_recording_costs_too_much_the_first_two_steps_are_recorded(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_module, "_FREE_S", 0.0)
+    monkeypatch.setattr(probe_module, "_SHARE", 0.0)
     report = observe("autograd", LOOP).report
     assert (report.recorded_count, report.backward_count, report.steps_count) == (2, 6, 6)
     assert report.verdict == "No autograd fault: 6 backward passes, 6 optimizer steps checked"
@@ -82,8 +92,16 @@ def test_an_error_of_a_later_step_is_explained_in_full_with_every_step(observe: 
     assert (finding.kind, finding.tensor, finding.location.source, finding.saved_at.source) == (
         "inplace", "h", "h += 1", "h = net[0](x).exp()",
     )  # fmt: skip
-    without = observe("autograd", body).report.finding
-    assert (without.kind, without.tensor, without.location.source) == ("inplace", "h", "h += 1")
+
+
+def test_an_error_of_a_step_that_was_not_recorded_is_read_from_the_text(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_module, "_FREE_S", 0.0)
+    monkeypatch.setattr(probe_module, "_SHARE", 0.0)
+    body = LOOP.replace(
+        "    loss.backward()", "    h = net[0](x).exp()\n    if step == 4:\n        h += 1\n    loss = h.sum()\n    loss.backward()"
+    )
+    finding = observe("autograd", body).report.finding
+    assert (finding.kind, finding.tensor, finding.location.source) == ("inplace", "h", "h += 1")
 
 
 def test_the_tape_is_bounded_under_every_step() -> None:

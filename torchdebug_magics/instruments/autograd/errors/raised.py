@@ -53,7 +53,7 @@ class Raised:
         here = of_user[-1] if of_user else None
         where = None if here is None else location(here.tb_frame.f_code.co_filename, here.tb_lineno, here.tb_frame.f_code.co_name)
         roots = next((found for step in reversed(steps) if (found := _given(step.tb_frame, "tensors", "outputs"))), ())
-        inputs = next((found for step in reversed(steps) if (found := _given(step.tb_frame, "inputs"))), ())
+        inputs = next((found for step in reversed(steps) if (found := _given(step.tb_frame, "inputs_tuple"))), ())
         frames = tuple(step.tb_frame for step in reversed(of_user))
         return cls(kind, str(error), where, frames, roots, inputs, tape or Tape(), course)
 
@@ -123,7 +123,9 @@ def _given(frame: FrameType, *names: str) -> tuple[torch.Tensor, ...]:
 
 def _raised_by_engine(error: BaseException, steps: list[TracebackType]) -> bool:
     """Whether an op of a backward pass raised it, and no code of the user's that ran in it."""
-    return isinstance(error, RuntimeError) and bool(steps) and steps[-1].tb_frame.f_code.co_name == "_engine_run_backward"
+    codes = [step.tb_frame.f_code for step in steps]
+    engine = max((place for place, code in enumerate(codes) if code.co_name == "_engine_run_backward"), default=None)
+    return isinstance(error, RuntimeError) and engine is not None and not any(map(is_user_code, codes[engine:]))
 
 
 def _reads_missing_gradient(error: BaseException, steps: list[TracebackType]) -> bool:

@@ -77,10 +77,11 @@ def missing_gradients(watched: Watched, alive: Alive) -> list[Finding]:
 
 def _never_with_gradient(watched: Watched) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
+    reached = {key for one in watched.course.backwards for key in one.leaves}
     for optimizer in watched.optimizers():
         steps = [one for one in watched.course.steps if one.optimizer == id(optimizer)]
         without = frozenset.intersection(*(one.without for one in steps)) if steps else frozenset[int]()
-        found += [one for one in tensors_of(optimizer) if id(one) in without]
+        found += [one for one in tensors_of(optimizer) if id(one) in without - reached]
     return found
 
 
@@ -132,7 +133,7 @@ def _is_unused_by_mistake(alive: Alive, tensor: torch.Tensor) -> bool:
 
 
 def _told(names: tuple[str, ...], count: int, dropped: Dropped | None) -> Finding:
-    told = listed(names) if names else f"{count} parameters"
+    told = listed([f"`{name}`" for name in names]) if names else f"{count} parameters"
     verb = "gets" if count == 1 else "get"
     if dropped is None:
         return Finding(

@@ -65,7 +65,7 @@ def wrong_tensors(watched: Watched, alive: Alive) -> list[Finding]:
 
 def _told(names: tuple[str, ...], optimizer: str, where: Location | None, *, is_hidden: bool) -> Finding:
     one = len(names) == 1
-    told = listed(names)
+    told = listed([f"`{name}`" for name in names])
     return Finding(
         kind="not_in_optimizer",
         raised=False,

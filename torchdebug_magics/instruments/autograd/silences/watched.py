@@ -42,10 +42,17 @@ class Watched:
         return {key for one in self.course.steps for key in one.parameters}
 
     def written_by_hand(self) -> frozenset[int]:
-        """Storages that the user's code writes once the first backward pass has begun: no initialization, and no optimizer's update."""
+        """Storages that the user's code writes once they were used, and a backward pass has begun: no optimizer's update."""
         first = self.course.backwards[0].index if self.course.backwards else 0
-        ops = self.recorder.tape.since(first)
-        return frozenset(use.memory for op in ops if not op.in_optimizer and not op.in_backward for use in op.writes)
+        used, written = set[int](), set[int]()
+        for op in self.recorder.tape.ops:
+            if op.in_optimizer or op.in_backward:
+                continue
+            if op.index >= first:
+                written.update(use.memory for use in op.writes if use.memory in used)
+            if op.grad_enabled:
+                used.update(use.memory for use in op.reads)
+        return frozenset(written)
 
     def backward(self, tensors: tuple[torch.Tensor, ...], *, is_loss: bool) -> Backward:
         """A pass begins: what it will reach, and which gradients are there already."""
