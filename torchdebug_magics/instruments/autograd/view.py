@@ -87,7 +87,8 @@ def _of_loss(report: GraphReport) -> Page:
             Table("Parameters", ("parameter", "state", "nodes to the loss", "gradient norm"), rows_of, formats, marked)  # type: ignore[arg-type]
         )
     blocks += [Note(problem, "warn") for problem in report.problems]
-    status: Status = "bad" if report.found else "good" if any(one.reached for one in report.reaches) else "info"
+    missed = any(not one.reached and not one.is_frozen for one in report.reaches)
+    status: Status = "bad" if report.found else "warn" if missed else "good" if report.reaches else "info"
     return Page("autograd", status, capitalised(report.verdict), tuple(blocks))
 
 

@@ -118,7 +118,8 @@ def _words(raised: Raised, twice: _Twice) -> tuple[str, str, str]:
     sources = [where.source for where in (twice.first_at, raised.here) if where is not None]
     losses = [source.partition(".backward")[0] for source in sources if ".backward" in source]
     both = f"`({' + '.join(losses)}).backward()` in place of both calls" if len(losses) > 1 else "add the losses and call backward() once"
-    return f"two backward calls share the graph of {called}", both, "the first call has freed the part that both share"
+    shared = f"the graph of {called}" if name else called
+    return f"two backward calls share {shared}", both, "the first call has freed the part that both share"
 
 
 def _first_backward(raised: Raised, ops: set[int]) -> Backward | None:
