@@ -148,9 +148,12 @@ def _told(names: tuple[str, ...], count: int, dropped: Dropped | None) -> Findin
             else "use them in the forward, or delete them",
         )
     _, fix, where = cut_words(dropped)
-    by = {"no_grad": "gradients are off", "inference_mode": "inference mode is on"}.get(
-        dropped.cause, f"`{dropped.op.name}` cuts the graph"
-    )
+    causes = {
+        "no_grad": "gradients are off",
+        "inference_mode": "inference mode is on",
+        "rewrapped": "their numbers are copied into a new tensor",
+    }
+    by = causes.get(dropped.cause, f"`{dropped.op.name}` cuts the graph")
     return Finding(
         kind="no_gradient",
         raised=False,
