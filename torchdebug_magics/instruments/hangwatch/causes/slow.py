@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.format import byte_size, duration
 from torchdebug_magics.instruments.hangwatch.causes.wording import named, with_article
 from torchdebug_magics.machine.pressure import memory_pressure
+from torchdebug_magics.probing.source.call_sites import tree_of
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
@@ -93,15 +95,28 @@ def _data(case: Evidence) -> Finding | None:
     what = f"{named(at.who)} computes {batch.what}" if batch is not None else "the Dataset computes a batch in the main thread"
     if at.kind == "sleep":
         what = f"{named(at.who)} sleeps in the Dataset ({at.what})"
+    begins = _initializer(at) if workers else ""
+    what = f"{named(at.who)} runs `{begins}`, its `worker_init_fn`" if begins else what
     enough = min(cores, max(workers + 1, 2 * workers, 2))
     enough = max(enough, 2 * workers) if at.kind == "sleep" else enough
     more = f"`num_workers={enough}`" if enough > workers else "make `__getitem__` cheaper: more workers than cores do not help"
     made = sum(one.child is not None for one in case.look.everybody.values() if one.kind == "dead")
-    more += "; `persistent_workers=True` keeps the workers from epoch to epoch" if workers and made >= workers else ""
+    keep = "`persistent_workers=True` keeps the workers from epoch to epoch"
+    more = keep if begins else f"{more}; {keep}" if workers and made >= workers else more
     pinned = " and `pin_memory=True` for a GPU" if batch is not None and not batch.facts.get("pin_memory") and _has_gpu() else ""
     return case.found(
         "slow", "data_loading", f"the loop waits for data: {what}", f"{more}{pinned}; or prepare the data once, before the loop", at=at
     )
+
+
+def _initializer(worker: Participant) -> str:
+    """The function in which a worker stands, where a DataLoader was given it as ``worker_init_fn``."""
+    for call in worker.stack:
+        tree = tree_of(call.file)
+        keywords = (one for node in (ast.walk(tree) if tree is not None else ()) if isinstance(node, ast.Call) for one in node.keywords)
+        if any(one.arg == "worker_init_fn" and ast.unparse(one.value).rpartition(".")[2] == call.function for one in keywords):
+            return call.function
+    return ""
 
 
 def _graph(case: Evidence) -> Finding | None:
