@@ -22,8 +22,8 @@ The first two steps are recorded op by op, with lines; after them the loop runs 
     probe=f"{_HERE}.probe:AutogradProbe",
     view=f"{_HERE}.view:page",
     live_view=f"{_HERE}.view:live_page",
-    examine=f"{_HERE}.reach:examine",
+    examine=f"{_HERE}.loss_reach:examine",
     subjects="LOSS",
     takes_names=True,
-    after_error=f"{_HERE}.postmortem:after_error",
+    after_error=f"{_HERE}.failed_cell:after_error",
 )

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchdebug_magics.instruments.autograd.course import Course
 from torchdebug_magics.instruments.autograd.errors.explained import explained
-from torchdebug_magics.instruments.autograd.recording.recorder import Recorder
+from torchdebug_magics.instruments.autograd.recording.op_recorder import Recorder
 from torchdebug_magics.instruments.autograd.report import AutogradReport, LiveAutograd
 from torchdebug_magics.instruments.autograd.silences.alive import roots_of
 from torchdebug_magics.instruments.autograd.silences.judged import silent_faults, worst_first
 from torchdebug_magics.instruments.autograd.silences.watched import Watched
+from torchdebug_magics.instruments.autograd.training_course import Course
 from torchdebug_magics.instruments.autograd.verdict import verdict
 from torchdebug_magics.probing.compiling import is_being_compiled
 from torchdebug_magics.probing.guard import Guard
@@ -27,8 +27,8 @@ from torchdebug_magics.probing.tensors import is_traced, tensors_in
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from torchdebug_magics.instruments.autograd.course import Backward
     from torchdebug_magics.instruments.autograd.report import Finding
+    from torchdebug_magics.instruments.autograd.training_course import Backward
 
 __all__ = ["AutogradProbe"]
 

@@ -11,9 +11,9 @@ from torchdebug_magics.instruments.autograd.errors.raised import Raised
 from torchdebug_magics.instruments.autograd.errors.second_backward import second_time
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.autograd.course import Course
     from torchdebug_magics.instruments.autograd.recording.tape import Tape
     from torchdebug_magics.instruments.autograd.report import Finding
+    from torchdebug_magics.instruments.autograd.training_course import Course
 
 __all__ = ["explained"]
 

@@ -18,8 +18,8 @@ from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.where import is_user_code, local_values, location
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.autograd.course import Course
     from torchdebug_magics.instruments.autograd.report import Kind
+    from torchdebug_magics.instruments.autograd.training_course import Course
     from torchdebug_magics.report import Location
 
 __all__ = ["Raised", "missing_gradient_of", "named_members", "parts_of_value", "statement_at"]

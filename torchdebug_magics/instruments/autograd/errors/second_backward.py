@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import byte_size
-from torchdebug_magics.instruments.autograd.course import Backward
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, parts_of_value, statement_at
 from torchdebug_magics.instruments.autograd.from_text.carried import carried_names, earlier_backward, loop_around
 from torchdebug_magics.instruments.autograd.report import Finding
+from torchdebug_magics.instruments.autograd.training_course import Backward
 from torchdebug_magics.probing.where import excerpt, location
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.autograd.from_text.slices import bound_by, read_by, simple_statements
+from torchdebug_magics.instruments.autograd.from_text.statement_slices import bound_by, read_by, simple_statements
 from torchdebug_magics.probing.source.call_sites import enclosing, tree_of
 from torchdebug_magics.probing.where import location
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.autograd.from_text.slices import made_by, read_by, simple_statements
+from torchdebug_magics.instruments.autograd.from_text.statement_slices import made_by, read_by, simple_statements
 from torchdebug_magics.instruments.autograd.report import Cut
 from torchdebug_magics.probing.source.call_sites import function_node, tree_of
 from torchdebug_magics.probing.where import is_user_code, location
@@ -15,7 +15,7 @@ from torchdebug_magics.probing.where import is_user_code, location
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from torchdebug_magics.instruments.autograd.from_text.slices import Slice
+    from torchdebug_magics.instruments.autograd.from_text.statement_slices import Slice
 
 __all__ = ["cuts_in_forward", "cuts_toward"]
 

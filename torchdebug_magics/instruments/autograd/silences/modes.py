@@ -6,8 +6,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import listed
-from torchdebug_magics.instruments.autograd.course import Backward, Step
 from torchdebug_magics.instruments.autograd.report import Finding
+from torchdebug_magics.instruments.autograd.training_course import Backward, Step
 from torchdebug_magics.probing.where import excerpt
 
 if TYPE_CHECKING:

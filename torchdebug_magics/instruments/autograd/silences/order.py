@@ -6,10 +6,10 @@ import ast
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.autograd.course import Backward, Step, Zeroed
 from torchdebug_magics.instruments.autograd.report import Finding
 from torchdebug_magics.instruments.autograd.silences.named import variable_of
 from torchdebug_magics.instruments.autograd.silences.watched import tensors_of
+from torchdebug_magics.instruments.autograd.training_course import Backward, Step, Zeroed
 from torchdebug_magics.probing.source.call_sites import tree_of
 from torchdebug_magics.probing.where import excerpt, location
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     import torch
 
-    from torchdebug_magics.instruments.autograd.course import Event
     from torchdebug_magics.instruments.autograd.report import Kind
     from torchdebug_magics.instruments.autograd.silences.alive import Alive
     from torchdebug_magics.instruments.autograd.silences.watched import Watched
+    from torchdebug_magics.instruments.autograd.training_course import Event
     from torchdebug_magics.probing.lines import Line
     from torchdebug_magics.report import Location
 

@@ -11,7 +11,7 @@ from torchdebug_magics.instruments.autograd.errors.broken_node import saved_name
 from torchdebug_magics.probing.graphs import upstream
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.autograd.recording.recorder import Recorder
+    from torchdebug_magics.instruments.autograd.recording.op_recorder import Recorder
     from torchdebug_magics.instruments.autograd.recording.storage_numbers import StorageNumbers
     from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Use
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchdebug_magics.instruments.autograd.course import Backward, Course, Step, Zeroed
 from torchdebug_magics.instruments.autograd.silences.named import variable_of
 from torchdebug_magics.instruments.autograd.silences.stale_values import StaleValue, stale_value
+from torchdebug_magics.instruments.autograd.training_course import Backward, Course, Step, Zeroed
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.autograd.recording.recorder import Recorder
+    from torchdebug_magics.instruments.autograd.recording.op_recorder import Recorder
 
 __all__ = ["Watched", "is_nonzero", "tensors_of"]
 
