@@ -34,7 +34,7 @@ __all__ = ["AutogradProbe"]
 
 _RECORDED_STEPS = 2
 """Of one optimizer, whatever it costs: an error of autograd, as a fault of the loop, nearly always shows in the first or the second."""
-_FREE_S, _SHARE = 0.15, 0.02
+_FREE_S, _SHARE = 0.4, 0.02
 """What recording further steps may cost: so much, and this share of the time since the start."""
 _JUDGED_BACKWARDS = frozenset({4, 9})
 _MOST_OPS = 60_000

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.instruments.autograd.errors.broken_node import nodes_of
-from torchdebug_magics.instruments.autograd.errors.raised import Raised, missing_gradient_of, named_members, statement_at
+from torchdebug_magics.instruments.autograd.errors.in_backward import checkpoint_mismatch, custom_function, no_double_backward, other_error
+from torchdebug_magics.instruments.autograd.errors.line_finding import finding_at, variables_read
+from torchdebug_magics.instruments.autograd.errors.raised import Raised, named_members, statement_at
 from torchdebug_magics.instruments.autograd.errors.writes import out_of_place, writes_to
-from torchdebug_magics.instruments.autograd.report import Finding
-from torchdebug_magics.probing.source.call_sites import function_node, tree_of
-from torchdebug_magics.probing.where import excerpt, location
+from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.where import location
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp
+    from torchdebug_magics.instruments.autograd.report import Finding
     from torchdebug_magics.report import Location
 
 __all__ = ["at_the_line"]
@@ -26,20 +28,7 @@ _NO_REDUCTION = re.compile(r"reduction\s*=\s*['\"]none['\"]")
 
 def at_the_line(raised: Raised) -> Finding:
     """By kind."""
-    return _BY_KIND.get(raised.kind, _other)(raised)
-
-
-def _finding(raised: Raised, headline: str, fix: str, *, where: Location | None = None, **more: object) -> Finding:
-    at = where or raised.here
-    return Finding(
-        kind=raised.kind,
-        raised=True,
-        headline=headline,
-        location=at,
-        fix=fix,
-        excerpt=excerpt(at) if at is not None else (),
-        **more,  # type: ignore[arg-type]
-    )
+    return _BY_KIND.get(raised.kind, other_error)(raised)
 
 
 def _written_name(raised: Raised) -> str | None:
@@ -50,7 +39,7 @@ def _written_name(raised: Raised) -> str | None:
 def _leaf(raised: Raised) -> Finding:
     name = _written_name(raised) or "a parameter"
     source = raised.here.source if raised.here is not None else ""
-    return _finding(
+    return finding_at(
         raised,
         f"`{name}` is a leaf that requires a gradient, and is written in place",
         f"`with torch.no_grad(): {source}` for an update by hand; else write into a copy: `{_fresh(name)} = {name}.clone()`",
@@ -85,7 +74,7 @@ def _view(raised: Raised) -> Finding:
     maker = next((op for op in reversed(raised.tape.ops) if made is not None and op.name.replace("_", "") == made[1].lower()), None)
     if of_leaf:
         base = f"with torch.no_grad(): {raised.here.source}" if raised.here is not None else "with torch.no_grad():"
-        return _finding(
+        return finding_at(
             raised,
             f"{f'`{name}`' if name else 'a tensor'} is a view of a leaf that requires a gradient, and is written in place",
             f"`{base}`, or write into `{name}.clone()`",
@@ -96,7 +85,7 @@ def _view(raised: Raised) -> Finding:
     code = out_of_place(statement) if statement is not None else ""
     op = maker.name if maker is not None else made[1].lower() if made is not None else None
     why = "gradients were off when the view was made" if "no_grad" in raised.message or "inference" in raised.message else ""
-    return _finding(
+    return finding_at(
         raised,
         f"{f'`{name}`' if name else 'a tensor'} is one of several views that `{op}` returned, and is written in place"
         if op and not why
@@ -129,7 +118,7 @@ def _non_scalar(raised: Raised) -> Finding:
     else:
         fix = "reduce the loss to one number before backward(): `.mean()` or `.sum()`"
     shape = list(root.shape) if root is not None else "several elements"
-    return _finding(
+    return finding_at(
         raised,
         f"`{name or 'the loss'}` has shape {shape}, and backward() needs a scalar",
         fix,
@@ -159,13 +148,13 @@ def _assigned(raised: Raised, name: str | None) -> Location | None:
 
 def _inference(raised: Raised) -> Finding:
     made = next((op for op in reversed(raised.tape.ops) if op.inference and op.makes), None)
-    name = next((name for name, value in _read(raised) if isinstance(value, torch.Tensor) and value.is_inference()), None)
+    name = next((name for name, value in variables_read(raised) if isinstance(value, torch.Tensor) and value.is_inference()), None)
     fix = (
         f"`{name} = {name}.clone()` before this line, or compute `{name}` under `torch.no_grad()`"
         if name
         else "compute the tensor under `torch.no_grad()` in place of `torch.inference_mode()`, or `.clone()` it"
     )
-    return _finding(
+    return finding_at(
         raised,
         f"`{name or 'a tensor'}` was made under inference_mode and is used in training",
         fix,
@@ -173,13 +162,6 @@ def _inference(raised: Raised) -> Finding:
         op=made.name if made is not None else None,
         tensor=name,
     )
-
-
-def _read(raised: Raised) -> list[tuple[str, object]]:
-    """The variables that the statement reads."""
-    statement = statement_at(raised.here)
-    names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)} if statement is not None else set()
-    return [(name, value) for name, value in raised.variables() if name in names]
 
 
 def _unused(raised: Raised) -> Finding:
@@ -193,7 +175,7 @@ def _unused(raised: Raised) -> Finding:
     unused = {id(one) for one in raised.inputs if one.is_leaf and id(one) not in reached}
     parameters = tuple(name for name, one in named_members() if id(one) in unused)
     name = ast.unparse(members[place]) if place < len(members) and not parameters else next(iter(parameters), None)
-    return _finding(
+    return finding_at(
         raised,
         f"{f'`{name}`' if name else f'input {place}'} was not used to compute the outputs",
         "pass the tensor that the outputs were computed from, or `allow_unused=True` to get None for it",
@@ -209,7 +191,7 @@ def _integer(raised: Raised) -> Finding:
         r"torch\.tensor\(([^()]*\[[^\]]*\][^()]*?)(, *requires_grad *= *True)\)", r"torch.tensor(\1, dtype=torch.float32\2)", source
     )
     fixed = fixed if fixed != source else re.sub(r"(\w+)\.requires_grad_\(", r"\1.float().requires_grad_(", source)
-    return _finding(
+    return finding_at(
         raised,
         "only floating point and complex tensors can have a gradient, and this one holds integers",
         f"`{fixed}`" if fixed != source else "make the tensor floating point first: `.float()` or `dtype=torch.float32`",
@@ -225,121 +207,6 @@ def _made_to_require(statement: ast.stmt | None) -> str | None:
     return next((ast.unparse(target) for target in getattr(statement, "targets", ())), None)
 
 
-def _custom(raised: Raised) -> Finding:
-    named = re.search(r"[Ff]unction (\w+?)Backward\b", raised.message)
-    function = next((kind for kind in _subclasses(torch.autograd.Function) if named is not None and kind.__name__ == named[1]), None)
-    where = _return_of(function) or raised.here
-    counts = re.search(r"expected (\d+), got (\d+)", raised.message)
-    shapes = re.search(r"at index (\d+) - got (\[[\d, ]*\]) but expected shape compatible with (\[[\d, ]*\])", raised.message)
-    name = named[1] if named is not None else "the function"
-    if counts is not None:
-        headline = f"`{name}.backward` returns {counts[2]} gradients, and `forward` takes {counts[1]} inputs"
-        fix = f"return {counts[1]} values from `{name}.backward`, one for each input of forward; `None` where there is no gradient"
-    elif shapes is not None:
-        headline = f"`{name}.backward` returns a gradient of shape {shapes[2]} for input {shapes[1]} of shape {shapes[3]}"
-        fix = f"return a gradient of the shape of input {shapes[1]}: reduce it, such as `.sum(0)`, or `.view_as` that input"
-    elif "different than None" in raised.message:
-        place = re.search(r"position (\d+)", raised.message)
-        headline = f"`{name}.backward` returns a gradient for an input that is not a tensor"
-        fix = f"return `None` at position {place[1] if place else '?'}"
-    else:
-        headline, fix = f"`{name}.backward`: {raised.message.splitlines()[0]}", "return one gradient, or None, for each input of forward"
-    return _finding(raised, headline, fix, where=where, op=name, first_backward_at=raised.here if where != raised.here else None)
-
-
-def _subclasses(kind: type) -> list[type]:
-    found: list[type] = list(kind.__subclasses__())
-    return [*reversed(found), *(inner for one in found for inner in _subclasses(one))]
-
-
-def _return_of(function: type | None) -> Location | None:
-    """The last ``return`` of its backward."""
-    code = getattr(getattr(function, "backward", None), "__code__", None)
-    if code is None:
-        return None
-    node = function_node(code)
-    lines = [one.lineno for one in ast.walk(node) if isinstance(one, ast.Return)] if node is not None else []
-    return location(code.co_filename, lines[-1], code.co_name) if lines else None
-
-
-def _checkpoint(raised: Raised) -> Finding:
-    first = raised.message.splitlines()[0]
-    calls = (
-        line.location for op in raised.tape.ops for line in op.calls if re.search(r"\bcheckpoint(?:_sequential)?\(", line.location.source)
-    )
-    return _finding(
-        raised,
-        "a checkpointed function computed something else when it ran again in backward()",
-        "make the function depend on its arguments alone: no counters, `training` flags or lists that change between the two runs",
-        where=next(calls, None),
-        first_backward_at=raised.here,
-        explanation=first.removeprefix("torch.utils.checkpoint: "),
-    )
-
-
-def _double(raised: Raised) -> Finding:
-    named = re.search(r"derivative for '?(?:aten::)?(\w+)", raised.message)
-    op = named[1] if named is not None else None
-    attention = op is not None and "scaled_dot_product" in op
-    return _finding(
-        raised,
-        f"`{op or 'the function'}` cannot be differentiated twice",
-        "`with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):` around the forward"
-        if attention
-        else "drop `create_graph=True` where no second derivative is needed, or write this op with ones that have one"
-        if op
-        else "remove `@once_differentiable` and write backward() with differentiable ops",
-        op=op,
-    )
-
-
-def _other(raised: Raised) -> Finding:
-    first = raised.message.splitlines()[0]
-    missing = missing_gradient_of(statement_at(raised.here), raised.frames[0]) if raised.frames else None
-    if missing is not None and "NoneType" in first:
-        return _missing(raised, *missing)
-    name = next((name for name, _ in _read(raised)), None)
-    for pattern, fix in _OTHER_FIXES:
-        if re.search(pattern, raised.message):
-            return _finding(raised, first.rstrip("."), fix, tensor=name)
-    return _finding(raised, first.rstrip("."), "", tensor=None)
-
-
-def _missing(raised: Raised, name: str, tensor: torch.Tensor) -> Finding:
-    if tensor.is_leaf:
-        fix = (
-            f"call backward() on a loss that uses `{name}` before this line"
-            if tensor.requires_grad
-            else f"`{name}.requires_grad_()` before it is used"
-        )
-        return _finding(raised, f"`{name}.grad` is None: no backward() has reached it", fix, tensor=name)
-    return _finding(
-        raised,
-        f"`{name}.grad` is None: `{name}` is not a leaf, and backward() keeps no gradient for it",
-        f"`{name}.retain_grad()` before backward()",
-        tensor=name,
-    )
-
-
-_OTHER_FIXES = (
-    (
-        r"can't optimize a non-leaf",
-        "give the optimizer a leaf: `.detach().requires_grad_()` after `.to(...)` or any other op",
-    ),
-    (r"Can't call numpy\(\)", "`.detach().numpy()` in place of `.numpy()`"),
-    (r"graph leaves", "`copy.deepcopy(tensor.detach())`, or delete the attribute that holds the computed tensor before the copy"),
-    (r"requires_grad flags of leaf", "`.detach()` the tensor, or set `requires_grad` on the leaf that it was computed from"),
-    (
-        r"can't retain_grad|register a hook",
-        "call it on a tensor that requires a gradient: check where the graph was cut with `%autograd tensor`",
-    ),
-    (r"assigned grad has data|attempting to assign a gradient", "give `.grad` a tensor of the shape, dtype and device of the parameter"),
-    (r"has changed the", "return a gradient of the same shape, dtype and device from the hook, or None"),
-    (
-        r"invalid gradient at index|size of tensor a",
-        "set `.grad = None` after `.data` gets another shape, dtype or device, and build the graph again",
-    ),
-)
 _BY_KIND = {
     "leaf_inplace": _leaf,
     "view_inplace": _view,
@@ -347,7 +214,7 @@ _BY_KIND = {
     "inference_tensor": _inference,
     "unused_input": _unused,
     "integer_grad": _integer,
-    "custom_function": _custom,
-    "checkpoint_mismatch": _checkpoint,
-    "no_double_backward": _double,
+    "custom_function": custom_function,
+    "checkpoint_mismatch": checkpoint_mismatch,
+    "no_double_backward": no_double_backward,
 }
