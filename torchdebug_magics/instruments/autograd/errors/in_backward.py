@@ -1,0 +1,140 @@
+"""Errors that a backward pass raises by itself: custom functions, checkpoints, second derivatives, and others."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+import torch
+
+from torchdebug_magics.instruments.autograd.errors.line_finding import finding_at, variables_read
+from torchdebug_magics.instruments.autograd.errors.raised import Raised, missing_gradient_of, statement_at
+from torchdebug_magics.probing.source.call_sites import function_node
+from torchdebug_magics.probing.where import location
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.autograd.report import Finding
+    from torchdebug_magics.report import Location
+
+__all__ = ["checkpoint_mismatch", "custom_function", "no_double_backward", "other_error"]
+
+_OTHER_FIXES = (
+    (
+        r"can't optimize a non-leaf",
+        "give the optimizer a leaf: `.detach().requires_grad_()` after `.to(...)` or any other op",
+    ),
+    (r"Can't call numpy\(\)", "`.detach().numpy()` in place of `.numpy()`"),
+    (r"graph leaves", "`copy.deepcopy(tensor.detach())`, or delete the attribute that holds the computed tensor before the copy"),
+    (r"requires_grad flags of leaf", "`.detach()` the tensor, or set `requires_grad` on the leaf that it was computed from"),
+    (
+        r"can't retain_grad|register a hook",
+        "call it on a tensor that requires a gradient: check where the graph was cut with `%autograd tensor`",
+    ),
+    (r"assigned grad has data|attempting to assign a gradient", "give `.grad` a tensor of the shape, dtype and device of the parameter"),
+    (r"has changed the", "return a gradient of the same shape, dtype and device from the hook, or None"),
+    (
+        r"invalid gradient at index|size of tensor a",
+        "set `.grad = None` after `.data` gets another shape, dtype or device, and build the graph again",
+    ),
+)
+
+
+def custom_function(raised: Raised) -> Finding:
+    """A function of the user's returned the wrong number, kind or shape of gradients."""
+    named = re.search(r"[Ff]unction (\w+?)Backward\b", raised.message)
+    function = next((kind for kind in _subclasses(torch.autograd.Function) if named is not None and kind.__name__ == named[1]), None)
+    where = _return_of(function) or raised.here
+    counts = re.search(r"expected (\d+), got (\d+)", raised.message)
+    shapes = re.search(r"at index (\d+) - got (\[[\d, ]*\]) but expected shape compatible with (\[[\d, ]*\])", raised.message)
+    name = named[1] if named is not None else "the function"
+    if counts is not None:
+        headline = f"`{name}.backward` returns {counts[2]} gradients, and `forward` takes {counts[1]} inputs"
+        fix = f"return {counts[1]} values from `{name}.backward`, one for each input of forward; `None` where there is no gradient"
+    elif shapes is not None:
+        headline = f"`{name}.backward` returns a gradient of shape {shapes[2]} for input {shapes[1]} of shape {shapes[3]}"
+        fix = f"return a gradient of the shape of input {shapes[1]}: reduce it, such as `.sum(0)`, or `.view_as` that input"
+    elif "different than None" in raised.message:
+        place = re.search(r"position (\d+)", raised.message)
+        headline = f"`{name}.backward` returns a gradient for an input that is not a tensor"
+        fix = f"return `None` at position {place[1] if place else '?'}"
+    else:
+        headline, fix = f"`{name}.backward`: {raised.message.splitlines()[0]}", "return one gradient, or None, for each input of forward"
+    return finding_at(raised, headline, fix, where=where, op=name, first_backward_at=raised.here if where != raised.here else None)
+
+
+def _subclasses(kind: type) -> list[type]:
+    found: list[type] = list(kind.__subclasses__())
+    return [*reversed(found), *(inner for one in found for inner in _subclasses(one))]
+
+
+def _return_of(function: type | None) -> Location | None:
+    """The last ``return`` of its backward."""
+    code = getattr(getattr(function, "backward", None), "__code__", None)
+    if code is None:
+        return None
+    node = function_node(code)
+    lines = [one.lineno for one in ast.walk(node) if isinstance(one, ast.Return)] if node is not None else []
+    return location(code.co_filename, lines[-1], code.co_name) if lines else None
+
+
+def checkpoint_mismatch(raised: Raised) -> Finding:
+    """A checkpointed function computed something else when it ran again."""
+    first = raised.message.splitlines()[0]
+    calls = (
+        line.location for op in raised.tape.ops for line in op.calls if re.search(r"\bcheckpoint(?:_sequential)?\(", line.location.source)
+    )
+    return finding_at(
+        raised,
+        "a checkpointed function computed something else when it ran again in backward()",
+        "make the function depend on its arguments alone: no counters, `training` flags or lists that change between the two runs",
+        where=next(calls, None),
+        first_backward_at=raised.here,
+        explanation=first.removeprefix("torch.utils.checkpoint: "),
+    )
+
+
+def no_double_backward(raised: Raised) -> Finding:
+    """An op or function has no second derivative."""
+    named = re.search(r"derivative for '?(?:aten::)?(\w+)", raised.message)
+    op = named[1] if named is not None else None
+    attention = op is not None and "scaled_dot_product" in op
+    return finding_at(
+        raised,
+        f"`{op or 'the function'}` cannot be differentiated twice",
+        "`with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):` around the forward"
+        if attention
+        else "drop `create_graph=True` where no second derivative is needed, or write this op with ones that have one"
+        if op
+        else "remove `@once_differentiable` and write backward() with differentiable ops",
+        op=op,
+    )
+
+
+def other_error(raised: Raised) -> Finding:
+    """Any other error of autograd, with the fix that its message calls for."""
+    first = raised.message.splitlines()[0]
+    missing = missing_gradient_of(statement_at(raised.here), raised.frames[0]) if raised.frames else None
+    if missing is not None and "NoneType" in first:
+        return _missing(raised, *missing)
+    name = next((name for name, _ in variables_read(raised)), None)
+    for pattern, fix in _OTHER_FIXES:
+        if re.search(pattern, raised.message):
+            return finding_at(raised, first.rstrip("."), fix, tensor=name)
+    return finding_at(raised, first.rstrip("."), "", tensor=None)
+
+
+def _missing(raised: Raised, name: str, tensor: torch.Tensor) -> Finding:
+    if tensor.is_leaf:
+        fix = (
+            f"call backward() on a loss that uses `{name}` before this line"
+            if tensor.requires_grad
+            else f"`{name}.requires_grad_()` before it is used"
+        )
+        return finding_at(raised, f"`{name}.grad` is None: no backward() has reached it", fix, tensor=name)
+    return finding_at(
+        raised,
+        f"`{name}.grad` is None: `{name}` is not a leaf, and backward() keeps no gradient for it",
+        f"`{name}.retain_grad()` before backward()",
+        tensor=name,
+    )
