@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.format import listed
-from torchdebug_magics.instruments.autograd.errors.cut import Dropped, ancestors, context_of, cut_words, dropped_on_the_way, rewrapped
+from torchdebug_magics.instruments.autograd.errors.cut_words import cut_words
+from torchdebug_magics.instruments.autograd.errors.dropped_gradient import (
+    Dropped,
+    ancestors,
+    dropped_on_the_way,
+    gradient_switch,
+    rewrapped,
+)
 from torchdebug_magics.instruments.autograd.report import Finding
 from torchdebug_magics.instruments.autograd.silences.named import is_written_by_user
 from torchdebug_magics.instruments.autograd.silences.watched import tensors_of
@@ -160,7 +167,7 @@ def _told(names: tuple[str, ...], count: int, dropped: Dropped | None) -> Findin
         headline=f"{told} {verb} no gradient: {by}",
         location=where,
         op=dropped.op.name,
-        saved_at=dropped.op.line.location if dropped.op.line is not None and context_of(dropped.op) is not None else None,
+        saved_at=dropped.op.line.location if dropped.op.line is not None and gradient_switch(dropped.op) is not None else None,
         module=dropped.op.module,
         tensor=names[0] if names else None,
         parameters=names,
