@@ -16,8 +16,8 @@ from torch.compiler import is_compiling
 from torchdebug_magics.probing.hooks import Hooks
 
 __all__ = [
-    "Call", "ModuleCalls", "compiled_parts", "fast_path_parts", "is_compiled", "live", "live_kinds", "live_modules", "parts_of", "paths",
-    "unwrapped",
+    "Call", "ModuleCalls", "compiled_parts", "fast_path_parts", "followed", "is_compiled", "live", "live_kinds", "live_modules",
+    "named_followed", "parts_of", "paths", "unwrapped",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -88,6 +88,21 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """The module behind ``torch.compile(module)``; any other one itself."""
     inner = module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
     return module if inner is None else inner
+
+
+def followed(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The root and its parts, each once, without what is inside scripted ones."""
+    return (module for _, module in named_followed(root))
+
+
+def named_followed(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """As `followed`, with their paths."""
+    hidden: set[int] = set()
+    for path, module in root.named_modules():
+        if id(module) not in hidden:
+            yield path, module
+        if isinstance(module, torch.jit.ScriptModule):
+            hidden.update(id(part) for part in module.modules())
 
 
 def paths(roots: Iterable[torch.nn.Module]) -> dict[int, str]:

@@ -33,6 +33,6 @@ Where the forward breaks, the rows up to there are shown, where the mismatching 
     examine=f"{_HERE}.examine:examine",
     subjects="MODEL INPUT",
     takes_keywords=True,
-    called=f"{_HERE}.run.inputs:model_of",
+    called="torchdebug_magics.probing.dry_runs.inputs:model_of",
     after_error=f"{_HERE}.postmortem:after_error",
 )

@@ -17,12 +17,12 @@ from torchdebug_magics.instrument import Examined
 from torchdebug_magics.instruments.shapes.asked.confirm import is_limit_of_fakes, real_error
 from torchdebug_magics.instruments.shapes.follow.parameters import packed_weights
 from torchdebug_magics.instruments.shapes.repair.source import caller_of
-from torchdebug_magics.instruments.shapes.run.faking import CannotBeFakedError, Fakes
-from torchdebug_magics.instruments.shapes.run.forward import Forward, forward, zeros
-from torchdebug_magics.instruments.shapes.run.inputs import Inputs, readings
-from torchdebug_magics.instruments.shapes.run.leaves import is_lazy, named_tensors
+from torchdebug_magics.instruments.shapes.run.forward import Forward, forward
 from torchdebug_magics.instruments.shapes.table.columns import layout
 from torchdebug_magics.instruments.shapes.table.tabulate import params_only, tabulated
+from torchdebug_magics.probing.dry_runs.faking import CannotBeFakedError, Fakes
+from torchdebug_magics.probing.dry_runs.inputs import Inputs, readings, zeros
+from torchdebug_magics.probing.dry_runs.leaves import is_lazy, named_tensors
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.rng import RandomState
 

@@ -20,12 +20,12 @@ from torchdebug_magics.instruments.shapes.follow.module_calls import Calls, shap
 from torchdebug_magics.instruments.shapes.follow.origins import Origins
 from torchdebug_magics.instruments.shapes.follow.parameters import Parameters
 from torchdebug_magics.instruments.shapes.postmortem import after_error
-from torchdebug_magics.instruments.shapes.run.arithmetic import Arithmetic
-from torchdebug_magics.instruments.shapes.run.flops import FlopFormulas
 from torchdebug_magics.instruments.shapes.run.saved import Saved
 from torchdebug_magics.instruments.shapes.table.columns import layout
 from torchdebug_magics.instruments.shapes.table.tabulate import Watched, of_cell
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
+from torchdebug_magics.probing.dry_runs.arithmetic import Arithmetic
+from torchdebug_magics.probing.dry_runs.flops import FlopFormulas
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.mode_stack import enter

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.shapes.run.faking import Fakes
 from torchdebug_magics.instruments.shapes.run.forward import forward
-from torchdebug_magics.instruments.shapes.run.inputs import Spec
-from torchdebug_magics.instruments.shapes.run.leaves import named_tensors
+from torchdebug_magics.probing.dry_runs.faking import Fakes
+from torchdebug_magics.probing.dry_runs.inputs import Spec
+from torchdebug_magics.probing.dry_runs.leaves import named_tensors
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.examine import Seen

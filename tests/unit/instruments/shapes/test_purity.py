@@ -327,7 +327,7 @@ def test_a_forward_that_ends_early_leaves_nothing(seed, error):
 
 @pytest.mark.parametrize("at", [1, 5, 20, 60])
 def test_an_interrupt_in_any_op_leaves_nothing(at, monkeypatch):
-    from torchdebug_magics.instruments.shapes.run.arithmetic import Arithmetic
+    from torchdebug_magics.probing.dry_runs.arithmetic import Arithmetic
 
     model = nn.Sequential(Keeping(), Writing(), nn.BatchNorm1d(WIDTH), Recurrent(), Attention(), Drawing())
     x = torch.randn(3, WIDTH)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from torchdebug_magics.instruments.shapes.run.faking import ValueFailure
+from torchdebug_magics.probing.dry_runs.faking import ValueFailure
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.run.faking import Fakes
+    from torchdebug_magics.probing.dry_runs.faking import Fakes
 
 __all__ = ["ask", "check_bounds"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException
 
-from torchdebug_magics.instruments.shapes.run.leaves import named_tensors, rebuilt
+from torchdebug_magics.probing.dry_runs.leaves import named_tensors, rebuilt
 from torchdebug_magics.probing.rng import RandomState
 
 if TYPE_CHECKING:

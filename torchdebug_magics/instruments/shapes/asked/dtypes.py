@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from torchdebug_magics.instruments.shapes.run.faking import ValueFailure
+from torchdebug_magics.probing.dry_runs.faking import ValueFailure
 
 __all__ = ["check_dtypes"]
 

@@ -8,12 +8,12 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchdebug_magics.instruments.shapes.asked.bounds import ask
-from torchdebug_magics.instruments.shapes.run.faking import ValueFailure
+from torchdebug_magics.probing.dry_runs.faking import ValueFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torchdebug_magics.instruments.shapes.run.faking import Fakes
+    from torchdebug_magics.probing.dry_runs.faking import Fakes
 
 __all__ = ["check_strictly"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from torchdebug_magics.instruments.shapes.run.leaves import named_tensors
+from torchdebug_magics.probing.dry_runs.leaves import named_tensors
 from torchdebug_magics.probing.modules import unwrapped
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import torch
 
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import is_quiet, may_run
 from torchdebug_magics.instruments.shapes.repair.source import site_of, tree_of
-from torchdebug_magics.instruments.shapes.run.leaves import named_tensors
+from torchdebug_magics.probing.dry_runs.leaves import named_tensors
 from torchdebug_magics.probing.where import is_user_code
 
 if TYPE_CHECKING:

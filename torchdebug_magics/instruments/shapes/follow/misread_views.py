@@ -13,7 +13,7 @@ from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.broadcasts import suspected
 from torchdebug_magics.instruments.shapes.repair.source import site_in
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
-from torchdebug_magics.instruments.shapes.run.leaves import sizes
+from torchdebug_magics.probing.dry_runs.leaves import sizes
 from torchdebug_magics.probing.where import locate
 
 if TYPE_CHECKING:

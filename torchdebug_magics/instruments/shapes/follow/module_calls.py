@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torchdebug_magics.instruments.shapes.follow.module_paths import Names
 from torchdebug_magics.instruments.shapes.follow.parameters import NOTHING, Owned, Parameters
 from torchdebug_magics.instruments.shapes.report import Row, Shape
-from torchdebug_magics.instruments.shapes.run.leaves import named_tensors, sizes
+from torchdebug_magics.probing.dry_runs.leaves import named_tensors, sizes
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import unwrapped
 

@@ -13,13 +13,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torchdebug_magics.instruments.shapes.asked.unchecked import is_unchecked
 from torchdebug_magics.instruments.shapes.follow.suspects import Suspects
-from torchdebug_magics.instruments.shapes.run.leaves import named_tensors, sizes
+from torchdebug_magics.probing.dry_runs.leaves import named_tensors, sizes
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.where import user_frame
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
-    from torchdebug_magics.instruments.shapes.run.faking import Fakes
+    from torchdebug_magics.probing.dry_runs.faking import Fakes
 
 __all__ = ["Failed", "Instead", "Made", "Origins", "function_name"]
 

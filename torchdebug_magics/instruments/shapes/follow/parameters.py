@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.shapes.run.leaves import is_lazy
+from torchdebug_magics.probing.dry_runs.leaves import is_lazy
+from torchdebug_magics.probing.modules import followed
 
-__all__ = ["NOTHING", "Owned", "Parameters", "followed", "named_followed", "own_parameters", "packed_weights"]
+__all__ = ["NOTHING", "Owned", "Parameters", "own_parameters", "packed_weights"]
 
 
 @dataclass(frozen=True)
@@ -119,21 +120,6 @@ class Parameters:
             params += size(parameter)
             trainable += size(parameter) if parameter.requires_grad else 0
         return Owned(params, trainable, ", ".join(notes))
-
-
-def followed(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The root and its parts, each once, without what is inside scripted ones."""
-    return (module for _, module in named_followed(root))
-
-
-def named_followed(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """As `followed`, with their paths."""
-    hidden: set[int] = set()
-    for path, module in root.named_modules():
-        if id(module) not in hidden:
-            yield path, module
-        if isinstance(module, torch.jit.ScriptModule):
-            hidden.update(id(part) for part in module.modules())
 
 
 def own_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

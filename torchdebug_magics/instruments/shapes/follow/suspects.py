@@ -16,7 +16,7 @@ import torch
 from torchdebug_magics.instruments.shapes.follow.broadcasts import DIFFERENCES, PAIRED_LOSSES, REDUCES, Side, averaged, broadcast
 from torchdebug_magics.instruments.shapes.follow.misread_views import misread
 from torchdebug_magics.instruments.shapes.repair.source import site_in
-from torchdebug_magics.instruments.shapes.run.leaves import sizes
+from torchdebug_magics.probing.dry_runs.leaves import sizes
 from torchdebug_magics.probing.where import locate, owner
 
 if TYPE_CHECKING:

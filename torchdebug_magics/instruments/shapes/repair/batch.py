@@ -11,7 +11,7 @@ import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit
-from torchdebug_magics.instruments.shapes.run.leaves import named_tensors, sizes
+from torchdebug_magics.probing.dry_runs.leaves import named_tensors, sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

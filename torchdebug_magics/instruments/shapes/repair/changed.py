@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.shapes.follow.origins import function_name
-from torchdebug_magics.instruments.shapes.run.forward import zeros
-from torchdebug_magics.instruments.shapes.run.leaves import named_tensors, rebuilt
+from torchdebug_magics.probing.dry_runs.inputs import zeros
+from torchdebug_magics.probing.dry_runs.leaves import named_tensors, rebuilt
 from torchdebug_magics.probing.where import span, user_frame
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Change, Edit, OpEdit
     from torchdebug_magics.instruments.shapes.repair.source import Site
-    from torchdebug_magics.instruments.shapes.run.faking import Fakes
-    from torchdebug_magics.instruments.shapes.run.inputs import Inputs
+    from torchdebug_magics.probing.dry_runs.faking import Fakes
+    from torchdebug_magics.probing.dry_runs.inputs import Inputs
 
 __all__ = ["SMALL", "ChangedInputs", "ChangedOps", "with_edits"]
 

@@ -11,7 +11,7 @@ import torch
 
 from torchdebug_magics.instruments.shapes.repair.failure_facts import is_loss
 from torchdebug_magics.instruments.shapes.repair.size_history import same_input
-from torchdebug_magics.instruments.shapes.run.leaves import rebuilt
+from torchdebug_magics.probing.dry_runs.leaves import rebuilt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

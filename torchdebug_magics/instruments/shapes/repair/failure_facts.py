@@ -12,7 +12,7 @@ import torch
 from torchdebug_magics.instruments.shapes.cell_error.judges import COMPARES, is_judge
 from torchdebug_magics.instruments.shapes.cell_error.program_slice import Lines
 from torchdebug_magics.instruments.shapes.repair.source import Caller, Site, site_of
-from torchdebug_magics.instruments.shapes.run.leaves import named_tensors, sizes
+from torchdebug_magics.probing.dry_runs.leaves import named_tensors, sizes
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.where import owner
 

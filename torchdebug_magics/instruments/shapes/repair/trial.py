@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.shapes.asked.confirm import is_limit_of_fakes, real_error
 from torchdebug_magics.instruments.shapes.repair.changed import ChangedInputs, ChangedOps, with_edits
-from torchdebug_magics.instruments.shapes.run.faking import Fakes
 from torchdebug_magics.instruments.shapes.run.forward import Forward, forward
+from torchdebug_magics.probing.dry_runs.faking import Fakes
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.rng import RandomState
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from torchdebug_magics.instruments.shapes.repair.edit import Edit
-    from torchdebug_magics.instruments.shapes.run.inputs import Inputs
+    from torchdebug_magics.probing.dry_runs.inputs import Inputs
 
 __all__ = ["Trials"]
 

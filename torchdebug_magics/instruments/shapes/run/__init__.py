@@ -1,1 +1,1 @@
-"""One forward that leaves no trace: inputs -> fakes or copies -> the ops, counted -> what autograd saves -> everything put back."""
+"""One forward that leaves no trace: a dry run of `probing`, its calls followed -> what autograd saves."""

@@ -10,8 +10,6 @@ from inspect import isgenerator
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from torchdebug_magics.instruments.shapes.asked.bounds import check_bounds
 from torchdebug_magics.instruments.shapes.asked.dtypes import check_dtypes
 from torchdebug_magics.instruments.shapes.asked.kernels import check_kernels
@@ -19,22 +17,25 @@ from torchdebug_magics.instruments.shapes.asked.stricter import check_strictly
 from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
 from torchdebug_magics.instruments.shapes.follow.origins import Failed, Instead, Made, Origins
 from torchdebug_magics.instruments.shapes.follow.parameters import Parameters
-from torchdebug_magics.instruments.shapes.run.arithmetic import Arithmetic
-from torchdebug_magics.instruments.shapes.run.copies import Copies
-from torchdebug_magics.instruments.shapes.run.faking import Fakes, ValueFailure
-from torchdebug_magics.instruments.shapes.run.flops import FlopFormulas, NoFormulas
-from torchdebug_magics.instruments.shapes.run.leaves import named_tensors
-from torchdebug_magics.instruments.shapes.run.library_questions import answers
 from torchdebug_magics.instruments.shapes.run.saved import Saved
-from torchdebug_magics.instruments.shapes.run.untouched import untouched
-from torchdebug_magics.instruments.shapes.run.written_tensors import Writes
+from torchdebug_magics.probing.dry_runs.arithmetic import Arithmetic
+from torchdebug_magics.probing.dry_runs.copies import Copies
+from torchdebug_magics.probing.dry_runs.faking import Fakes, ValueFailure
+from torchdebug_magics.probing.dry_runs.flops import FlopFormulas, NoFormulas
+from torchdebug_magics.probing.dry_runs.inputs import zeros
+from torchdebug_magics.probing.dry_runs.leaves import named_tensors
+from torchdebug_magics.probing.dry_runs.library_questions import answers
+from torchdebug_magics.probing.dry_runs.untouched import untouched
+from torchdebug_magics.probing.dry_runs.written_tensors import Writes
 from torchdebug_magics.probing.guard import Guard
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.report import Failure
-    from torchdebug_magics.instruments.shapes.run.inputs import Inputs
+    import torch
 
-__all__ = ["Forward", "forward", "zeros"]
+    from torchdebug_magics.instruments.shapes.report import Failure
+    from torchdebug_magics.probing.dry_runs.inputs import Inputs
+
+__all__ = ["Forward", "forward"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,8 +183,3 @@ def _for_real(writes: Writes) -> tuple[Callable[[torch.Tensor], torch.Tensor], C
         return made
 
     return copied, described
-
-
-def zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A real tensor for a described one."""
-    return torch.zeros(sizes, dtype=dtype, device=device)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torchdebug_magics.instruments.shapes.run.leaves import memory_of
+from torchdebug_magics.probing.dry_runs.leaves import memory_of
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.follow.module_calls import Calls

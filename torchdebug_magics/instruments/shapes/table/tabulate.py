@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.shapes.explain import explained
-from torchdebug_magics.instruments.shapes.follow.parameters import Parameters, named_followed
+from torchdebug_magics.instruments.shapes.follow.parameters import Parameters
 from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
 from torchdebug_magics.instruments.shapes.table.training_memory import needs
 from torchdebug_magics.instruments.shapes.table.uncalled import row_of, uncalled
+from torchdebug_magics.probing.modules import named_followed
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.examine import Seen
     from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
     from torchdebug_magics.instruments.shapes.report import Failure
-    from torchdebug_magics.instruments.shapes.run.flops import FlopFormulas
+    from torchdebug_magics.probing.dry_runs.flops import FlopFormulas
 
 __all__ = ["Watched", "of_cell", "params_only", "tabulated"]
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.instruments.shapes.report import Need
-from torchdebug_magics.instruments.shapes.run.leaves import named_tensors, sizes
 from torchdebug_magics.machine.gpus import Gpus
 from torchdebug_magics.machine.limits import smallest_limit
+from torchdebug_magics.probing.dry_runs.leaves import named_tensors, sizes
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.follow.parameters import Parameters
-    from torchdebug_magics.instruments.shapes.run.inputs import Inputs
+    from torchdebug_magics.probing.dry_runs.inputs import Inputs
 
 __all__ = ["needs"]
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics.instruments.shapes.follow.parameters import NOTHING, Owned, named_followed
+from torchdebug_magics.instruments.shapes.follow.parameters import NOTHING, Owned
 from torchdebug_magics.instruments.shapes.report import Row
+from torchdebug_magics.probing.modules import named_followed
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.run.forward import Forward

@@ -14,7 +14,7 @@ from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Edit, as_typed
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
 from torchdebug_magics.instruments.shapes.repair.source import assignments
-from torchdebug_magics.instruments.shapes.run.leaves import named_tensors
+from torchdebug_magics.probing.dry_runs.leaves import named_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

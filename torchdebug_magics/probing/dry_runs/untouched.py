@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules import module as torch_module
 
-from torchdebug_magics.instruments.shapes.follow.parameters import followed
-from torchdebug_magics.instruments.shapes.run.leaves import is_lazy
-from torchdebug_magics.probing.modules import unwrapped
+from torchdebug_magics.probing.dry_runs.leaves import is_lazy
+from torchdebug_magics.probing.modules import followed, unwrapped
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.run.written_tensors import Writes
+    from torchdebug_magics.probing.dry_runs.written_tensors import Writes
     from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["untouched"]

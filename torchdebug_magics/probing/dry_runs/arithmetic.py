@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
@@ -12,22 +12,36 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchdebug_magics.instruments.shapes.run.flops import scratch_bytes
+from torchdebug_magics.probing.dry_runs.flops import scratch_bytes
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
-    from torchdebug_magics.instruments.shapes.run.faking import Fakes
-    from torchdebug_magics.instruments.shapes.run.flops import FlopFormulas
-    from torchdebug_magics.instruments.shapes.run.saved import Saved
-    from torchdebug_magics.instruments.shapes.run.written_tensors import Writes
+    from torchdebug_magics.probing.dry_runs.faking import Fakes
+    from torchdebug_magics.probing.dry_runs.flops import FlopFormulas
+    from torchdebug_magics.probing.dry_runs.written_tensors import Writes
 
 __all__ = ["Arithmetic"]
+
+
+class CountedCalls(Protocol):
+    """The module calls of a run."""
+
+    @property
+    def current(self) -> Any:
+        """The innermost running one, with the field ``flops``; or None."""
+
+
+class Scratch(Protocol):
+    """Adds up what a backward pass would need."""
+
+    def put_at(self, tensor: torch.Tensor, size_bytes: int) -> None:
+        """Count `size_bytes` for this tensor, whatever its memory holds."""
+
 
 _DEVICE = torch.ops.prim.device.default
 
 
 class Arithmetic(TorchDispatchMode):
-    """Every op below autograd: run on fakes where there are some, and counted."""
+    """Every op below autograd: run on fakes where there are some, counted, and told to ``ran(args, kwargs, out)``."""
 
     _torchdebug_owner = None
     supports_higher_order_operators = True
@@ -35,13 +49,14 @@ class Arithmetic(TorchDispatchMode):
 
     def __init__(
         self,
-        calls: Calls,
+        calls: CountedCalls | None,
         formulas: FlopFormulas,
         fakes: Fakes | None,
         check: Callable[..., None] | None = None,
         *,
-        saved: Saved | None = None,
+        saved: Scratch | None = None,
         writes: Writes | None = None,
+        ran: Callable[..., None] | None = None,
     ) -> None:
         super().__init__()
         self._calls = calls
@@ -50,6 +65,7 @@ class Arithmetic(TorchDispatchMode):
         self._check = check
         self._saved = saved
         self._writes = writes
+        self._ran = ran
         self.total = 0
 
     @classmethod
@@ -105,13 +121,15 @@ class Arithmetic(TorchDispatchMode):
         if self._saved is not None:
             for tensor, size_bytes in scratch_bytes(func, args, out):
                 self._saved.put_at(tensor, size_bytes)
+        if self._ran is not None:
+            self._ran(args, kwargs, out)
         self._add(self._formulas.count(func, args, kwargs, out))
         return out
 
     def _add(self, flops: int) -> None:
         if flops:
             self.total += flops
-            if (current := self._calls.current) is not None:
+            if self._calls is not None and (current := self._calls.current) is not None:
                 current.flops += flops
 
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed
-from torchdebug_magics.instruments.shapes.run.leaves import named_tensors, rebuilt, sizes
+from torchdebug_magics.probing.dry_runs.leaves import named_tensors, rebuilt, sizes
 
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.repair.source import Caller
-
-__all__ = ["Inputs", "Spec", "model_of", "readings"]
+__all__ = ["Inputs", "Spec", "model_of", "readings", "zeros"]
 
 _WHOLE_NUMBERED = ("ids", "idx", "index", "indices", "tokens", "labels", "target", "targets", "length", "lengths", "lens")
 _SIZES = ("size", "shape", "sizes")
@@ -54,8 +51,8 @@ class Inputs:
     names: tuple[str, ...] = ()
     """Of the parameters that `args` go to."""
     note: str = ""
-    caller: Caller | None = field(default=None, repr=False)
-    """The user's own call, where that is known."""
+    caller: Any = field(default=None, repr=False)
+    """The user's own call, as whoever reads it in the source knows it; or None."""
     are_named: bool = True
     """Whether they are a forward's own, by which sizes are explained, and not just what stands in an expression."""
 
@@ -181,3 +178,8 @@ def _wants_tuple(parameter: inspect.Parameter | None, name: str) -> bool:
 def _begins_with_embedding(model: torch.nn.Module) -> bool:
     leaf = next((module for module in model.modules() if next(iter(module._parameters.values()), None) is not None), None)
     return isinstance(leaf, (torch.nn.Embedding, torch.nn.EmbeddingBag))
+
+
+def zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A real tensor for a described one."""
+    return torch.zeros(sizes, dtype=dtype, device=device)

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.run.faking import Fakes
+    from torchdebug_magics.probing.dry_runs.faking import Fakes
 
 __all__ = ["answers"]
 

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from torchdebug_magics.instruments.shapes.run.leaves import memory_of
+from torchdebug_magics.probing.dry_runs.leaves import memory_of
 
 __all__ = ["Writes", "written"]
 
