@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from IPython.core.interactiveshell import InteractiveShell
+    from torch import nn
 
     from torchdebug_magics.errors import DeterminismError, NonFiniteError, SessionError, TorchDebugError
     from torchdebug_magics.instrument import Instrument
@@ -31,11 +33,13 @@ if TYPE_CHECKING:
     memtrace: Instrument
     nanhunt: Instrument
     shapes: Instrument
+    shrink: Instrument
 
 __version__ = "0.1.0"
 __all__ = [
     "DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "autograd", "deterministic", "hangwatch",
-    "last_session", "memclean", "memgauge", "memmark", "memtrace", "nanhunt", "shapes", "show", "verify",
+    "last_session", "memclean", "memgauge", "memmark", "memtrace", "nanhunt", "shapes", "show", "shrink",
+    "shrunk", "verify",
 ]  # fmt: skip
 
 
@@ -80,6 +84,16 @@ def verify(function: Callable[[], object], **options: Any) -> Report:
     """
     verified: Report = importlib.import_module("torchdebug_magics.instruments.deterministic.twice.function").verify(function, **options)
     return verified
+
+
+def shrunk(model: nn.Module, *args: Any, layers: int = 2, skip_attention: bool = False, **inputs: Any) -> AbstractContextManager[Report]:
+    """Let a model have `layers` layers in each stack inside a ``with``; afterwards it has all again, whatever happens inside.
+
+    `args` and `inputs` go to the forward that proves it, as in a call. A `TorchDebugError` where the model cannot be shrunk.
+    """
+    module = importlib.import_module("torchdebug_magics.instruments.shrink.shrunk")
+    small: AbstractContextManager[Report] = module.shrunk(model, *args, layers=layers, skip_attention=skip_attention, **inputs)
+    return small
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

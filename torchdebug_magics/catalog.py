@@ -21,6 +21,7 @@ INSTRUMENTS = {
     "deterministic": "torchdebug_magics.instruments.deterministic",
     "hangwatch": "torchdebug_magics.instruments.hangwatch",
     "autograd": "torchdebug_magics.instruments.autograd",
+    "shrink": "torchdebug_magics.instruments.shrink",
 }
 
 

@@ -28,6 +28,7 @@ _MOST = 1 << 20
 """Elements up to which values are computed beside the fakes."""
 
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
+_GROUPED: Any = getattr(getattr(torch.ops.aten, "_grouped_mm", None), "default", None)
 _UNKNOWN_VALUES = ("empty", "rand", "bernoulli", "multinomial", "dropout", "normal", "uniform", "exponential", "resize")
 
 
@@ -106,7 +107,7 @@ class Fakes:
             return self._lift(func, args, kwargs)
         args, kwargs = self.all(args), self.all(kwargs)
         try:
-            out = func(*args, **kwargs)
+            out = _in_known_dtype(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             known, values = self._values(func, args, kwargs)
             if not known:
@@ -200,6 +201,18 @@ def _small(tensor: torch.Tensor) -> bool:
 def _storage(tensor: torch.Tensor) -> int:
     address: int = tensor.untyped_storage()._cdata
     return address
+
+
+def _in_known_dtype(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What fakes refuse and kernels do: the fake of a product of groups, as of experts, knows one dtype."""
+    if func is not _GROUPED or args[0].dtype == torch.bfloat16:
+        return func(*args, **kwargs)
+    out = func(*tree_map_only(torch.Tensor, _as_bfloat16, args), **kwargs)
+    return out.to(args[0].dtype)
+
+
+def _as_bfloat16(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
 
 
 _NORMS = frozenset({"native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit"})

@@ -1,0 +1,248 @@
+"""Cut a model's stacks, and prove by a forward before and after that it still is the same model with fewer layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from torchdebug_magics.format import listed, plural
+from torchdebug_magics.instruments.shrink.attention import skip_attention
+from torchdebug_magics.instruments.shrink.dry_forward import DryForward, dry_forward, timed, ways
+from torchdebug_magics.instruments.shrink.edits import Edits, edits_of
+from torchdebug_magics.instruments.shrink.layer_flow import LayerFlow
+from torchdebug_magics.instruments.shrink.layer_settings import follow_cut, renumber
+from torchdebug_magics.instruments.shrink.likely_inputs import likely_inputs
+from torchdebug_magics.instruments.shrink.materialise import materialise
+from torchdebug_magics.instruments.shrink.measured import costs_of, rows_of
+from torchdebug_magics.instruments.shrink.obstacles import failure, has_other_outputs, notes_on, sharded_by
+from torchdebug_magics.instruments.shrink.report import ShrinkReport
+from torchdebug_magics.instruments.shrink.stacks import Stack, stacks_in
+from torchdebug_magics.probing.dry_runs.inputs import Inputs, readings
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Asked", "shrink_model"]
+
+_QUICK_FLOPS = 2e10
+"""Up to here, a forward that computes takes about a second."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user wants."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    layers: int = 2
+    skip: bool = False
+    device: str = ""
+
+    @property
+    def has_input(self) -> bool:
+        """Whether the forward that proves it is given something."""
+        return bool(self.args or self.kwargs)
+
+
+class _NotShrunkError(Exception):
+    """The reason, and the error where there was one."""
+
+    def __init__(self, reason: str, error: Exception | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.error, self.location = failure(error)
+
+
+class _SideBySideError(_NotShrunkError):
+    """Containers of layers that do not feed each other."""
+
+    def __init__(self, stacks: Sequence[Stack]) -> None:
+        super().__init__(f"the layers of {listed([f'`{stack.path}`' for stack in stacks])} run side by side: experts, heads or towers")
+        self.stacks = stacks
+
+
+def shrink_model(model: nn.Module, asked: Asked) -> ShrinkReport:
+    """In place; as it was where the forward does not come through."""
+    edits, before = edits_of(model), costs_of(model)
+    mark = len(edits)
+    cutter = _Cutter(model, asked, edits)
+    try:
+        cutter.find_input()
+        cutter.cut()
+        made = materialise(model, asked.device) if asked.device else ()
+    except _NotShrunkError as refused:
+        edits.undo(mark)
+        whole = {stack: tuple(range(len(stack.layers))) for stack in cutter.stacks}
+        return ShrinkReport(
+            stacks=rows_of(whole),
+            before=before,
+            after=before,
+            undone=True,
+            reason=refused.reason,
+            error=refused.error,
+            location=refused.location,
+        )
+    except BaseException:
+        edits.undo(mark)
+        raise
+    rows = rows_of(cutter.kept)
+    edits.stacks = edits.stacks or rows
+    return ShrinkReport(
+        stacks=rows,
+        before=replace(before, flops=cutter.flops_before, seconds_s=cutter.before_s),
+        after=replace(costs_of(model), flops=cutter.after.flops, seconds_s=cutter.after_s),
+        proof=cutter.before.proof,
+        input=cutter.before.input,
+        skipped_attention=cutter.skipped,
+        device=asked.device,
+        problems=(*cutter.before.problems, *notes_on(cutter.kept, cutter.inputs), *made),
+    )
+
+
+class _Cutter:
+    """Finds what the model runs on, then what can be cut."""
+
+    def __init__(self, model: nn.Module, asked: Asked, edits: Edits) -> None:
+        self._model, self._asked, self._edits = model, asked, edits
+        self._mark = len(edits)
+        self._not_stacks: set[int] = set()
+        self.stacks: list[Stack] = []
+        self.kept: Mapping[Stack, tuple[int, ...]] = {}
+        self.skipped = 0
+        self.inputs: Inputs
+        self.before: DryForward
+        self.after: DryForward
+        self.before_s: float | None = None
+        self.after_s: float | None = None
+
+    def find_input(self) -> None:
+        """The first reading of the input, and the first way, in which the forward of the whole model comes through."""
+        if (wrapper := sharded_by(self._model)) is not None:
+            msg = f"{wrapper} holds the parameters of every layer: shrink the model first, then wrap it"
+            raise _NotShrunkError(msg)
+        self._find_stacks()
+        asked, error = self._asked, None
+        for args, kwargs in [(asked.args, asked.kwargs)] if asked.has_input else likely_inputs(self._model):
+            for inputs in readings(self._model, args, kwargs):
+                for proof in ways(self._model):
+                    run = dry_forward(self._model, inputs, proof)
+                    if run.error is None:
+                        self.inputs, self.before = inputs, run
+                        return
+                    error = error or run.error
+        if asked.has_input:
+            msg = "its forward fails on this input with all layers, too"
+            raise _NotShrunkError(msg, error)
+        msg = "no input is known on which it runs: write `%shrink model x`"
+        raise _NotShrunkError(msg)
+
+    def cut(self) -> None:
+        """Keep the first plan that is proven; measure it."""
+        self.before_s = self._seconds()
+        while True:
+            try:
+                self._cut_found()
+                break
+            except _SideBySideError as refused:
+                self._edits.undo(self._mark)
+                self._not_stacks |= {id(stack.container) for stack in refused.stacks}
+                self._find_stacks()
+        if self.before_s is not None:
+            self.after_s = timed(self._model, self.inputs)
+
+    @property
+    def flops_before(self) -> int | None:
+        """Of the whole model: counted, or those of each layer that went as of the one that stands for it."""
+        if self.before.flops is not None or self.after.flops is None:
+            return self.before.flops
+        total = self.after.flops
+        for stack, kept in self.kept.items():
+            of_kind = {stack.kinds[place]: self.after.layer_flops.get(id(stack.layers[place]), 0) for place in reversed(kept)}
+            total += sum(of_kind[kind] for place, kind in enumerate(stack.kinds) if place not in kept)
+        return total
+
+    def _find_stacks(self) -> None:
+        self.stacks = stacks_in(self._model, self._asked.layers, self._not_stacks)
+        if self.stacks or (self._asked.skip and stacks_in(self._model, None, self._not_stacks)):
+            return
+        if stacks_in(self._model, None, self._not_stacks):
+            msg = f"each stack has {plural(self._asked.layers, 'layer')} at most, or no two layers of one kind"
+            raise _NotShrunkError(msg)
+        msg = "it has no stack of layers: an `nn.ModuleList` or `nn.Sequential` of layers of one class that run one after the other"
+        raise _NotShrunkError(msg)
+
+    def _cut_found(self) -> None:
+        """By the first plan after which the forward comes through; of several stacks, as many as can be cut."""
+        if self._asked.layers == 1:  # one layer alone does not show whom it feeds
+            flow = LayerFlow(self.stacks)
+            dry_forward(self._model, self.inputs, self.before.proof, flow)
+            self._refuse_side_by_side(flow)
+        refused: _NotShrunkError | None = None
+        for plan in self._plans():
+            if (failed := self._tried(plan)) is None:
+                return
+            refused = refused or failed
+        proven: dict[Stack, tuple[int, ...]] = {}
+        for stack in self.stacks if len(self.stacks) > 1 else []:
+            for kept in stack.choices(self._asked.layers):
+                if self._tried({**proven, stack: kept}) is None:
+                    proven[stack] = kept
+                    break
+        if refused is not None and not (proven and self._tried(proven) is None):
+            raise refused
+
+    def _plans(self) -> Iterator[dict[Stack, tuple[int, ...]]]:
+        """One layer of each kind; then, where numbers matter to the model, all layers up to the last new kind."""
+        choices = {stack: stack.choices(self._asked.layers) for stack in self.stacks}
+        yield {stack: kept[0] for stack, kept in choices.items()}
+        if any(len(kept) > 1 for kept in choices.values()):
+            yield {stack: kept[-1] for stack, kept in choices.items()}
+
+    def _tried(self, plan: Mapping[Stack, tuple[int, ...]]) -> _NotShrunkError | None:
+        """Take back an earlier plan, cut by this one, and run: why not, or None where it stands."""
+        self._edits.undo(self._mark)
+        try:
+            self._apply(plan)
+        except _SideBySideError:
+            raise
+        except _NotShrunkError as refused:
+            self._edits.undo(self._mark)
+            return refused
+        self.kept = plan
+        return None
+
+    def _apply(self, plan: Mapping[Stack, tuple[int, ...]]) -> None:
+        """Cut, and run; raises where the model does not run as before."""
+        for stack, kept in plan.items():
+            names = list(stack.container._modules)
+            left = {str(new) if names[place].isdigit() else names[place]: stack.layers[place] for new, place in enumerate(kept)}
+            self._edits.refill(stack.container._modules, left)
+            follow_cut(stack, kept, self._edits)
+            renumber(stack, kept, self._edits)
+        skipped = skip_attention(stacks_in(self._model, None, self._not_stacks), self._edits) if self._asked.skip else None
+        flow = LayerFlow(list(plan))
+        run = dry_forward(self._model, self.inputs, self.before.proof, flow)
+        if run.error is not None:
+            fewer = listed([plural(amount, "layer") for amount in dict.fromkeys(map(len, plan.values()))])
+            msg = f"its forward fails with {fewer}" if plan else "its forward fails without attention"
+            raise _NotShrunkError(msg, run.error)
+        if self._asked.layers > 1:
+            self._refuse_side_by_side(flow)
+        lengths = {(len(stack.layers), len(kept)) for stack, kept in plan.items()}
+        if reason := has_other_outputs(self.before.outputs, run.outputs, lengths):
+            raise _NotShrunkError(reason)
+        if skipped is not None and not skipped.has_run:
+            msg = "its layers call attention by no known way: scaled_dot_product_attention, nn.MultiheadAttention, transformers' interface"
+            raise _NotShrunkError(msg)
+        self.after = run
+        self.skipped = skipped.layers if skipped is not None else 0
+
+    def _seconds(self) -> float | None:
+        """Of a forward on the user's own input, where that takes about a second at most."""
+        computes = self._asked.has_input and self.before.flops is not None and next(self.inputs.specs(), None) is None
+        return timed(self._model, self.inputs) if computes and (self.before.flops or 0) <= _QUICK_FLOPS else None
+
+    def _refuse_side_by_side(self, flow: LayerFlow) -> None:
+        if side_by_side := flow.not_chained():
+            raise _SideBySideError(side_by_side)

@@ -1,0 +1,53 @@
+"""``%shrink model``: cut, prove, report; or take it back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.instruments.shrink.cutting import Asked, shrink_model
+from torchdebug_magics.instruments.shrink.edits import edits_of
+from torchdebug_magics.instruments.shrink.measured import costs_of
+from torchdebug_magics.instruments.shrink.report import ShrinkReport
+from torchdebug_magics.probing.modules import unwrapped
+
+__all__ = ["examine"]
+
+
+def examine(
+    model: nn.Module,
+    *args: Any,
+    keywords: Mapping[str, Any] | None = None,
+    layers: int = 2,
+    skip_attention: bool = False,
+    undo: bool = False,
+    device: str = "",
+) -> ShrinkReport:
+    """Shrink a live model in place, proven by a forward; with `undo`, give all layers back.
+
+    Raises `TorchDebugError` where the first value is no module, `layers` is less than one, or there is nothing to undo.
+    """
+    if not isinstance(model, nn.Module):
+        msg = f"the first value is to be a torch.nn.Module, and this is a {type(model).__name__}: write `%shrink model`"
+        raise TorchDebugError(msg)
+    if layers < 1:
+        msg = f"a model needs a layer, and --layers is {layers}"
+        raise TorchDebugError(msg)
+    model = unwrapped(model)
+    if undo:
+        return _restored(model)
+    return shrink_model(model, Asked(args, dict(keywords or {}), layers, skip_attention, device))
+
+
+def _restored(model: nn.Module) -> ShrinkReport:
+    edits = edits_of(model)
+    if not edits:
+        msg = "this model was not shrunk: there is nothing to undo"
+        raise TorchDebugError(msg)
+    before, stacks = costs_of(model), edits.stacks
+    edits.undo()
+    edits.stacks = ()
+    return ShrinkReport(stacks=stacks, before=before, after=costs_of(model), undone=True, restored=True, reason="--undo")
