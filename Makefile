@@ -63,6 +63,7 @@ bench: $(READY)
 	$(PY) tests/bench/memory.py
 	$(PY) tests/bench/deterministic.py
 	$(PY) tests/bench/hangwatch.py
+	$(PY) tests/bench/shrink.py
 
 ## make docs      write docs/magics anew, from the help of each magic
 docs: $(READY)

@@ -131,11 +131,8 @@ class _Cutter:
                         self.inputs, self.before = inputs, run
                         return
                     error = error or run.error
-        if asked.has_input:
-            msg = "its forward fails on this input with all layers, too"
-            raise _NotShrunkError(msg, error)
-        msg = "no input is known on which it runs: write `%shrink model x`"
-        raise _NotShrunkError(msg)
+        unknown = "no input is known on which it runs: write `%shrink model x`"
+        raise _NotShrunkError("its forward fails on this input with all layers, too" if asked.has_input else unknown, error)
 
     def cut(self) -> None:
         """Keep the first plan that is proven; measure it."""

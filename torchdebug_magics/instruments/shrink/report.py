@@ -89,7 +89,7 @@ class ShrinkReport(Report):
         if self.undone:
             return f"Not shrunk, the model is as before: {self.reason}"
         said = [f"{count(self.before.parameters)} parameters became {count(self.after.parameters)}"] if self.stacks else []
-        said += [f"{_layers(stack)}" for stack in self.stacks[:3]]
+        said += [_layers(stack) for stack in self.stacks[:3]]
         said += [f"{len(self.stacks) - 3} more stacks"] if len(self.stacks) > 3 else []  # noqa: PLR2004 - as many as are read at a glance
         said += [f"attention skipped in {plural(self.skipped_attention, 'layer')}"] if self.skipped_attention else []
         said += [f"initialized on {self.device}"] if self.device else []
@@ -101,6 +101,9 @@ def _size(costs: Costs) -> str:
 
 
 def _layers(stack: StackRow) -> str:
+    first, last = stack.kept[0], stack.kept[-1]
     numbers = [str(number) for number in stack.kept]
-    which = f"{', '.join(numbers[:-1])} and {numbers[-1]}" if len(numbers) > 1 else numbers[0]
+    which = f"{', '.join(numbers[:-1])} and {last}" if len(numbers) > 1 else f"{first}"
+    if len(numbers) > 3 and last - first == len(numbers) - 1:  # noqa: PLR2004 - as many as are read at a glance
+        which = f"{first} to {last}"
     return f"`{stack.path}` keeps {'layers' if len(numbers) > 1 else 'layer'} {which} of {stack.layers_before}"
