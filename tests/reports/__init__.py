@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.reports import differing_runs, memory, nan, shape_errors
+from tests.reports import differing_runs, gradients, memory, nan, shape_errors
 from tests.reports.case import ReportCase
 
 __all__ = ["ReportCase", "all_reports"]
@@ -10,4 +10,4 @@ __all__ = ["ReportCase", "all_reports"]
 
 def all_reports() -> tuple[ReportCase, ...]:
     """Every report, those of one magic together."""
-    return (*nan.CASES, *shape_errors.CASES, *memory.CASES, *differing_runs.CASES)
+    return (*nan.CASES, *shape_errors.CASES, *memory.CASES, *differing_runs.CASES, *gradients.CASES)

@@ -25,6 +25,8 @@ class Answer:
     fix: str = ""
     text: str = ""
     """Explanations and tables that stand beside the verdict."""
+    others: tuple[tuple[str, tuple[tuple[int | None, int], ...]], ...] = ()
+    """Places that are named besides, such as where the tensor was saved; by the name of their marker."""
 
 
 def _places(locations: Iterable[Location | None]) -> tuple[tuple[int | None, int], ...]:
@@ -87,9 +89,27 @@ def _of_deterministic(report: Any) -> Answer:
     )
 
 
+def _of_autograd(report: Any) -> Answer:
+    finding = report.finding
+    if finding is None:
+        return Answer(found=False)
+    facts = {"kind": finding.kind, "tensor": finding.tensor, "writer": finding.writer_op, "parameters": ", ".join(finding.parameters)}
+    others = {"saved": finding.saved_at, "first": finding.first_backward_at, "shared": finding.shared_from}
+    return Answer(
+        found=True,
+        places=_places((finding.location,)),
+        ops=(finding.op,) if finding.op else (),
+        modules=(finding.module,),
+        fix=finding.fix,
+        text="\n".join([*(f"{name} {fact}" for name, fact in facts.items() if fact), finding.explanation]),
+        others=tuple((name, _places((place,))) for name, place in others.items()),
+    )
+
+
 ANSWERS: Mapping[str, Callable[[Any], Answer]] = {
     "nanhunt": _of_nanhunt,
     "shapes": _of_shapes,
     "memtrace": _of_memtrace,
     "deterministic": _of_deterministic,
+    "autograd": _of_autograd,
 }

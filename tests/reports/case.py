@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import dataclass
 from typing import Final
@@ -9,7 +10,8 @@ from typing import Final
 __all__ = ["MARKER", "PRELUDE", "ReportCase"]
 
 MARKER: Final = "# <- here"
-"""Stands on each line that is a right answer to where."""
+"""Stands on each line that is a right answer to where. ``# <- saved``, ``first`` and ``shared`` mark what else a finding names."""
+_MARKS: Final = re.compile(r"# <- (?P<names>[a-z, ]+)$")
 
 PRELUDE: Final = """\
 import math, os, random, time
@@ -30,7 +32,7 @@ class ReportCase:
     answer: str
     """The accepted answer, in one sentence of our own."""
     magic: str
-    """``"nanhunt"``, ``"shapes"``, ``"memtrace"`` or ``"deterministic"``."""
+    """``"nanhunt"``, ``"shapes"``, ``"memtrace"``, ``"deterministic"`` or ``"autograd"``."""
     cells: tuple[str, ...]
     """In order, word for word; the one with the magic says ``-o r``. Lines that are a right answer to where carry the marker."""
     healthy: bool = False
@@ -62,9 +64,13 @@ class ReportCase:
     @property
     def places(self) -> tuple[tuple[int, int], ...]:
         """(In[n], line), both 1-based, of every marker."""
-        return tuple(
-            (number, line) for number, cell in enumerate(self.cells, 1) for line, text in enumerate(cell.splitlines(), 1) if MARKER in text
-        )
+        return self.marked("here")
+
+    def marked(self, name: str) -> tuple[tuple[int, int], ...]:
+        """The same for the lines with that name behind the arrow."""
+        lines = ((number, line, text) for number, cell in enumerate(self.cells, 1) for line, text in enumerate(cell.splitlines(), 1))
+        found = ((number, line, _MARKS.search(text)) for number, line, text in lines)
+        return tuple((number, line) for number, line, match in found if match and name in match["names"].split(", "))
 
     @property
     def repaired(self) -> tuple[str, ...]:

@@ -93,6 +93,9 @@ def compare(case: ReportCase, ran: Ran, answer: Callable[[Any], Any]) -> dict[st
     differs = {}
     if case.line and not set(case.places) & set(got.places):
         differs["line"] = f"{got.places}, not {case.places}"
+    for name, places in got.others:
+        if (marked := case.marked(name)) and not set(marked) & set(places):
+            differs[name] = f"{places}, not {marked}"
     if case.op and not set(case.op) & set(got.ops):
         differs["op"] = f"{got.ops}, not {case.op}"
     if case.module and not set(case.module) & set(got.modules):
