@@ -93,9 +93,8 @@ def compare(case: ReportCase, ran: Ran, answer: Callable[[Any], Any]) -> dict[st
     differs = {}
     if case.line and not set(case.places) & set(got.places):
         differs["line"] = f"{got.places}, not {case.places}"
-    for name, places in got.others:
-        if (marked := case.marked(name)) and not set(marked) & set(places):
-            differs[name] = f"{places}, not {marked}"
+    marked = {name: (places, case.marked(name)) for name, places in got.others}
+    differs |= {name: f"{places}, not {right}" for name, (places, right) in marked.items() if right and not set(right) & set(places)}
     if case.op and not set(case.op) & set(got.ops):
         differs["op"] = f"{got.ops}, not {case.op}"
     if case.module and not set(case.module) & set(got.modules):

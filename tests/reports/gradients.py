@@ -337,7 +337,8 @@ CASES: tuple[ReportCase, ...] = (
                 def __init__(self, num_classes=10):
                     super().__init__()
                     self.features = nn.Sequential()
-                    self.features.add_module("init_block", nn.Sequential(nn.Conv2d(3, 16, 3, 2, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True)))
+                    init_block = nn.Sequential(nn.Conv2d(3, 16, 3, 2, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
+                    self.features.add_module("init_block", init_block)
                     for i, (a, b) in enumerate([(16, 32), (32, 64)]):
                         self.features.add_module("unit{}".format(i + 1), XceptionUnit(a, b, stride=2, reps=2, start_with_relu=i > 0))
                     self.output = nn.Linear(64, num_classes)
@@ -425,7 +426,7 @@ CASES: tuple[ReportCase, ...] = (
     ReportCase(
         name="denormalize-writes-to-each-channel-of-a-loop",
         source="https://github.com/haofanwang/Score-CAM/issues/28",
-        answer="Iterating over a tensor unbinds it, and such views cannot be written in place: assign the result to the channel by its index.",
+        answer="Iterating over a tensor unbinds it, and such views cannot be written in place: assign to the channel by its index.",
         magic="autograd",
         cells=(
             """
@@ -459,9 +460,13 @@ CASES: tuple[ReportCase, ...] = (
         op=("unbind",),
         says=(r"\bkind view_inplace\b", r"\btensor channel\b", r"\bwriter mul_"),
         never=(r"`channel = channel\.mul",),  # it would no longer reach the image
-        fix=r"denormalized|no_grad|detach",
+        fix=r"denormalized\[0\]\[i\]\.mul_\(std\)\.add_\(mean\)",
         fixed=(
-            ("        channel.mul_(std).add_(mean)  # <- here", "        with torch.no_grad(): channel.mul_(std).add_(mean)"),
+            (
+                "for channel, mean, std in zip(denormalized[0], means, stds):",
+                "for i, (channel, mean, std) in enumerate(zip(denormalized[0], means, stds)):",
+            ),
+            ("channel.mul_(std).add_(mean)  # <- here", "denormalized[0][i].mul_(std).add_(mean)"),
         ),
         works="torch.allclose(shown, image.permute(1, 2, 0), atol=1e-5)",
     ),
@@ -563,7 +568,8 @@ CASES: tuple[ReportCase, ...] = (
                 chunk = slice(k, k + batch)
                 s_batch = s[:, chunk].clone().detach().to(dtype=torch.float32).requires_grad_(True)
                 for _ in range(2):
-                    loss_s = alpha * torch.norm(p[:, chunk] - swish(s_batch) * up[:, chunk]) ** 2 + gamma * torch.norm(s_batch - s[:, chunk]) ** 2
+                    loss_s = alpha * torch.norm(p[:, chunk] - swish(s_batch) * up[:, chunk]) ** 2
+                    loss_s = loss_s + gamma * torch.norm(s_batch - s[:, chunk]) ** 2
                     loss_s.backward()
                     s_batch -= s_learning_rate * s_batch.grad  # <- here
                     s_batch.grad.zero_()
@@ -572,7 +578,12 @@ CASES: tuple[ReportCase, ...] = (
         ),
         says=(r"\bkind leaf_inplace\b", r"\btensor s_batch\b"),
         fix=r"with torch\.no_grad\(\): s_batch -= s_learning_rate \* s_batch\.grad",
-        fixed=(("        s_batch -= s_learning_rate * s_batch.grad  # <- here", "        with torch.no_grad(): s_batch -= s_learning_rate * s_batch.grad"),),
+        fixed=(
+            (
+                "        s_batch -= s_learning_rate * s_batch.grad  # <- here",
+                "        with torch.no_grad(): s_batch -= s_learning_rate * s_batch.grad",
+            ),
+        ),
     ),
     ReportCase(
         name="sinusoids-written-into-an-embedding",
@@ -612,7 +623,10 @@ CASES: tuple[ReportCase, ...] = (
         ),
         says=(r"\bkind (view|leaf)_inplace\b", r"\btensor E\b", r"\bleaf\b"),
         fix=r"with torch\.no_grad\(\): E\[:, 0::2\] =",
-        fixed=(("    E[:, 0::2] = ", "    with torch.no_grad(): E[:, 0::2] = "), ("    E[:, 1::2] = ", "    with torch.no_grad(): E[:, 1::2] = ")),
+        fixed=(
+            ("    E[:, 0::2] = ", "    with torch.no_grad(): E[:, 0::2] = "),
+            ("    E[:, 1::2] = ", "    with torch.no_grad(): E[:, 1::2] = "),
+        ),
     ),
     ReportCase(
         name="sam-adds-to-the-loss-of-the-first-pass",
@@ -716,12 +730,12 @@ CASES: tuple[ReportCase, ...] = (
             class DNet(nn.Module):
                 def __init__(self, channels=16):
                     super().__init__()
-                    self.main = nn.Sequential(nn.Conv2d(3, channels, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(channels, channels * 2, 4, 2, 1),
-                                              nn.LeakyReLU(0.2))
+                    self.main = nn.Sequential(nn.Conv2d(3, channels, 4, 2, 1), nn.LeakyReLU(0.2),
+                                              nn.Conv2d(channels, channels * 2, 4, 2, 1), nn.LeakyReLU(0.2))
                     self.decisionLayer = nn.Linear(channels * 2 * 16, 1)
 
                 def forward(self, x, getFeature=False):
-                    x = self.main(x).flatten(1)
+                    x = self.main(x).flatten(1)  # <- shared
                     return (self.decisionLayer(x), x) if getFeature else self.decisionLayer(x)
 
             def GDPPLoss(phiFake, phiReal):
@@ -847,7 +861,8 @@ CASES: tuple[ReportCase, ...] = (
             """
             %%autograd -o r
             for step in range(2):
-                maml(torch.randn(4, 5, 1, 28, 28), torch.arange(5).repeat(4, 1), torch.randn(4, 15, 1, 28, 28), torch.arange(5).repeat(4, 3))
+                x_spt, y_spt = torch.randn(4, 5, 1, 28, 28), torch.arange(5).repeat(4, 1)
+                maml(x_spt, y_spt, torch.randn(4, 15, 1, 28, 28), torch.arange(5).repeat(4, 3))
             """,
         ),
         says=(r"\bkind cut\b", r"no_grad"),
@@ -870,8 +885,8 @@ CASES: tuple[ReportCase, ...] = (
                 def __init__(self, cls_dim=(21, 9, 2)):
                     super().__init__()
                     self.cls_dim, total = cls_dim, int(np.prod(cls_dim))
-                    self.model = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(),
-                                               nn.AdaptiveAvgPool2d(4))
+                    self.model = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(),
+                                               nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(4))
                     self.pool = nn.Conv2d(32, 8, 1)
                     self.cls = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, total))
 
@@ -913,7 +928,8 @@ CASES: tuple[ReportCase, ...] = (
             class MiniMind(nn.Module):
                 def __init__(self, vocab=64, dim=32):
                     super().__init__()
-                    self.embed_tokens, self.rnn, self.lm_head = nn.Embedding(vocab, dim), nn.GRU(dim, dim, batch_first=True), nn.Linear(dim, vocab)
+                    self.embed_tokens, self.lm_head = nn.Embedding(vocab, dim), nn.Linear(dim, vocab)
+                    self.rnn = nn.GRU(dim, dim, batch_first=True)
 
                 def forward(self, input_ids):
                     return self.lm_head(self.rnn(self.embed_tokens(input_ids))[0])
@@ -947,7 +963,10 @@ CASES: tuple[ReportCase, ...] = (
         ),
         says=(r"\bkind inference_tensor\b", r"\btensor outputs\b", r"inference_mode"),
         fix=r"outputs = outputs\.clone\(\)|outputs\.clone\(\)",
-        fixed=(("max_new_tokens=8)\n", "max_new_tokens=8)\n    outputs = outputs.clone()\n"), ("rewards = completion", "rewards = completion")),
+        fixed=(
+            ("max_new_tokens=8)\n", "max_new_tokens=8)\n    outputs = outputs.clone()\n"),
+            ("rewards = completion", "rewards = completion"),
+        ),
     ),
     ReportCase(
         name="stochastic-sign-of-a-compression-network",
@@ -1022,7 +1041,8 @@ CASES: tuple[ReportCase, ...] = (
             class ViTClassifier(nn.Module):
                 def __init__(self, num_classes):
                     super().__init__()
-                    config = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=32, patch_size=8)
+                    config = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=32,
+                                       patch_size=8)
                     self.model = ViTModel(config)
                     self.cls = nn.Linear(32, num_classes)
 
@@ -1088,7 +1108,8 @@ CASES: tuple[ReportCase, ...] = (
             """,
             """
             %%autograd -o r
-            image_syn = torch.randn(size=(num_classes * dlipc, channel, im_size[0], im_size[1]), dtype=torch.float, requires_grad=True) * 0.01  # <- here
+            size = (num_classes * dlipc, channel, im_size[0], im_size[1])
+            image_syn = torch.randn(size=size, dtype=torch.float, requires_grad=True) * 0.01  # <- here
             label_syn = torch.arange(num_classes)
             optimizer_img = torch.optim.SGD([image_syn, ], lr=0.1, momentum=0.5)
             for it in range(2):
@@ -1182,7 +1203,10 @@ CASES: tuple[ReportCase, ...] = (
         fix=r"backward\(\)",
         fixed=(
             ("    w1.grad.data.zero_()  # <- here\n    w2.grad.data.zero_()\n", ""),
-            ("    w2.data -= learning_rate * w2.grad.data\n", "    w2.data -= learning_rate * w2.grad.data\n    w1.grad.data.zero_()\n    w2.grad.data.zero_()\n"),
+            (
+                "    w2.data -= learning_rate * w2.grad.data\n",
+                "    w2.data -= learning_rate * w2.grad.data\n    w1.grad.data.zero_()\n    w2.grad.data.zero_()\n",
+            ),
         ),
     ),
     ReportCase(
@@ -1240,7 +1264,8 @@ CASES: tuple[ReportCase, ...] = (
         fixed=(
             (
                 "    optimizer = torch.optim.SGD(trainable_params,",
-                "    trainable_params += [{'params': model.down.parameters(), 'lr': 0.005}]\n    optimizer = torch.optim.SGD(trainable_params,",
+                """    trainable_params += [{'params': model.down.parameters(), 'lr': 0.005}]
+    optimizer = torch.optim.SGD(trainable_params,""",
             ),
         ),
     ),
@@ -1254,7 +1279,8 @@ CASES: tuple[ReportCase, ...] = (
             class MultiResolution(nn.Module):
                 def __init__(self, strides):
                     super().__init__()
-                    self.nets = nn.ModuleList(nn.Sequential(nn.Conv1d(1, 8, 15, s, 7), nn.LeakyReLU(0.1), nn.Conv1d(8, 1, 3, 1, 1)) for s in strides)
+                    nets = [nn.Sequential(nn.Conv1d(1, 8, 15, s, 7), nn.LeakyReLU(0.1), nn.Conv1d(8, 1, 3, 1, 1)) for s in strides]
+                    self.nets = nn.ModuleList(nets)
 
                 def forward(self, x):
                     return [net(x) for net in self.nets]
@@ -1345,9 +1371,16 @@ CASES: tuple[ReportCase, ...] = (
                 optimizer.step()
             """,
         ),
-        says=(r"\bkind not_in_optimizer\b", r"parameters hids\[0\]\[0\]\.weight, hids\[0\]\[0\]\.bias, hids\[1\]\[0\]\.weight, hids\[1\]\[0\]\.bias\n"),
+        says=(
+            r"\bkind not_in_optimizer\b",
+            r"parameters hids\[0\]\[0\]\.weight, hids\[0\]\[0\]\.bias, hids\[1\]\[0\]\.weight, hids\[1\]\[0\]\.bias\n",
+        ),
         fix=r"hids.*ModuleList",
-        fixed=(("self.hids = []", "self.hids = nn.ModuleList()"), ("self.hids.append([", "self.hids.append(nn.ModuleList(["), ("()\n                ])", "()\n                ]))")),
+        fixed=(
+            ("self.hids = []", "self.hids = nn.ModuleList()"),
+            ("self.hids.append([", "self.hids.append(nn.ModuleList(["),
+            ("()\n                ])", "()\n                ]))"),
+        ),
     ),
     ReportCase(
         name="validation-inside-the-epoch-leaves-eval-mode",
@@ -1490,7 +1523,8 @@ CASES: tuple[ReportCase, ...] = (
             class Encoder(nn.Module):
                 def __init__(self, obs_shape):
                     super().__init__()
-                    self.convnet = nn.Sequential(nn.Conv2d(obs_shape[0], 16, 3, stride=2), nn.ReLU(), nn.Conv2d(16, 16, 3, stride=2), nn.ReLU())
+                    self.convnet = nn.Sequential(nn.Conv2d(obs_shape[0], 16, 3, stride=2), nn.ReLU(),
+                                                 nn.Conv2d(16, 16, 3, stride=2), nn.ReLU())
                     self.repr_dim = 16 * 5 * 5
 
                 def forward(self, obs):
@@ -1500,7 +1534,8 @@ CASES: tuple[ReportCase, ...] = (
                 def __init__(self, obs_dim, action_dim, hidden=64):
                     super().__init__()
                     self.trunk = nn.Sequential(nn.Linear(obs_dim, hidden), nn.LayerNorm(hidden), nn.Tanh())
-                    self.Q1, self.Q2 = (nn.Sequential(nn.Linear(hidden + action_dim, hidden), nn.ReLU(), nn.Linear(hidden, 1)) for _ in range(2))
+                    self.Q1 = nn.Sequential(nn.Linear(hidden + action_dim, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+                    self.Q2 = nn.Sequential(nn.Linear(hidden + action_dim, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
                 def forward(self, obs, action):
                     h = torch.cat([self.trunk(obs), action], dim=-1)
@@ -1560,7 +1595,12 @@ CASES: tuple[ReportCase, ...] = (
             r"gradients are off|no_grad",
         ),
         fix=r"no_grad",
-        fixed=(("        with torch.no_grad():  # <- here\n            obs = self.aug_and_encode(obs)\n", "        obs = self.aug_and_encode(obs)\n        with torch.no_grad():\n"),),
+        fixed=(
+            (
+                "        with torch.no_grad():  # <- here\n            obs = self.aug_and_encode(obs)\n",
+                "        obs = self.aug_and_encode(obs)\n        with torch.no_grad():\n",
+            ),
+        ),
         works="agent.encoder.convnet[0].weight.grad is not None",
     ),
     ReportCase(
@@ -1666,7 +1706,11 @@ CASES: tuple[ReportCase, ...] = (
                 optimizer.step()
             """,
         ),
-        says=(r"\bkind no_gradient\b", r"parameters features\.0\.weight, features\.0\.bias, features\.2\.weight, features\.2\.bias\n", "checkpoint"),
+        says=(
+            r"\bkind no_gradient\b",
+            r"parameters features\.0\.weight, features\.0\.bias, features\.2\.weight, features\.2\.bias\n",
+            "checkpoint",
+        ),
         fix=r"use_reentrant=False|requires_grad_\(\)",
         fixed=(("use_reentrant=True", "use_reentrant=False"),),
         works="m.features[0].weight.grad is not None",
@@ -1775,7 +1819,8 @@ CASES: tuple[ReportCase, ...] = (
             class PytorchModel:
                 def __init__(self, classes):
                     self.classes = classes
-                    self.network = nn.Sequential(nn.Conv2d(1, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, len(classes)))
+                    self.network = nn.Sequential(nn.Conv2d(1, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(),
+                                                 nn.Linear(128, len(classes)))
                     self.optimizer_cls = torch.optim.SGD
                     self.optimizer_params = {"params": list(self.network.parameters()), "lr": 0.01, "momentum": 0.9}
                     self.loss_fn = nn.BCEWithLogitsLoss()
@@ -2053,7 +2098,8 @@ CASES: tuple[ReportCase, ...] = (
             class BaseMethod(nn.Module):
                 def __init__(self, num_classes=10):
                     super().__init__()
-                    self.encoder = nn.Sequential(nn.Conv2d(3, 16, 3, 2), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+                    self.encoder = nn.Sequential(nn.Conv2d(3, 16, 3, 2), nn.BatchNorm2d(16), nn.ReLU(),
+                                                 nn.AdaptiveAvgPool2d(2), nn.Flatten())
                     self.classifier = nn.Linear(64, num_classes)
                     self.projector = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32))
 

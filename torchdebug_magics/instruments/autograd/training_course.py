@@ -56,6 +56,8 @@ class Zeroed:
 
     line: Line | None
     parameters: frozenset[int] = frozenset()
+    is_read: bool = True
+    """Whether an op has read one of the gradients before."""
 
 
 Event: TypeAlias = "Backward | Step | Zeroed"

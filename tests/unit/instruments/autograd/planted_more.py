@@ -271,7 +271,7 @@ opt.step()
 class MLP(nn.Module):
     def __init__(self, sizes):
         super().__init__()
-        self.hidden = [nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])]
+        self.hidden = [nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])]  #> location
         self.head = nn.Linear(sizes[-1], 2)
 
     def forward(self, x):
@@ -280,7 +280,7 @@ class MLP(nn.Module):
         return self.head(x)
 
 model = MLP([5, 8, 8])
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  #> location
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 for x, y in [(torch.randn(4, 5), torch.randint(2, (4,))) for _ in range(3)]:
     optimizer.zero_grad()
     loss = F.cross_entropy(model(x), y)

@@ -10,11 +10,10 @@ import torch
 
 from torchdebug_magics.instruments.autograd.errors.broken_node import nodes_of
 from torchdebug_magics.instruments.autograd.errors.in_backward import checkpoint_mismatch, custom_function, no_double_backward, other_error
-from torchdebug_magics.instruments.autograd.errors.line_finding import finding_at, variables_read
+from torchdebug_magics.instruments.autograd.errors.line_finding import assigned_before, finding_at, values_read
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, named_members, statement_at
-from torchdebug_magics.instruments.autograd.errors.writes import out_of_place, writes_to
-from torchdebug_magics.probing.source.call_sites import tree_of
-from torchdebug_magics.probing.where import location
+from torchdebug_magics.instruments.autograd.errors.writes import out_of_place, through_the_base, writer_op, writes_to
+from torchdebug_magics.instruments.autograd.from_text.carried import loop_around
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp
@@ -45,6 +44,7 @@ def _leaf(raised: Raised) -> Finding:
         f"`with torch.no_grad(): {source}` for an update by hand; else write into a copy: `{_fresh(name)} = {name}.clone()`",
         tensor=name,
         writer_op=_writer_op(raised),
+        module=raised.module,
         explanation="a leaf holds the value that its gradient belongs to",
     )
 
@@ -54,49 +54,55 @@ def _fresh(name: str) -> str:
 
 
 def _writer_op(raised: Raised) -> str | None:
-    statement = statement_at(raised.here)
-    if isinstance(statement, ast.AugAssign):
-        return {"Add": "add_", "Sub": "sub_", "Mult": "mul_", "Div": "div_", "Pow": "pow_"}.get(type(statement.op).__name__)
-    if isinstance(statement, ast.Assign):
-        return "copy_"
-    calls = (
-        [node.func.attr for node in ast.walk(statement) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
-        if statement
-        else []
-    )
-    return next((name for name in calls if name.endswith("_")), None)
+    return writer_op(statement_at(raised.here)) or writer_op(statement_at(raised.innermost))
 
 
 def _view(raised: Raised) -> Finding:
     name = _written_name(raised)
-    of_leaf = "view of a leaf" in raised.message
-    made = re.search(r"Output \d+ of (\w+?)(?:Backward\d*)? is a view", raised.message)
-    maker = next((op for op in reversed(raised.tape.ops) if made is not None and op.name.replace("_", "") == made[1].lower()), None)
-    if of_leaf:
-        base = f"with torch.no_grad(): {raised.here.source}" if raised.here is not None else "with torch.no_grad():"
+    called = f"`{name}`" if name else "a tensor"
+    if "view of a leaf" in raised.message:
+        source = raised.here.source if raised.here is not None else ""
         return finding_at(
             raised,
-            f"{f'`{name}`' if name else 'a tensor'} is a view of a leaf that requires a gradient, and is written in place",
-            f"`{base}`, or write into `{name}.clone()`",
+            f"{called} is a view of a leaf that requires a gradient, and is written in place",
+            f"`with torch.no_grad(): {source}`, or write into `{name}.clone()`",
             tensor=name,
             writer_op=_writer_op(raised),
+            module=raised.module,
         )
-    statement = statement_at(raised.here)
-    code = out_of_place(statement) if statement is not None else ""
-    op = maker.name if maker is not None else made[1].lower() if made is not None else None
-    why = "gradients were off when the view was made" if "no_grad" in raised.message or "inference" in raised.message else ""
+    made = re.search(r"Output \d+ of (\w+?)(?:Backward\d*)? is a view", raised.message)
+    maker = next((op for op in reversed(raised.tape.ops) if made is not None and op.name.replace("_", "") == made[1].lower()), None)
+    op = maker.name if maker is not None else made[1] if made is not None else None
+    if "no_grad" in raised.message or "inference" in raised.message:
+        what, why = "is a view made with gradients off", "gradients were off when the view was made"
+    elif "custom Function" in raised.message:
+        what = "is the output of a full backward hook" if "BackwardHook" in raised.message else f"is a view that `{op}` returned"
+        why = "a hook's or custom Function's output cannot be written in place: its backward would be lost"
+    else:
+        what, why = f"is one of several views that `{op}` returned", "a write to one of them would have to change the gradient of all"
     return finding_at(
         raised,
-        f"{f'`{name}`' if name else 'a tensor'} is one of several views that `{op}` returned, and is written in place"
-        if op and not why
-        else f"{f'`{name}`' if name else 'a tensor'} is a view made with gradients off, and is written in place",
-        f"`{code}`" if code else f"write into a copy: `{name or 'view'}.clone()`",
+        f"{called} {what}, and is written in place",
+        _out_of_view(raised, name),
         op=op,
         saved_at=_line(maker),
         tensor=name,
         writer_op=_writer_op(raised),
-        explanation=why or "a write to one of them would have to change the gradient of all",
+        module=raised.module,
+        explanation=why,
     )
+
+
+def _out_of_view(raised: Raised, name: str | None) -> str:
+    """The write, to a tensor of its own."""
+    statement = statement_at(raised.here)
+    loop = loop_around(raised.here) if raised.here is not None else None
+    if statement is not None and (code := through_the_base(statement, loop) or out_of_place(statement)):
+        return f"`{code}`"
+    writer = raised.modules[0] if raised.modules else None
+    if name is None and getattr(writer, "inplace", False) is True:
+        return f"`{type(writer).__name__}(inplace=False)` for {f'`{raised.module}`' if raised.module else 'the module'}"
+    return f"write into a copy: `{name or 'view'}.clone()`"
 
 
 def _line(op: RecordedOp | None) -> Location | None:
@@ -107,7 +113,7 @@ def _non_scalar(raised: Raised) -> Finding:
     root = raised.roots[0] if raised.roots else None
     name = raised.name_of(root) if root is not None else None
     made = None if root is None else next((op for op in reversed(raised.tape.ops) if any(use.tensor == id(root) for use in op.makes)), None)
-    where = _line(made) or _assigned(raised, name) or raised.here
+    where = _line(made) or assigned_before(raised, name) or raised.here
     source = where.source if where is not None else ""
     backward = raised.here.source if raised.here is not None else ""
     reduced = _NO_REDUCTION.sub('reduction="mean"', source)
@@ -130,25 +136,12 @@ def _non_scalar(raised: Raised) -> Finding:
     )
 
 
-def _assigned(raised: Raised, name: str | None) -> Location | None:
-    """The last assignment to the variable before the error, by the text."""
-    for frame in raised.frames[:1]:
-        tree = tree_of(frame.f_code.co_filename)
-        lines = [
-            node.lineno
-            for node in (ast.walk(tree) if tree is not None else ())
-            if isinstance(node, ast.Assign)
-            and any(ast.unparse(target) == name for target in node.targets)
-            and node.lineno <= frame.f_lineno
-        ]
-        if lines:
-            return location(frame.f_code.co_filename, max(lines), frame.f_code.co_name)
-    return None
-
-
 def _inference(raised: Raised) -> Finding:
     made = next((op for op in reversed(raised.tape.ops) if op.inference and op.makes), None)
-    name = next((name for name, value in variables_read(raised) if isinstance(value, torch.Tensor) and value.is_inference()), None)
+    read = (
+        (name, place) for place, name, value in reversed(values_read(raised)) if isinstance(value, torch.Tensor) and value.is_inference()
+    )
+    name, where = next(read, (None, raised.here))  # where it comes in from outside
     fix = (
         f"`{name} = {name}.clone()` before this line, or compute `{name}` under `torch.no_grad()`"
         if name
@@ -158,9 +151,11 @@ def _inference(raised: Raised) -> Finding:
         raised,
         f"`{name or 'a tensor'}` was made under inference_mode and is used in training",
         fix,
+        where=where,
         saved_at=_line(made),
         op=made.name if made is not None else None,
         tensor=name,
+        module=raised.module,
     )
 
 

@@ -12,6 +12,7 @@ from torchdebug_magics.instruments.autograd.errors.dropped_gradient import dropp
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, named_members, statement_at
 from torchdebug_magics.instruments.autograd.from_text.cuts import cuts_toward
 from torchdebug_magics.instruments.autograd.report import Finding
+from torchdebug_magics.instruments.autograd.silences.named import cell_files
 from torchdebug_magics.probing.source.call_sites import tree_of
 from torchdebug_magics.probing.where import excerpt, location
 
@@ -106,9 +107,10 @@ def _frozen(raised: Raised, frozen: tuple[str, ...], line: Location | None) -> F
 
 
 def _freezing_line(raised: Raised) -> Location | None:
-    for frame in raised.frames:
-        tree = tree_of(frame.f_code.co_filename)
+    files = [place.file for place in raised.places]
+    for file in dict.fromkeys([*files, *reversed(cell_files())]):
+        tree = tree_of(file)
         for node in ast.walk(tree) if tree is not None else ():
             if isinstance(node, (ast.Assign, ast.Expr)) and re.search(r"requires_grad(_\(False\)| = False)", ast.unparse(node)):
-                return location(frame.f_code.co_filename, node.lineno, frame.f_code.co_name)
+                return location(file, node.lineno, raised.places[0].function)
     return None

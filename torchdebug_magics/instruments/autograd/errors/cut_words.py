@@ -44,7 +44,8 @@ def _words(cause: str, op: RecordedOp, line: Location | None, where: Location | 
             return "`.data` cut the graph between the parameters and the loss", _without(source, ".data")
         case "dtype":
             return f"`{op.name}` has no derivative: its output is an integer or a bool", _instead_of_op(op.name, source)
-    return "a new tensor was made from the numbers of another one, without its graph", _not_rewrapped(source)
+    headline = "a new tensor was made from the numbers of another one, without its graph"
+    return headline, _not_rewrapped(source, of_list=cause == "list")
 
 
 def words_for_text(op: str, where: Location | None) -> tuple[str, str]:
@@ -76,13 +77,13 @@ def _instead_of_op(op: str, source: str) -> str:
     return f"compute the loss without `{source}`: a comparison, rounding or cast to integers has no derivative (use a sigmoid or softmax)"
 
 
-def _not_rewrapped(source: str) -> str:
+def _not_rewrapped(source: str, *, of_list: bool = False) -> str:
     """The statement without the copy into a new tensor; advice where its text does not show how."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
         tree = ast.Module([], [])
-    changed = _Unwrap().visit(tree)
+    changed = _Unwrap(of_list=of_list).visit(tree)
     code = ast.unparse(changed)
     if tree.body and code != ast.unparse(ast.parse(source)) and not any(part in code for part in _LOSES):
         return f"`{code}`"
@@ -91,6 +92,10 @@ def _not_rewrapped(source: str) -> str:
 
 class _Unwrap(ast.NodeTransformer):
     """``torch.tensor(x.item())`` -> ``x``; ``torch.tensor([a.item(), b])`` -> ``torch.stack([a, b])``."""
+
+    def __init__(self, *, of_list: bool) -> None:
+        self.of_list = of_list
+        """Whether what is wrapped is a list of tensors."""
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
@@ -102,6 +107,8 @@ class _Unwrap(ast.NodeTransformer):
             parts: ast.expr = ast.List([_stripped(one) for one in value.elts], ast.Load())
         elif isinstance(value, (ast.ListComp, ast.GeneratorExp)):
             parts = ast.ListComp(_stripped(value.elt), value.generators)
+        elif self.of_list:
+            parts = value
         else:
             return _stripped(value)
         return ast.Call(ast.parse("torch.stack", mode="eval").body, [parts], [])

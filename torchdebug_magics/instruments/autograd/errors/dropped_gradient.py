@@ -30,22 +30,23 @@ class Dropped(NamedTuple):
 
     op: RecordedOp
     cause: str
-    """``"no_grad"``, ``"inference_mode"``, ``"detach"``, ``"dtype"``, ``"rewrapped"`` or ``"data"``."""
+    """``"no_grad"``, ``"inference_mode"``, ``"detach"``, ``"dtype"``, ``"rewrapped"``, ``"list"`` (of tensors, rewrapped) or ``"data"``."""
 
 
-def dropped_on_the_way(tape: Tape, root: int) -> tuple[Dropped | None, list[RecordedOp]]:
+def dropped_on_the_way(tape: Tape, root: int, before: int | None = None) -> tuple[Dropped | None, list[RecordedOp]]:
     """The cut nearest to the tensor with that id, and the ops that it was computed by, up to there."""
     found: list[RecordedOp] = []
-    for op in ancestors(tape, root):
+    for op in ancestors(tape, root, before):
         found.append(op)
         if (dropped := _dropped(op)) is not None:
             return dropped, found
     return next((dropped for op in found if (dropped := rewrapped(tape, op)) is not None), None), found
 
 
-def ancestors(tape: Tape, root: int) -> Iterator[RecordedOp]:
-    """The ops that the tensor with that id was computed by, the nearest first."""
-    todo = deque([op for op in tape.ops if any(one.tensor == root for one in op.makes)][-1:])
+def ancestors(tape: Tape, root: int, before: int | None = None) -> Iterator[RecordedOp]:
+    """The ops that the tensor with that id was computed by, the nearest first; the id is another's after that many ops."""
+    made = (op for op in tape.ops if before is None or op.index < before)
+    todo = deque([op for op in made if any(one.tensor == root for one in op.makes)][-1:])
     seen: set[int] = set()
     while todo:
         op = todo.popleft()
@@ -62,7 +63,7 @@ def _dropped(op: RecordedOp) -> Dropped | None:
         if op.inference or not op.grad_enabled:
             return Dropped(op, "inference_mode" if op.inference else "no_grad")
         if op.name == "detach":
-            return Dropped(op, "data" if ".data" in _source(op) else "detach")
+            return Dropped(op, _how_detached(_source(op)))
         if op.makes and not any(one.can_have_grad for one in op.makes):
             return Dropped(op, "dtype")
     for use, maker in op.sources:
@@ -71,19 +72,24 @@ def _dropped(op: RecordedOp) -> Dropped | None:
     return None
 
 
+def _how_detached(source: str) -> str:
+    if ".data" in source:
+        return "data"
+    return "rewrapped" if "detach" not in source and _REWRAPS.search(source) else "detach"  # `torch.tensor(loss)`
+
+
 def rewrapped(tape: Tape, op: RecordedOp) -> Dropped | None:
     """Whether the op makes a tensor of numbers that were read from another one: ``torch.tensor(h.item())``, NumPy and back."""
-    if not (op.name in _FRESH or not op.reads or op.unknown):
-        return None
-    if op.name in _FRESH and _READ_AND_WRAPPED.search(_source(op)):
+    if op.note == "wraps a graph":
+        return Dropped(op, "list")
+    is_fresh = op.name in _FRESH
+    if is_fresh and _READ_AND_WRAPPED.search(_source(op)):
         return Dropped(op, "rewrapped")
+    if not (is_fresh or not op.reads or op.unknown):
+        return None
     readers = [one for one in tape.ops if one.index <= op.index and one.name in _NUMBERS and any(use.requires_grad for use in one.reads)]
-    if not readers:
-        return None
-    if op.name in _FRESH or not op.reads:
-        if op.name not in _FRESH and not _REWRAPS.search(_source(op)):
-            return None
-        return Dropped(op, "rewrapped")
+    if is_fresh or not op.reads:
+        return Dropped(op, "rewrapped") if readers and (is_fresh or _REWRAPS.search(_source(op))) else None
     unread = [one for one in readers if not _is_read(tape, one)]
     return Dropped(unread[-1], "rewrapped") if unread else None
 

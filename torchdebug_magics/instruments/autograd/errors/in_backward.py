@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics.instruments.autograd.errors.line_finding import finding_at, variables_read
-from torchdebug_magics.instruments.autograd.errors.raised import Raised, missing_gradient_of, statement_at
+from torchdebug_magics.instruments.autograd.errors.line_finding import assigned_before, finding_at, values_read
+from torchdebug_magics.instruments.autograd.errors.raised import Raised, missing_gradient_of, parts_of_value, statement_at
 from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.where import location
 
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["checkpoint_mismatch", "custom_function", "no_double_backward", "other_error"]
 
 _OTHER_FIXES = (
-    (
-        r"can't optimize a non-leaf",
-        "give the optimizer a leaf: `.detach().requires_grad_()` after `.to(...)` or any other op",
-    ),
     (r"Can't call numpy\(\)", "`.detach().numpy()` in place of `.numpy()`"),
     (r"graph leaves", "`copy.deepcopy(tensor.detach())`, or delete the attribute that holds the computed tensor before the copy"),
     (r"requires_grad flags of leaf", "`.detach()` the tensor, or set `requires_grad` on the leaf that it was computed from"),
@@ -117,11 +113,31 @@ def other_error(raised: Raised) -> Finding:
     missing = missing_gradient_of(statement_at(raised.here), raised.frames[0]) if raised.frames else None
     if missing is not None and "NoneType" in first:
         return _missing(raised, *missing)
-    name = next((name for name, _ in variables_read(raised)), None)
+    if "can't optimize a non-leaf" in first:
+        return _not_a_leaf(raised)
+    held = (name for place, name, value in values_read(raised) if place == raised.here and isinstance(value, torch.Tensor))
+    name = next(held, None)
     for pattern, fix in _OTHER_FIXES:
         if re.search(pattern, raised.message):
             return finding_at(raised, first.rstrip("."), fix, tensor=name)
     return finding_at(raised, first.rstrip("."), "", tensor=None)
+
+
+def _not_a_leaf(raised: Raised) -> Finding:
+    """An optimizer was given what an op has made."""
+    read = ((name, part) for _, name, value in values_read(raised) for part in parts_of_value(value))
+    name, tensor = next(((name, part) for name, part in read if not part.is_leaf), ("the tensor", None))
+    made = next((op for op in reversed(raised.tape.ops) if any(use.tensor == id(tensor) for use in op.makes)), None)
+    op = made.name if made is not None else None
+    return finding_at(
+        raised,
+        f"`{name}` is not a leaf ({f'`{op}`' if op else 'an op'} made it), and an optimizer updates only leaves",
+        f"`{name} = {name}.detach().requires_grad_()` before the optimizer is made",
+        where=made.line.location if made is not None and made.line is not None else assigned_before(raised, name),
+        op=op,
+        tensor=name,
+        explanation="the gradient arrives at the tensor that it was computed from",
+    )
 
 
 def _missing(raised: Raised, name: str, tensor: torch.Tensor) -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, NamedTuple
 
+from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.errors.broken_node import Complaint, broken_nodes
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, named_members, statement_at
 from torchdebug_magics.instruments.autograd.errors.writes import out_of_place, writes_to
@@ -13,6 +14,8 @@ from torchdebug_magics.probing.source.call_sites import tree_of
 from torchdebug_magics.probing.where import excerpt, location
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Use
     from torchdebug_magics.report import Location
 
@@ -28,17 +31,17 @@ class _Overwritten(NamedTuple):
 
 def modified_in_place(raised: Raised) -> Finding:
     """From the tape where the step was recorded; else from the graph and the text of the user's code."""
-    found = _on_tape(raised)
+    found = next(_all_on_tape(raised), None)
     return _read_from_text(raised) if found is None else _told(raised, found)
 
 
-def _on_tape(raised: Raised) -> _Overwritten | None:
+def _all_on_tape(raised: Raised) -> Iterator[_Overwritten]:
+    """In the order in which backward() meets them."""
     complaint = Complaint.of(raised.message)
     savers = [(op, broken.complaint) for broken in broken_nodes(raised.roots) if (op := _op_of(raised, broken.node)) is not None]
-    for op, said in sorted(savers, key=lambda one: -one[0].index):  # in the order in which backward() meets them
+    for op, said in sorted(savers, key=lambda one: -one[0].index):
         if (found := _overwritten(raised, op, said or complaint)) is not None:
-            return found
-    return None
+            yield found
 
 
 def _op_of(raised: Raised, node: object) -> RecordedOp | None:
@@ -106,9 +109,9 @@ def _why(found: _Overwritten, raised: Raised) -> str:
 def _fix(raised: Raised, found: _Overwritten, where: Location | None) -> str:
     writer = found.writer
     if writer.in_optimizer:
-        source = where.source if where is not None else "the optimizer's step()"
+        sources = [one.source for one in _updates(raised)] or ["the optimizer's step()"]
         backward = raised.here.source if raised.here is not None else "backward()"
-        return f"move `{source}` below `{backward}`, or compute the second loss again after the update"
+        return f"move {listed([f'`{one}`' for one in sources])} below `{backward}`, or compute the second loss again after the update"
     statement = statement_at(where)
     if statement is not None and (code := out_of_place(statement)):
         return f"`{code}`"
@@ -119,6 +122,13 @@ def _fix(raised: Raised, found: _Overwritten, where: Location | None) -> str:
         return "run both inputs through the model in one batch, or call `.eval()` for the second forward"
     source = where.source if where is not None else "the write"
     return f"move `{source}` below the backward pass, or write into a copy (`.clone()`)"
+
+
+def _updates(raised: Raised) -> list[Location]:
+    """Of all optimizers that have overwritten what this graph had saved."""
+    found = _all_on_tape(raised)
+    lines = [one.writer.line.location for one in found if one.writer.in_optimizer and one.writer.line is not None]
+    return sorted(set(lines), key=lambda one: one.line)
 
 
 def _read_from_text(raised: Raised) -> Finding:

@@ -1,4 +1,4 @@
-"""A finding at the line where PyTorch raised, and the variables that the line reads."""
+"""A finding at the line where PyTorch raised, what the user's lines read, and where that was assigned."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, statement_at
 from torchdebug_magics.instruments.autograd.report import Finding
-from torchdebug_magics.probing.where import excerpt
+from torchdebug_magics.probing.source.call_sites import tree_of, value_of
+from torchdebug_magics.probing.where import excerpt, location
 
 if TYPE_CHECKING:
     from torchdebug_magics.report import Location
 
-__all__ = ["finding_at", "variables_read"]
+__all__ = ["assigned_before", "finding_at", "values_read"]
 
 
 def finding_at(raised: Raised, headline: str, fix: str, *, where: Location | None = None, **more: object) -> Finding:
@@ -29,8 +30,27 @@ def finding_at(raised: Raised, headline: str, fix: str, *, where: Location | Non
     )
 
 
-def variables_read(raised: Raised) -> list[tuple[str, object]]:
-    """The variables that the statement reads."""
-    statement = statement_at(raised.here)
-    names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)} if statement is not None else set()
-    return [(name, value) for name, value in raised.variables() if name in names]
+def values_read(raised: Raised) -> list[tuple[Location, str, object]]:
+    """(line, code, value) of the variables and attributes that each of the user's lines reads, the innermost line first."""
+    return [
+        (place, ast.unparse(node), value_of(node, frame))
+        for frame, place in zip(raised.frames, raised.places, strict=True)
+        for node in ast.walk(statement_at(place) or ast.Pass())
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
+    ]
+
+
+def assigned_before(raised: Raised, name: str | None) -> Location | None:
+    """The last assignment to the variable before the error, by the text."""
+    for frame in raised.frames[:1]:
+        tree = tree_of(frame.f_code.co_filename)
+        lines = [
+            node.lineno
+            for node in (ast.walk(tree) if tree is not None else ())
+            if isinstance(node, ast.Assign)
+            and any(ast.unparse(target) == name for target in node.targets)
+            and node.lineno <= frame.f_lineno
+        ]
+        if lines:
+            return location(frame.f_code.co_filename, max(lines), frame.f_code.co_name)
+    return None

@@ -35,10 +35,16 @@ class Raised:
     """The innermost line of the user's code."""
     frames: tuple[FrameType, ...]
     """The user's, the innermost first."""
+    places: tuple[Location, ...]
+    """The lines of these, at which it passed them."""
     roots: tuple[torch.Tensor, ...]
     """What backward() or grad() was called on."""
     inputs: tuple[torch.Tensor, ...] = ()
     """What grad() was asked for."""
+    innermost: Location | None = None
+    """The line that raised, be it in PyTorch."""
+    modules: tuple[torch.nn.Module, ...] = ()
+    """Those in whose forward it was raised, the innermost first."""
     tape: Tape = field(default_factory=Tape)
     course: Course | None = None
 
@@ -50,12 +56,19 @@ class Raised:
         if kind is None:
             return None
         of_user = [step for step in steps if is_user_code(step.tb_frame.f_code)]
-        here = of_user[-1] if of_user else None
-        where = None if here is None else location(here.tb_frame.f_code.co_filename, here.tb_lineno, here.tb_frame.f_code.co_name)
+        places = tuple(map(_place, reversed(of_user)))
         roots = next((found for step in reversed(steps) if (found := _given(step.tb_frame, "tensors", "outputs"))), ())
         inputs = next((found for step in reversed(steps) if (found := _given(step.tb_frame, "inputs_tuple"))), ())
         frames = tuple(step.tb_frame for step in reversed(of_user))
-        return cls(kind, str(error), where, frames, roots, inputs, tape or Tape(), course)
+        innermost = _place(steps[-1]) if steps else None
+        modules = tuple(one for step in reversed(steps) if (one := _forward_of(step.tb_frame)) is not None)
+        return cls(kind, str(error), next(iter(places), None), frames, places, roots, inputs, innermost, modules, tape or Tape(), course)
+
+    @property
+    def module(self) -> str | None:
+        """The path of the innermost module in whose forward it was raised."""
+        paths = (path for root in self.modules[-1:] for path, one in root.named_modules() if one is self.modules[0])
+        return next(paths, None) or None
 
     def variables(self) -> Iterator[tuple[str, Any]]:
         """The names that the user's frames see, the innermost first."""
@@ -119,6 +132,16 @@ def _given(frame: FrameType, *names: str) -> tuple[torch.Tensor, ...]:
         return ()
     held: Mapping[str, Any] = local_values(frame)
     return tuple(tensors_in([held.get(name) for name in names]))
+
+
+def _place(step: TracebackType) -> Location:
+    code = step.tb_frame.f_code
+    return location(code.co_filename, step.tb_lineno, code.co_name)
+
+
+def _forward_of(frame: FrameType) -> torch.nn.Module | None:
+    owner = local_values(frame).get("self") if frame.f_code.co_name == "forward" else None
+    return owner if issubclass(type(owner), torch.nn.Module) else None
 
 
 def _raised_by_engine(error: BaseException, steps: list[TracebackType]) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch._C._autograd import _get_sequence_nr
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchdebug_magics.instruments.autograd.recording.notes import note_of
 from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Tape, Use
 from torchdebug_magics.instruments.autograd.silences.named import variable_of
 from torchdebug_magics.probing.dispatch import ResultListener
@@ -156,11 +157,11 @@ class Recorder:
 
     def _recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[RecordedOp, list[weakref.ref[torch.Tensor]]]:
         frame, call = self._lines.user_frame(sys._getframe(2)), self._calls.current if self._calls is not None else None
-        written = written_by(func, args, kwargs)
+        written, name = written_by(func, args, kwargs), op_name(func)
         self._keep_silently_written(func, written)
         op = RecordedOp(
             index=self.tape.count,
-            name=op_name(func),
+            name=name,
             line=self._lines.here(frame),
             module=None if call is None else call.path,
             module_type="" if call is None else call.type,
@@ -173,6 +174,7 @@ class Recorder:
             calls=self._calls_around(frame),
             root=0 if call is None else id(call.root),
             training=call is None or call.root.training,
+            note=note_of(name, args, frame),
         )
         self._book_nodes(op)
         if call is not None and not op.in_backward:

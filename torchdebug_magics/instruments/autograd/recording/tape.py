@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.instruments.autograd.recording.storage_numbers import StorageNumbers
 
 if TYPE_CHECKING:
+    from torchdebug_magics.instruments.autograd.recording.notes import Note
     from torchdebug_magics.probing.lines import Line
 
 __all__ = ["RecordedOp", "Tape", "Use"]
@@ -65,6 +66,7 @@ class RecordedOp:
     """The id of the model in which it ran."""
     training: bool = True
     """Whether that was in training mode."""
+    note: Note = ""
     unknown: bool = False
     """Whether no op made one of the tensors that it reads, and that could have a gradient."""
 

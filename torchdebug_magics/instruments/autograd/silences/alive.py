@@ -28,7 +28,8 @@ class Alive:
     def now(cls) -> Alive:
         """One pass over all objects."""
         found = live_kinds(torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler)
-        return cls(roots_of(found[torch.nn.Module]), found[torch.optim.Optimizer], found[torch.amp.GradScaler])
+        made = [one for one in found[torch.optim.Optimizer] if "param_groups" in vars(one)]  # one whose constructor raised may be alive
+        return cls(roots_of(found[torch.nn.Module]), made, found[torch.amp.GradScaler])
 
     def members(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters and buffers by their names in `state_dict`."""

@@ -22,6 +22,8 @@ from torchdebug_magics.instruments.autograd.silences.watched import tensors_of
 from torchdebug_magics.probing.where import excerpt
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Tape
     from torchdebug_magics.instruments.autograd.report import Kind
     from torchdebug_magics.instruments.autograd.silences.alive import Alive
@@ -37,7 +39,7 @@ def nothing_reached(watched: Watched, alive: Alive) -> list[Finding]:
     for seen in watched.course.backwards:
         if not seen.loss_is_leaf or not watched.course.steps:
             continue
-        dropped, _ = dropped_on_the_way(watched.recorder.tape, seen.loss)
+        dropped, _ = dropped_on_the_way(watched.recorder.tape, seen.loss, seen.index)
         if dropped is None:
             continue
         kind: Kind = "grad_disabled" if dropped.cause in {"no_grad", "inference_mode"} else "no_gradient"
@@ -66,6 +68,8 @@ def missing_gradients(watched: Watched, alive: Alive) -> list[Finding]:
         return []
     tape, by_hand = watched.recorder.tape, watched.written_by_hand()
     others_learn = any(one.nonzero_count for one in watched.course.steps)
+    counted = {op.index for seen in watched.course.backwards for op in ancestors(tape, seen.loss, seen.index)}
+    consumers = {key: [one for one in later if one.index in counted] for key, later in tape.consumers().items()}
     groups: dict[object, list[torch.Tensor]] = {}
     cuts: dict[object, Dropped | None] = {}
     for tensor in _never_with_gradient(watched):
@@ -73,7 +77,9 @@ def missing_gradients(watched: Watched, alive: Alive) -> list[Finding]:
         if memory in by_hand:
             continue  # as a codebook, or a moving average
         readers = [op for op in tape.ops if _is_forward(op) and any(use.memory == memory for use in op.reads)]
-        dropped = _dropped_after(tape, readers) or (_rewrapped_before(watched, tape) if readers else None)
+        dropped = _dropped_after([op for op in readers if op.index in counted], consumers) or (
+            _rewrapped_before(watched, tape) if readers else None
+        )
         if dropped is None and (readers or not others_learn or not _is_unused_by_mistake(alive, tensor)):
             continue
         key = None if dropped is None else (dropped.op.line.file, dropped.op.line.line) if dropped.op.line is not None else dropped.op.name
@@ -92,9 +98,8 @@ def _never_with_gradient(watched: Watched) -> list[torch.Tensor]:
     return found
 
 
-def _dropped_after(tape: Tape, readers: list[RecordedOp]) -> Dropped | None:
-    """Forward from the ops that read a parameter: the first that lets its gradient end."""
-    consumers = tape.consumers()
+def _dropped_after(readers: list[RecordedOp], consumers: Mapping[int, list[RecordedOp]]) -> Dropped | None:
+    """Forward from the ops that read a parameter: the first that lets its gradient end; all of them led to a loss."""
     todo, seen = deque(readers), set[int]()
     while todo and len(seen) < _MOST_OPS:
         op = todo.popleft()
@@ -117,7 +122,7 @@ def _dropped_after(tape: Tape, readers: list[RecordedOp]) -> Dropped | None:
 def _rewrapped_before(watched: Watched, tape: Tape) -> Dropped | None:
     """Numbers read from a tensor, and put into a new one, on the way to a loss."""
     for seen in watched.course.backwards:
-        for op in ancestors(tape, seen.loss):
+        for op in ancestors(tape, seen.loss, seen.index):
             if (dropped := rewrapped(tape, op)) is not None:
                 return dropped
     return None
@@ -159,6 +164,7 @@ def _told(names: tuple[str, ...], count: int, dropped: Dropped | None) -> Findin
         "no_grad": "gradients are off",
         "inference_mode": "inference mode is on",
         "rewrapped": "their numbers are copied into a new tensor",
+        "list": "their numbers are copied into a new tensor",
     }
     by = causes.get(dropped.cause, f"`{dropped.op.name}` cuts the graph")
     return Finding(

@@ -40,36 +40,51 @@ _MOST_OPS = 5_000
 
 
 def double_softmax(watched: Watched, _alive: Alive) -> list[Finding]:
-    """A softmax whose output goes into the loss that takes another one."""
+    """Probabilities that go into a loss which takes a softmax or sigmoid itself."""
     for op in watched.recorder.tape.ops:
         if op.in_backward or op.name not in {"_log_softmax", "binary_cross_entropy_with_logits"} or not op.reads:
             continue
-        maker = next(iter(op.parents), None)
-        while maker is not None and maker.name in _PASSES_ON:
-            maker = next(iter(maker.parents), None)
-        wanted = "_softmax" if op.name == "_log_softmax" else "sigmoid"
-        if maker is None or maker.name != wanted or not any(use.requires_grad for use in maker.reads):
-            continue
-        where = maker.line.location if maker.line is not None else None
-        first, loss = ("softmax", "cross_entropy") if wanted == "_softmax" else ("sigmoid", "binary_cross_entropy_with_logits")
-        target = (
-            f"module `{maker.module}` ({maker.module_type})" if maker.module_type in {"Softmax", "Softmax2d", "Sigmoid"} else f"the {first}"
-        )
-        return [
-            Finding(
-                kind="double_softmax",
-                raised=False,
-                headline=f"`{first}` is applied before `{loss}`, which applies it itself",
-                location=where,
-                op=first,
-                saved_at=op.line.location if op.line is not None else None,
-                module=maker.module,
-                fix=f"remove {target} and give the loss the logits",
-                explanation="the gradient of the second one is small everywhere, so the model learns slowly and the loss has a floor",
-                excerpt=excerpt(where) if where is not None else (),
-            )
-        ]
+        maker = _made_by(op)
+        if maker is not None:
+            return [_twice(op, maker)]
     return []
+
+
+def _made_by(op: RecordedOp) -> RecordedOp | None:
+    """The softmax or sigmoid whose output an op is given; of what sums to one as probabilities do, the nearest softmax before."""
+    wanted = "_softmax" if op.name == "_log_softmax" else "sigmoid"
+    maker = next(iter(op.parents), None)
+    while maker is not None and maker.name in _PASSES_ON:
+        maker = next(iter(maker.parents), None)
+    todo, seen = deque(op.parents if op.note == "takes probabilities" else ()), set[int]()
+    while todo and (maker is None or maker.name != wanted):
+        maker = todo.popleft()
+        todo.extend(one for one in maker.parents if one.index not in seen)
+        seen.add(maker.index)
+    return maker if maker is not None and maker.name == wanted and any(use.requires_grad for use in maker.reads) else None
+
+
+def _twice(op: RecordedOp, maker: RecordedOp) -> Finding:
+    where = maker.line.location if maker.line is not None else None
+    first, loss = ("softmax", "cross_entropy") if op.name == "_log_softmax" else ("sigmoid", "binary_cross_entropy_with_logits")
+    target = (
+        f"module `{maker.module}` ({maker.module_type})" if maker.module_type in {"Softmax", "Softmax2d", "Sigmoid"} else f"the {first}"
+    )
+    is_direct = op.note != "takes probabilities" or all(one is maker or one.name in _PASSES_ON for one in op.parents)
+    return Finding(
+        kind="double_softmax",
+        raised=False,
+        headline=f"`{first}` is applied before `{loss}`, which applies it itself",
+        location=where,
+        op=first,
+        saved_at=op.line.location if op.line is not None else None,
+        module=maker.module,
+        fix=f"remove {target} and give the loss the logits"
+        if is_direct
+        else "give the logarithm of the probabilities to `F.nll_loss`, in place of the probabilities to `F.cross_entropy`",
+        explanation="the gradient of the second one is small everywhere, so the model learns slowly and the loss has a floor",
+        excerpt=excerpt(where) if where is not None else (),
+    )
 
 
 def wrong_modes(watched: Watched, _alive: Alive) -> list[Finding]:

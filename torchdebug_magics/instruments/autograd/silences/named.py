@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from torchdebug_magics.instruments.autograd.errors.raised import statement_at
 from torchdebug_magics.probing.names import user_names
-from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.source.call_sites import function_node, tree_of
 from torchdebug_magics.probing.where import is_user_code, location
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator
 
     from torchdebug_magics.report import Location
 
-__all__ = ["assigned_at", "cell_files", "is_written_by_user", "made_at", "variable_of"]
+__all__ = ["assigned_at", "attribute_line", "cell_files", "is_written_by_user", "made_at", "stepped_name", "variable_of"]
 
 
 def variable_of(value: object) -> str | None:
@@ -43,16 +44,47 @@ def assigned_at(name: str | None, files: Iterable[str]) -> Location | None:
     return None
 
 
-def made_at(optimizers: Sequence[torch.optim.Optimizer], name: str, files: Sequence[str]) -> Location | None:
-    """The line that makes an optimizer: the only one that calls its class, or the last assignment to its name."""
-    kinds = {type(one).__name__ for one in optimizers}
-    calls = [
-        (file, node.lineno)
-        for file in dict.fromkeys(files)
-        for node in ast.walk(tree_of(file) or ast.Module([], []))
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in kinds
+def made_at(optimizer: torch.optim.Optimizer, name: str, files: Iterable[str]) -> Location | None:
+    """The line that makes an optimizer, in the code that ran or else in earlier cells: the last for its name, or the only one."""
+    kind, called = type(optimizer).__name__, name.rpartition(".")[2]
+    of_run = list(dict.fromkeys(files))
+    for searched in of_run, list(reversed(cell_files())):
+        makers = [(file, line, statement) for file in searched for line, statement in _calls_of(kind, file)]
+        of_name = [one for one in makers if any(_is_called(target, called) for target in getattr(one[2], "targets", ()))]
+        if len(makers) == 1 or of_name:
+            file, line, _ = max((one for one in of_name if one[0] == of_name[0][0]), key=lambda one: one[1]) if of_name else makers[0]
+            return location(file, line, "<module>")
+    return assigned_at(called, of_run)
+
+
+def _calls_of(kind: str, file: str) -> Iterator[tuple[int, ast.stmt]]:
+    """(line, statement) of the calls of a class in a file."""
+    for statement in ast.walk(tree_of(file) or ast.Module([], [])):
+        if isinstance(statement, ast.stmt) and not hasattr(statement, "body"):
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == kind:
+                    yield node.lineno, statement
+
+
+def stepped_name(where: Location | None) -> str | None:
+    """What the line that calls ``step()`` calls the optimizer: ``self.opt`` of ``self.opt.step()`` and of ``scaler.step(self.opt)``."""
+    for node in ast.walk(statement_at(where) or ast.Pass()):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step":
+            called = node.args[0] if node.args and "scaler" in ast.unparse(node.func.value).lower() else node.func.value
+            return ast.unparse(called) if isinstance(called, (ast.Name, ast.Attribute)) else None
+    return None
+
+
+def attribute_line(owner: torch.nn.Module, attribute: str) -> Location | None:
+    """The line in the ``__init__`` of its class that assigns ``self.attribute``."""
+    code = getattr(type(owner).__init__, "__code__", None)
+    node = function_node(code) if code is not None and is_user_code(code) else None
+    lines = [
+        one.lineno
+        for one in (ast.walk(node) if node is not None else ())
+        if isinstance(one, ast.Assign) and any(ast.unparse(target) == f"self.{attribute}" for target in one.targets)
     ]
-    return location(*calls[0], "<module>") if len(calls) == 1 else assigned_at(name, files)
+    return location(code.co_filename, lines[0], code.co_name) if lines and code is not None else None
 
 
 def _is_called(target: ast.expr, name: str) -> bool:

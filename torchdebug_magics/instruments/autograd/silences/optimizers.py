@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.report import Finding
-from torchdebug_magics.instruments.autograd.silences.named import made_at
+from torchdebug_magics.instruments.autograd.silences.named import attribute_line, made_at
 from torchdebug_magics.instruments.autograd.silences.watched import tensors_of
+from torchdebug_magics.instruments.autograd.training_course import Backward, Step
 from torchdebug_magics.probing.where import excerpt
 
 if TYPE_CHECKING:
@@ -18,9 +19,13 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.autograd.silences.alive import Alive
     from torchdebug_magics.instruments.autograd.silences.watched import Watched
+    from torchdebug_magics.instruments.autograd.training_course import Course
     from torchdebug_magics.report import Location
 
 __all__ = ["wrong_tensors"]
+
+_CONTAINERS = (list, tuple, dict)
+_DEEPEST = 3
 
 
 def wrong_tensors(watched: Watched, alive: Alive) -> list[Finding]:
@@ -39,31 +44,41 @@ def wrong_tensors(watched: Watched, alive: Alive) -> list[Finding]:
     }
     files = [op.line.file for op in reversed(tape.ops) if op.line is not None]
     called = {one.optimizer: one.name for one in course.steps}
-    name = next(iter(called.values()))
     optimizers = watched.optimizers()
     updated = {id(one) for optimizer in optimizers for one in tensors_of(optimizer)}
-    hidden = {id(one): name for name, one in _in_plain_containers(alive, updated) if id(one) in reached and id(one) not in held}
+    hidden = [one for one in _in_plain_containers(alive, updated) if id(one.parameter) in reached and id(one.parameter) not in held]
     if hidden:
-        return [_told(tuple(hidden.values()), name, made_at(optimizers, name, files), is_hidden=True)]
+        optimizer = _in_charge(course, optimizers, {id(one.parameter) for one in hidden})
+        name = called.get(id(optimizer), "optimizer")
+        where = attribute_line(hidden[0].owner, hidden[0].attribute) or made_at(optimizer, name, files)
+        return [_told(tuple(one.name for one in hidden), name, where, hidden[0].attribute)]
     if not unowned:
         return []
     called_ids = {key[0] for key in watched.recorder.root_calls}
     of_models = {id(one) for root in alive.roots if id(root) in called_ids for one in root.parameters()}
     for optimizer in optimizers:
         if any(one.requires_grad and id(one) not in of_models and id(one) not in reached for one in tensors_of(optimizer)):
-            return [
-                _stale(
-                    called.get(id(optimizer), name),
-                    alive.names(list(unowned.values())),
-                    made_at([optimizer], called.get(id(optimizer), name), files),
-                )
-            ]
-    where = made_at(optimizers, name, files)
+            name = called.get(id(optimizer), "optimizer")
+            return [_stale(name, alive.names(list(unowned.values())), made_at(optimizer, name, files))]
+    optimizer = _in_charge(course, optimizers, set(unowned))
+    name = called.get(id(optimizer), "optimizer")
+    where = made_at(optimizer, name, files)
     forgotten = list(_forgotten(alive, updated, unowned, where))
-    return [_told(alive.names(list(forgotten)), name, where, is_hidden=False)] if forgotten else []
+    return [_told(alive.names(list(forgotten)), name, where)] if forgotten else []
 
 
-def _told(names: tuple[str, ...], optimizer: str, where: Location | None, *, is_hidden: bool) -> Finding:
+def _in_charge(course: Course, optimizers: list[torch.optim.Optimizer], forgotten: set[int]) -> torch.optim.Optimizer:
+    """Of several, the one that steps after a backward pass which reaches least besides its tensors and the forgotten ones."""
+    found: list[tuple[int, int]] = []
+    for place, one in enumerate(course.events):
+        step = next((later for later in course.events[place:] if isinstance(later, Step) and later.is_recorded), None)
+        if isinstance(one, Backward) and one.leaves & forgotten and step is not None:
+            found.append((len(one.leaves - forgotten - step.parameters), step.optimizer))
+    chosen = min(found)[1] if found else None
+    return next((one for one in optimizers if id(one) == chosen), optimizers[0])
+
+
+def _told(names: tuple[str, ...], optimizer: str, where: Location | None, hidden_in: str = "") -> Finding:
     one = len(names) == 1
     told = listed([f"`{name}`" for name in names])
     return Finding(
@@ -73,29 +88,43 @@ def _told(names: tuple[str, ...], optimizer: str, where: Location | None, *, is_
         location=where,
         parameters=names,
         tensor=names[0] if names else None,
-        fix=f"keep the modules of `{names[0].partition('[')[0]}` in an `nn.ModuleList`, and make `{optimizer}` again"
-        if is_hidden
+        fix=f"keep the modules of `{hidden_in}` in an `nn.ModuleList`, and make `{optimizer}` again"
+        if hidden_in
         else f"make `{optimizer}` from all parameters: those of {told}, too",
-        explanation="`parameters()` does not look into a plain list or dict" if is_hidden else "",
+        explanation="`parameters()` does not look into a plain list or dict" if hidden_in else "",
         excerpt=excerpt(where) if where is not None else (),
     )
 
 
-def _in_plain_containers(alive: Alive, updated: set[int]) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The parameters that a model which is trained holds in lists and dicts, where `parameters()` does not find them."""
+class _Hidden(NamedTuple):
+    """A parameter that `parameters()` of the model does not find."""
+
+    name: str
+    parameter: torch.nn.Parameter
+    owner: torch.nn.Module
+    attribute: str
+
+
+def _in_plain_containers(alive: Alive, updated: set[int]) -> Iterator[_Hidden]:
+    """The parameters that a model which is trained holds in lists and dicts."""
     for root in alive.roots:
         if not any(id(one) in updated for one in root.parameters()):
             continue
         for path, module in root.named_modules():
             for attribute, value in list(vars(module).items()):
-                if attribute.startswith("_") or type(value) not in {list, tuple, dict}:
-                    continue
-                for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-                    prefix = f"{path}.{attribute}[{key!r}]".lstrip(".")
-                    if isinstance(part, torch.nn.Parameter):
-                        yield prefix, part
-                    elif isinstance(part, torch.nn.Module):
-                        yield from ((f"{prefix}.{name}", one) for name, one in part.named_parameters())
+                if not attribute.startswith("_") and type(value) in _CONTAINERS:
+                    held = _held_in(value, f"{path}.{attribute}".lstrip("."))
+                    yield from (_Hidden(name, one, module, attribute) for name, one in held)
+
+
+def _held_in(value: object, prefix: str, depth: int = 0) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    if isinstance(value, torch.nn.Parameter):
+        yield prefix, value
+    elif isinstance(value, torch.nn.Module):
+        yield from ((f"{prefix}.{name}", one) for name, one in value.named_parameters())
+    elif isinstance(value, _CONTAINERS) and depth < _DEEPEST:
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _held_in(part, f"{prefix}[{key!r}]", depth + 1)
 
 
 def _forgotten(
@@ -105,6 +134,7 @@ def _forgotten(
 
     Whole parts may be left out on purpose, where the line that makes the optimizer names the part that it is for.
     """
+    trains_a_model = any(id(one) in updated for root in alive.roots for one in root.parameters())
     names_a_part = line is not None and re.search(r"\w+\.\w+(\.\w+)*\.parameters\(\)", line.source) is not None
     for root in alive.roots:
         missing = [one for one in root.parameters() if id(one) in unowned]
@@ -116,7 +146,7 @@ def _forgotten(
             yield from missing
         elif mine:
             yield from in_mixed
-        elif root.training:
+        elif root.training and trains_a_model:  # else an input is optimized, as an image
             yield from missing
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["wrong_order"]
 
+_WASTED = 2
+"""Backward passes whose gradients are thrown away, from which on that is no single exception."""
 _IN_A_LOOP = 3
 """Backward passes without an update, from which on an update is missing."""
 
@@ -42,6 +44,7 @@ def wrong_order(watched: Watched, alive: Alive) -> list[Finding]:
             found.append(_without_gradients(steps[0], events[: places[0]], events))
         else:
             found.append(_never_zeroed(steps, [events[first:last] for first, last in pairwise(places)]))
+            found.append(_thrown_away(steps[0], events[: places[-1]]))
     return [one for one in found if one is not None]
 
 
@@ -78,6 +81,28 @@ def _without_gradients(step: Step, before: Sequence[Event], events: Sequence[Eve
     )
 
 
+def _thrown_away(step: Step, events: Sequence[Event]) -> Finding | None:
+    """Backward passes of which no gradient is read or used before it is set to zero, as where they were meant to add up."""
+    wasted: list[tuple[Backward, Zeroed]] = []
+    for place, one in enumerate(events):
+        after = next((later for later in events[place + 1 :] if not isinstance(later, Backward)), None)
+        if not isinstance(one, Backward) or not one.is_recorded or not one.leaves & step.parameters:
+            continue
+        if isinstance(after, Zeroed) and one.leaves <= after.parameters and not after.is_read:
+            wasted.append((one, after))
+    if len(wasted) < _WASTED:
+        return None
+    (backward, zeroed), name = wasted[0], step.name
+    return _finding(
+        "zeroed_before_step",
+        f"the gradients of {len(wasted)} backward passes were set to zero before `{name}.step()` used them",
+        zeroed.line,
+        f"move `{_source(zeroed.line)}` below `{_source(step.line)}`, so that the gradients add up until the update",
+        first_backward_at=backward.line.location if backward.line is not None else None,
+        explanation="each update sees only the last backward pass before it",
+    )
+
+
 def _set_to_none(step: Step) -> Location | None:
     """``p.grad = None``, which no hook sees, by the text of the file that makes the step."""
     tree = tree_of(step.line.file) if step.line is not None else None
@@ -96,9 +121,9 @@ def _never_stepped(watched: Watched, alive: Alive) -> Finding | None:
     course = watched.course
     if any(_may_skip(scaler) for scaler in alive.scalers):
         return None
-    stepped = {one.optimizer for one in course.events if isinstance(one, Step)}
+    stepped, updated = {one.optimizer for one in course.events if isinstance(one, Step)}, watched.updated()
     for optimizer in alive.optimizers:
-        held = set(map(id, tensors_of(optimizer)))
+        held = set(map(id, tensors_of(optimizer))) - updated  # another optimizer may make the update for this one
         reached = [one for one in course.backwards if one.leaves & held]
         zeroed = [one for one in course.events if isinstance(one, Zeroed) and one.parameters & held]
         if id(optimizer) not in stepped and len(reached) >= _IN_A_LOOP and len(zeroed) >= _IN_A_LOOP - 1:

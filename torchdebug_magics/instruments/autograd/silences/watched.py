@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchdebug_magics.instruments.autograd.silences.named import variable_of
+from torchdebug_magics.instruments.autograd.silences.named import stepped_name, variable_of
 from torchdebug_magics.instruments.autograd.silences.stale_values import StaleValue, stale_value
 from torchdebug_magics.instruments.autograd.training_course import Backward, Course, Step, Zeroed
 
@@ -87,11 +87,12 @@ class Watched:
             return Step(self.recorder.line_here(), id(optimizer))
         with _disable_current_modes(), torch.no_grad():
             tensors = [one for one in tensors_of(optimizer) if one.requires_grad]
+            line = self.recorder.line_here()
             return Step(
-                self.recorder.line_here(),
+                line,
                 id(optimizer),
                 is_recorded=True,
-                name=variable_of(optimizer) or "optimizer",
+                name=variable_of(optimizer) or stepped_name(line.location if line is not None else None) or "optimizer",
                 parameters=frozenset(map(id, tensors)),
                 without=frozenset(id(one) for one in tensors if one.grad is None),
                 nonzero_count=sum(is_nonzero(one.grad) for one in tensors),
@@ -101,8 +102,15 @@ class Watched:
         """``zero_grad()`` is called."""
         if not self.recorder.is_on:
             return Zeroed(self.recorder.line_here())
-        held = tensors_of(holder) if isinstance(holder, torch.optim.Optimizer) else holder.parameters()
-        return Zeroed(self.recorder.line_here(), frozenset(map(id, held)))
+        held = list(tensors_of(holder) if isinstance(holder, torch.optim.Optimizer) else holder.parameters())
+        return Zeroed(self.recorder.line_here(), frozenset(map(id, held)), is_read=self._is_read(held))
+
+    def _is_read(self, tensors: list[torch.nn.Parameter] | list[torch.Tensor]) -> bool:
+        """Whether an op has read one of their gradients since the latest backward pass began."""
+        tape, begun = self.recorder.settle(), self.course.backwards[-1:]
+        gradients = {tape.numbers.of(one.grad) for one in tensors if one.grad is not None}
+        later = [op for op in tape.since(begun[0].index) if not op.in_backward] if begun else []
+        return any(use.memory in gradients for op in later for use in op.reads)
 
 
 def tensors_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
