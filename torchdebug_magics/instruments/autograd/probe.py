@@ -207,11 +207,12 @@ class AutogradProbe:
 
     def _around_zero(self, original: Any, holder: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if not is_being_compiled():
-            event = self._guard.run("the look at zero_grad()", self._watched.zeroed, holder)
-            if event is not None:
-                self._course.add(event)
-        return original(holder, *args, **kwargs)
+        event = None if is_being_compiled() else self._guard.run("the look at zero_grad()", self._watched.zeroed, holder)
+        result = original(holder, *args, **kwargs)
+        if event is not None:
+            self._guard.run("the end of zero_grad()", self._watched.is_zeroed, event)
+            self._course.add(event)
+        return result
 
 
 def _nothing(*_: object) -> None:

@@ -31,13 +31,13 @@ def at_the_line(raised: Raised) -> Finding:
 
 
 def _written_name(raised: Raised) -> str | None:
-    statement = statement_at(raised.here)
+    statement = raised.statement
     return next(writes_to(statement), None) if statement is not None else None
 
 
 def _leaf(raised: Raised) -> Finding:
     name = _written_name(raised) or "a parameter"
-    source = raised.here.source if raised.here is not None else ""
+    source = raised.code
     return finding_at(
         raised,
         f"`{name}` is a leaf that requires a gradient, and is written in place",
@@ -54,18 +54,17 @@ def _fresh(name: str) -> str:
 
 
 def _writer_op(raised: Raised) -> str | None:
-    return writer_op(statement_at(raised.here)) or writer_op(statement_at(raised.innermost))
+    return writer_op(raised.statement) or writer_op(statement_at(raised.innermost))
 
 
 def _view(raised: Raised) -> Finding:
     name = _written_name(raised)
     called = f"`{name}`" if name else "a tensor"
     if "view of a leaf" in raised.message:
-        source = raised.here.source if raised.here is not None else ""
         return finding_at(
             raised,
             f"{called} is a view of a leaf that requires a gradient, and is written in place",
-            f"`with torch.no_grad(): {source}`, or write into `{name}.clone()`",
+            f"`with torch.no_grad(): {raised.code}`, or write into `{name}.clone()`",
             tensor=name,
             writer_op=_writer_op(raised),
             module=raised.module,
@@ -95,7 +94,7 @@ def _view(raised: Raised) -> Finding:
 
 def _out_of_view(raised: Raised, name: str | None) -> str:
     """The write, to a tensor of its own."""
-    statement = statement_at(raised.here)
+    statement = raised.statement
     loop = loop_around(raised.here) if raised.here is not None else None
     if statement is not None and (code := through_the_base(statement, loop) or out_of_place(statement)):
         return f"`{code}`"
@@ -115,7 +114,7 @@ def _non_scalar(raised: Raised) -> Finding:
     made = None if root is None else next((op for op in reversed(raised.tape.ops) if any(use.tensor == id(root) for use in op.makes)), None)
     where = _line(made) or assigned_before(raised, name) or raised.here
     source = where.source if where is not None else ""
-    backward = raised.here.source if raised.here is not None else ""
+    backward = raised.code
     reduced = _NO_REDUCTION.sub('reduction="mean"', source)
     if reduced != source:
         fix = f"`{reduced}`"
@@ -162,7 +161,7 @@ def _inference(raised: Raised) -> Finding:
 def _unused(raised: Raised) -> Finding:
     index = re.search(r"[Tt]ensor at index (\d+)", raised.message)
     place = int(index[1]) if index is not None else 0
-    statement = statement_at(raised.here)
+    statement = raised.statement
     calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)] if statement is not None else []
     given = next((call.args[1] for call in calls if ast.unparse(call.func).endswith("grad") and len(call.args) > 1), None)
     members = list(given.elts) if isinstance(given, (ast.List, ast.Tuple)) else [given] if given is not None else []
@@ -190,7 +189,7 @@ def _integer(raised: Raised) -> Finding:
         raised,
         "only floating point and complex tensors can have a gradient, and this one holds integers",
         f"`{fixed}`" if fixed != source else "make the tensor floating point first: `.float()` or `dtype=torch.float32`",
-        tensor=_made_to_require(statement_at(raised.here)),
+        tensor=_made_to_require(raised.statement),
     )
 
 

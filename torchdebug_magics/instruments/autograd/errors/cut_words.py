@@ -37,7 +37,11 @@ def _words(cause: str, op: RecordedOp, line: Location | None, where: Location | 
         case "no_grad" | "inference_mode":
             switch = _SWITCHES[cause] if where is line or where is None else where.source.removeprefix("with ").rstrip(":")
             what = f"`{op.name}` ran with gradients off (`{switch.removeprefix('@')}`), so the loss has no graph"
-            return what, f"move `{source}` out of `{switch}`" if where != line else f"remove `{switch}` around `{source}`"
+            if switch.startswith("@") and where is not None:
+                fix = f"remove `{switch}` from `{where.function}`, which is a part of what is trained"
+            else:
+                fix = f"move `{source}` out of `{switch}`" if where != line else f"remove `{switch}` around `{source}`"
+            return what, fix
         case "detach":
             return "`detach` cut the graph between the parameters and the loss", _without(source, ".detach()")
         case "data":

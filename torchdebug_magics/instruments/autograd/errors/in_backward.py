@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.instruments.autograd.errors.line_finding import assigned_before, finding_at, values_read
-from torchdebug_magics.instruments.autograd.errors.raised import Raised, missing_gradient_of, parts_of_value, statement_at
+from torchdebug_magics.instruments.autograd.errors.raised import Raised, missing_gradient_of, parts_of_value
 from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.where import location
 
@@ -110,7 +110,7 @@ def no_double_backward(raised: Raised) -> Finding:
 def other_error(raised: Raised) -> Finding:
     """Any other error of autograd, with the fix that its message calls for."""
     first = raised.message.splitlines()[0]
-    missing = missing_gradient_of(statement_at(raised.here), raised.frames[0]) if raised.frames else None
+    missing = missing_gradient_of(raised.statement, raised.frames[0]) if raised.frames else None
     if missing is not None and "NoneType" in first:
         return _missing(raised, *missing)
     if "can't optimize a non-leaf" in first:

@@ -110,7 +110,7 @@ def _fix(raised: Raised, found: _Overwritten, where: Location | None) -> str:
     writer = found.writer
     if writer.in_optimizer:
         sources = [one.source for one in _updates(raised)] or ["the optimizer's step()"]
-        backward = raised.here.source if raised.here is not None else "backward()"
+        backward = raised.code or "backward()"
         return f"move {listed([f'`{one}`' for one in sources])} below `{backward}`, or compute the second loss again after the update"
     statement = statement_at(where)
     if statement is not None and (code := out_of_place(statement)):

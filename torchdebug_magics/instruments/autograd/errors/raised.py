@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.autograd.recording.tape import Tape
 from torchdebug_magics.probing.modules import live_modules, parts_of, unwrapped
 from torchdebug_magics.probing.source.call_sites import enclosing, tree_of, value_of
 from torchdebug_magics.probing.tensors import tensors_in
-from torchdebug_magics.probing.where import is_user_code, local_values, location
+from torchdebug_magics.probing.where import is_user_code, local_values, location, span
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.autograd.report import Kind
@@ -43,6 +43,8 @@ class Raised:
     """What grad() was asked for."""
     innermost: Location | None = None
     """The line that raised, be it in PyTorch."""
+    statement: ast.stmt | None = None
+    """The user's, of those that may share the line."""
     modules: tuple[torch.nn.Module, ...] = ()
     """Those in whose forward it was raised, the innermost first."""
     tape: Tape = field(default_factory=Tape)
@@ -61,8 +63,17 @@ class Raised:
         inputs = next((found for step in reversed(steps) if (found := _given(step.tb_frame, "inputs_tuple"))), ())
         frames = tuple(step.tb_frame for step in reversed(of_user))
         innermost = _place(steps[-1]) if steps else None
+        statement = _statement(of_user[-1]) if of_user else None
         modules = tuple(one for step in reversed(steps) if (one := _forward_of(step.tb_frame)) is not None)
-        return cls(kind, str(error), next(iter(places), None), frames, places, roots, inputs, innermost, modules, tape or Tape(), course)
+        return cls(
+            kind, str(error), next(iter(places), None), frames, places, roots, inputs, innermost, statement, modules, tape or Tape(), course
+        )
+
+    @property
+    def code(self) -> str:
+        """The statement as it stands on its line."""
+        source = self.here.source if self.here is not None else ""
+        return ast.unparse(self.statement) if ";" in source and self.statement is not None else source
 
     @property
     def module(self) -> str | None:
@@ -107,11 +118,13 @@ def named_members() -> Iterator[tuple[str, torch.Tensor]]:
             yield from root.named_buffers()
 
 
-def statement_at(where: Location | None) -> ast.stmt | None:
-    """The innermost statement around a line."""
+def statement_at(where: Location | None, column: int | None = None) -> ast.stmt | None:
+    """The innermost statement around a line, and around a column of it."""
     tree = None if where is None else tree_of(where.file)
     found = [] if tree is None or where is None else list(enclosing(tree, where.line))
-    return found[-1] if found else None
+    of_line = [one for one in found if column is not None and where is not None and one.lineno == where.line == one.end_lineno]
+    at = [one for one in of_line if column is not None and one.col_offset <= column < (one.end_col_offset or 0)]
+    return at[-1] if at else found[-1] if found else None
 
 
 def parts_of_value(value: object) -> Iterator[torch.Tensor]:
@@ -132,6 +145,11 @@ def _given(frame: FrameType, *names: str) -> tuple[torch.Tensor, ...]:
         return ()
     held: Mapping[str, Any] = local_values(frame)
     return tuple(tensors_in([held.get(name) for name in names]))
+
+
+def _statement(step: TracebackType) -> ast.stmt | None:
+    at = span(step.tb_frame.f_code, step.tb_lasti)
+    return statement_at(_place(step), None if at is None else at[1])
 
 
 def _place(step: TracebackType) -> Location:

@@ -55,7 +55,8 @@ def _from_tape(raised: Raised, graph: list[RecordedOp], first: Backward) -> Find
     first_at = first.line.location if first.line is not None else None
     same_line = first_at is not None and raised.here is not None and (first_at.file, first_at.line) == (raised.here.file, raised.here.line)
     name = _root_name(raised) if is_whole else _carried_name(shared_from, consumer)
-    how = "whole" if is_whole else "carried" if same_line else "shared"
+    is_carried = same_line and any(op.index >= first.index for op in graph)  # else both losses were there before the first call
+    how = "whole" if is_whole else "carried" if is_carried else "shared"
     return _told(raised, _Twice(how, name, first_at, shared_from, same_line, made, _saved_bytes(shared.values())))
 
 
@@ -117,12 +118,24 @@ def _words(raised: Raised, twice: _Twice) -> tuple[str, str, str]:
         return f"{called} carries the graph of the step before into this backward()", fix, "the step before has freed its part of the graph"
     sources = [where.source for where in (twice.first_at, raised.here) if where is not None]
     losses = [source.partition(".backward")[0] for source in sources if ".backward" in source]
+    if twice.same_line:
+        return f"several losses share {called}", _all_at_once(raised), "the first call has freed the part that they share"
     if len(losses) > 1 and losses[0] == losses[1]:
         again = f"start `{losses[0]}` anew before it is computed again, such as `{losses[0]} = 0`, or `{losses[0]} = {losses[0]}.detach()`"
         return f"`{losses[0]}` still holds the loss of the first backward()", again, "the first call has freed the graph of that part"
     both = f"`({' + '.join(losses)}).backward()` in place of both calls" if len(losses) > 1 else "add the losses and call backward() once"
     shared = f"the graph of {called}" if name else called
     return f"two backward calls share {shared}", both, "the first call has freed the part that both share"
+
+
+def _all_at_once(raised: Raised) -> str:
+    """One call for all losses that a loop goes through."""
+    name = _root_name(raised)
+    loop = loop_around(raised.here) if raised.here is not None else None
+    inner = [node for node in ast.walk(raised.statement or ast.Pass()) if isinstance(node, ast.comprehension)]
+    looped = [(one.target, one.iter) for one in (*inner, loop) if isinstance(one, (ast.comprehension, ast.For))]
+    losses = next((ast.unparse(whole) for target, whole in looped if ast.unparse(target) == name), None)
+    return f"`sum({losses}).backward()` in place of the loop" if losses else "add the losses and call backward() once"
 
 
 def _first_backward(raised: Raised, ops: set[int]) -> Backward | None:

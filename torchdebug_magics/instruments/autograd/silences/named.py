@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import linecache
 import sys
 from typing import TYPE_CHECKING
@@ -47,10 +48,11 @@ def assigned_at(name: str | None, files: Iterable[str]) -> Location | None:
 def made_at(optimizer: torch.optim.Optimizer, name: str, files: Iterable[str]) -> Location | None:
     """The line that makes an optimizer, in the code that ran or else in earlier cells: the last for its name, or the only one."""
     kind, called = type(optimizer).__name__, name.rpartition(".")[2]
+    names = {called, *_held_as(optimizer)}
     of_run = list(dict.fromkeys(files))
     for searched in of_run, list(reversed(cell_files())):
         makers = [(file, line, statement) for file in searched for line, statement in _calls_of(kind, file)]
-        of_name = [one for one in makers if any(_is_called(target, called) for target in getattr(one[2], "targets", ()))]
+        of_name = [one for one in makers if any(_is_called(target, *names) for target in getattr(one[2], "targets", ()))]
         if len(makers) == 1 or of_name:
             file, line, _ = max((one for one in of_name if one[0] == of_name[0][0]), key=lambda one: one[1]) if of_name else makers[0]
             return location(file, line, "<module>")
@@ -87,9 +89,17 @@ def attribute_line(owner: torch.nn.Module, attribute: str) -> Location | None:
     return location(code.co_filename, lines[0], code.co_name) if lines and code is not None else None
 
 
-def _is_called(target: ast.expr, name: str) -> bool:
+def _held_as(value: object) -> set[str]:
+    """The variables and attributes that hold an object."""
+    spaces = (one if isinstance(one, dict) else getattr(one, "__dict__", None) for one in gc.get_referrers(value))
+    return {
+        key for space in spaces if isinstance(space, dict) for key, held in list(space.items()) if held is value and isinstance(key, str)
+    }
+
+
+def _is_called(target: ast.expr, *names: str) -> bool:
     parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
-    return any(ast.unparse(one).rpartition(".")[2] == name for one in parts)
+    return any(ast.unparse(one).rpartition(".")[2] in names for one in parts)
 
 
 def cell_files() -> list[str]:

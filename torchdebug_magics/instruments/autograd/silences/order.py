@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["wrong_order"]
 
 _WASTED = 2
-"""Backward passes whose gradients are thrown away, from which on that is no single exception."""
+"""Backward passes whose gradients are thrown away, from which on that is no exception."""
 _IN_A_LOOP = 3
 """Backward passes without an update, from which on an update is missing."""
 
@@ -44,7 +44,7 @@ def wrong_order(watched: Watched, alive: Alive) -> list[Finding]:
             found.append(_without_gradients(steps[0], events[: places[0]], events))
         else:
             found.append(_never_zeroed(steps, [events[first:last] for first, last in pairwise(places)]))
-            found.append(_thrown_away(steps[0], events[: places[-1]]))
+            found.append(_thrown_away(steps[0], [events[first:last] for first, last in pairwise([0, *places])]))
     return [one for one in found if one is not None]
 
 
@@ -81,26 +81,27 @@ def _without_gradients(step: Step, before: Sequence[Event], events: Sequence[Eve
     )
 
 
-def _thrown_away(step: Step, events: Sequence[Event]) -> Finding | None:
-    """Backward passes of which no gradient is read or used before it is set to zero, as where they were meant to add up."""
-    wasted: list[tuple[Backward, Zeroed]] = []
-    for place, one in enumerate(events):
-        after = next((later for later in events[place + 1 :] if not isinstance(later, Backward)), None)
-        if not isinstance(one, Backward) or not one.is_recorded or not one.leaves & step.parameters:
-            continue
-        if isinstance(after, Zeroed) and one.leaves <= after.parameters and not after.is_read:
-            wasted.append((one, after))
-    if len(wasted) < _WASTED:
+def _thrown_away(step: Step, between: Sequence[Sequence[Event]]) -> Finding | None:
+    """Before each update, backward passes of which no gradient is read or used before it is set to zero, as where they were to add up."""
+    wasted = [[one for one in pairwise(events) if _is_wasted(*one, step)] for events in between]
+    count = sum(map(len, wasted))
+    if not all(wasted) or count < _WASTED:  # once in a while, a step is skipped on purpose
         return None
-    (backward, zeroed), name = wasted[0], step.name
+    (backward, zeroed), name = wasted[0][0], step.name
     return _finding(
         "zeroed_before_step",
-        f"the gradients of {len(wasted)} backward passes were set to zero before `{name}.step()` used them",
+        f"the gradients of {count} backward passes were set to zero before `{name}.step()` used them",
         zeroed.line,
         f"move `{_source(zeroed.line)}` below `{_source(step.line)}`, so that the gradients add up until the update",
         first_backward_at=backward.line.location if backward.line is not None else None,
         explanation="each update sees only the last backward pass before it",
     )
+
+
+def _is_wasted(one: Event, after: Event, step: Step) -> bool:
+    if not isinstance(one, Backward) or not one.is_recorded or not one.leaves & step.parameters:
+        return False
+    return isinstance(after, Zeroed) and one.leaves <= after.parameters and not after.is_read
 
 
 def _set_to_none(step: Step) -> Location | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.silences.named import stepped_name, variable_of
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["Watched", "is_nonzero", "tensors_of"]
 
 
+_MOST_DROPPED = 4
+
+
 class Watched:
     """Fills the course; keeps no tensor and no optimizer alive."""
 
@@ -28,6 +32,8 @@ class Watched:
         self.stale: StaleValue | None = None
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._steps: Counter[int] = Counter()
+        self._dropped: list[tuple[weakref.ref[torch.Tensor], StorageWeakRef]] = []
+        """(the owner, the storage) of some gradients that are set to zero just now."""
 
     def steps_of(self, optimizer: torch.optim.Optimizer) -> int:
         """How often it was stepped."""
@@ -110,7 +116,20 @@ class Watched:
         tape, begun = self.recorder.settle(), self.course.backwards[-1:]
         gradients = {tape.numbers.of(one.grad) for one in tensors if one.grad is not None}
         later = [op for op in tape.since(begun[0].index) if not op.in_backward] if begun else []
+        self._dropped = [
+            (weakref.ref(one), StorageWeakRef(one.grad.untyped_storage())) for one in tensors[:_MOST_DROPPED] if _has_storage(one.grad)
+        ]
         return any(use.memory in gradients for op in later for use in op.reads)
+
+    def is_zeroed(self, event: Zeroed) -> None:
+        """``zero_grad()`` has ended: a gradient that it dropped, and that is there, is held by someone."""
+        held = [not storage.expired() for owner, storage in self._dropped if (one := owner()) is not None and one.grad is None]
+        event.is_read = event.is_read or any(held)
+        self._dropped = []
+
+
+def _has_storage(gradient: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    return gradient is not None and gradient.layout is torch.strided and not gradient.is_meta
 
 
 def tensors_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
