@@ -34,12 +34,13 @@ if TYPE_CHECKING:
     nanhunt: Instrument
     shapes: Instrument
     shrink: Instrument
+    stepzero: Instrument
 
 __version__ = "0.1.0"
 __all__ = [
     "DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "autograd", "deterministic", "hangwatch",
     "last_session", "memclean", "memgauge", "memmark", "memtrace", "nanhunt", "shapes", "show", "shrink",
-    "shrunk", "verify",
+    "shrunk", "stepzero", "verify",
 ]  # fmt: skip
 
 

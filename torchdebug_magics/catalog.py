@@ -22,6 +22,7 @@ INSTRUMENTS = {
     "hangwatch": "torchdebug_magics.instruments.hangwatch",
     "autograd": "torchdebug_magics.instruments.autograd",
     "shrink": "torchdebug_magics.instruments.shrink",
+    "stepzero": "torchdebug_magics.instruments.stepzero",
 }
 
 

@@ -1,0 +1,117 @@
+"""What was kept at step zero, and what has moved since."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torchdebug_magics.format import byte_size, capitalised, count, listed, plural, share
+from torchdebug_magics.report import Report
+
+__all__ = ["FROZEN", "BufferRow", "DataRow", "ParameterRow", "StepzeroReport"]
+
+FROZEN = "frozen"
+"""The reason that is no surprise."""
+Action = Literal["kept", "compared", "restored", "dropped"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterRow:
+    """How far one parameter has moved."""
+
+    parameter: str
+    distance: float
+    """The norm of its change."""
+    relative: float | None
+    """As a part of its norm at step zero; None where that was 0."""
+    learning_rates: float | None
+    """The mean change of an element, in learning rates; None where no optimizer has it, or its rate is 0."""
+    why: str = ""
+    """Why it did not move; or what is odd in that it did."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BufferRow:
+    """How far one buffer has moved."""
+
+    buffer: str
+    distance: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRow:
+    """Whether data is still what it was."""
+
+    data: str
+    digest: str
+    """Of what it is now; empty where it is gone."""
+    changed: bool | None
+    """None where that cannot be told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepzeroReport(Report):
+    """The state at step zero, and the way from there."""
+
+    action: Action
+    steps: int | None = None
+    """Optimizer steps since; None where the optimizer does not count them."""
+    moved: tuple[ParameterRow, ...] = ()
+    """The furthest, as a part of its norm, first."""
+    unmoved: tuple[ParameterRow, ...] = ()
+    buffers: tuple[BufferRow, ...] = ()
+    """Those that changed."""
+    data: tuple[DataRow, ...] = ()
+    parameters_count: int = 0
+    elements_count: int = 0
+    held_bytes: int = 0
+    """That step zero takes besides the model."""
+    shared_bytes: int = 0
+    """That it shares with the model, until that is written to."""
+    file: str = ""
+
+    @property
+    def moved_though_frozen(self) -> tuple[ParameterRow, ...]:
+        """Those that were frozen, and moved."""
+        return tuple(row for row in self.moved if row.why)
+
+    @property
+    def unexpected(self) -> tuple[ParameterRow, ...]:
+        """Those that were to be trained, and never moved."""
+        return tuple(row for row in self.unmoved if row.why and row.why != FROZEN) if self.moved or self.steps else ()
+
+    @property
+    def verdict(self) -> str:
+        """What was kept, or what has moved."""
+        where = f" in {self.file}" if self.file else ""
+        if self.action == "dropped":
+            return "Step zero is dropped"
+        if self.action == "restored":
+            return f"Restored to step zero{where}: {plural(self.parameters_count, 'parameter')}, buffers, optimizer and random state"
+        if self.action == "kept":
+            shared = f", {byte_size(self.shared_bytes)} shared with the model" if self.shared_bytes else ""
+            held = "" if self.file else f" · holds {byte_size(self.held_bytes)}{shared}"
+            sizes = f"{plural(self.parameters_count, 'parameter')} ({count(self.elements_count)} elements)"
+            return f"Step zero is kept{where}: {sizes}, buffers, optimizer and random state{held}"
+        return capitalised(" · ".join(self._moves()))
+
+    def _moves(self) -> list[str]:
+        after = "" if self.steps is None else f"after {plural(self.steps, 'step')} "
+        if not self.moved:
+            return [f"{after}no parameter has moved since step zero", *(self._reasons() if self.steps else []), *self._changed_data()]
+        said = [f"`{row.parameter}` moved though it was frozen: {row.why}" for row in self.moved_though_frozen[:1]]
+        most = next((row for row in self.moved if row.relative is not None), None)
+        far = f", `{most.parameter}` most ({share(most.relative or 0)} of its norm)" if most is not None else ""
+        said.append(f"{after}{len(self.moved):,} of {plural(self.parameters_count, 'parameter')} moved{far}")
+        return [*said, *self._reasons(), *self._changed_data()]
+
+    def _reasons(self) -> list[str]:
+        """What never moved, by the reason."""
+        by_reason: dict[str, list[str]] = {}
+        for row in self.unexpected or self.unmoved:
+            by_reason.setdefault(row.why, []).append(f"`{row.parameter}`")
+        return [f"{listed(names)} never moved: {why}" for why, names in by_reason.items() if why]
+
+    def _changed_data(self) -> list[str]:
+        changed = [f"`{row.data}`" for row in self.data if row.changed]
+        return [f"{listed(changed)} changed"] if changed else []
