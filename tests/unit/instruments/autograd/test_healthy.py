@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.instruments.autograd.healthy import HEALTHY
+from tests.unit.instruments.autograd.healthy_batches import BATCHES
 from tests.unit.instruments.autograd.healthy_traps import TRAPS
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("program", "observe"),
-    [pytest.param(program, ("magic", "function")[number % 2], id=program.name) for number, program in enumerate(HEALTHY + TRAPS)],
+    [pytest.param(program, ("magic", "function")[number % 2], id=program.name) for number, program in enumerate(HEALTHY + TRAPS + BATCHES)],
     indirect=["observe"],
 )
 def test_nothing_is_found(program: Program, observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,5 +33,5 @@ def test_nothing_is_found(program: Program, observe: Observe, monkeypatch: pytes
 
 
 def test_there_are_enough() -> None:
-    names = [program.name for program in HEALTHY + TRAPS]
-    assert len(set(names)) == len(names) >= 45
+    names = [program.name for program in HEALTHY + TRAPS + BATCHES]
+    assert len(set(names)) == len(names) >= 75

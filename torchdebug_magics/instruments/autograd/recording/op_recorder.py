@@ -13,6 +13,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.recording.notes import note_of
+from torchdebug_magics.instruments.autograd.recording.sample_twins import Begun, SampleTwins
 from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Tape, Use
 from torchdebug_magics.instruments.autograd.silences.named import variable_of
 from torchdebug_magics.probing.dispatch import ResultListener
@@ -93,7 +94,8 @@ class Recorder:
         """The first op of each model, by (id of the model, gradients on, training mode)."""
         self.overwritten: dict[int, Overwritten] = {}
         """By storage, the first of the writes that PyTorch's version check cannot see."""
-        self._began: list[tuple[RecordedOp, list[weakref.ref[torch.Tensor]]]] = []
+        self.twins: SampleTwins | None = SampleTwins()
+        self._began: list[tuple[RecordedOp, list[weakref.ref[torch.Tensor]], Begun | None]] = []
         self._written: tuple[RecordedOp, list[weakref.ref[torch.Tensor]]] | None = None
         """The last op that wrote in place: PyTorch moves the versions when we have returned."""
         self._first_node = self._latest_node = 0
@@ -116,6 +118,7 @@ class Recorder:
             self._settle()
             self._stack.close()
             self._began.clear()
+            self.twins = None
 
     def forget(self) -> None:
         """Drop the tape, and all numbers of storages."""
@@ -150,10 +153,17 @@ class Recorder:
         began_s = time.thread_time()
         try:
             self._settle()
-            self._began.append(self._recorded(func, args, kwargs))
+            op, written = self._recorded(func, args, kwargs)
         except Exception as error:  # noqa: BLE001 - as the guard, without the cost of a call for every op
             self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
-        self.spent_s += time.thread_time() - began_s + _DISPATCH_S
+            return
+        finally:
+            self.spent_s += time.thread_time() - began_s + _DISPATCH_S
+        call = self._calls.current if self.twins is not None and self._calls is not None else None
+        begun = (
+            self.twins.before(self.tape, op, None if call is None else call.root, func, (args, kwargs)) if self.twins is not None else None
+        )
+        self._began.append((op, written, begun))
 
     def _recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[RecordedOp, list[weakref.ref[torch.Tensor]]]:
         frame, call = self._lines.user_frame(sys._getframe(2)), self._calls.current if self._calls is not None else None
@@ -221,10 +231,10 @@ class Recorder:
             by_node.setdefault(one, before if is_rebased and before is not None else op)
         self._latest_node = number
 
-    def _ended(self, _func: Any, _args: tuple[Any, ...], result: Any) -> None:
+    def _ended(self, _func: Any, args: tuple[Any, ...], result: Any) -> None:
         if not self._began:
             return
-        op, written = self._began.pop()
+        op, written, begun = self._began.pop()
         began_s = time.thread_time()
         try:
             tensors = [result] if isinstance(result, torch.Tensor) else list(tensors_in(result))
@@ -234,6 +244,8 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - as above
             self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
         self.spent_s += time.thread_time() - began_s
+        if begun is not None and self.twins is not None:
+            self.twins.after(op, begun, args, result)
 
     def _failed(self, _func: Any, _error: BaseException) -> None:
         if self._began:

@@ -28,6 +28,6 @@ class StorageNumbers:
         if not address:
             return 0
         storage, known = tensor.untyped_storage(), self._known.get(address)
-        if known is None or known[0]() is not storage:
+        if known is None or known[0]() is None:  # two that are alive at one address are one memory: ``torch.from_dlpack``
             known = self._known[address] = weakref.ref(storage), next(self._next)
         return known[1]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.autograd.silences.alive import Alive
 from torchdebug_magics.instruments.autograd.silences.gradients import missing_gradients, nothing_reached
+from torchdebug_magics.instruments.autograd.silences.leaking_batch import batch_leaks
 from torchdebug_magics.instruments.autograd.silences.modes import double_softmax, wrong_modes
 from torchdebug_magics.instruments.autograd.silences.optimizers import wrong_tensors
 from torchdebug_magics.instruments.autograd.silences.order import wrong_order
@@ -21,7 +22,7 @@ __all__ = ["silent_faults", "worst_first"]
 
 _ORDER: tuple[Kind, ...] = (
     "stale_value", "grad_disabled", "stale_optimizer", "no_gradient", "zeroed_before_step", "stepped_without_backward", "never_stepped",
-    "not_in_optimizer", "double_softmax", "never_zeroed", "train_in_eval_mode", "eval_in_train_mode",
+    "not_in_optimizer", "leaking_batch", "double_softmax", "never_zeroed", "train_in_eval_mode", "eval_in_train_mode",
 )  # fmt: skip
 _FOLLOWS: Mapping[Kind, frozenset[Kind]] = {
     "zeroed_before_step": frozenset({"grad_disabled", "stale_optimizer", "no_gradient"}),
@@ -35,7 +36,7 @@ _FOLLOWS: Mapping[Kind, frozenset[Kind]] = {
 def silent_faults(watched: Watched) -> list[Finding]:
     """As far as the recorded steps tell until now."""
     judges: tuple[Callable[[Watched, Alive], list[Finding]], ...] = (
-        stale_values, nothing_reached, wrong_order, wrong_tensors, missing_gradients, double_softmax, wrong_modes,
+        stale_values, nothing_reached, wrong_order, wrong_tensors, missing_gradients, batch_leaks, double_softmax, wrong_modes,
     )  # fmt: skip
     alive = Alive.now()
     return [finding for judge in judges for finding in judge(watched, alive)]

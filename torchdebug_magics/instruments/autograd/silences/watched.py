@@ -11,6 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.silences.named import stepped_name, variable_of
+from torchdebug_magics.instruments.autograd.silences.leaking_batch import BatchLeak
 from torchdebug_magics.instruments.autograd.silences.stale_values import StaleValue, stale_value
 from torchdebug_magics.instruments.autograd.training_course import Backward, Course, Step, Zeroed
 
@@ -30,6 +31,7 @@ class Watched:
         self.recorder = recorder
         self.course = course
         self.stale: StaleValue | None = None
+        self.leak = BatchLeak(recorder)
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._steps: Counter[int] = Counter()
         self._dropped: list[tuple[weakref.ref[torch.Tensor], StorageWeakRef]] = []
@@ -74,6 +76,8 @@ class Watched:
         loss = tensors[0] if tensors else None
         if is_loss and self.stale is None:
             self.stale = stale_value(recorder, tensors)
+        if is_loss and loss is not None:
+            self.leak.look(loss)
         return Backward(
             line,
             is_recorded=is_loss,

@@ -1,0 +1,616 @@
+"""Healthy models in which samples meet, or in which dimension 0 holds something else."""
+
+from tests.unit.instruments.autograd.healthy import Program
+
+__all__ = ["BATCHES"]
+
+BATCHES = (
+    Program(
+        "a recurrent net over (steps, batch, features)",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(4, 6)
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x):
+        out, _ = self.rnn(x)
+        return self.fc(out[-1])
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(5, 7, 4), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "as many steps as samples",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(4, 6)
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x):
+        out, _ = self.rnn(x)
+        return self.fc(out[-1])
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(7, 7, 4), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a language model over (steps, batch)",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e = nn.Embedding(11, 6)
+        self.rnn = nn.LSTM(6, 6)
+        self.fc = nn.Linear(6, 11)
+
+    def forward(self, x):
+        h, _ = self.rnn(self.e(x))
+        return self.fc(h)
+
+net = Net()
+opt = torch.optim.Adam(net.parameters())
+for x, y in [(torch.randint(11, (5, 4)), torch.randint(11, (5, 4))) for _ in range(3)]:
+    logits = net(x)
+    loss = F.cross_entropy(logits.reshape(-1, 11), y.reshape(-1))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a language model over (batch, steps)",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e = nn.Embedding(11, 6)
+        self.rnn = nn.LSTM(6, 6, batch_first=True)
+        self.fc = nn.Linear(6, 11)
+
+    def forward(self, x):
+        h, _ = self.rnn(self.e(x))
+        return self.fc(h)
+
+net = Net()
+opt = torch.optim.Adam(net.parameters())
+for x, y in [(torch.randint(11, (5, 4)), torch.randint(11, (5, 4))) for _ in range(3)]:
+    logits = net(x)
+    loss = F.cross_entropy(logits.reshape(-1, 11), y.reshape(-1))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a transformer over (steps, batch)",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enc = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2)
+        self.e = nn.Embedding(11, 8)
+        self.fc = nn.Linear(8, 11)
+
+    def forward(self, x):
+        return self.fc(self.enc(self.e(x)))
+
+net = Net()
+opt = torch.optim.Adam(net.parameters())
+for x, y in [(torch.randint(11, (6, 4)), torch.randint(11, (6, 4))) for _ in range(3)]:
+    logits = net(x)
+    loss = F.cross_entropy(logits.reshape(-1, 11), y.reshape(-1))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a transformer with batch_first",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enc = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+        self.inp = nn.Linear(4, 8)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.fc(self.enc(self.inp(x)).mean(1))
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(7, 5, 4), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a transformer whose input is permuted",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enc = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2)
+        self.inp = nn.Linear(4, 8)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.fc(self.enc(self.inp(x).permute(1, 0, 2)).mean(0))
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(7, 5, 4), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "batch norm and dropout in a small CNN",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.s = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(64, 3))
+
+    def forward(self, x):
+        return self.s(x)
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(7, 2, 6, 6), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a graph convolution over all nodes",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.A = torch.eye(7) + torch.rand(7, 7).round()
+        self.a = nn.Linear(4, 8)
+        self.b = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.b(self.A @ torch.relu(self.a(self.A @ x)))
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "graph attention over all nodes",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 8)
+        self.b = nn.Linear(8, 3)
+        self.att = nn.Parameter(torch.randn(8))
+
+    def forward(self, x):
+        h = self.a(x)
+        s = (h @ self.att)
+        e = F.leaky_relu(s[:, None] + s[None, :])
+        return self.b(F.softmax(e, dim=1) @ h)
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "one sequence without a batch",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(4, 6)
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x):
+        out, _ = self.rnn(x)
+        return self.fc(out)
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "one sequence with a batch of one",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(4, 6, batch_first=True)
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x):
+        out, _ = self.rnn(x.unsqueeze(0))
+        return self.fc(out.squeeze(0))
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a transformer over one sequence",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enc = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 16), 2)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.fc(self.enc(x))
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "attention over one sequence",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enc = nn.MultiheadAttention(4, 2)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.fc(self.enc(x, x, x, need_weights=False)[0])
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "patches are folded into the batch and back",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c = nn.Linear(2*9, 3)
+
+    def forward(self, x):
+        B = x.size(0)
+        w = x.view(B, 2, 2, 3, 2, 3).permute(0, 2, 4, 1, 3, 5).reshape(B * 4, 18)
+        return self.c(w).view(B, 4, 3).mean(1)
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(7, 2, 6, 6), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "heads split by hand",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q = nn.Linear(8, 24)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = self.q(x).chunk(3, -1)
+        q, k, v = [t.view(B, T, 2, 4).transpose(1, 2) for t in (q, k, v)]
+        a = F.softmax(q @ k.transpose(-2, -1), -1) @ v
+        return self.fc(a.transpose(1, 2).reshape(B, T, C).mean(1))
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(7, 5, 8), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "heads folded into the batch",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q = nn.Linear(8, 24)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x):
+        T, B, C = x.shape
+        q, k, v = self.q(x).chunk(3, -1)
+        q, k, v = [t.reshape(T, B * 2, 4).transpose(0, 1) for t in (q, k, v)]
+        a = F.softmax(q @ k.transpose(-2, -1), -1) @ v
+        return self.fc(a.transpose(0, 1).reshape(T, B, C).mean(0))
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(5, 7, 8), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "the last states of four directions, transposed",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(4, 6, num_layers=2, batch_first=True, bidirectional=True)
+        self.fc = nn.Linear(24, 3)
+
+    def forward(self, x):
+        _, h = self.rnn(x)
+        return self.fc(h.transpose(0, 1).reshape(x.size(0), -1))
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 5, 4), torch.randint(3, (8,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "the last states viewed by layer and direction",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(4, 6, num_layers=2, batch_first=True, bidirectional=True)
+        self.fc = nn.Linear(12, 3)
+
+    def forward(self, x):
+        _, h = self.rnn(x)
+        h = h.view(2, 2, x.size(0), 6)[-1]
+        return self.fc(torch.cat([h[0], h[1]], 1))
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 5, 4), torch.randint(3, (8,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "frames of a video folded into the batch",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c = nn.Conv2d(3, 4, 3)
+        self.rnn = nn.GRU(4, 6, batch_first=True)
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x):
+        B, T = x.shape[:2]
+        h = self.c(x.view(B * T, 3, 6, 6)).mean((2, 3)).view(B, T, -1)
+        return self.fc(self.rnn(h)[0][:, -1])
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(4, 5, 3, 6, 6), torch.randint(3, (4,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a channel shuffle",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c = nn.Conv2d(4, 4, 1, groups=2)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x):
+        B, C, H, W = x.shape
+        h = self.c(x).view(B, 2, 2, H, W).transpose(1, 2).reshape(B, C, H, W)
+        return self.fc(h.mean((2, 3)))
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(7, 4, 6, 6), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "manifold mixup",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 8)
+        self.b = nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = self.a(x)
+        h = 0.7 * h + 0.3 * h[torch.randperm(len(h))]
+        return self.b(h)
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "features standardised over the batch by hand",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 8)
+        self.b = nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = self.a(x)
+        h = (h - h.mean(0)) / h.std(0)
+        return self.b(h)
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a contrastive loss over the batch",
+        """\
+net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    x = torch.randn(6, 4)
+    a, b = F.normalize(net(x + 0.1 * torch.randn_like(x))), F.normalize(net(x + 0.1 * torch.randn_like(x)))
+    loss = F.cross_entropy(a @ b.t() / 0.1, torch.arange(6))
+    opt.zero_grad(); loss.backward(); opt.step()
+""",
+    ),
+    Program(
+        "a contrastive loss inside the model",
+        """\
+class CLIP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(5, 8)
+    def forward(self, x, t):
+        s = F.normalize(self.a(x)) @ F.normalize(self.b(t)).t()
+        return (F.cross_entropy(s, torch.arange(len(x))) + F.cross_entropy(s.t(), torch.arange(len(x)))) / 2
+net = CLIP()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    loss = net(torch.randn(6, 4), torch.randn(6, 5))
+    opt.zero_grad(); loss.backward(); opt.step()
+""",
+    ),
+    Program(
+        "attention pooling over one bag",
+        """\
+class MIL(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.f, self.w, self.c = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 2)
+    def forward(self, bag):
+        h = torch.relu(self.f(bag))
+        a = F.softmax(self.w(h), dim=0)
+        return self.c((a * h).sum(0, keepdim=True))
+net = MIL()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    loss = F.cross_entropy(net(torch.randn(9, 4)), torch.randint(2, (1,)))
+    opt.zero_grad(); loss.backward(); opt.step()
+""",
+    ),
+    Program(
+        "BERT with a mask",
+        """\
+from transformers import BertConfig, BertForSequenceClassification
+sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, max_position_embeddings=16)
+net = BertForSequenceClassification(BertConfig(vocab_size=31, **sizes))
+net.train()
+opt = torch.optim.AdamW(net.parameters())
+for _ in range(3):
+    loss = net(input_ids=torch.randint(31, (3, 9)), attention_mask=torch.ones(3, 9, dtype=torch.long), labels=torch.randint(2, (3,))).loss
+    opt.zero_grad(); loss.backward(); opt.step()
+""",
+    ),
+    Program(
+        "T5 with labels",
+        """\
+from transformers import T5Config, T5ForConditionalGeneration
+net = T5ForConditionalGeneration(T5Config(vocab_size=31, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0))
+net.train()
+opt = torch.optim.AdamW(net.parameters())
+for _ in range(3):
+    loss = net(input_ids=torch.randint(31, (3, 9)), labels=torch.randint(31, (3, 7))).loss
+    opt.zero_grad(); loss.backward(); opt.step()
+""",
+    ),
+    Program(
+        "a mixture of experts",
+        """\
+from transformers import MixtralConfig, MixtralForCausalLM
+sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, max_position_embeddings=32)
+net = MixtralForCausalLM(MixtralConfig(vocab_size=31, num_key_value_heads=1, num_local_experts=4, **sizes))
+net.train()
+opt = torch.optim.AdamW(net.parameters())
+for _ in range(3):
+    x = torch.randint(31, (3, 9))
+    loss = net(input_ids=x, labels=x).loss
+    opt.zero_grad(); loss.backward(); opt.step()
+""",
+    ),
+)

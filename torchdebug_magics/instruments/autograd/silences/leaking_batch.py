@@ -1,0 +1,182 @@
+"""``leaking_batch``: the output of one sample depends on another sample of the batch."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from torchdebug_magics.instruments.autograd.errors.cut import ancestors
+from torchdebug_magics.instruments.autograd.recording.sample_twins import SampleTwins
+from torchdebug_magics.instruments.autograd.report import Finding
+from torchdebug_magics.probing.where import excerpt
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.autograd.recording.op_recorder import Recorder
+    from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp
+    from torchdebug_magics.instruments.autograd.silences.alive import Alive
+    from torchdebug_magics.instruments.autograd.silences.watched import Watched
+
+__all__ = ["BatchLeak", "batch_leaks"]
+
+_IMAGE_DIMENSIONS = 4
+_RESHAPE_CALL = re.compile(r"\.(?:view|reshape)\(((?:[^()]|\([^()]*\))*)\)")
+
+
+class _Mixing(NamedTuple):
+    op: RecordedOp
+    is_scramble: bool
+    samples_count: int
+
+
+class BatchLeak:
+    """Asks the twins at the first backward passes.
+
+    Which dimension holds the samples is known from the loss, which has a row for each. Where it has one for each time step of each sample,
+    only a model that keeps no dimension apart leaks: there is none by which it could be right.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._suspect: _Mixing | None = None
+        self.found: _Mixing | None = None
+
+    def look(self, loss: torch.Tensor) -> None:
+        """A backward pass from there begins."""
+        twins, tape = self._recorder.twins, self._recorder.tape
+        if twins is None or not twins.samples_count:
+            return
+        self._recorder.twins = None
+        passed = list(ancestors(tape, id(loss)))
+        rows = _shape_before_reduction(passed)
+        mixing = _first_mixing(self._recorder, twins, passed)
+        has_mixed = any(one.shape for op in twins.mixing() if op in passed for one in op.makes)
+        if mixing is not None and (mixing.is_scramble or _has_row_a_sample(twins, rows)):
+            self.found = mixing
+        elif twins.dimension == 1:
+            self.found = self._suspect if has_mixed else None
+        elif twins.has_steps and _has_row_a_step(twins, rows):
+            self._suspect = mixing
+            self._recorder.twins = SampleTwins(dimension=1) if mixing is not None else None
+        elif twins.has_steps and rows[:1] == twins.input_shape[1:2]:
+            self._recorder.twins = SampleTwins(dimension=1)
+
+
+def batch_leaks(watched: Watched, _alive: Alive) -> list[Finding]:
+    """At most one."""
+    return [_told(watched.leak.found)] if watched.leak.found is not None else []
+
+
+def _shape_before_reduction(passed: list[RecordedOp]) -> tuple[int, ...]:
+    """Of the tensor that the loss reduces to a number."""
+    for op in passed:
+        shape = next((use.shape for use in op.reads if use.requires_grad and use.shape), ())
+        if shape and op.makes and not any(one.shape for one in op.makes):
+            return shape
+    return ()
+
+
+def _has_row_a_step(twins: SampleTwins, rows: tuple[int, ...]) -> bool:
+    first, second = twins.input_shape[:2]
+    return rows[:1] == (first * second,) or rows[:2] == (first, second)
+
+
+def _has_row_a_sample(twins: SampleTwins, rows: tuple[int, ...]) -> bool:
+    if rows[:1] != (twins.samples_count,):
+        return False
+    other = twins.input_shape[1 - twins.dimension] if len(twins.input_shape) > 1 else 0
+    is_sequence = twins.dimension == 0 and len(twins.input_shape) not in {2, _IMAGE_DIMENSIONS}
+    return len(rows) == 1 or not is_sequence or rows[1] != other
+
+
+def _first_mixing(recorder: Recorder, twins: SampleTwins, passed: list[RecordedOp]) -> _Mixing | None:
+    on_the_way = {op.index for op in passed}
+    for op in sorted(passed, key=lambda one: one.index):
+        is_users = op.line is not None and _RESHAPE_CALL.search(op.line.location.source) is not None
+        if op.index in twins.scrambles and is_users:
+            return _Mixing(op, is_scramble=True, samples_count=twins.samples_count)
+    mixing = [op for op in twins.mixing() if op.index in on_the_way]
+    mixed = {op.index for op in mixing}
+    first = [op for op in mixing if not any(parent.index in mixed for parent in op.parents)]
+    mistaken = (op for op in first if op.grad_enabled and _is_mistaken(recorder, op))
+    return next((_Mixing(op, is_scramble=False, samples_count=twins.samples_count) for op in mistaken), None)
+
+
+def _is_mistaken(recorder: Recorder, op: RecordedOp) -> bool:
+    """Whether the op is one that should not see several samples. Graphs, contrastive losses and statistics of a batch are meant to."""
+    if op.name in {"_softmax", "_log_softmax"}:
+        return not any(one.name.startswith("nll_loss") for one in recorder.tape.consumers().get(op.index, ()))  # the loss itself
+    roots = (root for one in recorder.root_calls.values() if (root := one.root()) is not None and id(root) == op.root)
+    part = next((one for root in roots for path, one in root.named_modules() if path == op.module), None)
+    if not isinstance(part, (torch.nn.RNNBase, torch.nn.MultiheadAttention)) or part.batch_first:
+        return False
+    shape = next((use.shape for use in op.reads if len(use.shape) > 1), (1, 1))
+    if isinstance(part, torch.nn.RNNBase):
+        return shape[-2] > 1  # else a single sequence, which has no batch
+    return shape[0] > (1 if len(shape) == _IMAGE_DIMENSIONS else part.num_heads)
+
+
+def _told(mixing: _Mixing) -> Finding:
+    op = mixing.op
+    where = op.line.location if op.line is not None else None
+    source = where.source if where is not None else ""
+    if mixing.is_scramble:
+        headline, fix = f"`{op.name}` puts numbers of different samples together: it is no transpose", _transposed(op, source, mixing)
+    elif "softmax" in op.name:
+        headline, fix = "`softmax` runs over the samples of the batch", _other_dimension(op, source, mixing)
+    else:
+        verb = "attends over the samples of the batch" if op.module_type == "MultiheadAttention" else "takes the samples for time steps"
+        headline, fix = f"`{op.module}` ({op.module_type}) {verb}", f"`batch_first=True` where `{op.module}` is made"
+    return Finding(
+        kind="leaking_batch",
+        raised=False,
+        headline=headline,
+        location=where,
+        op=op.name.strip("_"),
+        module=op.module,
+        fix=fix,
+        explanation="the output of one sample depends on the inputs of others, at inference, too",
+        excerpt=excerpt(where) if where is not None else (),
+    )
+
+
+def _transposed(op: RecordedOp, source: str, mixing: _Mixing) -> str:
+    """The statement with a transpose of the dimension that holds the samples."""
+    before, after = op.reads[0].shape, op.makes[0].shape
+    place = before.index(mixing.samples_count) if mixing.samples_count in before else 0
+    target = after.index(mixing.samples_count) if mixing.samples_count in after else 0
+    swapped = list(before)
+    swapped[place], swapped[target] = swapped[target], swapped[place]
+    call = _RESHAPE_CALL.search(source)
+    if call is None or place == target:
+        return f"bring the samples to the front with `transpose` before `{source or op.name}`"
+    moved = f".transpose({min(place, target)}, {max(place, target)})"
+    kept = "" if tuple(swapped) == after else f".reshape({call[1]})"
+    return f"`{source[: call.start()]}{moved}{kept}{source[call.end() :]}`"
+
+
+def _other_dimension(op: RecordedOp, source: str, mixing: _Mixing) -> str:
+    shape = op.reads[0].shape
+    others = [place for place, size in enumerate(shape) if size not in {1, mixing.samples_count}]
+    wanted = f"dim={others[0] if len(others) == 1 else -1}"
+    changed = _with_dimension(source, wanted)
+    if changed != source:
+        return f"`{changed}`"
+    return f"`{wanted}` where `{op.module}` is made" if op.module_type in {"Softmax", "LogSoftmax"} else f"`{wanted}` in `{source}`"
+
+
+def _with_dimension(source: str, wanted: str) -> str:
+    """The statement with another dimension in its softmax."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return source
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("softmax"):
+            given = next((one.value for one in node.keywords if one.arg == "dim"), node.args[-1] if node.args else None)
+            given = given.operand if isinstance(given, ast.UnaryOp) else given
+            if isinstance(given, ast.Constant) and given.end_col_offset is not None and source.isascii():
+                return source[: given.col_offset] + wanted.removeprefix("dim=") + source[given.end_col_offset :]
+    return source
