@@ -25,10 +25,10 @@ _MOST_KNOWN = 1 << 18
 class Line:
     """A line; who counts things by the line adds to it."""
 
-    def __init__(self, code: CodeType, line: int) -> None:
-        self.file = code.co_filename
+    def __init__(self, file: str, line: int, function: str) -> None:
+        self.file = file
         self.line = line
-        self.function = code.co_name
+        self.function = function
 
     @cached_property
     def location(self) -> Location:
@@ -71,7 +71,7 @@ class Lines(Generic[LineT]):
         line = self._known.get(key)
         if line is None:
             adopt_timed([frame])
-            line = self._known[key] = self._kind(frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno)
+            line = self._known[key] = self._kind(key[0], frame.f_lineno or frame.f_code.co_firstlineno, key[2])
         return line
 
     def user_frame(self, frame: FrameType | None) -> FrameType | None:

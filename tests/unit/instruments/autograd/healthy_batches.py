@@ -613,4 +613,19 @@ for _ in range(3):
     opt.zero_grad(); loss.backward(); opt.step()
 """,
     ),
+    Program(
+        "the embeddings of GPT-2 are resized, which keeps the parameter",
+        """\
+from transformers import GPT2Config, GPT2LMHeadModel
+model = GPT2LMHeadModel(GPT2Config(vocab_size=12, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+model.resize_token_embeddings(14, mean_resizing=False)
+model.train()
+for input_ids in torch.randint(14, (3, 2, 6)):
+    loss = model(input_ids=input_ids, labels=input_ids).loss
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+    ),
 )

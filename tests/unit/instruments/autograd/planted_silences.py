@@ -88,6 +88,41 @@ for step in range(3):
         edits=(("torch.from_numpy(buffer)", "torch.from_numpy(buffer.copy())"),),
     ),
     Case(
+        name="small activations are zeroed through NumPy",
+        kind="stale_value",
+        text="""\
+enc, dec = nn.Linear(6, 10), nn.Linear(10, 6)
+opt = torch.optim.Adam([*enc.parameters(), *dec.parameters()])
+for x in torch.randn(3, 8, 6):
+    h = torch.sigmoid(enc(x))  #> saved
+    codes = h.detach().numpy()
+    codes[codes < 0.5] = 0  #> location
+    loss = F.mse_loss(dec(h), x)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        tensors=("codes", "h"),
+        edits=(("    codes = h.detach().numpy()\n    codes[codes < 0.5] = 0  #> location\n", "    h = h * (h >= 0.5)\n"),),
+    ),
+    Case(
+        name="an activation is scaled through DLPack",
+        kind="stale_value",
+        text="""\
+body, head = nn.Sequential(nn.Linear(5, 9), nn.Tanh()), nn.Linear(9, 2)
+opt = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
+for x, y in [(torch.randn(6, 5), torch.randint(2, (6,))) for _ in range(3)]:
+    h = body(x)
+    out = head(h)
+    torch.from_dlpack(h.detach()).mul_(0.5)  #> location
+    loss = F.cross_entropy(out, y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("    torch.from_dlpack(h.detach()).mul_(0.5)  #> location\n", ""), ("out = head(h)", "out = head(h * 0.5)")),
+    ),
+    Case(
         name="a target network is written into the online one through .data",
         kind="stale_value",
         text="""\
@@ -427,29 +462,6 @@ for images, labels in [(torch.randn(4, 3, 6, 6), torch.randint(2, (4,))) for _ i
         edits=(
             ("optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)  #> location\n", ""),
             ("net.train()\n", "net.train()\noptimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)\n"),
-        ),
-    ),
-    Case(
-        name="the embeddings of GPT-2 are resized after the optimizer was made",
-        kind="stale_optimizer",
-        text="""\
-from transformers import GPT2Config, GPT2LMHeadModel
-
-config = GPT2Config(vocab_size=12, n_positions=8, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-model = GPT2LMHeadModel(config)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  #> location
-model.resize_token_embeddings(14, mean_resizing=False)
-model.train()
-for input_ids in torch.randint(14, (3, 2, 6)):
-    loss = model(input_ids=input_ids, labels=input_ids).loss
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-""",
-        parameters=("transformer.wte.weight",),
-        edits=(
-            ("optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  #> location\n", ""),
-            ("model.train()\n", "model.train()\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"),
         ),
     ),
     Case(

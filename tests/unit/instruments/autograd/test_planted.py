@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 import pytest
 
-from tests.unit.instruments.autograd.planted import CASES, PLANTED
+from tests.unit.instruments.autograd.planted import CASES
 from torchdebug_magics.instruments.autograd.report import Kind
 
 if TYPE_CHECKING:
@@ -76,5 +76,5 @@ def test_nothing_is_found_after_the_cure(case: Case, observe: Observe) -> None:
 
 
 def test_each_kind_is_planted() -> None:
-    assert set(_KINDS) == {case.kind for case in PLANTED}
+    assert set(_KINDS) == {case.kind for case in CASES}
     assert len(set(_NAMES)) == len(_NAMES)

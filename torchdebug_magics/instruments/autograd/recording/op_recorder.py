@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.recording.notes import note_of
 from torchdebug_magics.instruments.autograd.recording.sample_twins import Begun, SampleTwins
+from torchdebug_magics.instruments.autograd.recording.shared_memory import SharedMemory
 from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Tape, Use
 from torchdebug_magics.instruments.autograd.silences.named import variable_of
 from torchdebug_magics.probing.dispatch import ResultListener
@@ -95,6 +96,7 @@ class Recorder:
         self.overwritten: dict[int, Overwritten] = {}
         """By storage, the first of the writes that PyTorch's version check cannot see."""
         self.twins: SampleTwins | None = SampleTwins()
+        self._shared = SharedMemory()
         self._began: list[tuple[RecordedOp, list[weakref.ref[torch.Tensor]], Begun | None]] = []
         self._written: tuple[RecordedOp, list[weakref.ref[torch.Tensor]]] | None = None
         """The last op that wrote in place: PyTorch moves the versions when we have returned."""
@@ -130,6 +132,17 @@ class Recorder:
         """The tape, whole up to here."""
         self._settle()
         return self.tape
+
+    def look_at_shared_memory(self) -> None:
+        """Put on the tape what another library has written since the last op."""
+        self._book_unseen_write(self._calls_around(self._lines.user_frame(sys._getframe(1))), is_last=True)
+
+    def _book_unseen_write(self, calls: tuple[Line, ...], *, is_last: bool) -> None:
+        found = self._shared.changed(self.tape, calls, is_last=is_last)
+        if found is not None:
+            write, kept = found
+            self.tape.add(write)
+            self.overwritten.setdefault(kept.use.memory, Overwritten(kept.layout, kept.values))
 
     def line_here(self) -> Line | None:
         """The innermost line of the user's code."""
@@ -187,6 +200,10 @@ class Recorder:
             note=note_of(name, args, frame),
         )
         self._book_nodes(op)
+        if not op.in_backward and not op.in_optimizer:
+            self._book_unseen_write(op.calls, is_last=False)
+            op.index = self.tape.count
+            self._shared.meet(self.tape, op, (args, kwargs))
         if call is not None and not op.in_backward:
             key = (id(call.root), op.grad_enabled, call.root.training)
             if key not in self.root_calls:

@@ -24,10 +24,11 @@ class StorageNumbers:
 
     def of(self, tensor: torch.Tensor) -> int:
         """0 for a tensor without a storage of its own."""
-        address = memory_of(tensor)
-        if not address:
+        if not (place := memory_of(tensor)):
             return 0
-        storage, known = tensor.untyped_storage(), self._known.get(address)
-        if known is None or known[0]() is None:  # two that are alive at one address are one memory: ``torch.from_dlpack``
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr() or place
+        known = self._known.get(address)
+        if known is None or known[0]() is None:  # two that are alive at one address are one memory, as with `torch.from_dlpack`
             known = self._known[address] = weakref.ref(storage), next(self._next)
         return known[1]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from torchdebug_magics.instruments.autograd.errors.cut import ancestors
+from torchdebug_magics.instruments.autograd.errors.dropped_gradient import ancestors
 from torchdebug_magics.instruments.autograd.recording.sample_twins import SampleTwins
 from torchdebug_magics.instruments.autograd.report import Finding
 from torchdebug_magics.probing.where import excerpt

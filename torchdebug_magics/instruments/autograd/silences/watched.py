@@ -68,6 +68,7 @@ class Watched:
         if not recorder.is_on:
             return Backward(line)
         tape = recorder.settle()
+        recorder.look_at_shared_memory()
         graph = [op for tensor in tensors for op in tape.graph_of(id(tensor))]
         leaves = frozenset(use.tensor for op in graph for use in op.reads if use.is_leaf and use.requires_grad)
         with _disable_current_modes(), torch.no_grad():

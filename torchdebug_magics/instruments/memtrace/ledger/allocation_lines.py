@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable
-from types import CodeType
 
 from torchdebug_magics.probing.lines import Line, Lines
 
@@ -14,8 +13,8 @@ __all__ = ["Place", "Places"]
 class Place(Line):
     """A line that allocates."""
 
-    def __init__(self, code: CodeType, line: int) -> None:
-        super().__init__(code, line)
+    def __init__(self, file: str, line: int, function: str) -> None:
+        super().__init__(file, line, function)
         self.steps: dict[Hashable, set[int]] = defaultdict(set)
         """By who asked, as `Block.source` has it: the steps in which it was seen to allocate."""
         self.count = 0
