@@ -13,10 +13,10 @@ from torch._C._autograd import _get_sequence_nr
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.recording.notes import note_of
+from torchdebug_magics.instruments.autograd.recording.root_calls import RootCall
 from torchdebug_magics.instruments.autograd.recording.sample_twins import Begun, SampleTwins
 from torchdebug_magics.instruments.autograd.recording.shared_memory import SharedMemory
 from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Tape, Use
-from torchdebug_magics.instruments.autograd.silences.named import variable_of
 from torchdebug_magics.probing.dispatch import ResultListener
 from torchdebug_magics.probing.lines import Line, Lines
 from torchdebug_magics.probing.mode_stack import modes, put_unnoticed
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.probing.hooks import Hooks
 
-__all__ = ["Recorder", "RootCall", "modal_parts"]
+__all__ = ["Recorder"]
 
 _MOST_NODES_AN_OP = 8
 _MOST_CALLS = 12
@@ -39,39 +39,12 @@ _DISPATCH_S = 15e-6
 _MOST_BYTES = 1 << 28
 
 
-_WITH_MODES = (torch.nn.modules.batchnorm._BatchNorm, torch.nn.modules.dropout._DropoutNd)
-
-
 class Overwritten(NamedTuple):
     """What a part of a storage held before a write."""
 
     layout: tuple[int, tuple[int, ...], tuple[int, ...]]
     """Offset, shape and strides."""
     before: torch.Tensor
-
-
-class RootCall(NamedTuple):
-    """A model as it was called."""
-
-    root: weakref.ref[torch.nn.Module]
-    op: RecordedOp
-    modes: tuple[str, ...]
-    """Its BatchNorm and Dropout modules."""
-    name: str
-    parameters: frozenset[int]
-    """The ids of those that require a gradient."""
-
-    @classmethod
-    def of(cls, root: torch.nn.Module, op: RecordedOp) -> RootCall:
-        """As it is now."""
-        trainable = frozenset(id(one) for one in root.parameters() if one.requires_grad)
-        return cls(weakref.ref(root), op, modal_parts(root), variable_of(root) or type(root).__name__, trainable)
-
-
-def modal_parts(root: torch.nn.Module) -> tuple[str, ...]:
-    """The modules that compute something else in training mode than in evaluation mode: ``"drop (Dropout)"``."""
-    kinds = ((path, one) for path, one in root.named_modules() if isinstance(one, _WITH_MODES) and getattr(one, "p", 1) > 0)
-    return tuple(f"{path} ({type(one).__name__})" for path, one in kinds if getattr(one, "track_running_stats", True))
 
 
 class Recorder:
@@ -83,8 +56,6 @@ class Recorder:
         self.in_optimizer = False
         self.spent_s = 0.0
         """What recording has cost so far."""
-        self.backward_frame: FrameType | None = None
-        """Our frame below which a running backward stands."""
         self._hooks = hooks
         self._guard = guard
         self._lines = Lines(Line)
@@ -172,10 +143,10 @@ class Recorder:
             return
         finally:
             self.spent_s += time.thread_time() - began_s + _DISPATCH_S
-        call = self._calls.current if self.twins is not None and self._calls is not None else None
-        begun = (
-            self.twins.before(self.tape, op, None if call is None else call.root, func, (args, kwargs)) if self.twins is not None else None
-        )
+        begun = None
+        if self.twins is not None:
+            root = call.root if self._calls is not None and (call := self._calls.current) is not None else None
+            begun = self.twins.before(self.tape, op, root, func, (args, kwargs))
         self._began.append((op, written, begun))
 
     def _recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[RecordedOp, list[weakref.ref[torch.Tensor]]]:
