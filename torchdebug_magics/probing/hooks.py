@@ -151,6 +151,10 @@ class Hooks:
         """Ours are none of those hooks on all modules of which a compiled module would warn the user at each call."""
         wrap(stack, self, torch_module, "_has_any_global_hook", _has_hook_of_others)
 
+    def ends_of_saving(self, stack: ExitStack, around: Callable[..., Any]) -> None:
+        """`around(original, message)` where hooks on what is saved are to be switched off, as ``torch.func`` cannot bear them."""
+        wrap(stack, self, torch.autograd.graph, "disable_saved_tensors_hooks", around)
+
     def compiler_switches(self, stack: ExitStack, turned: Callable[[Any, FrameType], None]) -> None:
         """`turned(compiler, frame)` when torch's compiler is about to be turned on, by the call in that frame, or back to what it was."""
         wrap_switch(stack, self, turned)

@@ -133,6 +133,7 @@ def unwrap_all(owner: object) -> int:
 
 def _places() -> Iterator[tuple[Any, str]]:
     yield from ((torch.autograd, "backward"), (torch.autograd, "grad"), (_BaseDataLoaderIter, "__next__"))
+    yield torch.autograd.graph, "disable_saved_tensors_hooks"
     yield from ((torch.optim.Optimizer, "zero_grad"), (torch.nn.Module, "zero_grad"))
     yield from ((torch, "compile"), (torch_module, "_has_any_global_hook"), (BaseProcess, "start"), (threading, "excepthook"))
     yield from tracers()

@@ -37,8 +37,6 @@ _SHORT_FLOPS = 2e10
 QUICK_FLOPS = 2e9
 """Up to here a real run, to check what values alone decide, takes a tenth of that."""
 _QUICK_BYTES = 1 << 28
-_NO_HOOKS = "saved tensor hooks"
-"""In what `torch.func` says to a forward in which saved tensors are counted."""
 
 
 @dataclass(eq=False)
@@ -138,10 +136,10 @@ def _might_be_the_reading(error: Exception) -> bool:
 def _fake(model: torch.nn.Module, inputs: Inputs) -> Seen:
     mode: Mode = "meta" if any(one.device.type == "meta" for one in model.parameters()) else "fake"
     try:
-        run, notes = _run(model, inputs, Fakes())
+        run = forward(model, inputs, Fakes())
     except CannotBeFakedError as error:
         return _fallback(model, inputs, error)
-    seen = Seen(model, run, inputs, mode, run.error, notes)
+    seen = Seen(model, run, inputs, mode, run.error)
     return _checked(seen) if run.error is None else _confirmed(seen, run.error)
 
 
@@ -199,17 +197,8 @@ def _fallback(model: torch.nn.Module, inputs: Inputs, error: Exception) -> Seen:
 
 
 def _real(model: torch.nn.Module, inputs: Inputs) -> Seen:
-    run, notes = _run(model, inputs, None)
-    return Seen(model, run, inputs, "real", run.error, notes)
-
-
-def _run(model: torch.nn.Module, inputs: Inputs, fakes: Fakes | None) -> tuple[Forward, list[str]]:
-    """One forward; once more where it cannot bear that what it saves is counted."""
-    run = forward(model, inputs, fakes)
-    if run.error is None or _NO_HOOKS not in str(run.error):
-        return run, []
-    run = forward(model, inputs, None if fakes is None else Fakes(), saves=False)
-    return run, ["what the backward pass would hold is not counted, as the forward uses `torch.func`"]
+    run = forward(model, inputs, None)
+    return Seen(model, run, inputs, "real", run.error)
 
 
 def _why(error: BaseException) -> str:

@@ -60,7 +60,7 @@ class ShapesProbe:
         self._parameters = Parameters()
         self._calls = Calls(None, self._parameters)
         self._formulas = FlopFormulas()
-        self._saved = Saved(self._calls)
+        self._saved = Saved(self._calls, self._hooks, self._guard)
         self._seen: dict[int, dict[Any, int]] = {}
         self._parts: dict[int, torch.nn.Module] = {}
         self._flops = 0
@@ -109,7 +109,12 @@ class ShapesProbe:
         report = of_cell(watched, self._layout, failure, self._guard.problems)
         suspect = self._origins.suspects.first if failure is None else None
         self._seen, self._parts, self._calls, self._parameters = {}, {}, Calls(None, Parameters()), Parameters()  # no module is held on
-        self._saved, self._origins, self._arithmetic, self._failed = Saved(self._calls), Origins(self._calls), None, None
+        self._saved, self._origins, self._arithmetic, self._failed = (
+            Saved(self._calls, self._hooks, self._guard),
+            Origins(self._calls),
+            None,
+            None,
+        )
         return replace(report, suspect=suspect) if report.rows else replace(report, last_error=self._last_error)
 
     def live(self) -> None:
@@ -177,7 +182,7 @@ class ShapesProbe:
         self._hooks.call_ends(self._ends, self._leave)
         self._calls.enter(module, args)
         self._arithmetic = Arithmetic(self._calls, self._formulas, None)
-        self._running.enter_context(self._saved.hooks())
+        self._running.enter_context(self._saved.counting())
         enter(self._running, self._arithmetic)  # the probe of a session inside this one ends its own call after this one
         self._watch(self._running)
 

@@ -93,7 +93,7 @@ def with_formulas(seen: Seen, rows: tuple[Row, ...]) -> tuple[tuple[Row, ...], s
     """(the rows with their formulas, what the letters stand for that the model fixes, why there are none)."""
     given = [tensor for _, tensor in named_tensors((seen.inputs.args, dict(seen.inputs.kwargs)))]
     symbols = Symbols([*given, *(torch.empty(spec.sizes) for spec in _specs(seen) if not given)])
-    run = forward(seen.model, seen.inputs, symbols, trial=True, saves=False, symbolic=True)
+    run = forward(seen.model, seen.inputs, symbols, trial=True, symbolic=True)
     outputs = [one.symbols for one in run.calls.made]
     inputs = [one.taken for one in run.calls.made]
     if run.error is not None or len(outputs) > len(rows):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections.abc import Collection
 from types import CodeType, FrameType
 from typing import Any
 
@@ -22,13 +23,18 @@ _REPORTING = frozenset({
 _ONCE = "_torchdebug_once"
 
 
-def runnable(statements: list[ast.stmt], frame: FrameType, last_line: int, drawn: Drawn) -> tuple[CodeType, dict[str, Any]]:
-    """Their code, and what else it must be given by name. `last_line` is that of the call which ends the step."""
+def runnable(
+    statements: list[ast.stmt], frame: FrameType, last_line: int, drawn: Drawn, wanted: Collection[str] = ()
+) -> tuple[CodeType, dict[str, Any]]:
+    """Their code, and what else it must be given by name. `last_line` is that of the call which ends the step.
+
+    What the statements tell the objects in `wanted` is no mere report.
+    """
     for node in (node for statement in statements for node in ast.walk(statement)):
         if isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncFor, ast.AsyncWith)):
             msg = "the step awaits or yields"
             raise CannotReplay(msg)
-    edit = _Edit(frame, last_line, used(statements))
+    edit = _Edit(frame, last_line, used(statements).union(wanted))
     copies: list[ast.stmt] = []
     for statement in statements:
         name = drawn.name_in(statement)

@@ -112,12 +112,12 @@ class StepRerun(Generic[ObserverT]):
         replayed.outputs = tuple(tensors_in(outputs))
         return replayed
 
-    def computation(self, part: Slice, wanted: tuple[str, ...]) -> Replayed[ObserverT]:
-        """Execute statements that take no step again, for what they leave in some variables."""
+    def computation(self, part: Slice, wanted: tuple[str, ...], results_in: Callable[[Any], Iterator[torch.Tensor]]) -> Replayed[ObserverT]:
+        """Execute statements that take no step again, for the results that they leave in some variables."""
         replayed = self._run(Step(), Attempt((), 1, {}), part, lambda: exec(part.code, part.names))  # noqa: S102 - as above
-        replayed.outputs = tuple(tensors_in([part.names.get(name) for name in wanted]))
+        replayed.outputs = tuple(tensor for name in wanted for tensor in results_in(part.names.get(name)))
         replayed.finished = not replayed.problem
-        replayed.reproduced = same_kinds(replayed.outputs, tuple(tensors_in([part.made[name] for name in wanted])))
+        replayed.reproduced = same_kinds(replayed.outputs, tuple(tensor for name in wanted for tensor in results_in(part.made[name])))
         return replayed
 
     def call(self, run: Callable[[], object], reached: Sequence[object]) -> Replayed[ObserverT]:

@@ -243,8 +243,36 @@ def test_scripted_parts_count_as_a_whole():
 def test_torch_func_is_followed_without_what_it_saves():
     model, args, _ = CASES["functional_gradient"]()
     report = seen(model, *args)
-    assert (report.mode, report.activation_bytes) == ("fake", 0)
+    assert report.mode == "fake"
     assert any("torch.func" in problem for problem in report.problems)
+
+
+def test_torch_func_in_a_forward_and_around_one_is_as_without_the_magic(observe):
+    body = """
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+class Field(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        return self.net(x), vmap(grad(lambda t: self.net(t[None]).sum()))(x)
+
+field, x = Field(), torch.rand(5, 1)
+u, slope = field(x)
+(u.sum() + slope.sum()).backward()
+parameters = dict(field.net.named_parameters())
+around = grad(lambda p: functional_call(field.net, p, (x,)).sum())(parameters)
+"""
+    seen_by = observe("shapes", body)
+    assert seen_by.error is None
+    assert seen_by.report.failure is None
+    assert any("torch.func" in problem for problem in seen_by.report.problems)
+    assert torch._C._autograd._saved_tensors_hooks_is_enabled()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
 def test_meta_weights():

@@ -61,6 +61,8 @@ class Effect(Comparison):
         self._most_ops = _MOST_TIMES * len(earlier) + _MOST_MORE
         self.has_backward = False
         """Whether the run computes gradients."""
+        self.differing: dict[str, type] = {}
+        """Tensors that the run has left otherwise, by name, with the type of the variable that leads to each."""
         self._holds: dict[int, Difference] = {}
         self._last: Difference | None = None
         self._is_over = False
@@ -140,7 +142,10 @@ def effect_of(runs: Runs, earlier: Recording, results: Mapping[str, int], *, hea
         now = results_of(runs.body, effect.recorder.is_unwritten) | plain_results_of(runs.body)
         held = dict(tensors_left(runs.body))
         effect.over()
-        effect.left(held.get(name) for name, digest in now.items() if results.get(name, digest) != digest)
+        names = [name for name, digest in now.items() if results.get(name, digest) != digest]
+        variables = runs.body.left()
+        effect.differing = {name: type(variables.get(name.partition(".")[0])) for name in names}
+        effect.left(held.get(name) for name in names)
 
     effect.error = runs.again(effect, at_end)
     if effect.error is not None:

@@ -10,6 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.deterministic.counterfactual.effect import effect_of
+from torchdebug_magics.instruments.deterministic.counterfactual.unloaded_weights import unloaded
 from torchdebug_magics.instruments.deterministic.report import Dependence
 from torchdebug_magics.instruments.deterministic.twice.cause.op_causes import location_of
 from torchdebug_magics.probing.rng import same_state
@@ -71,7 +72,8 @@ class Draws:
             with runs.otherwise(lambda _, one=one: one.sow(next(self._seeds))):  # type: ignore[misc]  # as above
                 origin = None if begin.op is not None and begin.op.plan.is_random else origin_of(begin)
             found = _dependence(one, begin, origin)
-            found = found if effect.has_backward else _of_dropout(found, begin) or found
+            if not effect.has_backward:
+                found = _of_dropout(found, begin) or unloaded(found, effect.differing, runs.body) or found
             yield self._told(one, found)
 
     def _told(self, generator: Seedable, found: Dependence) -> Dependence:

@@ -54,7 +54,13 @@ def _is_result(leak: Leak, path: str, keepers: Keepers, steps: Steps, plain: Col
         return False
     if all(block.died for block in leak.blocks):
         return not leak.keeps_graph or leak.place in plain
-    return not leak.swells and is_collected(path, leak.blocks, keepers)
+    return _is_fed_back(leak, path, keepers) if leak.swells else is_collected(path, leak.blocks, keepers)
+
+
+def _is_fed_back(leak: Leak, path: str, keepers: Keepers) -> bool:
+    """Whether the model itself adds to it, and is given it again: the keys and values of the text so far."""
+    in_forward = all(block.span.phase == "forward" for block in leak.blocks)
+    return in_forward and _IN_A_VARIABLE.match(path) is not None and not keepers.has_error and not keepers.have_history(leak.blocks)
 
 
 def collected_in(named: Iterable[tuple[Leak, str]], told: Iterable[tuple[Leak, str]]) -> str:

@@ -184,7 +184,19 @@ _ZERO_TIMES_INFINITY = domain(
 )
 
 
-OPERAND_CAUSES = (
+def _no_slope_at_zero(evidence: Evidence) -> Diagnosis | None:
+    """Any function of two or more numbers, such as the angle of a point, whose derivative has no limit where all of them are 0."""
+    values = evidence.operands()
+    if not evidence.is_derivative or len(values) < 2 or not all(map(is_zero, values)):  # noqa: PLR2004 - as said
+        return None
+    return Diagnosis(
+        "no_slope_at_zero",
+        f"`{evidence.name}` has no derivative where all that it is given is 0",
+        f"give `{evidence.name}` a small number in place of 0",
+    )
+
+
+OPERAND_CAUSES: tuple[Rule, ...] = (
     _CTC,
     _WEIGHT_NORM,
     _EMPTY_MEAN,
@@ -198,5 +210,6 @@ OPERAND_CAUSES = (
     _POW_ZERO,
     _DIV_ZERO,
     _ZERO_TIMES_INFINITY,
+    _no_slope_at_zero,
 )
 """In the order they are tried."""

@@ -26,6 +26,7 @@ from torchdebug_magics.instruments.nanhunt.causes.op_families import (
     SOFTMAXES,
     SPREADS,
 )
+from torchdebug_magics.instruments.nanhunt.causes.operand_causes import is_zero
 from torchdebug_magics.instruments.nanhunt.fixes.call_operands import (
     argument_of_call,
     as_atom,
@@ -36,6 +37,7 @@ from torchdebug_magics.instruments.nanhunt.fixes.call_operands import (
 )
 from torchdebug_magics.instruments.nanhunt.fixes.fused_functions import as_one_function
 from torchdebug_magics.instruments.nanhunt.fixes.source_edits import Expression, Sources, called, expression_at
+from torchdebug_magics.instruments.nanhunt.fixes.weighted_logs import as_xlogy
 from torchdebug_magics.instruments.nanhunt.walk.intentional_inf import on_purpose
 from torchdebug_magics.probing.tensors import INF, dense
 
@@ -79,7 +81,7 @@ def _all(op: Op, evidence: Evidence, expression: Expression | None, sources: Sou
         yield from _masks(evidence, sources)
     if expression is None:
         return
-    for ways in (as_one_function, _keywords, _means, _denominator, _bounded, _in_float32, _open_rows):
+    for ways in (as_one_function, as_xlogy, _keywords, _means, _denominator, _bounded, _off_zero, _in_float32, _open_rows):
         for text in ways(evidence, expression):
             yield expression, text
 
@@ -113,11 +115,10 @@ def _infinity(node: ast.AST) -> float:
 
 def _keywords(evidence: Evidence, expression: Expression) -> Iterator[str]:
     """What the called function itself offers."""
-    node, name = expression.node, evidence.plain_name
+    node, name, function = expression.node, evidence.plain_name, called(expression.node)
     if not isinstance(node, ast.Call):
         return
     code = expression.code(node)
-    function = called(node)
     given = {keyword.arg for keyword in node.keywords}
     if name in SPREADS and function in SPREADS and not given & {"correction", "unbiased"}:
         yield _with_keyword(expression, node, "correction=0")
@@ -196,7 +197,7 @@ def _is_mask(tensor: torch.Tensor) -> bool:
 def _bounded(evidence: Evidence, expression: Expression) -> Iterator[str]:
     """An argument outside of where the function, or its derivative, is finite."""
     name = evidence.plain_name
-    node = operand_of(expression, name, -1 if name in {"xlogy", "special_xlogy"} else 0)
+    node = operand_of(expression, name, -1 if "xlogy" in name else 0)
     if node is None:  # the op is a part of the function that the user called, such as its derivative in forward mode
         name = called(expression.node)
         node = argument_of_call(expression, name)
@@ -208,6 +209,15 @@ def _bounded(evidence: Evidence, expression: Expression) -> Iterator[str]:
     for bound in bounds:
         atom = as_atom(expression, node)
         yield expression.with_node(node, f"{atom}{bound.format(atom)}", bracketed=is_operator(expression) or is_receiver(expression, node))
+
+
+def _off_zero(evidence: Evidence, expression: Expression) -> Iterator[str]:
+    """One of several arguments that are all 0."""
+    node = argument_of_call(expression, evidence.plain_name, -1)
+    values = evidence.operands()
+    if node is not None and len(values) > 1 and all(map(is_zero, values)):
+        code = expression.code(node)
+        yield expression.with_node(node, f"torch.where({code} == 0, 1e-6, {code})")
 
 
 def _least_of_log(argument: torch.Tensor | None) -> tuple[str, ...]:

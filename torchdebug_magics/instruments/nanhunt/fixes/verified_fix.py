@@ -64,8 +64,8 @@ class _Search:
 _CURABLE = frozenset(
     [
         "all_ignored", "degenerate_matrix", "div_zero", "empty_mean", "exp_overflow", "bf16_overflow", "fp16_overflow", "infeasible_ctc",
-        "log_negative", "log_zero", "mask_sign", "masked_row", "pole", "pow_negative", "pow_zero", "sqrt_negative", "sqrt_zero",
-        "where_trap", "zero_variance",
+        "log_negative", "log_zero", "mask_sign", "masked_row", "no_slope_at_zero", "pole", "pow_negative", "pow_zero", "sqrt_negative",
+        "sqrt_zero", "where_trap", "zero_variance",
     ]
 )  # fmt: skip
 """Causes that lie in the expression itself. A run that diverged is not repaired where it happened to leave the range."""

@@ -188,7 +188,7 @@ class Investigator:
             if part is None:
                 msg = "what the variables were made of is gone"
                 raise CannotReplay(msg)
-            return self._rerun.computation(part, wanted)
+            return self._rerun.computation(part, wanted, computed.results_in)
 
         try:
             replayed = again()

@@ -7,16 +7,18 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import Dataset
 
 from torchdebug_magics.probing.rerun.runnable_code import runnable
 from torchdebug_magics.probing.rerun.stand_ins import Drawn
 from torchdebug_magics.probing.rerun.step_slice import Slice
-from torchdebug_magics.probing.rerun.step_statements import draws, writes_into
+from torchdebug_magics.probing.rerun.step_statements import draws, root, writes_into
 from torchdebug_magics.probing.source.statement_lists import lists_around, parse, read_before_written, written
 from torchdebug_magics.probing.tensors import NAN, kind_of, tensors_in
 from torchdebug_magics.probing.where import local_values, span
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType
 
 __all__ = ["Computed"]
@@ -44,19 +46,28 @@ class Computed:
             return ()
         names, expected = self._names(), _expected(statements)
         bound = (name for name in sorted(written(statements) - expected) if not name.startswith("_"))
-        return tuple(name for name in bound if type(names.get(name)) in _LOOKED_INTO and _is_nan(names[name]))
+        return tuple(name for name in bound if any(kind_of(tensor) & NAN for tensor in self.results_in(names.get(name))))
+
+    @staticmethod
+    def results_in(value: Any) -> Iterator[torch.Tensor]:
+        """The tensors of a variable, or of an object of the user's own class, such as a metric that adds up what it is told."""
+        if type(value) in _LOOKED_INTO:
+            yield from tensors_in(value)
+        elif type(value).__module__ == "__main__" and not isinstance(value, (torch.nn.Module, Dataset)):
+            yield from tensors_in([held for held in getattr(value, "__dict__", {}).values() if type(held) in _LOOKED_INTO])
 
     def slice(self, wanted: tuple[str, ...]) -> Slice | None:
         """What made these variables; None where it takes from an iterator, or reads what is not there any more."""
+        names = self._names()
         needed, kept = set(wanted), list[ast.stmt]()
+        objects = {name for name in wanted if type(names[name]) not in _LOOKED_INTO}
         for statement in reversed(self._statements()):
-            if written([statement]) & needed or writes_into(statement, needed):
+            if written([statement]) & needed or writes_into(statement, needed) or _tells(statement, objects):
                 kept.insert(0, statement)
                 needed |= read_before_written([statement])
         if not kept or any(map(draws, kept)) or read_before_written(kept) & written(kept):
             return None
-        names = self._names()
-        code, given = runnable(kept, self._frame, 0, Drawn(kept, names, 0))
+        code, given = runnable(kept, self._frame, 0, Drawn(kept, names, 0), wanted)
         return Slice(code, {**names, **given}, tuple(kept), {name: names[name] for name in wanted}, {})
 
     def _names(self) -> dict[str, Any]:
@@ -72,8 +83,10 @@ class Computed:
         return opened.body if isinstance(opened, (ast.With, ast.AsyncWith)) else body[place + 1 :]
 
 
-def _is_nan(value: Any) -> bool:
-    return any(kind_of(tensor) & NAN for tensor in tensors_in(value))
+def _tells(statement: ast.stmt, objects: set[str]) -> bool:
+    """Whether it calls a method of an object for what that does, as ``metric.add_batch(scores)``."""
+    calls = (node.value for node in ast.walk(statement) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
+    return any(root(call.func) in objects for call in calls)
 
 
 def _expected(statements: list[ast.stmt]) -> set[str]:

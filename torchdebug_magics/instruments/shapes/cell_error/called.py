@@ -43,7 +43,7 @@ def outermost_call(error: BaseException) -> Called | None:
         frame = step.tb_frame
         user = step if is_user_code(frame.f_code) else user
         if frame.f_code.co_name == "_call_impl" and isinstance(model := frame.f_locals.get("self"), torch.nn.Module):
-            site = site_at(user.tb_frame.f_code, user.tb_lineno, user.tb_lasti) if user is not None else None
+            site = site_at(user.tb_frame.f_code, user.tb_lineno, user.tb_lasti, dict(user.tb_frame.f_locals)) if user is not None else None
             return Called(model, tuple(frame.f_locals.get("args", ())), dict(frame.f_locals.get("kwargs", {})), site)
         if (found := _yielding(frame, outer)) is not None:
             return found

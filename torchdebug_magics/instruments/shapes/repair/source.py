@@ -7,6 +7,7 @@ import copy
 import functools
 import linecache
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -156,10 +157,10 @@ def site_of(error: BaseException) -> tuple[Site | None, int]:
     return Site(frame.f_code, instruction, line, statement, expression, dict(frame.f_locals)), depth
 
 
-def site_at(code: CodeType, line: int, instruction: int) -> Site:
-    """A line that ran before: what its variables held is not known any more."""
+def site_at(code: CodeType, line: int, instruction: int, names: Mapping[str, Any] = MappingProxyType({})) -> Site:
+    """A line that ran before: what its variables held is not known any more, save where `names` says it."""
     statement, expression = _nodes(code, instruction, line)
-    return Site(code, instruction, line, statement, expression, {})
+    return Site(code, instruction, line, statement, expression, names)
 
 
 def site_in(frame: FrameType) -> Site:

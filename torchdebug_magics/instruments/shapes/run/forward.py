@@ -28,6 +28,7 @@ from torchdebug_magics.probing.dry_runs.library_questions import answers
 from torchdebug_magics.probing.dry_runs.untouched import untouched
 from torchdebug_magics.probing.dry_runs.written_tensors import Writes
 from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.hooks import Hooks
 
 if TYPE_CHECKING:
     import torch
@@ -82,20 +83,19 @@ def forward(
     *,
     instead: Instead | None = None,
     trial: bool = False,
-    saves: bool = True,
     symbolic: bool = False,
 ) -> Forward:
     """Call ``model(*inputs.args, **inputs.kwargs)`` on fakes, or for real where there are none.
 
     ``instead`` replaces single functions by their number in the run. A trial prints nothing. In a `symbolic` one sizes may be symbols: they
-    are kept as such, and no FLOPs are counted. Unless it `saves`, nothing is told of what a backward pass would need, and no hook of ours
-    is in the graph.
+    are kept as such, and neither FLOPs are counted nor what a backward pass would need.
     """
     began, computing = time.monotonic(), time.thread_time()
     parameters = Parameters(model)
     device = "meta" if any(one.device.type == "meta" for one in model.parameters()) else ""
     calls, writes = Calls(model, parameters, device, symbolic=symbolic), Writes()
-    formulas, saved, guard = NoFormulas() if symbolic else FlopFormulas(), Saved(calls), Guard()
+    formulas, guard = NoFormulas() if symbolic else FlopFormulas(), Guard()
+    saved = Saved(calls, Hooks(), guard)
     origins = Origins(calls, instead, fakes, forward.__code__, guard)
     check = _checks(fakes) if fakes is not None and not symbolic else None
     arithmetic = Arithmetic(calls, formulas, fakes, check, saved=None if symbolic else saved, writes=writes)
@@ -114,7 +114,8 @@ def forward(
         saved.begin(tensor for _, tensor in named_tensors((given.args, given.kwargs)))
         originals = parameters.stand_ins(model)
         calls.attach(stack)
-        if saves:
+        if not symbolic:
+            stack.enter_context(torch.enable_grad())
             stack.enter_context(saved.counting())
         if fakes is not None:
             stack.enter_context(fakes.mode)

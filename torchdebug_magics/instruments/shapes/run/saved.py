@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Final
 
-import torch
+from torch._C._autograd import (
+    _pop_saved_tensors_default_hooks,
+    _push_saved_tensors_default_hooks,
+    _saved_tensors_hooks_get_disabled_error_message,
+    _top_saved_tensors_default_hooks,
+)
+from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchdebug_magics.probing.dry_runs.leaves import memory_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
+
+    import torch
+
     from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
+    from torchdebug_magics.probing.guard import Guard
+    from torchdebug_magics.probing.hooks import Hooks
 
 __all__ = ["Saved"]
+
+_UNCOUNTED: Final = "what the backward pass would hold of what runs in `torch.func` is not counted"
 
 
 class Saved:
     """Adds up the bytes, by the call in which a storage was saved first."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, hooks: Hooks, guard: Guard) -> None:
         self._calls = calls
+        self._hooks = hooks
+        self._guard = guard
         self._seen: dict[int, StorageWeakRef] = {}  # weak: the address is not given away, and nothing is held
         self._sizes: dict[int, tuple[StorageWeakRef, int]] = {}
         self.total_bytes = 0
@@ -49,13 +66,29 @@ class Saved:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count what is saved from here on."""
-        with torch.enable_grad(), self.hooks():
+        """Count what is saved from here on, whether or not gradients are on; not inside of ``torch.func``."""
+        with ExitStack() as stack:
+            if _saved_tensors_hooks_get_disabled_error_message() is None:
+                stack.enter_context(saved_tensors_hooks(self._pack, _unpack))
+                self._hooks.ends_of_saving(stack, self._aside)
+            else:
+                self._guard.note(_UNCOUNTED)
             yield
 
-    def hooks(self) -> AbstractContextManager[None]:
-        """Count what is saved inside, whether or not gradients are on."""
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+    @contextmanager
+    def _aside(self, original: Callable[[str], AbstractContextManager[None]], message: str) -> Iterator[None]:
+        """Where hooks on what is saved would be refused, ours are not there."""
+        top = _top_saved_tensors_default_hooks(True)  # noqa: FBT003 - torch names it differently in each release
+        is_ours = top is not None and top[0] == self._pack
+        if is_ours:
+            self._guard.note(_UNCOUNTED)
+            _pop_saved_tensors_default_hooks()
+        try:
+            with original(message):
+                yield
+        finally:
+            if is_ours:
+                _push_saved_tensors_default_hooks(self._pack, _unpack)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._is_new(tensor):

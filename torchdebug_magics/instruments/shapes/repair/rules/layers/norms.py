@@ -11,6 +11,7 @@ from torch import nn
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rules.layers.last_batches import left_out
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, gets, producer_edits, reordered, there_and_back
 from torchdebug_magics.instruments.shapes.repair.rules.steps.earlier import earlier, squeezed
 from torchdebug_magics.instruments.shapes.repair.rules.steps.unturned import taken_apart
@@ -144,7 +145,7 @@ def _one_value(facts: Facts) -> Diagnosis | None:
         return None
     x = facts.operands[0]
     sentence = f"{facts.who} normalises over the batch, and {shape(x.sizes)} has but one value a channel; in training it needs two"
-    return Diagnosis(sentence, tuple(_evaluated(facts)), x)
+    return Diagnosis(sentence, tuple(left_out(facts) or _evaluated(facts)), x)
 
 
 def _evaluated(facts: Facts) -> list[Edit]:
@@ -156,7 +157,6 @@ def _evaluated(facts: Facts) -> list[Edit]:
 
 
 def _in_evaluation(old: nn.Module) -> nn.Module:
-
     one = copy.copy(old)
     one.__dict__ = dict(old.__dict__)
     return one.eval()
