@@ -10,6 +10,8 @@ from inspect import isgenerator
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torchdebug_magics.instruments.shapes.asked.bounds import check_bounds
 from torchdebug_magics.instruments.shapes.asked.dtypes import check_dtypes
 from torchdebug_magics.instruments.shapes.asked.kernels import check_kernels
@@ -31,8 +33,6 @@ from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 
 if TYPE_CHECKING:
-    import torch
-
     from torchdebug_magics.instruments.shapes.report import Failure
     from torchdebug_magics.probing.dry_runs.inputs import Inputs
 
