@@ -13,7 +13,7 @@ from torchdebug_magics.instruments.memtrace.verdict import many
 from torchdebug_magics.report import Report
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.report import Growth
+    from torchdebug_magics.instruments.memtrace.findings import Growth
 
 __all__ = ["Comparison", "compared", "growth"]
 

@@ -20,6 +20,7 @@ from torchdebug_magics.probing.where import location
 if TYPE_CHECKING:
     from collections import deque
 
+    from torchdebug_magics.instruments.memtrace.findings import Growth, Oom, Undeleted
     from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch
     from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
     from torchdebug_magics.instruments.memtrace.growth.rerun_growth import Run
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.ledger.phases import Phases
     from torchdebug_magics.instruments.memtrace.ledger.process_memory import ProcessMemory
     from torchdebug_magics.instruments.memtrace.ledger.trace_marks import MarkListener
-    from torchdebug_magics.instruments.memtrace.report import Growth, Oom, Undeleted
     from torchdebug_magics.machine.interrupts import Interrupt
     from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.report import Location

@@ -1,4 +1,4 @@
-"""The memtrace probe: what torch calls while a cell is watched, and how the ledger is kept by it."""
+"""The memtrace probe: what it is made of, and when each part begins and ends."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import gc
 import sys
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.memtrace.conclude import Seen, concluded
@@ -21,37 +19,32 @@ from torchdebug_magics.instruments.memtrace.held.reference_cycles import CycleWa
 from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place, Places
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Ledger
 from torchdebug_magics.instruments.memtrace.ledger.devices import Devices
-from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, mark_gradients, mark_state
+from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census
 from torchdebug_magics.instruments.memtrace.ledger.memory_snapshot import Snapshot
 from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer
 from torchdebug_magics.instruments.memtrace.ledger.phases import Phases
 from torchdebug_magics.instruments.memtrace.ledger.process_memory import ProcessMemory
 from torchdebug_magics.instruments.memtrace.ledger.trace_marks import MarkListener
 from torchdebug_magics.instruments.memtrace.report import LiveMemory
+from torchdebug_magics.instruments.memtrace.watched_calls import WatchedCalls
 from torchdebug_magics.machine.limits import Limits
 from torchdebug_magics.machine.memory_guard import MemoryGuard, guard_ratio
-from torchdebug_magics.probing.compiled_calls import CompiledCalls
-from torchdebug_magics.probing.compiling import is_being_compiled
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.heap import given_out_bytes
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.interrupted import traceback_of
 from torchdebug_magics.probing.modules import ModuleCalls, parts_of
-from torchdebug_magics.probing.outermost import OutermostCalls
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
     from pathlib import Path
 
+    import torch
+
     from torchdebug_magics.instruments.memtrace.growth.rerun_growth import Run
     from torchdebug_magics.instruments.memtrace.report import MemtraceReport
 
 __all__ = ["MemtraceProbe"]
-
-_CREATES_GRAPH = 3
-"""Which argument of `torch.autograd.backward` it is."""
-_SETTLED = 3
-"""Steps after which only those modules stay watched that were called by themselves."""
 
 
 class MemtraceProbe:
@@ -84,16 +77,13 @@ class MemtraceProbe:
         self._places = Places(Place)
         self._devices = Devices(self._process)
         self._marks = MarkListener(self._ledger)
-        self._outermost = OutermostCalls(self._hooks, self._guard, self._entered, self._left)
-        self._compiled = CompiledCalls(
-            self._hooks, self._guard, self._outermost.modules, self._outermost.is_ours, self._compiled_begins, self._compiled_ended
-        )
         self._steps = Steps(given_out_bytes, every=every_step)
         self._cycles = CycleWatch(self._ledger)
         self._handled = HandledErrors(self._ledger)
         self._watch = GrowthWatch(self._ledger, self._steps, self._places, self._cycles)
         tracer = self._tracer_of(())
         self._course = Course(tracer, self._phases, self._places, self._steps, self._watch, self._guard, is_light=light)
+        self._calls = WatchedCalls(self._hooks, self._guard, self._course, self._ledger, self._steps, self._handled)
         self._deletions = Deletions(None)
         self._report: MemtraceReport | None = None
 
@@ -119,11 +109,7 @@ class MemtraceProbe:
         self._process.attach(stack)
         self._devices.start()
         self._marks.attach(stack)
-        self._outermost.attach(stack, census.modules)
-        self._compiled.attach(stack)
-        self._hooks.autograd_calls(stack, "backward", self._around_backward)
-        self._hooks.autograd_calls(stack, "grad", self._around_grad)
-        self._hooks.optimizer_steps(stack, self._before_update, self._after_update)
+        self._calls.attach(stack, census.modules)
         stack.callback(self._course.tracer.off)
         self._course.resume()
         if self._memory_guard is not None:
@@ -136,7 +122,7 @@ class MemtraceProbe:
         self._marks.stop()
         if self._snapshot is not None:
             self._snapshot.stop()
-        self._hooks.sweep(self._outermost.modules())
+        self._hooks.sweep(self._calls.modules())
 
     def report(self) -> MemtraceReport:
         """What was found."""
@@ -159,92 +145,6 @@ class MemtraceProbe:
     def kept(self) -> dict[str, object]:
         """Nothing is kept."""
         return {}
-
-    # What torch calls ----------------------------------------------------------------------------------------------------------------
-
-    def _entered(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._guard.run("the look at a model call", self._call_begins, module, args, kwargs)
-
-    def _left(self, _module: torch.nn.Module, output: Any) -> None:
-        if torch._C._current_graph_task_id() == -1:
-            self._guard.run("the look at a model's return", self._call_ends, output)
-
-    def _call_ends(self, output: object) -> None:
-        if self._course.is_followed:
-            self._course.tracer.returned(output)
-        self._course.stop()
-
-    def _call_begins(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch._C._current_graph_task_id() != -1:
-            return  # a checkpoint, in the middle of a backward pass
-        self._handled.look()
-        if self._course.is_between:
-            self._course.step_of(module, args, kwargs)
-            self._settle()
-        self._course.start("forward")
-        self._ledger.span.model = id(module)
-
-    def _compiled_begins(self, function: int) -> None:
-        if torch._C._current_graph_task_id() != -1:
-            return
-        if self._course.is_between:
-            self._course.step_of_call(function)
-            self._settle()
-        self._course.start("forward")
-
-    def _compiled_ended(self, result: object) -> None:
-        if torch._C._current_graph_task_id() != -1:
-            return
-        if self._course.is_followed:
-            self._guard.run("the look at what compiled code has made", self._course.tracer.took, result)
-        self._course.stop()
-
-    def _settle(self) -> None:
-        if self._steps.count == _SETTLED:
-            self._outermost.settle()
-
-    def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        creates_graph = kwargs.get("create_graph") or args[_CREATES_GRAPH : _CREATES_GRAPH + 1] == (True,)
-        return self._around(original, *args, **kwargs, _leaves=True, _leaves_graph=bool(creates_graph))
-
-    def _around_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        return self._around(original, *args, **kwargs, _leaves=False, _leaves_graph=False)
-
-    def _around(self, original: Any, *args: Any, _leaves: bool, _leaves_graph: bool, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        if torch._C._current_graph_task_id() != -1 or is_being_compiled() or not self._outermost.is_ours():
-            return original(*args, **kwargs)
-        self._guard.run("the look before a backward pass", self._before_backward, leaves=_leaves, leaves_graph=_leaves_graph)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            self._guard.run("the look after a backward pass", self._course.stop)
-
-    def _before_backward(self, *, leaves: bool, leaves_graph: bool) -> None:
-        if leaves_graph:
-            self._watch.creates_graphs_at = self._places.here(sys._getframe())
-        self._course.step_without_model()
-        self._steps.trains(leaves=leaves)
-        self._course.start("backward")
-
-    def _before_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not self._outermost.is_ours():
-            return
-        self._guard.run("the look for a step", self._course.step_without_model)
-        if self._course.is_followed:
-            self._guard.run("the look at gradients", mark_gradients, self._ledger, _parameters(optimizer))
-        self._guard.run("the look before an update", self._course.start, "optimizer")
-
-    def _after_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not self._outermost.is_ours():
-            return
-        if self._course.is_followed:
-            self._guard.run("the look at an optimizer's state", mark_state, self._ledger, optimizer)
-        self._guard.run("the look after an update", self._course.stop)
-
-    # The end -------------------------------------------------------------------------------------------------------------------------
 
     def _ended(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._report = self._guard.run("the end of the trace", self._concluded, error)
@@ -272,7 +172,3 @@ class MemtraceProbe:
             is_light=self._is_light,
         )
         return concluded(seen, error)
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [one for group in optimizer.param_groups for one in group["params"]]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.format import byte_size, count, plural, share
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.report import Cycle, GraphGrowth, Growth, MemtraceReport, Oom, Phase, Undeleted
+    from torchdebug_magics.instruments.memtrace.findings import Cycle, GraphGrowth, Growth, Oom, Phase, Undeleted
+    from torchdebug_magics.instruments.memtrace.report import MemtraceReport
     from torchdebug_magics.report import Location
 
 __all__ = ["finding", "many"]

@@ -11,36 +11,20 @@ from torchdebug_magics.instruments.memtrace.figures import change, figures
 from torchdebug_magics.instruments.memtrace.verdict import many
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torchdebug_magics.format import Format
     from torchdebug_magics.html.page import Block, Status
-    from torchdebug_magics.instruments.memtrace.report import (
-        Cycle,
-        GraphGrowth,
-        Growth,
-        LiveMemory,
-        MemtraceReport,
-        Oom,
-        Stretch,
-        Timeline,
-        TraceMark,
-        Undeleted,
-    )
+    from torchdebug_magics.instruments.memtrace.findings import Cycle, GraphGrowth, Growth, Oom, Undeleted
+    from torchdebug_magics.instruments.memtrace.report import LiveMemory, MemtraceReport, Stretch, Timeline, TraceMark
     from torchdebug_magics.report import Location
 
 __all__ = ["live_page", "page"]
 
 _SITES: dict[str, Format] = {
-    "line": "text",
-    "code": "code",
-    "module": "code",
-    "what": "text",
-    "phase": "text",
-    "still held": "bytes",
-    "allocated": "bytes",
-    "times": "count",
-}
+    "line": "text", "code": "code", "module": "code", "what": "text", "phase": "text",
+    "still held": "bytes", "allocated": "bytes", "times": "count",
+}  # fmt: skip
 _HOLDERS: dict[str, Format] = {"variable": "code", "holds": "bytes", "made at": "text", "path": "code"}
 _ADVICE: dict[str, Format] = {"what": "text", "saves": "bytes", "how": "prose"}
 _MARKED: Mapping[str, Callable[[TraceMark], int | None]] = {
@@ -135,21 +119,21 @@ def _growth(growth: Growth | None, each: str) -> list[Block]:
         ("each " + each, byte_size(growth.bytes_per_iteration)),
         ("so far", f"{byte_size(growth.bytes_per_iteration * growth.iterations_count)} in {plural(growth.iterations_count, each)}"),
     ]
-    return [Facts(tuple((name, text) for name, text in rows if text)), *_code(growth.kept_at or growth.location)]
+    return _facts(rows, growth.kept_at or growth.location)
 
 
 def _cycle(cycle: Cycle | None) -> list[Block]:
     if cycle is None:
         return []
     rows = (("fix", cycle.fix), ("cycle", f"`{cycle.path}`"), ("made", plural(cycle.count, "time")), ("held", byte_size(cycle.freed_bytes)))
-    return [Facts(rows), *_code(cycle.location)]
+    return _facts(rows, cycle.location)
 
 
 def _undeleted(found: Undeleted | None) -> list[Block]:
     if found is None:
         return []
     rows = (("fix", found.fix), ("still held by", f"`{found.holder}`"), ("not freed", byte_size(found.live_bytes)))
-    return [Facts(rows), *_code(found.location)]
+    return _facts(rows, found.location)
 
 
 def _graph_growth(growth: GraphGrowth | None) -> list[Block]:
@@ -157,7 +141,7 @@ def _graph_growth(growth: GraphGrowth | None) -> list[Block]:
         return []
     said = f"{plural(growth.nodes_per_iteration, 'node')}, for {plural(growth.iterations_count, 'iteration')}"
     rows = (("fix", growth.fix), ("graph kept by", f"`{growth.holder}`" if growth.holder else ""), ("each iteration", said))
-    return [Facts(tuple((name, text) for name, text in rows if text)), *_code(growth.location)]
+    return _facts(rows, growth.location)
 
 
 def _out_of_memory(oom: Oom | None) -> list[Block]:
@@ -167,9 +151,13 @@ def _out_of_memory(oom: Oom | None) -> list[Block]:
     return [
         Table("What would help here, and by how much", tuple(_ADVICE), rows, _ADVICE, is_sequence=True),
         *_code(oom.location),
-        Facts(tuple((name, f"`{text}`") for name, text in (("operation", oom.op), ("module", oom.module)) if text)),
+        *_facts([(name, f"`{text}`") for name, text in (("operation", oom.op), ("module", oom.module)) if text], None),
         _bars("What was alive when it was refused", oom.by_category),
     ]
+
+
+def _facts(rows: Iterable[tuple[str, str]], location: Location | None) -> list[Block]:
+    return [Facts(tuple((name, text) for name, text in rows if text)), *_code(location)]
 
 
 def _code(location: Location | None) -> list[Block]:
@@ -254,10 +242,6 @@ def _sites(report: MemtraceReport) -> list[Block]:
         for site in report.sites
     ]
     table = Table("Lines that allocated: what is still held first", tuple(_SITES), rows, _SITES)
-    return (
-        []
-        if not rows
-        else [table]
-        if len(rows) <= _BIG_TABLE
-        else [Fold(f"{plural(len(rows), 'line')} and modules that allocated", (table,))]
-    )
+    if len(rows) > _BIG_TABLE:
+        return [Fold(f"{plural(len(rows), 'line')} and modules that allocated", (table,))]
+    return [table] if rows else []

@@ -13,7 +13,8 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.html import markup, plain
 from torchdebug_magics.html.page import Areas
 from torchdebug_magics.instruments.memtrace.comparison import Comparison
-from torchdebug_magics.instruments.memtrace.report import Growth, MemtraceReport, Peak, Timeline
+from torchdebug_magics.instruments.memtrace.findings import Growth
+from torchdebug_magics.instruments.memtrace.report import MemtraceReport, Peak, Timeline
 from torchdebug_magics.instruments.memtrace.view import page
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, 
 from torchdebug_magics.probing.tensors import tensors_in
 
 if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.findings import Phase
     from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch
     from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
     from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Places
     from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer
     from torchdebug_magics.instruments.memtrace.ledger.phases import Phases
-    from torchdebug_magics.instruments.memtrace.report import Phase
     from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["Course"]
@@ -115,6 +115,14 @@ class Course:
         if self._ran.get(line, 0) == self._steps.count:
             self._step(0, frame, 0)
         self._ran[line] = self._steps.count
+
+    def backward_begins(self, *, leaves: bool, leaves_graph: bool) -> None:
+        """A backward pass; `leaves`: that gives parameters their gradients, `leaves_graph`: with a graph of their own."""
+        if leaves_graph:
+            self._watch.creates_graphs_at = self._places.here(sys._getframe())
+        self.step_without_model()
+        self._steps.trains(leaves=leaves)
+        self.start("backward")
 
     def _position(self) -> list[_Call]:
         frame, found = self._places.user_frame(sys._getframe()), []

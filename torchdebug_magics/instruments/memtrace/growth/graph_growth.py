@@ -6,8 +6,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from torchdebug_magics.instruments.memtrace.findings import GraphGrowth
 from torchdebug_magics.instruments.memtrace.held.fixes import graph_fix, is_local
-from torchdebug_magics.instruments.memtrace.report import GraphGrowth
 from torchdebug_magics.probing.holders import histories
 
 if TYPE_CHECKING:

@@ -25,12 +25,12 @@ from torchdebug_magics.probing.holders import addresses_of, find_holders
 if TYPE_CHECKING:
     import torch
 
+    from torchdebug_magics.instruments.memtrace.findings import GraphGrowth, Growth
     from torchdebug_magics.instruments.memtrace.growth.line_growth import Leak
     from torchdebug_magics.instruments.memtrace.growth.loop_steps import Loop, Steps
     from torchdebug_magics.instruments.memtrace.held.reference_cycles import CycleWatch
     from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place, Places
     from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
-    from torchdebug_magics.instruments.memtrace.report import GraphGrowth, Growth
     from torchdebug_magics.probing.holders import History
     from torchdebug_magics.report import Location
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median_low
 from typing import TYPE_CHECKING, TypeAlias
 
+from torchdebug_magics.instruments.memtrace.findings import Growth
 from torchdebug_magics.instruments.memtrace.growth.holder_weights import place_of
 from torchdebug_magics.instruments.memtrace.held.fixes import Cause, collection, fix
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
-from torchdebug_magics.instruments.memtrace.report import Growth
 
 if TYPE_CHECKING:
     from collections import deque

@@ -6,18 +6,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from torchdebug_magics.instruments.memtrace.findings import Growth
 from torchdebug_magics.instruments.memtrace.growth.holder_weights import place_of
 from torchdebug_magics.instruments.memtrace.growth.line_growth import LEAST_BYTES
 from torchdebug_magics.instruments.memtrace.held.fixes import Cause, collection, emptied, fix, is_in_collection
 from torchdebug_magics.instruments.memtrace.ledger.memory_census import GRADIENT, OPTIMIZER_STATE, PARAMETER
-from torchdebug_magics.instruments.memtrace.report import Growth
 
 if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.findings import GraphGrowth
     from torchdebug_magics.instruments.memtrace.growth.line_growth import Leak
     from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
     from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
     from torchdebug_magics.instruments.memtrace.held.keeping_lines import KeepingLines
-    from torchdebug_magics.instruments.memtrace.report import GraphGrowth
 
 __all__ = ["LARGE_BYTES", "worst"]
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchdebug_magics.instruments.memtrace.findings import Undeleted
 from torchdebug_magics.instruments.memtrace.held.fixes import Cause, as_code, fix, root
 from torchdebug_magics.instruments.memtrace.ledger.memory_census import PARAMETER
-from torchdebug_magics.instruments.memtrace.report import Undeleted
 from torchdebug_magics.probing.holders import find_holders
 from torchdebug_magics.probing.holders.outside import is_a
 from torchdebug_magics.probing.source.call_sites import tree_of

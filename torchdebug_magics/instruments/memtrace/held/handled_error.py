@@ -7,7 +7,7 @@ import traceback
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.memtrace.report import Undeleted
+from torchdebug_magics.instruments.memtrace.findings import Undeleted
 from torchdebug_magics.probing.holders import find_holders
 from torchdebug_magics.probing.holders.roots import roots
 from torchdebug_magics.probing.holders.walk import Walk, undisturbed

@@ -8,18 +8,18 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from torchdebug_magics.format import byte_size
+from torchdebug_magics.instruments.memtrace.findings import Advice, Oom
 from torchdebug_magics.instruments.memtrace.ledger.memory_census import ACTIVATION, OPTIMIZER_STATE, TEMPORARY
 from torchdebug_magics.instruments.memtrace.ledger.refused_memory import refused_bytes
 from torchdebug_magics.instruments.memtrace.ledger.sites import by_category, by_module, category
-from torchdebug_magics.instruments.memtrace.report import Advice, Oom
 from torchdebug_magics.probing.where import locate, user_frame
 
 if TYPE_CHECKING:
     from types import FrameType
 
+    from torchdebug_magics.instruments.memtrace.findings import Growth, Undeleted
     from torchdebug_magics.instruments.memtrace.ledger.blocks import Block
     from torchdebug_magics.instruments.memtrace.ledger.refused_memory import OutOfMemory
-    from torchdebug_magics.instruments.memtrace.report import Growth, Undeleted
     from torchdebug_magics.report import Location
 
 __all__ = ["explained", "refused_by"]

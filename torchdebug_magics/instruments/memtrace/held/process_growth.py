@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch._C._autograd import _profiler_enabled
 
+from torchdebug_magics.instruments.memtrace.findings import Growth
 from torchdebug_magics.instruments.memtrace.held.fixes import Cause, as_code, emptied, fix, is_hidden
-from torchdebug_magics.instruments.memtrace.report import Growth
 from torchdebug_magics.machine.process import rss_bytes, workers
 from torchdebug_magics.probing.heap import kept_free_bytes
 from torchdebug_magics.probing.holders import PlainCollection, plain_collections

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.memtrace.report import Cycle
+from torchdebug_magics.instruments.memtrace.findings import Cycle
 from torchdebug_magics.probing.holders import cycles_of, find_holders, waiting_cycles
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.report import Phase
+    from torchdebug_magics.instruments.memtrace.findings import Phase
 
 __all__ = ["Phases", "Span"]
 

@@ -11,9 +11,9 @@ from torchdebug_magics.instruments.memtrace.ledger.memory_census import ACTIVATI
 from torchdebug_magics.instruments.memtrace.report import Site
 
 if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.findings import Phase
     from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place
     from torchdebug_magics.instruments.memtrace.ledger.blocks import Block
-    from torchdebug_magics.instruments.memtrace.report import Phase
 
 __all__ = ["Sites", "by_category", "by_module", "category"]
 

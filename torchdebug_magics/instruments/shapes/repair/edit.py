@@ -20,18 +20,8 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.source import Site
 
 __all__ = [
-    "CallEdit",
-    "Change",
-    "Edit",
-    "OpEdit",
-    "as_typed",
-    "at_tensor",
-    "method",
-    "on_operand",
-    "parameter_edit",
-    "then",
-    "together",
-]
+    "CallEdit", "Change", "Edit", "OpEdit", "as_typed", "at_tensor", "method", "on_operand", "parameter_edit", "then", "together",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
