@@ -91,13 +91,10 @@ def _terms(lines: Iterable[str]) -> list[tuple[str, str]]:
 
 def fields(row: Instrument) -> Iterator[str]:
     """Every field of its report, and of what that is made of, as the source tells."""
-    spec = importlib.util.find_spec(f"{catalog.INSTRUMENTS[row.name]}.report")
-    assert spec is not None
-    assert spec.origin is not None
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    statements = list(_statements(f"{catalog.INSTRUMENTS[row.name]}.report"))
+    classes = [node for node in statements if isinstance(node, ast.ClassDef)]
     ordered = sorted(classes, key=lambda one: not one.name.endswith("Report"))  # what a user holds in hand comes first
-    words = {name: values for name, values in map(_words, tree.body) if values}
+    words = {name: values for name, values in map(_words, statements) if values}
     for node in ordered:
         if not node.name.startswith(("_", "Live")) and (rows := list(_fields(node))):
             yield f"### `{node.name}`"
@@ -106,6 +103,21 @@ def fields(row: Instrument) -> Iterator[str]:
     for name, values in words.items():
         yield f"### `{name}`"
         yield f"One of {', '.join(f'`{value!r}`' for value in values)}."
+
+
+def _statements(module: str) -> Iterator[ast.stmt]:
+    """Of a module, and of those beside it from which it takes what it offers."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    offered = next((one.value for one in tree.body if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "__all__"), None)
+    names = set() if offered is None else set(ast.literal_eval(offered))
+    for node in tree.body:
+        yield node
+        beside = node.module if isinstance(node, ast.ImportFrom) else None
+        if beside is not None and beside.startswith(module.rpartition(".")[0]) and names & {one.name for one in node.names}:  # type: ignore[attr-defined]
+            yield from _statements(beside)
 
 
 def _words(node: ast.stmt) -> tuple[str, list[object]]:

@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import capitalised
+from torchdebug_magics.instruments.memtrace.findings import Advice, Cycle, GraphGrowth, Growth, Oom, Phase, Undeleted
 from torchdebug_magics.instruments.memtrace.verdict import finding
 from torchdebug_magics.report import Gauge, Location, Mark, Report
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.findings import Cycle, GraphGrowth, Growth, Oom, Phase, Undeleted
     from torchdebug_magics.machine.interrupts import Interrupt
 
-__all__ = ["DeviceMemory", "Holder", "LiveMemory", "MemtraceReport", "Peak", "Site", "Stretch", "Timeline", "TraceMark"]
+__all__ = [
+    "Advice", "Cycle", "DeviceMemory", "GraphGrowth", "Growth", "Holder", "LiveMemory", "MemtraceReport", "Oom", "Peak",
+    "Phase", "Site", "Stretch", "Timeline", "TraceMark", "Undeleted",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
