@@ -16,12 +16,13 @@ from torchdebug_magics.instruments.nanhunt.replay.bad_step import Inquiry, Outco
 from torchdebug_magics.instruments.nanhunt.replay.conclusion import bare
 from torchdebug_magics.instruments.nanhunt.watch import update_checks as updates
 from torchdebug_magics.instruments.nanhunt.watch.computing_cells import Computed
+from torchdebug_magics.instruments.nanhunt.watch.model_outputs import ModelOutputs
 from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import Overflows, skips
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import Leaves, survey
 from torchdebug_magics.instruments.nanhunt.watch.undone_updates import Undos
 from torchdebug_magics.instruments.nanhunt.watch.weights_before import Beginning
 from torchdebug_magics.probing.rerun.frame_positions import caller, frame_chain
-from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
+from torchdebug_magics.probing.tensors import kind_of
 from torchdebug_magics.probing.transforms import base_of
 from torchdebug_magics.probing.where import user_frame
 
@@ -32,12 +33,10 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.replay.investigate import Investigator
     from torchdebug_magics.instruments.nanhunt.watch.findings_tally import Tally
     from torchdebug_magics.probing.guard import Guard
-    from torchdebug_magics.probing.rerun.step import Entry
     from torchdebug_magics.probing.rerun.step_recorder import StepRecorder
 
 __all__ = ["Checks"]
 
-_HARMLESS_ENOUGH = 3
 _CONTEXT_HISTORY = 100
 
 
@@ -60,9 +59,9 @@ class Checks:
         self._unchecked: Callable[[], torch.optim.Optimizer | None] = lambda: None
         self._updated: set[int] = set()
         self._undos = Undos()
-        self._harmless: dict[int, int] = {}
         self._computed: Computed | None = None
         self._beginning = Beginning()
+        self.output = ModelOutputs(tally, recorder, investigator, guard, self._context).look
         self.is_half_updated = False
         """Whether the backward() that runs now has seen an update."""
 
@@ -135,8 +134,7 @@ class Checks:
 
     def _may_spoil(self, optimizer: torch.optim.Optimizer) -> bool:
         """The first update of each optimizer, and those with a risk of their own."""
-        history = self._tally.history
-        return id(optimizer) not in self._updated or updates.is_risky(optimizer, history[-1] if history else math.inf)
+        return id(optimizer) not in self._updated or updates.is_risky(optimizer, next(reversed(self._tally.history), math.inf))
 
     def parameters(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
         """Parameters after an update that may have gone wrong: any other shows in the next loss, or at the end of the cell."""
@@ -156,8 +154,7 @@ class Checks:
     def begin(self, modules: list[torch.nn.Module]) -> None:
         """Remember where the user's statements begin, and which of the `modules` that are alive are bad already."""
         self._beginning = self._guard.run("the look at the weights before the cell", Beginning.take, modules) or Beginning()
-        frame = user_frame(sys._getframe(1))
-        self._computed = Computed(frame) if frame is not None else None
+        self._computed = Computed(frame) if (frame := user_frame(sys._getframe(1))) is not None else None
 
     def finish(self) -> None:
         """The last update of the cell has no next loss to show in. Records, and raises nothing."""
@@ -185,21 +182,6 @@ class Checks:
         outcome = self._tally.add(bad if undo is None else undo.weighed(bad, "weights poisoned"))
         if outcome is not None and self._stops and undo is not None:
             self._undo({})
-        return outcome
-
-    def output(self, entry: Entry, output: Any, *, inside: bool) -> Outcome | None:
-        """What an outermost module call returned, where no gradient will flow from it."""
-        step, tensors = self._recorder.step, list(tensors_in(output))
-        if inside or any(tensor.requires_grad for tensor in tensors):
-            step.grows_graph = True
-            return None
-        self._tally.forwards += 1
-        outcome = None
-        if not self._tally.is_full and not math.isfinite(largest(tensors)) and not self._is_harmless(entry):
-            outcome = self._tally.add(self._investigator.output(step, entry, tensors, self._context()))
-            self._tally.meant += outcome is None
-        if not step.grows_graph:
-            step.clear()
         return outcome
 
     def _investigate(self, tensors: tuple[torch.Tensor, ...], leaves: dict[int, torch.Tensor]) -> Outcome | None:
@@ -244,14 +226,6 @@ class Checks:
         for leaf in leaves.values():
             leaf.grad = None
         self._recorder.step.clear()
-
-    def _is_harmless(self, entry: Entry) -> bool:
-        """Whether this module's bad outputs were looked into and found to be meant, three times over."""
-        count = self._harmless.get(id(entry.module), 0)
-        self._harmless[id(entry.module)] = count + 1
-        if count == _HARMLESS_ENOUGH:
-            self._guard.note("a model returns infinities on purpose (a mask, say): its outputs are not looked into any more")
-        return count >= _HARMLESS_ENOUGH
 
     def _context(self) -> Context:
         return Context(
