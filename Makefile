@@ -64,6 +64,7 @@ bench: $(READY)
 	$(PY) tests/bench/deterministic.py
 	$(PY) tests/bench/hangwatch.py
 	$(PY) tests/bench/shrink.py
+	$(PY) tests/bench/autograd.py
 
 ## make docs      write docs/magics anew, from the help of each magic
 docs: $(READY)

@@ -84,13 +84,13 @@ class _Block:
     settling_s: float
 
 
-def _block(contender: Contender, training: Training, steps_count: int, device: torch.device) -> _Block:
+def _block(contender: Contender, training: Training, steps_count: int, device: torch.device, settling_steps: int) -> _Block:
     began = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # detect_anomaly warns that it is slow
         with contender.watch(training):
             entered = time.perf_counter()
-            train(training, SETTLING_STEPS)
+            train(training, settling_steps)
             _wait(device)
             settled = time.perf_counter()
             wall, cpu = _timed(device, lambda: train(training, steps_count))
@@ -98,18 +98,24 @@ def _block(contender: Contender, training: Training, steps_count: int, device: t
     return _Block(wall / steps_count, cpu / steps_count, (entered - began) + (time.perf_counter() - timed), settled - entered)
 
 
-def costs(workload: Workload, device: torch.device, rounds: int, contenders: Sequence[Contender] = CONTENDERS) -> list[Cost]:
+def costs(
+    workload: Workload,
+    device: torch.device,
+    rounds: int,
+    contenders: Sequence[Contender] = CONTENDERS,
+    settling_steps: int = SETTLING_STEPS,
+) -> list[Cost]:
     """Blocks of A B C D E, B C D E A, ...: the ratio of each to the plain block of its own round."""
     field = [(contender, _fresh(workload, device)) for contender in contenders]
     for contender, training in field:
         contender.prepare(training)
-        _block(contender, training, 1, device)
+        _block(contender, training, 1, device, SETTLING_STEPS)
     blocks: dict[str, list[_Block]] = {contender.name: [] for contender in contenders}
     gc.collect()
     for number in range(rounds):
         first = number % len(field)
         for contender, training in (*field[first:], *field[:first]):
-            blocks[contender.name].append(_block(contender, training, workload.block, device))
+            blocks[contender.name].append(_block(contender, training, workload.block, device, settling_steps))
     plain = blocks["plain"]
     return [
         Cost(

@@ -80,15 +80,21 @@ def _measured(workload: Workload, device: torch.device, *, quick: bool, parts: S
 # --- tables --------------------------------------------------------------------------------------------------------------------------
 
 
-def print_costs(costs: Iterable[measure.Cost], most: Mapping[str, float]) -> None:
-    """A row a contender; `most` says for some of them what ratio is asked."""
+def print_costs(
+    costs: Iterable[measure.Cost],
+    most: Mapping[str, float],
+    settling_steps: int = measure.SETTLING_STEPS,
+    *,
+    by_cpu: bool = False,
+) -> None:
+    """A row a contender; `most` says for some of them what ratio is asked, of wall time or of CPU time."""
     rows = []
     for cost in costs:
         limit = most.get(cost.contender)
-        asked = ("", "") if limit is None else (f"{limit:.2f}", _word(cost.wall_ratio.median, limit))
+        asked = ("", "") if limit is None else (f"{limit:.2f}", _word((cost.cpu_ratio if by_cpu else cost.wall_ratio).median, limit))
         around = (duration(cost.entering_s.median), f"{cost.settling_s.median * 1e3:+.1f} ms")
         rows.append((cost.contender, duration(cost.step_s.median), *_spread(cost.wall_ratio), *_spread(cost.cpu_ratio), *asked, *around))
-    settling = f"first {measure.SETTLING_STEPS} steps"
+    settling = f"first {settling_steps} steps"
     _print_table(("ratio to plain", "step", "wall", "p25-p75", "CPU", "p25-p75", "asked", "", "enter+leave", settling), rows)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -25,6 +25,7 @@ from torchdebug_magics.probing.modules import fast_path_parts, is_compiled, live
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from torchdebug_magics.instruments.autograd.report import Finding
@@ -32,10 +33,13 @@ if TYPE_CHECKING:
 
 __all__ = ["AutogradProbe"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _RECORDED_STEPS = 2
 """Of one optimizer, whatever it costs: an error of autograd, as a fault of the loop, nearly always shows in the first or the second."""
-_FREE_S, _SHARE = 0.4, 0.02
-"""What recording further steps may cost: so much, and this share of the time since the start."""
+_FREE_S, _SHARE = 0.6, 0.02
+"""Further steps are recorded while all that we do has cost less than so much, and this share of the time since the start."""
 _JUDGED_BACKWARDS = frozenset({4, 9})
 _MOST_OPS = 60_000
 _KEPT_STEPS = 4
@@ -125,6 +129,13 @@ class AutogradProbe:
         else:  # of models and optimizers that are gone, the last look at them holds
             self._silent += [one for one in found if one.kind not in {"no_gradient", "not_in_optimizer", "stale_optimizer"}]
 
+    def _look(self, what: str, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """One of our own looks, whose time counts as spent."""
+        began_s = time.thread_time()
+        result = self._guard.run(what, look, *args, **kwargs)
+        self._recorder.spent_s += time.thread_time() - began_s
+        return result
+
     def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         return self._around(original, args[0] if args else kwargs.get("tensors"), args, kwargs, is_loss=True)
@@ -137,7 +148,7 @@ class AutogradProbe:
         __tracebackhide__ = True
         if self._depth or is_being_compiled() or any(is_traced(one) for one in tensors_in(given)):
             return original(*args, **kwargs)
-        event = self._guard.run("the look before a backward pass", self._begins, given, is_loss=is_loss)
+        event = self._look("the look before a backward pass", self._begins, given, is_loss=is_loss)
         del given
         self._depth += 1
         try:
@@ -159,21 +170,21 @@ class AutogradProbe:
         return event
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if is_being_compiled():
-            return
-        has_closure = any(map(callable, (*args[1:], kwargs.get("closure"))))
-        step = self._guard.run("the look before an update", self._watched.step, optimizer, has_closure=has_closure)
-        if step is not None:
-            self._course.add(step)
+        if not is_being_compiled():
+            has_closure = any(map(callable, (*args[1:], kwargs.get("closure"))))
+            self._look("the look before an update", self._update_begins, optimizer, has_closure=has_closure)
+            self._recorder.in_optimizer = True
+
+    def _update_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
+        self._course.add(self._watched.step(optimizer, has_closure=has_closure))
         steps_count = self._watched.steps_of(optimizer)
         if self._recorder.is_on and steps_count >= _RECORDED_STEPS and steps_count & (steps_count - 1) == 0:
             self._judge()
-        self._recorder.in_optimizer = True
 
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         self._recorder.in_optimizer = False
         if not is_being_compiled():
-            self._guard.run("the end of a step", self._between_steps, self._watched.steps_of(optimizer))
+            self._look("the end of a step", self._between_steps, self._watched.steps_of(optimizer))
 
     def _between_steps(self, steps_count: int) -> None:
         """Goes on recording, begins again, or lets the loop run at full speed, by what recording has cost."""
@@ -184,8 +195,9 @@ class AutogradProbe:
                 self._evaluations.close()
                 recorder.tape.clear()
                 recorder.on(roots_of(live(torch.nn.Module)))
-            if steps_count > _RECORDED_STEPS or recorder.tape.count - self._step_starts[0] > _MOST_OPS:
-                self._step_starts = [*self._step_starts[1 - _KEPT_STEPS :], recorder.tape.count]
+            self._step_starts.append(recorder.tape.count)
+            if len(self._step_starts) > 2 * _KEPT_STEPS or recorder.tape.count - self._step_starts[0] > _MOST_OPS:
+                self._step_starts = self._step_starts[-_KEPT_STEPS:]
                 recorder.tape.drop_before(self._step_starts[0])
         elif recorder.is_on:
             recorder.off()
@@ -203,14 +215,14 @@ class AutogradProbe:
         """A model that trains is called without gradients, in training mode: what becomes of its output is recorded."""
         if not torch.is_grad_enabled() and module.training and not is_being_compiled() and not self._depth and not self._recorder.is_on:
             self._sees_evaluation = True
-            self._guard.run("the look at an evaluation", self._recorder.on, [module])
+            self._look("the look at an evaluation", self._recorder.on, [module])
 
     def _around_zero(self, original: Any, holder: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        event = None if is_being_compiled() else self._guard.run("the look at zero_grad()", self._watched.zeroed, holder)
+        event = None if is_being_compiled() else self._look("the look at zero_grad()", self._watched.zeroed, holder)
         result = original(holder, *args, **kwargs)
         if event is not None:
-            self._guard.run("the end of zero_grad()", self._watched.is_zeroed, event)
+            self._look("the end of zero_grad()", self._watched.is_zeroed, event)
             self._course.add(event)
         return result
 

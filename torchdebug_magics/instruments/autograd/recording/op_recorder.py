@@ -55,7 +55,7 @@ class Recorder:
         self.is_on = False
         self.in_optimizer = False
         self.spent_s = 0.0
-        """What recording has cost so far."""
+        """What recording, and judging what was recorded, has cost so far."""
         self._hooks = hooks
         self._guard = guard
         self._lines = Lines(Line)
@@ -243,7 +243,7 @@ class Recorder:
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     size = tensor.element_size()
     first = int(tensor.storage_offset()) * size
-    if not tensor.numel():
-        return first, first
+    if not tensor.numel() or tensor.is_contiguous():
+        return first, first + tensor.numel() * size
     last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return first, first + (last + 1) * size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torchdebug_magics.instruments.autograd.recording.storage_numbers import StorageNumbers
 
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["RecordedOp", "Tape", "Use"]
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """A tensor as one op was given it, or returned it."""
 
     memory: int
@@ -119,7 +118,7 @@ class Tape:
         kept = [op for op in self.ops if op.index >= index]
         nodes = {number: op for number, op in self.by_node.items() if op.index >= index}
         self.ops, self.by_node = [], nodes
-        self._writers, self._made, self._filled = {}, {}, {}
+        self._writers, self._made, self._filled, self.graph_memory = {}, {}, {}, set()
         for op in kept:
             number = op.index
             self.add(op)
