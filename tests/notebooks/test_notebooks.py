@@ -146,7 +146,7 @@ SENTENCES = {
         r"^\('stale_value', 'sigmoid', 'codes\[codes < 0\.5\] = 0'\)$",
         r"`encoder\.weight`, `encoder\.bias` get no gradient: their numbers are copied into a new tensor · In\[\d+\] line 9",
         r"^\(\('encoder\.weight', 'encoder\.bias'\), '`return self\.head\(h\)`'\)$",
-        r"`optimizer` updates other tensors than the model's: it was made before the model · In\[\d+\] line 13",
+        r"`optimizer` updates tensors that are not the model's: it was made before .* · In\[\d+\] line 13",
         r"`layers\[0\]\.weight`, .* get gradients, and no optimizer updates them .* `nn\.ModuleList`",
         r"The gradients were set to zero after backward\(\), before `optimizer\.step\(\)` · In\[\d+\] line 7",
         r"`softmax` is applied before `cross_entropy`, which applies it itself · In\[\d+\] line 3",

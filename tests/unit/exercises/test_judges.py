@@ -69,6 +69,36 @@ class Reader(nn.Module):
 
 reader = Reader()
 """
+NET = """
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.backbone, self.head = nn.Linear(2, 4), nn.Linear(4, classes)
+
+    def forward(self, points):
+        return {forward}
+
+def prepare():
+    model = Net(2)
+    optimizer = torch.optim.SGD(model.{held}, lr=0.1)
+    model.head = nn.Linear(4, {outputs})
+    {again}
+    return model, optimizer
+
+part = "`.detach()`"
+"""
+RINGS = """
+points, rings = torch.randn(64, 2), torch.randint(0, 3, (64,))
+
+def train(model, optimizer, steps):
+    losses = []
+    for _ in range(steps):
+        loss = F.cross_entropy(model(points), rings)
+        {}
+        losses.append(loss.item())
+    return losses
+"""
+REMADE = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
 UNSAFE = """
 @contextmanager
 def shallow(model, layers):
@@ -316,9 +346,62 @@ ATTEMPTS = {
     "the whole of a divergence": ("reproduce", 1, DIVERGENT + "cause = report.divergence", "look for what follows `cause=`"),
     "one loss": ("reproduce", 2, "train = lambda seed: 0.5", "the list of its losses, and gives a value of type float"),
     "words in their order": ("reproduce", 3, "vocabulary = lambda words: sorted(set(words))", "a dictionary, with a number for each word"),
+    "no report of a training": ("learn", 1, "first = kind = 'stale_optimizer'", "`first` is not a report"),
+    "the head as it was left": (
+        "learn",
+        2,
+        NET.format(forward="...", held="parameters()", outputs=3, again=""),
+        "does not hold `head.weight`",
+    ),
+    "a group for the new head": (
+        "learn",
+        2,
+        NET.format(forward="...", held="parameters()", outputs=3, again="optimizer.add_param_group({'params': model.head.parameters()})"),
+        "still holds tensors that do not belong",
+    ),
+    "the old head": ("learn", 2, NET.format(forward="...", held="parameters()", outputs=2, again=REMADE), "should have 3 outputs"),
+    "a cut that was moved": (
+        "learn",
+        3,
+        NET.format(forward="self.head(self.backbone(points.detach()).detach())", held="parameters()", outputs=3, again=""),
+        "no gradient reaches `backbone.weight` yet",
+    ),
+    "a backbone left out": (
+        "learn",
+        3,
+        NET.format(forward="self.head(points.repeat(1, 2))", held="parameters()", outputs=3, again=""),
+        "no gradient reaches",
+    ),
+    "an update without its gradient": (
+        "learn",
+        4,
+        RINGS.format("loss.backward(); optimizer.zero_grad(); optimizer.step()"),
+        "no step changes the weights",
+    ),
+    "gradients that pile up": ("learn", 4, RINGS.format("loss.backward(); optimizer.step()"), "begin with gradients of zero"),
+    "a step before its gradient": (
+        "learn",
+        4,
+        RINGS.format("optimizer.step(); optimizer.zero_grad(); loss.backward()"),
+        "end with its own update",
+    ),
 }
 
 OTHER_WAYS = {
+    "parts by name": (
+        "learn",
+        2,
+        NET.format(
+            forward="...", held="backbone.parameters()", outputs=3, again="optimizer.add_param_group({'params': model.head.parameters()})"
+        ),
+    ),
+    "zero at the end": ("learn", 4, RINGS.format("loss.backward(); optimizer.step(); optimizer.zero_grad()")),
+    "zero in between": ("learn", 4, RINGS.format("optimizer.zero_grad(); loss.backward(); optimizer.step()")),
+    "the cut in other words": (
+        "learn",
+        3,
+        NET.format(forward="self.head(self.backbone(points))", held="parameters()", outputs=3, again=""),
+    ),
     "a name for the backward": ("nan", 4, REPORT + "op = torch.log"),
     "the whole name": ("nan", 4, REPORT + "op = 'torch.log'"),
     "a logarithm in place": ("nan", 5, "safe_log = lambda x: torch.log(x.clamp_(min=0.01))"),

@@ -58,7 +58,7 @@ def test_these_exercises_ask_for_words_and_numbers() -> None:
     assert answers("leak") == {"activity"}
 
 
-@pytest.mark.parametrize("stem", ["nan", "overfit", "reproduce"])
+@pytest.mark.parametrize("stem", ["nan", "overfit", "reproduce", "learn"])
 def test_no_answer_stands_in_the_module_that_judges_it(stem: str) -> None:
     """Reading `check`, its module, and all that hangs on them gives nothing away; that of `leak` is the name of a variable."""
     module = importlib.import_module(f"torchdebug_magics.exercises.{stem}")

@@ -65,12 +65,14 @@ Event: TypeAlias = "Backward | Step | Zeroed"
 
 @dataclass
 class Course:
-    """The latest events; the counts are of all."""
+    """The latest recorded events; the counts are of all."""
 
     events: list[Event] = field(default_factory=list)
     backward_count: int = 0
     recorded_count: int = 0
     steps_count: int = 0
+    stepped: set[int] = field(default_factory=set)
+    """The ids of all optimizers that made an update."""
 
     @property
     def backwards(self) -> list[Backward]:
@@ -83,9 +85,17 @@ class Course:
         return [one for one in self.events if isinstance(one, Step) and one.is_recorded]
 
     def add(self, event: Event) -> None:
-        """One more."""
+        """One more. Of those that were not recorded, only the first of a row is kept: they push nothing out, and what is around them is apart."""
         if isinstance(event, Backward):
             self.backward_count += 1
             self.recorded_count += event.is_recorded
-        self.steps_count += isinstance(event, Step)
-        self.events = [*self.events[-_MOST_EVENTS:], event]
+        elif isinstance(event, Step):
+            self.steps_count += 1
+            self.stepped.add(event.optimizer)
+        if _was_seen(event) or not self.events or _was_seen(self.events[-1]):
+            self.events = [*self.events[-_MOST_EVENTS:], event]
+
+
+def _was_seen(event: Event) -> bool:
+    """Whether more is known of it than its line."""
+    return bool(event.parameters) if isinstance(event, Zeroed) else event.is_recorded or (isinstance(event, Backward) and bool(event.ops))

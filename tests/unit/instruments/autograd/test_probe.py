@@ -81,6 +81,14 @@ def test_where_recording_costs_too_much_the_first_two_steps_are_recorded(observe
     assert report.verdict == "No autograd fault: 6 backward passes, 6 optimizer steps checked"
 
 
+def test_a_long_loop_hides_nothing_that_its_first_steps_showed(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_module, "_FREE_S", 0.0)
+    monkeypatch.setattr(probe_module, "_SHARE", 0.0)
+    body = LOOP.replace("range(6)", "range(400)").replace("x = torch", "net[2] = nn.Linear(8, 1)\nx = torch")
+    report = observe("autograd", body).report
+    assert (report.finding.kind, report.finding.parameters) == ("stale_optimizer", ("2.weight", "2.bias"))
+
+
 def test_the_looks_for_models_count_as_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[type] = []
 

@@ -155,11 +155,11 @@ def _stale(name: str, unowned: tuple[str, ...], where: Location | None) -> Findi
     return Finding(
         kind="stale_optimizer",
         raised=False,
-        headline=f"`{name}` updates other tensors than the model's: it was made before the model",
+        headline=f"`{name}` updates tensors that are not the model's: it was made before {listed([f'`{one}`' for one in unowned])}",
         location=where,
         parameters=unowned,
         tensor=name,
-        fix=f"run `{source}` again after the model is made",
-        explanation="the parameters of the model get gradients, and those that the optimizer holds get none",
+        fix=f"run `{source}` again after the model is made or changed",
+        explanation="an optimizer holds tensors: what the model gets later is not among them",
         excerpt=excerpt(where) if where is not None else (),
     )

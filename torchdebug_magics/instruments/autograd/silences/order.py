@@ -122,12 +122,12 @@ def _never_stepped(watched: Watched, alive: Alive) -> Finding | None:
     course = watched.course
     if any(_may_skip(scaler) for scaler in alive.scalers):
         return None
-    stepped, updated = {one.optimizer for one in course.events if isinstance(one, Step)}, watched.updated()
+    updated = watched.updated()
     for optimizer in alive.optimizers:
         held = set(map(id, tensors_of(optimizer))) - updated  # another optimizer may make the update for this one
         reached = [one for one in course.backwards if one.leaves & held]
         zeroed = [one for one in course.events if isinstance(one, Zeroed) and one.parameters & held]
-        if id(optimizer) not in stepped and len(reached) >= _IN_A_LOOP and len(zeroed) >= _IN_A_LOOP - 1:
+        if id(optimizer) not in course.stepped and len(reached) >= _IN_A_LOOP and len(zeroed) >= _IN_A_LOOP - 1:
             name = variable_of(optimizer) or "optimizer"
             return _finding(
                 "never_stepped",
