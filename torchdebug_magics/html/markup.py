@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.html import style
 from torchdebug_magics.html.areas import areas
 from torchdebug_magics.html.bars import bars
+from torchdebug_magics.html.boxes import boxes
 from torchdebug_magics.html.chart import chart
 from torchdebug_magics.html.elements import Markup, el, prose
 from torchdebug_magics.html.meters import meters
-from torchdebug_magics.html.page import Areas, Bars, Chart, Code, Facts, Fold, Meters, Note, Page, Table
+from torchdebug_magics.html.page import Areas, Bars, Boxes, Chart, Code, Facts, Fold, Meters, Note, Page, Table
 from torchdebug_magics.html.table import table
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class _Writer:
     def blocks(self, blocks: tuple[Block, ...]) -> list[Markup]:
         return [self._block(block) for block in blocks]
 
-    def _block(self, block: Block) -> Markup:  # noqa: PLR0911 - one for each kind
+    def _block(self, block: Block) -> Markup:  # noqa: C901, PLR0911 - one for each kind
         match block:
             case Table():
                 return self._counted(table(block, max(self._room, _LEAST)) if block.rows else Markup())
@@ -70,6 +71,8 @@ class _Writer:
                 return areas(block)
             case Bars():
                 return self._counted(bars(block))
+            case Boxes():
+                return self._counted(boxes(block))
             case Meters():
                 return meters(block)
             case Note():

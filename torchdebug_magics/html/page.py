@@ -17,6 +17,8 @@ __all__ = [
     "Areas",
     "Bars",
     "Block",
+    "Box",
+    "Boxes",
     "Cell",
     "Chart",
     "Code",
@@ -191,6 +193,24 @@ class Meters:
     gauges: tuple[Gauge, ...]
 
 
+class Box(NamedTuple):
+    """One of some boxes."""
+
+    name: str
+    text: str
+    status: Status
+    stops: tuple[str, ...] = ()
+    """What stops the way to the next one, in sentences."""
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Boxes in which one thing leads to the next, from top to bottom."""
+
+    title: str
+    boxes: tuple[Box, ...]
+
+
 @dataclass(frozen=True)
 class Note:
     """A sentence under the verdict."""
@@ -207,7 +227,7 @@ class Fold:
     blocks: tuple[Block, ...]
 
 
-Block: TypeAlias = "Areas | Facts | Code | Table | Chart | Bars | Meters | Note | Fold"
+Block: TypeAlias = "Areas | Facts | Code | Table | Chart | Bars | Boxes | Meters | Note | Fold"
 
 
 @dataclass(frozen=True)

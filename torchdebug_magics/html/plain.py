@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.format import cell, one_line, share, sparkline
 from torchdebug_magics.html import areas
 from torchdebug_magics.html.bars import shares
+from torchdebug_magics.html.boxes import leads_on
 from torchdebug_magics.html.chart import describe
 from torchdebug_magics.html.meters import details, level
-from torchdebug_magics.html.page import Areas, Bars, Chart, Code, Facts, Fold, Meters, Note, Page, Table
+from torchdebug_magics.html.page import Areas, Bars, Boxes, Chart, Code, Facts, Fold, Meters, Note, Page, Table
 from torchdebug_magics.html.style import STATUS
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def render(page: Page) -> str:
     return "\n\n".join(text for text in (verdict, *map(_block, page.blocks)) if text)
 
 
-def _block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
+def _block(block: Block) -> str:  # noqa: C901, PLR0911 - one for each kind
     match block:
         case Facts():
             return _facts(block) if block.rows else ""
@@ -49,6 +50,8 @@ def _block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
             return f"{_wrapped(f'{block.title}: {areas.describe(block)}')}\n  {sparkline(areas.totals(block))}"
         case Bars():
             return _bars(block)
+        case Boxes():
+            return _boxes(block)
         case Meters():
             return _meters(block)
         case Note():
@@ -103,6 +106,17 @@ def _bar_lines(labels: Sequence[str], one: Measure) -> Iterator[str]:
     for label, value, part in zip(labels, one.values, shares(one), strict=True):
         bar = "█" * round(_BAR * value / longest) or ("▏" if value else "")
         yield _line(label, f"{bar:<{_BAR}}", f"{cell(value, one.format)} ({share(part)})" if value else "-")
+
+
+def _boxes(block: Boxes) -> str:
+    width = max((len(one_line(box.name)) for box in block.boxes), default=0)
+    lines = [one_line(block.title)]
+    for number, box in enumerate(block.boxes):
+        start = f"  {STATUS[box.status].symbol} {one_line(box.name):<{width}}  "
+        lines.append(_wrapped(box.text, first=start, indent=" " * (width + 6)))
+        lines += [_wrapped(stop, first="  ✂ ", indent=" " * 6) for stop in box.stops]
+        lines += ["  ↓"] if leads_on(block, number) else []
+    return "\n".join(lines)
 
 
 def _meters(block: Meters) -> str:

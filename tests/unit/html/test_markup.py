@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from torchdebug_magics.html import markup
-from torchdebug_magics.html.page import Bars, Chart, Code, Facts, Fold, Measure, Note, Page, Place, Table
+from torchdebug_magics.html.page import Bars, Box, Boxes, Chart, Code, Facts, Fold, Measure, Note, Page, Place, Table
 
 EVIL = "<script>alert('x')</script>\" onload=\"y"
 VOID = {"br", "img"}
@@ -57,6 +57,7 @@ EVERYTHING = page(
     Table(EVIL, ("module", EVIL), ((EVIL, EVIL),), {}, frozenset({0})),
     Chart(EVIL, (1.0, float("nan"), 3.0), EVIL, EVIL),
     Bars(EVIL, (EVIL,), (Measure(EVIL, (1.0,), "count"),)),
+    Boxes(EVIL, (Box(EVIL, EVIL, "bad", (EVIL,)), Box("loss", EVIL, "info"))),
     Table(EVIL, ("module",), ((EVIL,),), {}, tree=(Place(0, EVIL),)),
     Note(EVIL, "warn"),
     Fold(EVIL, (Note("inside"),)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchdebug_magics.html import plain
-from torchdebug_magics.html.page import Bars, Chart, Code, Facts, Fold, Measure, Note, Page, Place, Table
+from torchdebug_magics.html.page import Bars, Box, Boxes, Chart, Code, Facts, Fold, Measure, Note, Page, Place, Table
 
 
 def lines(*blocks: object, verdict: str = "it broke") -> list[str]:
@@ -84,6 +84,12 @@ def test_a_tree_is_indented_and_cut_by_depth():
         places += [Place(1, f"p{one}"), *(Place(2, f"q{two}") for two in range(30))]
     shown = lines(Table("all", ("name",), rows, {}, tree=tuple(places)))
     assert shown[4:] == ["    net", *(f"      p{at}  + 30 inside" for at in range(4)), "   120 more, see the report"]
+
+
+def test_boxes_lead_from_one_to_the_next_or_say_what_stops_the_way():
+    boxes = (Box("a", "here", "good"), Box("long", "there", "bad", ("a wall",)), Box("c", "lost", "bad"), Box("d", "end", "info"))
+    shown = lines(Boxes("the way", boxes))
+    assert shown[2:] == ["the way", "  ✔ a     here", "  ↓", "  ✖ long  there", "  ✂ a wall", "  ✖ c     lost", "  ● d     end"]
 
 
 def test_bars_are_blocks_with_their_numbers():

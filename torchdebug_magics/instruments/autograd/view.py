@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import capitalised, listed, plural, share
-from torchdebug_magics.html.page import Bars, Code, Facts, Fold, Measure, Note, Page, Table
+from torchdebug_magics.format import byte_size, capitalised, listed, plural, share
+from torchdebug_magics.html.page import Box, Boxes, Code, Facts, Fold, Note, Page, Table
+from torchdebug_magics.instruments.autograd.module_boxes import module_boxes
 from torchdebug_magics.instruments.autograd.report import AutogradReport, GraphReport
 
 if TYPE_CHECKING:
     from torchdebug_magics.html.page import Block, Status
-    from torchdebug_magics.instruments.autograd.report import Finding, LiveAutograd
+    from torchdebug_magics.instruments.autograd.module_boxes import ModuleBox
+    from torchdebug_magics.instruments.autograd.report import Cut, Finding, LiveAutograd
     from torchdebug_magics.report import Location
 
 __all__ = ["live_page", "page"]
+
+_CUTS = {
+    "detach": "`detach`", "no_grad": "gradients that are off", "lift_fresh": "a copy into a new tensor",
+    "_local_scalar_dense": "a copy into Python numbers", "_to_copy": "a cast to integers or bools",
+}  # fmt: skip
 
 
 def page(report: AutogradReport | GraphReport) -> Page:
@@ -71,11 +78,12 @@ def _at(where: Location | None) -> str:
 
 def _of_loss(report: GraphReport) -> Page:
     blocks: list[Block] = []
-    if report.cuts:
+    drawn = module_boxes(report)
+    if drawn:
+        blocks.append(_picture(report, drawn))
+    if report.cuts and not drawn:
         rows = [(one.op, one.module, _at(one.location)) for one in report.cuts]
         blocks.append(Table("Where the graph is cut", ("op", "module", "line"), rows, {"line": "code"}))
-    if report.modules:
-        blocks.append(_picture(report))
     if report.reaches:
         rows_of = [
             (one.name, "reached" if one.reached else "frozen" if one.is_frozen else "not reached", one.path_length, one.grad_norm)
@@ -92,12 +100,27 @@ def _of_loss(report: GraphReport) -> Page:
     return Page("autograd", status, capitalised(report.verdict), tuple(blocks))
 
 
-def _picture(report: GraphReport) -> Block:
-    """Modules as bars, in the order from the input to the loss."""
-    labels = tuple(one.module or "outside modules" for one in report.modules)
-    measures = (
-        Measure("saved for backward", tuple(float(one.saved_bytes) for one in report.modules), "bytes"),
-        Measure("graph nodes", tuple(float(one.nodes_count) for one in report.modules), "count"),
-        Measure("parameters reached", tuple(float(one.reached_count) for one in report.modules), "count"),
-    )
-    return Bars("The graph by module", labels, measures)
+def _picture(report: GraphReport, drawn: tuple[ModuleBox, ...]) -> Block:
+    """From the input at the top to the loss at the bottom."""
+    whole = f"{plural(report.nodes_count, 'graph node')}, {byte_size(report.saved_bytes)} saved for backward"
+    boxes = [Box(one.path or "before the first parameter", _box_text(one), _box_status(one), tuple(map(_cut, one.cuts))) for one in drawn]
+    return Boxes("From the input to the loss: which modules its gradient reaches", (*boxes, Box("loss", whole, "info")))
+
+
+def _box_status(box: ModuleBox) -> Status:
+    if box.missed_count:
+        return "warn" if box.reached_count else "bad"
+    return "good" if box.reached_count else "info"
+
+
+def _box_text(box: ModuleBox) -> str:
+    trainable = box.reached_count + box.missed_count
+    parts = [f"{box.reached_count} of {plural(trainable, 'parameter')} reached" if box.reached_count else ""]
+    parts += [f"not reached: {plural(trainable, 'parameter')}" if box.missed_count and not box.reached_count else ""]
+    parts += [f"{plural(box.frozen_count, 'parameter')} frozen" if box.frozen_count else ""]
+    parts += [f"{byte_size(box.saved_bytes)} saved for backward" if box.saved_bytes else ""]
+    return ", ".join(filter(None, parts))
+
+
+def _cut(cut: Cut) -> str:
+    return f"cut by {_CUTS.get(cut.op, f'`{cut.op}`, which has no derivative')} · {_at(cut.location)}"
