@@ -43,7 +43,8 @@ def examine(*losses: object, names: tuple[str, ...] = (), every_step: bool = Fal
     reaches = [_reach(name, one, reached) for name, one in _of_models_reached(of_model, reached)]
     reaches += [_reach(name, one, reached) for name, one in others]
     inner = [node for node, _ in nodes if not hasattr(node, "variable")]
-    saved, is_freed = _saved_bytes(inner, known)
+    storage_bytes, is_freed = _saved(inner, known)
+    saved = sum(storage_bytes.values())
     problems = [f"the graph has more than {MOST_NODES:,} nodes: only these were read"] if distance >= MOST_NODES else []
     problems += ["backward() has freed what the graph had saved"] if is_freed else []
     cuts = _cuts(reaches, tensors, names)
@@ -95,8 +96,8 @@ def _name(tensor: torch.Tensor) -> str:
     return next((one.name for one in user_names(sys._getframe(1)) if one.value is tensor), f"a leaf of shape {list(tensor.shape)}")
 
 
-def _saved_bytes(nodes: list[Any], parameters: set[int]) -> tuple[int, bool]:
-    """(bytes of the tensors that the nodes hold, parameters apart; whether backward() has freed them)."""
+def _saved(nodes: list[Any], parameters: set[int]) -> tuple[dict[int, int], bool]:
+    """(bytes by storage of the tensors that the nodes hold, parameters apart; whether backward() has freed them)."""
     held: dict[int, int] = {}
     is_freed = False
     for node in nodes:
@@ -109,21 +110,24 @@ def _saved_bytes(nodes: list[Any], parameters: set[int]) -> tuple[int, bool]:
             for tensor in saved if isinstance(saved, (tuple, list)) else (saved,):
                 if isinstance(tensor, torch.Tensor) and id(tensor) not in parameters:
                     held.update({storage._cdata: storage.nbytes() for storage in storages(tensor)})
-    return sum(held.values()), is_freed and not held
+    return held, is_freed and not held
 
 
 def _modules(nodes: list[tuple[Any, int]], of_model: list[tuple[str, torch.Tensor]]) -> tuple[ModuleNodes, ...]:
-    """A node belongs to the module whose parameter is the nearest one before it; from the input to the loss."""
+    """A node belongs to the module whose parameter is the nearest one before it; from the input to the loss. A storage counts once."""
     owner = {id(one): name.rpartition(".")[0] for name, one in of_model}
     module_of: dict[Any, str] = {}
     counts: dict[str, ModuleNodes] = {}
+    counted: set[int] = set()
     for node, _ in sorted((one for one in nodes if not hasattr(one[0], "variable")), key=lambda one: _number(one[0])):
         before = [inner for inner, _ in node.next_functions if inner is not None]
         own = [owner.get(id(inner.variable), "") for inner in before if hasattr(inner, "variable")]
         latest = max((inner for inner in before if inner in module_of), key=_number, default=None)
         name = module_of[node] = next(filter(None, own), module_of[latest] if latest is not None else "")
         known = counts.get(name, ModuleNodes(module=name, nodes_count=0, saved_bytes=0, reached_count=0))
-        saved, _ = _saved_bytes([node], set(owner))
+        held, _ = _saved([node], set(owner))
+        saved = sum(size for storage, size in held.items() if storage not in counted)
+        counted.update(held)
         counts[name] = replace(
             known, nodes_count=known.nodes_count + 1, saved_bytes=known.saved_bytes + saved, reached_count=known.reached_count + len(own)
         )
