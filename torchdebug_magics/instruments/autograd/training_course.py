@@ -85,7 +85,7 @@ class Course:
         return [one for one in self.events if isinstance(one, Step) and one.is_recorded]
 
     def add(self, event: Event) -> None:
-        """One more. Of those that were not recorded, only the first of a row is kept: they push nothing out, and what is around them is apart."""
+        """One more. Of a row that was not recorded only the first is kept: it pushes nothing out, and keeps apart what is around it."""
         if isinstance(event, Backward):
             self.backward_count += 1
             self.recorded_count += event.is_recorded
