@@ -100,7 +100,7 @@ def _out_of_view(raised: Raised, name: str | None) -> str:
         return f"`{code}`"
     writer = raised.modules[0] if raised.modules else None
     if name is None and getattr(writer, "inplace", False) is True:
-        return f"`{type(writer).__name__}(inplace=False)` for {f'`{raised.module}`' if raised.module else 'the module'}"
+        return f"`{type(writer).__name__}(inplace=False)` for {f'module `{raised.module}`' if raised.module else 'the module'}"
     return f"write into a copy: `{name or 'view'}.clone()`"
 
 

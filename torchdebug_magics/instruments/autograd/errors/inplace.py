@@ -116,7 +116,7 @@ def _fix(raised: Raised, found: _Overwritten, where: Location | None) -> str:
     if statement is not None and (code := out_of_place(statement)):
         return f"`{code}`"
     if writer.module_type and writer.name.endswith("_"):
-        name = f"`{writer.module}`" if writer.module else "the module"
+        name = f"module `{writer.module}`" if writer.module else "the module"
         return f"`{writer.module_type}(inplace=False)` for {name}"
     if writer.module is not None and writer.module_type.startswith("BatchNorm"):
         return "run both inputs through the model in one batch, or call `.eval()` for the second forward"
