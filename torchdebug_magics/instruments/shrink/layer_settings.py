@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shrink.edits import Edits
@@ -97,7 +97,7 @@ def _followed(name: str, value: Any, amount: int, kept: tuple[int, ...], *, is_c
     if isinstance(value, str):
         return "".join(value[place] for place in kept) if len(value) == amount and is_named else value
     if type(value) in {list, tuple}:
-        if len(value) == amount and (is_named or not is_config):
+        if len(value) == amount and (is_named or (not is_config and all(map(_is_of_a_layer, value)))):
             return type(value)(value[place] for place in kept)
         return type(value)(kept.index(place) for place in value if place in kept) if is_named and _are_places(value, amount) else value
     layers = getattr(value, "__dict__", {}).get("layers") if not is_config else None
@@ -105,6 +105,11 @@ def _followed(name: str, value: Any, amount: int, kept: tuple[int, ...], *, is_c
         value = copy.copy(value)
         value.layers = [layers[place] for place in kept]
     return value
+
+
+def _is_of_a_layer(value: object) -> bool:
+    """Whether an entry of a list may be what a layer left, as in a cache; names of classes are not."""
+    return value is None or isinstance(value, (Tensor, nn.Module, tuple))
 
 
 def _are_places(value: Sequence[Any], amount: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
@@ -112,4 +113,6 @@ def _shapes(part: nn.Module) -> tuple[Any, ...]:
 
 
 def _switches(part: nn.Module) -> tuple[Any, ...]:
-    return tuple((name, value) for name, value in vars(part).items() if type(value) in {str, bool} and name != "training")
+    """Without numbers in words: a layer may know its own name."""
+    own = ((name, value) for name, value in vars(part).items() if name != "training")
+    return tuple((name, re.sub(r"\d+", "", value) if type(value) is str else value) for name, value in own if type(value) in {str, bool})

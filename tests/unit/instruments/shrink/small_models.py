@@ -62,9 +62,10 @@ class Numbered(Plain):
         self.num_layers = layers
         self.layer_types = ["full" if number % 4 == 3 else "local" for number in range(layers)]
         self.cache: list[Tensor | None] = [None] * layers
-        self.seen: list[str] = []
+        self.labels = [f"class {number}" for number in range(layers)]
         for number, block in enumerate(self.blocks):
             block.layer_number = number + 1  # type: ignore[assignment]
+            block.path = f"blocks.{number}"  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
         for number in range(self.num_layers):

@@ -131,6 +131,16 @@ def test_a_live_cache_of_the_large_model_is_named() -> None:
     assert model.live is cache
 
 
+@pytest.mark.parametrize("name", ["llama", "bert", "t5"])
+def test_while_it_trains_with_checkpoints(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    model, given = architecture.made().train(), architecture.inputs()
+    model.gradient_checkpointing_enable()
+    report = torchdebug_magics.shrink(model, **given, skip_attention=True)
+    assert dict(report.kept) == architecture.kept, str(report)
+    check_training(model, given)
+
+
 def attended(model: nn.Module, given: dict[str, Tensor]) -> int:
     """How many times attention is computed in a forward."""
     from torch.overrides import TorchFunctionMode

@@ -98,6 +98,7 @@ def test_numbers_lists_and_caches_follow() -> None:
     report = torchdebug_magics.shrink(model, X)
     assert dict(report.kept) == {"blocks": (0, 3)}, "one of each kind"
     assert (model.num_layers, model.layer_types, len(model.cache)) == (2, ["local", "full"], 2)
+    assert len(model.labels) == 12, "it has as many classes as layers, by chance"
     assert [block.layer_number for block in model.blocks] == [1, 2]
     model(X)
     torchdebug_magics.shrink(model, undo=True)
