@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.overrides import TorchFunctionMode
@@ -114,16 +114,17 @@ def _switch(part: nn.Module, skipped: SkippedAttention, edits: Edits) -> None:
     edits.put(vars(part), "config", own)
     known = library.ALL_ATTENTION_FUNCTIONS._global_mapping
     known[_NAME] = _as_in_transformers
-    _USERS[id(own)] = own
+    _USERS.add(id(own))
+    weakref.finalize(own, _release, id(own), known).atexit = False
     edits.then(functools.partial(_release, id(own), known))
 
 
-_USERS: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""The configurations that name the stand-in, by id: it is known to transformers as long as there is one."""
+_USERS: set[int] = set()
+"""The ids of the configurations that name the stand-in: it is known to transformers as long as there is one."""
 
 
 def _release(config: int, known: dict[str, Any]) -> None:
-    _USERS.pop(config, None)
+    _USERS.discard(config)
     if not _USERS:
         known.pop(_NAME, None)
 

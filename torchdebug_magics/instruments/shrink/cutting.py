@@ -166,7 +166,7 @@ class _Cutter:
         if stacks_in(self._model, None, self._not_stacks):
             msg = f"each stack has {plural(self._asked.layers, 'layer')} at most, or no two layers of one kind"
             raise _NotShrunkError(msg)
-        msg = "it has no stack of layers: an `nn.ModuleList` or `nn.Sequential` of layers of one class that run one after the other"
+        msg = "it has no stack of layers: an `nn.ModuleList` or `nn.Sequential` of equal layers that run one after the other"
         raise _NotShrunkError(msg)
 
     def _cut_found(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -68,6 +70,48 @@ def test_it_is_shrunk_generates_trains_and_comes_back(name: str) -> None:
         assert torch.equal(first_tensor(model.eval()(**given)), wanted)
 
 
+STAGES: dict[str, Any] = {"hidden_sizes": [4, 8, 8, 16], "depths": [1, 1, 2, 1]}
+DETR: dict[str, Any] = {
+    "use_timm_backbone": False,
+    "use_pretrained_backbone": False,
+    "d_model": 16,
+    "encoder_layers": 6,
+    "decoder_layers": 6,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+}
+SWIN: dict[str, Any] = {
+    "image_size": 32,
+    "patch_size": 2,
+    "embed_dim": 8,
+    "depths": [2, 2, 6, 2],
+    "num_heads": [1, 1, 2, 2],
+    "window_size": 2,
+}
+DINO: dict[str, Any] = {"image_size": 16, "patch_size": 8, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 12}
+
+
+def detr() -> Any:
+    backbone = transformers.ResNetConfig(embedding_size=4, out_features=["stage4"], **STAGES)
+    return transformers.DetrModel(transformers.DetrConfig(backbone_config=backbone, **DETR))
+
+
+def test_stacks_in_stages_and_over_a_backbone() -> None:
+    swin = transformers.SwinModel(transformers.SwinConfig(**SWIN))
+    assert dict(torchdebug_magics.shrink(swin).kept) == {"encoder.layers.2.blocks": (0, 1)}
+    report = torchdebug_magics.shrink(detr(), (1, 3, 64, 64))
+    assert dict(report.kept) == {"encoder.layers": (0, 1), "decoder.layers": (0, 1)}
+
+
+def test_a_backbone_that_gives_layers_by_number_is_left() -> None:
+    dino = transformers.Dinov2Backbone(transformers.Dinov2Config(out_indices=[3, 6, 9, 12], **DINO))
+    report = torchdebug_magics.shrink(dino)
+    assert report.undone
+    assert "feature_maps was 4 tensors and became 0" in report.reason
+
+
 def check_generation(architecture: Architecture, model: Any, given: dict[str, Tensor], cache: Any) -> None:
     """The cache of the small model has the entries of the layers that were kept, each in its shape."""
     small = generated(model, given)
@@ -131,6 +175,16 @@ def test_a_live_cache_of_the_large_model_is_named() -> None:
     assert model.live is cache
 
 
+def test_a_model_that_skips_attention_is_not_kept_alive() -> None:
+    model = ARCHITECTURES["llama"].made()
+    torchdebug_magics.shrink(model, skip_attention=True)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert "torchdebug_skipped" not in transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
+
+
 @pytest.mark.parametrize("name", ["llama", "bert", "t5"])
 def test_while_it_trains_with_checkpoints(name: str) -> None:
     architecture = ARCHITECTURES[name]
@@ -172,5 +226,6 @@ def test_attention_runs_in_the_last_layer_only(name: str) -> None:
         generated(model.eval(), given)
     torchdebug_magics.shrink(model, undo=True)
     assert attended(model, given) == all_of_it
+    gc.collect()
     interface = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
     assert "torchdebug_skipped" not in interface
