@@ -129,7 +129,7 @@ SENTENCES = {
         r"`h` was overwritten after `exp` saved it for backward · In\[\d+\] line 3: `h \+= 1`",
         r"^\('inplace', 'exp', 'add_', '`h = h \+ 1`'\)$",
         r"was overwritten after `sigmoid` saved it for backward · In\[\d+\] line 3: .* module 2",
-        r"^\('2', '`ReLU\(inplace=False\)` for `2`'\)$",
+        r"^\('2', '`ReLU\(inplace=False\)` for module `2`'\)$",
         r"`1\.weight` was overwritten after `addmm` saved it for backward · In\[\d+\] line 7: `optimizer\.step\(\)`",
         r"`hidden` carries the graph of the step before into this backward\(\) · In\[\d+\] line 9",
         r"^\('hidden', '`hidden = hidden\.detach\(\)` at the start of each step', 'In\[\d+\] line 6'\)$",
