@@ -10,7 +10,8 @@ INSTRUMENT = Instrument(
     name="autograd",
     summary="the line that broke the backward pass, and the training that fails without an error",
     description="""Explains the errors of backward(), and finds what fails in silence: parameters without a gradient, an optimizer that
-holds other tensors than the model, a tensor that was overwritten after an op saved it, steps in the wrong order.
+holds other tensors than the model, a tensor that was overwritten after an op saved it, samples of a batch that leak into one another,
+steps in the wrong order.
 
 The first two steps are recorded op by op, with lines; after them the loop runs at full speed.
 
