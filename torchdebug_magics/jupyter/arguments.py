@@ -172,7 +172,7 @@ def _expanded(text: str, names: Mapping[str, object] | None) -> str:
     if not names or not {"$", "{"} & set(text):
         return text
     try:
-        return DollarFormatter().vformat(text, (), names)
+        return DollarFormatter().vformat(text, (), dict(names))  # IPython before 8 takes nothing but a dict
     except Exception:  # noqa: BLE001 - whatever an expression of the user's raises
         return text
 
