@@ -31,22 +31,30 @@ def at_the_line(raised: Raised) -> Finding:
 
 
 def _written_name(raised: Raised) -> str | None:
-    statement = raised.statement
-    return next(writes_to(statement), None) if statement is not None else None
+    written = next(writes_to(raised.statement), None) if raised.statement is not None else None
+    return written or (raised.name_of(raised.written) if raised.written is not None else None)
 
 
 def _leaf(raised: Raised) -> Finding:
-    name = _written_name(raised) or "a parameter"
-    source = raised.code
+    name = _written_name(raised)
+    update = f"`with torch.no_grad(): {raised.code}` for an update by hand; else write into a copy: `{_fresh(name or '')} = {name}.clone()`"
     return finding_at(
         raised,
-        f"`{name}` is a leaf that requires a gradient, and is written in place",
-        f"`with torch.no_grad(): {source}` for an update by hand; else write into a copy: `{_fresh(name)} = {name}.clone()`",
+        f"{f'`{name}`' if name else 'a parameter'} is a leaf that requires a gradient, and is written in place",
+        _not_inplace(raised) or update,
         tensor=name,
         writer_op=_writer_op(raised),
         module=raised.module,
         explanation="a leaf holds the value that its gradient belongs to",
     )
+
+
+def _not_inplace(raised: Raised) -> str:
+    """Of a module that was told to write in place."""
+    writer = raised.modules[0] if raised.modules else None
+    if getattr(writer, "inplace", False) is not True:
+        return ""
+    return f"`{type(writer).__name__}(inplace=False)` for {f'module `{raised.module}`' if raised.module else 'the module'}"
 
 
 def _fresh(name: str) -> str:
@@ -98,10 +106,7 @@ def _out_of_view(raised: Raised, name: str | None) -> str:
     loop = loop_around(raised.here) if raised.here is not None else None
     if statement is not None and (code := through_the_base(statement, loop) or out_of_place(statement)):
         return f"`{code}`"
-    writer = raised.modules[0] if raised.modules else None
-    if name is None and getattr(writer, "inplace", False) is True:
-        return f"`{type(writer).__name__}(inplace=False)` for {f'module `{raised.module}`' if raised.module else 'the module'}"
-    return f"write into a copy: `{name or 'view'}.clone()`"
+    return _not_inplace(raised) or f"write into a copy: `{name or 'view'}.clone()`"
 
 
 def _line(op: RecordedOp | None) -> Location | None:

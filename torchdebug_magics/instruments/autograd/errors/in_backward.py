@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from types import FunctionType
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,7 +41,7 @@ def custom_function(raised: Raised) -> Finding:
     """A function of the user's returned the wrong number, kind or shape of gradients."""
     named = re.search(r"[Ff]unction (\w+?)Backward\b", raised.message)
     function = next((kind for kind in _subclasses(torch.autograd.Function) if named is not None and kind.__name__ == named[1]), None)
-    where = _return_of(function) or raised.here
+    where = _return_of(getattr(function, "backward", None)) or raised.here
     counts = re.search(r"expected (\d+), got (\d+)", raised.message)
     shapes = re.search(r"at index (\d+) - got (\[[\d, ]*\]) but expected shape compatible with (\[[\d, ]*\])", raised.message)
     name = named[1] if named is not None else "the function"
@@ -64,9 +65,9 @@ def _subclasses(kind: type) -> list[type]:
     return [*reversed(found), *(inner for one in found for inner in _subclasses(one))]
 
 
-def _return_of(function: type | None) -> Location | None:
-    """The last ``return`` of its backward."""
-    code = getattr(getattr(function, "backward", None), "__code__", None)
+def _return_of(function: object) -> Location | None:
+    """The last ``return`` of a function."""
+    code = getattr(function, "__code__", None)
     if code is None:
         return None
     node = function_node(code)
@@ -117,9 +118,13 @@ def other_error(raised: Raised) -> Finding:
         return _not_a_leaf(raised)
     held = (name for place, name, value in values_read(raised) if place == raised.here and isinstance(value, torch.Tensor))
     name = next(held, None)
+    hook = re.search(r"hook '(\w+)' has changed", first)
+    hooks = (value for _, value in raised.variables() if type(value) is FunctionType and hook is not None and value.__name__ == hook[1])
+    where = _return_of(next(hooks, None))
     for pattern, fix in _OTHER_FIXES:
         if re.search(pattern, raised.message):
-            return finding_at(raised, first.rstrip("."), fix, tensor=name)
+            backward = raised.here if where is not None else None
+            return finding_at(raised, first.rstrip("."), fix, tensor=name, where=where, first_backward_at=backward)
     return finding_at(raised, first.rstrip("."), "", tensor=None)
 
 

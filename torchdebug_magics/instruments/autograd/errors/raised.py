@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.autograd.errors.messages import kind_of_error
+from torchdebug_magics.instruments.autograd.errors.writes import writes_to
 from torchdebug_magics.instruments.autograd.recording.tape import Tape
 from torchdebug_magics.probing.modules import live_modules, parts_of, unwrapped
 from torchdebug_magics.probing.source.call_sites import enclosing, tree_of, value_of
@@ -45,6 +46,8 @@ class Raised:
     """The line that raised, be it in PyTorch."""
     statement: ast.stmt | None = None
     """The user's, of those that may share the line."""
+    written: torch.Tensor | None = None
+    """What the line that raised writes in place, be it in PyTorch."""
     modules: tuple[torch.nn.Module, ...] = ()
     """Those in whose forward it was raised, the innermost first."""
     tape: Tape = field(default_factory=Tape)
@@ -64,9 +67,22 @@ class Raised:
         frames = tuple(step.tb_frame for step in reversed(of_user))
         innermost = _place(steps[-1]) if steps else None
         statement = _statement(of_user[-1]) if of_user else None
+        written = _written(steps[-1].tb_frame, innermost) if steps else None
         modules = tuple(one for step in reversed(steps) if (one := _forward_of(step.tb_frame)) is not None)
         return cls(
-            kind, str(error), next(iter(places), None), frames, places, roots, inputs, innermost, statement, modules, tape or Tape(), course
+            kind,
+            str(error),
+            next(iter(places), None),
+            frames,
+            places,
+            roots,
+            inputs,
+            innermost,
+            statement,
+            written,
+            modules,
+            tape or Tape(),
+            course,
         )
 
     @property
@@ -150,6 +166,13 @@ def _given(frame: FrameType, *names: str) -> tuple[torch.Tensor, ...]:
 def _statement(step: TracebackType) -> ast.stmt | None:
     at = span(step.tb_frame.f_code, step.tb_lasti)
     return statement_at(_place(step), None if at is None else at[1])
+
+
+def _written(frame: FrameType, where: Location | None) -> torch.Tensor | None:
+    names = set(writes_to(statement)) if (statement := statement_at(where)) is not None else set[str]()
+    nodes = [node for node in ast.walk(statement or ast.Pass()) if isinstance(node, ast.expr) and ast.unparse(node) in names]
+    values = (value_of(node, frame) for node in nodes)
+    return next((value for value in values if isinstance(value, torch.Tensor)), None)
 
 
 def _place(step: TracebackType) -> Location:

@@ -1,0 +1,1199 @@
+"""Whole notebooks with one planted fault: helpers of other files, several cells, many idioms; and healthy ones of further kinds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["FAULTY", "HEALTHY", "HELPER", "MARKED", "Notebook"]
+
+MARKED: Final = re.compile(r"#> (?P<fields>[a-z, ]+)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notebook:
+    """Cells, the magic among them with ``-o r``; lines that a finding names end in ``#> location``, ``saved``, ``first`` or ``shared``."""
+
+    name: str
+    cells: tuple[str, ...]
+    kinds: tuple[str, ...] = ()
+    """Any of these is right; empty where nothing is to be found."""
+    ops: tuple[str, ...] = ()
+    writer_ops: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+    fix: str = ""
+    """A regular expression that the fix matches."""
+
+    @property
+    def all_cells(self) -> tuple[str, ...]:
+        """With the imports, as In[1]."""
+        return ("import math, random\nimport torch, torch.nn as nn, torch.nn.functional as F\n", *self.cells)
+
+
+HELPER: Final = """\
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+def scale_(h, s):
+    h.mul_(s)  #> location
+    return h
+
+def train_step(model, optimizer, x, y, criterion=F.mse_loss):
+    optimizer.zero_grad()
+    out = model(x)
+    loss = criterion(out, y)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+class Frozen(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.lin = nn.Linear(d, d)
+    @torch.no_grad()  #> location
+    def forward(self, x):
+        return self.lin(x).relu()
+
+def evaluate(model, x):
+    model.eval()
+    with torch.no_grad():
+        return model(x).mean().item()
+"""
+"""``autograd_helper.py``, which some of them import."""
+
+FAULTY: Final = (
+    Notebook(
+        name="helper module writes in place",
+        cells=(
+            """\
+import autograd_helper
+net = nn.Linear(4, 4); out = nn.Linear(4, 1)
+opt = torch.optim.SGD([*net.parameters(), *out.parameters()], lr=0.1)
+""",
+            """\
+%%autograd -o r
+for x in torch.randn(3, 5, 4):
+    h = torch.sigmoid(net(x))  #> saved
+    autograd_helper.scale_(h, 2.0)
+    loss = out(h).mean()
+    opt.zero_grad(); loss.backward(); opt.step()
+""",
+        ),
+        kinds=("inplace",),
+        ops=("sigmoid",),
+        writer_ops=("mul_",),
+    ),
+    Notebook(
+        name="multi-line statement: item in a new tensor",
+        cells=(
+            """\
+%%autograd -o r
+net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+opt = torch.optim.Adam(net.parameters())
+for x in torch.randn(3, 5, 4):
+    loss = torch.tensor(  #> location
+        [net(row).pow(2).item()  #> location
+         for row in x],
+    ).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        ),
+        kinds=("cut",),
+        fix="stack|stay with PyTorch ops",
+    ),
+    Notebook(
+        name="a lambda criterion with argmax",
+        cells=(
+            """\
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+criterion = lambda out, y: (out.argmax(1) == y).float().mean()  #> location
+""",
+            """\
+%%autograd -o r
+for x, y in zip(torch.randn(2, 5, 4), torch.randint(3, (2, 5))):
+    opt.zero_grad()
+    loss = criterion(net(x), y)
+    loss.backward()
+    opt.step()
+""",
+        ),
+        kinds=("cut",),
+        ops=("argmax", "eq"),
+    ),
+    Notebook(
+        name="try/except around backward of the user's",
+        cells=(
+            """\
+%%autograd -o r
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+h = torch.zeros(5, 1)
+for i, x in enumerate(torch.randn(4, 5, 4)):
+    h = torch.tanh(net(x) + h)
+    loss = h.mean()
+    opt.zero_grad()
+    try:
+        loss.backward()  #> location
+    except RuntimeError as error:
+        print("skipped", type(error).__name__)
+        raise ValueError("training failed") from error
+    opt.step()
+""",
+        ),
+        kinds=("second_backward",),
+        tensors=("h",),
+    ),
+    Notebook(
+        name="swallowed by try/except: nothing learns",
+        cells=(
+            """\
+%%autograd -o r
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for i, x in enumerate(torch.randn(4, 5, 4)):
+    try:
+        loss = net(x).detach().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    except RuntimeError:
+        pass
+""",
+        ),
+        kinds=(),
+    ),
+    Notebook(
+        name="decorated training step",
+        cells=(
+            """\
+import functools
+def timed(f):
+    @functools.wraps(f)
+    def inner(*a, **k):
+        return f(*a, **k)
+    return inner
+
+class Trainer:
+    def __init__(self):
+        self.enc, self.dec = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.opt = torch.optim.Adam(self.dec.parameters(), lr=1e-3)  #> location
+        self.opt2 = torch.optim.Adam([p for n, p in self.enc.named_parameters() if "bias" in n], lr=1e-3)  #> location
+
+    @timed
+    def step(self, x):
+        loss = F.mse_loss(self.dec(torch.tanh(self.enc(x))), x)
+        for o in (self.opt, self.opt2):
+            o.zero_grad()
+        loss.backward()
+        for o in (self.opt, self.opt2):
+            o.step()
+        return loss.item()
+""",
+            """\
+%%autograd -o r
+t = Trainer()
+losses = [t.step(x) for x in torch.randn(4, 5, 4)]
+""",
+        ),
+        kinds=("not_in_optimizer",),
+        parameters=("weight",),
+    ),
+    Notebook(
+        name="two models in a list comprehension share an encoder graph",
+        cells=(
+            """\
+%%autograd -o r
+enc = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
+heads = [nn.Linear(8, 1) for _ in range(3)]
+opt = torch.optim.SGD([p for m in (enc, *heads) for p in m.parameters()], lr=0.1)
+for x in torch.randn(2, 5, 4):
+    z = enc(x)  #> shared
+    losses = [head(z).pow(2).mean() for head in heads]
+    opt.zero_grad()
+    [l.backward() for l in losses]  #> location
+    opt.step()
+""",
+        ),
+        kinds=("second_backward",),
+        fix=r"sum\(losses\)|losses|retain_graph",
+    ),
+    Notebook(
+        name="Sequential with Dropout(inplace) after Sigmoid",
+        cells=(
+            """\
+net = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Dropout(0.5, inplace=True), nn.Linear(8, 1))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+""",
+            """\
+%%autograd -o r
+for x in torch.randn(2, 5, 4):
+    loss = net(x).mean()
+    opt.zero_grad(); loss.backward(); opt.step()
+""",
+        ),
+        kinds=("inplace",),
+        ops=("sigmoid",),
+        writer_ops=("mul_",),
+        modules=("2",),
+        fix="inplace=False",
+    ),
+    Notebook(
+        name="step function from a file: softmax in the model and criterion cross_entropy",
+        cells=(
+            """\
+import autograd_helper
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 3)
+        self.act = nn.Softmax(-1)
+    def forward(self, x):
+        return self.act(self.body(x))  #> location
+m = M()
+opt = torch.optim.SGD(m.parameters(), lr=0.1)
+""",
+            """\
+%%autograd -o r
+for _ in range(3):
+    autograd_helper.train_step(m, opt, torch.randn(6, 4), torch.randint(3, (6,)), nn.CrossEntropyLoss())
+""",
+        ),
+        kinds=("double_softmax",),
+        modules=("act",),
+    ),
+    Notebook(
+        name="frozen module class from a file in the middle",
+        cells=(
+            """\
+from autograd_helper import Frozen
+model = nn.Sequential(nn.Linear(4, 4), Frozen(4), nn.Linear(4, 1))
+opt = torch.optim.Adam(model.parameters(), lr=1e-3)
+""",
+            """\
+%%autograd -o r
+for x in torch.randn(4, 5, 4):
+    loss = model(x).pow(2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        ),
+        kinds=("no_gradient", "grad_disabled"),
+        parameters=("0.bias", "0.weight", "1.lin.bias", "1.lin.weight"),
+    ),
+    Notebook(
+        name="for _ in range inside a function, same loss twice",
+        cells=(
+            """\
+def fit(model, x, y, epochs):
+    opt = torch.optim.SGD(model.parameters(), lr=0.01)
+    out = model(x)
+    loss = F.mse_loss(out, y)
+    for _ in range(epochs):
+        opt.zero_grad()
+        loss.backward()  #> location, first
+        opt.step()
+    return loss
+""",
+            """\
+%%autograd -o r
+fit(nn.Linear(3, 1), torch.randn(8, 3), torch.randn(8, 1), 5)
+""",
+        ),
+        kinds=("second_backward",),
+        tensors=("loss",),
+    ),
+    Notebook(
+        name="chained comparison of losses: min over python",
+        cells=(
+            """\
+%%autograd -o r
+a, b = nn.Linear(4, 2), nn.Linear(4, 2)
+opt = torch.optim.SGD([*a.parameters(), *b.parameters()], lr=0.1)
+for x in torch.randn(3, 5, 4):
+    la, lb = a(x).pow(2).mean(), b(x).abs().mean()
+    weights = torch.softmax(torch.tensor([la, lb]), 0)  #> location
+    loss = (weights * torch.as_tensor([la, lb])).sum()  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        ),
+        kinds=("cut",),
+        fix=r"torch\.stack\(\[la, lb\]\)",
+    ),
+    Notebook(
+        name="walrus, one-liners with semicolons and a while loop",
+        cells=(
+            """\
+%%autograd -o r
+w = torch.zeros(3, requires_grad=True); lr = 0.1; n = 0
+while (loss := ((w - torch.arange(3.)) ** 2).sum()) > 1e-3 and n < 5:
+    loss.backward(); w -= lr * w.grad; w.grad.zero_(); n += 1  #> location
+""",
+        ),
+        kinds=("leaf_inplace",),
+        writer_ops=("sub_",),
+        tensors=("w",),
+    ),
+    Notebook(
+        name="ensemble: ModuleList inside dict of lists",
+        cells=(
+            """\
+class Ens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        self.branches = {"a": [nn.Linear(4, 1)], "b": (nn.Linear(4, 1), nn.Parameter(torch.ones(1)))}  #> location
+    def forward(self, x):
+        h = self.stem(x).relu()
+        return sum(m(h) for m in self.branches["a"]) + self.branches["b"][0](h) * self.branches["b"][1]
+""",
+            """\
+%%autograd -o r
+e = Ens()
+o = torch.optim.Adam(e.parameters())
+for x in torch.randn(4, 5, 4):
+    l = e(x).pow(2).mean(); o.zero_grad(); l.backward(); o.step()
+""",
+        ),
+        kinds=("not_in_optimizer",),
+        parameters=(
+            "branches['a'][0].bias",
+            "branches['a'][0].weight",
+            "branches['b'][0].bias",
+            "branches['b'][0].weight",
+            "branches['b'][1]",
+        ),
+    ),
+    Notebook(
+        name="accumulation with zero_grad of the model inside the helper",
+        cells=(
+            """\
+def micro(model, x):
+    model.zero_grad()  #> location
+    (model(x).pow(2).mean() / 4).backward()
+model = nn.Linear(4, 1)
+opt = torch.optim.AdamW(model.parameters())
+""",
+            """\
+%%autograd -o r
+for batch in torch.randn(3, 4, 5, 4):
+    for x in batch:
+        micro(model, x)
+    opt.step()
+""",
+        ),
+        kinds=("zeroed_before_step",),
+    ),
+    Notebook(
+        name="hidden state in a dict of an object",
+        cells=(
+            """\
+class Memory:
+    def __init__(self): self.state = {"h": None}
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.out, self.memory = nn.GRUCell(3, 4), nn.Linear(4, 1), Memory()
+    def forward(self, x):
+        self.memory.state["h"] = self.cell(x, self.memory.state["h"])  #> shared
+        return self.out(self.memory.state["h"])
+""",
+            """\
+%%autograd -o r
+c = Cell(); opt = torch.optim.Adam(c.parameters())
+for x in torch.randn(4, 2, 3):
+    loss = c(x).mean()
+    opt.zero_grad(); loss.backward(); opt.step()  #> location
+""",
+        ),
+        kinds=("second_backward",),
+        fix="detach",
+    ),
+    Notebook(
+        name="bare %autograd after: in place",
+        cells=(
+            """\
+net = nn.Linear(4, 4)
+def f(x):
+    h = torch.exp(net(x))
+    h[:, 0] = 0.0
+    return h.sum()
+""",
+            """\
+loss = f(torch.randn(2, 4))
+loss.backward()  #> location
+""",
+            """\
+%autograd -o r
+""",
+        ),
+        kinds=("inplace",),
+    ),
+    Notebook(
+        name="bare %autograd after: second backward in a function",
+        cells=(
+            """\
+net = nn.Linear(4, 4)
+def train():
+    h = torch.zeros(2, 4)
+    for x in torch.randn(3, 2, 4):
+        h = torch.tanh(net(x) + h)
+        loss = h.sum()
+        loss.backward()  #> location
+""",
+            """\
+train()
+""",
+            """\
+%autograd -o r
+""",
+        ),
+        kinds=("second_backward",),
+        tensors=("h",),
+    ),
+    Notebook(
+        name="bare %autograd after: cut in a forward",
+        cells=(
+            """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 1)
+    def forward(self, x):
+        return self.b(self.a(x)).detach()  #> location
+net = Net()
+""",
+            """\
+for x in torch.randn(3, 2, 4):
+    loss = net(x).mean()
+    loss.backward()
+""",
+            """\
+%autograd -o r
+""",
+        ),
+        kinds=("cut",),
+    ),
+    Notebook(
+        name="bare %autograd after an unrelated error",
+        cells=(
+            """\
+1 / 0
+""",
+            """\
+%autograd -o r
+""",
+        ),
+        kinds=(),
+    ),
+    Notebook(
+        name="unsupdis: masked write to a flattened view",
+        cells=(
+            """\
+def transform(theta, n=36):
+    grid = torch.cat([torch.rand(2, n) * 2 - 1, torch.ones(1, n)])
+    t_g = theta @ grid
+    t_s = t_g[:, 2, :]
+    t_s_flat = t_s.reshape(-1)
+    eps = 1e-6
+    t_s_flat[t_s_flat.abs() < 0.5] = eps
+    x_s_flat = t_g[:, 0, :].reshape(-1) / t_s_flat
+    y = t_s.exp() + x_s_flat.view_as(t_s)
+    return y
+net = nn.Linear(8, 9)
+opt = torch.optim.Adam(net.parameters())
+""",
+            """\
+%%autograd -o r
+for x in torch.randn(3, 4, 8):
+    y = transform(net(x).view(-1, 3, 3))
+    loss = y.mean()
+    opt.zero_grad(); loss.backward(); opt.step()
+""",
+        ),
+        kinds=(),
+    ),
+    Notebook(
+        name="efficientdet: inplace ReLU on a Parameter",
+        cells=(
+            """\
+class Fuse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.weight_relu = nn.ReLU(inplace=True)
+    def forward(self, a, b):
+        w = self.weight_relu(self.weight)  #> location
+        w = w / (w.sum() + 1e-4)
+        return w[0] * a + w[1] * b
+f = Fuse(); opt = torch.optim.SGD(f.parameters(), lr=0.1)
+""",
+            """\
+%%autograd -o r
+for a, b in torch.randn(3, 2, 4):
+    loss = f(a, b).pow(2).mean()
+    opt.zero_grad(); loss.backward(); opt.step()
+""",
+        ),
+        kinds=("leaf_inplace",),
+        writer_ops=("relu_",),
+        tensors=("self.weight", "weight"),
+        modules=("weight_relu",),
+        fix="inplace=False|clone",
+    ),
+    Notebook(
+        name="FCHarDNet: weights copied into a layer",
+        cells=(
+            """\
+%%autograd -o r
+conv = nn.Conv2d(3, 4, 3)
+W = torch.randn(4, 3, 3, 3)
+conv.weight[:,:,:,:] = W[:,:,:,:]  #> location
+""",
+        ),
+        kinds=("view_inplace", "leaf_inplace"),
+        tensors=("conv.weight",),
+        fix="no_grad",
+    ),
+    Notebook(
+        name="SalEMA: a parameter moved is no leaf, in an attribute",
+        cells=(
+            """\
+class Sal(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(3, 1)
+        self.alpha = torch.zeros(1, requires_grad=True).to(torch.float64)  #> location
+""",
+            """\
+%%autograd -o r
+model = Sal()
+opt = torch.optim.Adam([{'params': model.net.parameters()}, {'params': model.alpha, 'lr': 0.1}])
+""",
+        ),
+        kinds=("other",),
+        tensors=("model.alpha",),
+        fix=r"model\.alpha|self\.alpha",
+    ),
+    Notebook(
+        name="ternary: list of scaling factors",
+        cells=(
+            """\
+%%autograd -o r
+net = nn.Linear(3, 3)
+scaling_factors = [torch.ones(2, requires_grad=True).to(torch.float64) for _ in range(3)]  #> location
+opt = torch.optim.Adam(scaling_factors, lr=0.1)
+""",
+        ),
+        kinds=("other",),
+        tensors=("scaling_factors",),
+    ),
+    Notebook(
+        name="pyod DeepSVDD: regulariser computed once",
+        cells=(
+            """\
+class SVDD(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
+    def forward(self, x): return self.net(x)
+""",
+            """\
+%%autograd -o r
+model = SVDD(); opt = torch.optim.Adam(model.parameters())
+c = torch.zeros(2)
+w_d = 1e-3 * sum(torch.linalg.norm(w) for w in model.parameters())  #> shared
+for epoch in range(2):
+    epoch_loss = 0
+    for batch in torch.randn(3, 5, 6):
+        out = model(batch)
+        dist = torch.sum((out - c) ** 2, dim=-1)
+        loss = torch.mean(dist) + w_d
+        epoch_loss += loss
+        opt.zero_grad()
+        loss.backward()  #> location
+        opt.step()
+""",
+        ),
+        kinds=("second_backward",),
+        tensors=("w_d",),
+    ),
+    Notebook(
+        name="language model eval() between, generator function with yields",
+        cells=(
+            """\
+def batches(n):
+    for _ in range(n):
+        yield torch.randn(5, 4), torch.randint(3, (5,))
+def fit(model, opt, n):
+    for x, y in batches(n):
+        loss = F.cross_entropy(model(x), y)
+        opt.zero_grad()
+        loss.backward
+        opt.step()  #> location
+        yield loss.item()
+""",
+            """\
+%%autograd -o r
+m = nn.Linear(4, 3); o = torch.optim.SGD(m.parameters(), lr=.1)
+history = list(fit(m, o, 4))
+""",
+        ),
+        kinds=("stepped_without_backward",),
+    ),
+    Notebook(
+        name="staticmethod loss with numpy in the middle",
+        cells=(
+            """\
+import numpy as np
+class Loss:
+    @staticmethod
+    def dice(p, t):
+        inter = (p * t).sum().detach().numpy()  #> location
+        return torch.from_numpy(np.asarray(1 - 2 * inter / (p.sum() + t.sum()).detach().numpy()))  #> location
+net = nn.Conv2d(1, 1, 3, padding=1); opt = torch.optim.Adam(net.parameters())
+""",
+            """\
+%%autograd -o r
+for x in torch.rand(2, 1, 1, 8, 8):
+    loss = Loss.dice(torch.sigmoid(net(x)), (x > .5).float())
+    opt.zero_grad(); loss.backward(); opt.step()
+""",
+        ),
+        kinds=("cut",),
+    ),
+    Notebook(
+        name="loss.requires_grad_ hack after argmax, silent",
+        cells=(
+            """\
+%%autograd -o r
+net = nn.Linear(4, 3); opt = torch.optim.SGD(net.parameters(), lr=.1)
+for x, y in zip(torch.randn(3, 5, 4), torch.randint(3, (3, 5))):
+    pred = net(x).argmax(dim=1)  #> location
+    loss = F.mse_loss(pred.float(), y.float())
+    loss.requires_grad_(True)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        ),
+        kinds=("no_gradient", "grad_disabled"),
+        ops=("argmax",),
+        parameters=("bias", "weight"),
+    ),
+    Notebook(
+        name="optimizer of yesterday's model in a class, model reloaded",
+        cells=(
+            """\
+import copy
+class Exp:
+    def __init__(self):
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+        self.opt = torch.optim.Adam(self.model.parameters(), lr=1e-3)  #> location
+    def load(self, model):
+        self.model = copy.deepcopy(model)  #> location
+    def fit(self, n):
+        for x in torch.randn(n, 5, 4):
+            self.opt.zero_grad()
+            loss = self.model(x).pow(2).mean()
+            loss.backward()
+            self.opt.step()
+e = Exp()
+e.load(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)))
+""",
+            """\
+%%autograd -o r
+e.fit(4)
+""",
+        ),
+        kinds=("stale_optimizer",),
+        parameters=("0.bias", "0.weight", "2.bias", "2.weight"),
+    ),
+    Notebook(
+        name="BN twice: siamese, shared stats",
+        cells=(
+            """\
+net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+mom = 0.9
+proto = nn.Parameter(torch.randn(2, 3)); opt = torch.optim.SGD([*net.parameters(), proto], lr=.1)
+""",
+            """\
+%%autograd -o r
+center = torch.zeros(2, requires_grad=False)
+for x in torch.randn(3, 8, 4):
+    z = net(x)
+    d = (z * center) @ proto  #> saved
+    center.mul_(mom).add_(z.detach().mean(0), alpha=1 - mom)  #> location
+    loss = d.pow(2).mean()
+    opt.zero_grad(); loss.backward(); opt.step()
+""",
+        ),
+        kinds=("inplace",),
+        ops=("mul",),
+        writer_ops=("mul_",),
+        tensors=("center",),
+    ),
+    Notebook(
+        name="WGAN: clamp_ of parameters without no_grad",
+        cells=(
+            """\
+D = nn.Linear(4, 1); od = torch.optim.RMSprop(D.parameters())
+""",
+            """\
+%%autograd -o r
+for x in torch.randn(3, 5, 4):
+    for p in D.parameters():
+        p.clamp_(-0.01, 0.01)  #> location
+    l = D(x).mean(); od.zero_grad(); l.backward(); od.step()
+""",
+        ),
+        kinds=("leaf_inplace",),
+        writer_ops=("clamp_",),
+        tensors=("p", "weight"),
+        fix="no_grad",
+    ),
+    Notebook(
+        name="weighted sampling: float mask indexing; non-scalar from a dict of losses",
+        cells=(
+            """\
+def losses(net, x):
+    out = net(x)
+    return {"a": out.pow(2).mean(), "b": out.abs().mean(dim=1)}
+net = nn.Linear(4, 2); opt = torch.optim.SGD(net.parameters(), lr=.1)
+""",
+            """\
+%%autograd -o r
+for x in torch.randn(2, 5, 4):
+    d = losses(net, x)
+    loss = sum(w * d[k] for k, w in dict(a=1., b=.5).items())  #> location
+    opt.zero_grad(); loss.backward(); opt.step()
+""",
+        ),
+        kinds=("non_scalar",),
+        tensors=("loss",),
+        fix=r"mean\(\)",
+    ),
+    Notebook(
+        name="higher-order: create_graph forgotten in a meta loss",
+        cells=(
+            """\
+%%autograd -o r
+net = nn.Linear(4, 1); lr = torch.tensor(0.1, requires_grad=True); om = torch.optim.SGD([lr], lr=.01)
+for x in torch.randn(2, 5, 4):
+    g = torch.autograd.grad(net(x).pow(2).mean(), list(net.parameters()))  #> location
+    fast = [p.detach() - 0.1 * gi for p, gi in zip(net.parameters(), g)]  #> location
+    meta = F.linear(x, *fast).pow(2).mean()  #> location
+    om.zero_grad(); meta.backward(); om.step()
+""",
+        ),
+        kinds=("cut",),
+    ),
+    Notebook(
+        name="hook returns a wrong shape",
+        cells=(
+            """\
+net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1))
+def hook(grad):
+    return grad.sum(0)  #> location
+""",
+            """\
+%%autograd -o r
+h = net[0](torch.randn(5, 4)); h.register_hook(hook)
+net[2](net[1](h)).mean().backward()
+""",
+        ),
+        kinds=("other",),
+    ),
+    Notebook(
+        name="async/top-level: retain_grad missing, in a comprehension",
+        cells=(
+            """\
+%%autograd -o r
+net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1))
+acts = []
+x = torch.randn(5, 4)
+for layer in net:
+    x = layer(x); acts.append(x)
+x.mean().backward()
+norms = [a.grad.norm() for a in acts]  #> location
+""",
+        ),
+        kinds=("other",),
+        fix="retain_grad",
+    ),
+    Notebook(
+        name="only bias decays: two groups forget LayerNorm",
+        cells=(
+            """\
+class B(nn.Module):
+    def __init__(self):
+        super().__init__(); self.l1, self.ln, self.l2 = nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2)
+    def forward(self, x): return self.l2(self.ln(self.l1(x)).relu())
+m = B()
+decay = [p for n, p in m.named_parameters() if n.endswith("weight") and "ln" not in n]
+no_decay = [p for n, p in m.named_parameters() if n.endswith("bias") and "ln" not in n]
+opt = torch.optim.AdamW([{"params": decay, "weight_decay": .01}, {"params": no_decay, "weight_decay": 0.}], lr=1e-3)  #> location
+""",
+            """\
+%%autograd -o r
+for _ in range(3):
+    l = F.cross_entropy(m(torch.randn(5, 4)), torch.randint(2, (5,))); opt.zero_grad(); l.backward(); opt.step()
+""",
+        ),
+        kinds=("not_in_optimizer",),
+        parameters=("ln.bias", "ln.weight"),
+    ),
+)
+
+HEALTHY: Final = (
+    Notebook(
+        name="dataset condensation: images are optimized, networks re-drawn",
+        cells=(
+            """\
+%%autograd -o r
+imgs = torch.randn(10, 3, 8, 8, requires_grad=True)
+oi = torch.optim.SGD([imgs], lr=0.1, momentum=0.5)
+for _ in range(3):
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+    real = F.cross_entropy(net(torch.randn(10, 3, 8, 8)), torch.arange(10))
+    gr = [g.detach() for g in torch.autograd.grad(real, list(net.parameters()))]
+    gs = torch.autograd.grad(F.cross_entropy(net(imgs), torch.arange(10)), list(net.parameters()), create_graph=True)
+    loss = sum(1 - F.cosine_similarity(a.flatten(), b.flatten(), 0) for a, b in zip(gr, gs))
+    oi.zero_grad(); loss.backward(); oi.step()
+""",
+        ),
+    ),
+    Notebook(
+        name="SAM with a base optimizer",
+        cells=(
+            """\
+class SAM(torch.optim.Optimizer):
+    def __init__(self, params, base, rho=0.05, **kw):
+        super().__init__(params, dict(rho=rho, **kw)); self.base = base(self.param_groups, **kw)
+    @torch.no_grad()
+    def first_step(self):
+        for g in self.param_groups:
+            for p in g["params"]:
+                e = p.grad * g["rho"]; p.add_(e); self.state[p]["e"] = e
+        self.zero_grad()
+    @torch.no_grad()
+    def second_step(self):
+        for g in self.param_groups:
+            for p in g["params"]: p.sub_(self.state[p]["e"])
+        self.base.step(); self.zero_grad()
+""",
+            """\
+%%autograd -o r
+net = nn.Linear(4, 1); opt = SAM(net.parameters(), torch.optim.SGD, lr=0.1)
+for x in torch.randn(6, 5, 4):
+    net(x).pow(2).mean().backward(); opt.first_step()
+    net(x).pow(2).mean().backward(); opt.second_step()
+""",
+        ),
+    ),
+    Notebook(
+        name="EWC: fisher from squared gradients, then training",
+        cells=(
+            """\
+%%autograd -o r
+net = nn.Linear(4, 2); fisher = {n: torch.zeros_like(p) for n, p in net.named_parameters()}
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in zip(torch.randn(5, 1, 4), torch.randint(2, (5, 1))):
+    net.zero_grad(); F.cross_entropy(net(x), y).backward()
+    for n, p in net.named_parameters(): fisher[n] += p.grad.data ** 2
+old = {n: p.detach().clone() for n, p in net.named_parameters()}
+for x, y in zip(torch.randn(5, 8, 4), torch.randint(2, (5, 8))):
+    loss = F.cross_entropy(net(x), y) + sum((fisher[n] * (p - old[n]) ** 2).sum() for n, p in net.named_parameters())
+    opt.zero_grad(); loss.backward(); opt.step()
+""",
+        ),
+    ),
+    Notebook(
+        name="gradients kept by reference, then zeroed",
+        cells=(
+            """\
+%%autograd -o r
+net = nn.Linear(4, 2); opt = torch.optim.SGD(net.parameters(), lr=0.1)
+kept = []
+for task in range(3):
+    for x in torch.randn(3, 5, 4):
+        net(x).pow(2).mean().backward()
+        kept.append([p.grad for p in net.parameters()])
+        net.zero_grad(set_to_none=True)
+    for p, *gs in zip(net.parameters(), *kept): p.grad = torch.stack(gs).mean(0)
+    kept.clear()
+    opt.step(); opt.zero_grad()
+""",
+        ),
+    ),
+    Notebook(
+        name="loss finite check skips with zero_grad",
+        cells=(
+            """\
+%%autograd -o r
+net = nn.Linear(4, 2); opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for i, x in enumerate(torch.randn(8, 5, 4)):
+    loss = net(x).pow(2).mean()
+    loss.backward()
+    if i in (1, 3):
+        opt.zero_grad(); continue
+    opt.step(); opt.zero_grad()
+""",
+        ),
+    ),
+    Notebook(
+        name="pointer attention over values, then logits",
+        cells=(
+            """\
+class A(nn.Module):
+    def __init__(self):
+        super().__init__(); self.q = nn.Linear(4, 6); self.v = nn.Parameter(torch.randn(6, 5))
+    def forward(self, x): return self.q(x).softmax(-1) @ self.v
+""",
+            """\
+%%autograd -o r
+m = A(); o = torch.optim.Adam(m.parameters())
+for _ in range(3):
+    l = F.cross_entropy(m(torch.randn(7, 4)), torch.randint(5, (7,))); o.zero_grad(); l.backward(); o.step()
+""",
+        ),
+    ),
+    Notebook(
+        name="teacher in train mode beside a trained student, both called",
+        cells=(
+            """\
+%%autograd -o r
+teacher = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)); student = nn.Linear(4, 3)
+o = torch.optim.SGD(student.parameters(), lr=0.1)
+for x in torch.randn(4, 6, 4):
+    with torch.no_grad(): t = teacher(x)
+    l = F.kl_div(F.log_softmax(student(x), 1), F.softmax(t, 1), reduction="batchmean")
+    o.zero_grad(); l.backward(); o.step()
+""",
+        ),
+    ),
+    Notebook(
+        name="actor-critic: torch.tensor of float rewards beside log-probabilities",
+        cells=(
+            """\
+%%autograd -o r
+net = nn.Sequential(nn.Linear(4, 16), nn.ReLU()); pi, v = nn.Linear(16, 2), nn.Linear(16, 1)
+opt = torch.optim.Adam([*net.parameters(), *pi.parameters(), *v.parameters()])
+for ep in range(3):
+    lp, vs, rs = [], [], []
+    for t in range(6):
+        h = net(torch.randn(4)); d = torch.distributions.Categorical(logits=pi(h)); a = d.sample()
+        lp.append(d.log_prob(a)); vs.append(v(h)); rs.append(float(a.item() == 0))
+    R, returns = 0.0, []
+    for r_ in rs[::-1]:
+        R = r_ + 0.99 * R; returns.insert(0, R)
+    returns = torch.tensor(returns); returns = (returns - returns.mean()) / (returns.std() + 1e-6)
+    loss = torch.stack([-l * (g - val.item()) + F.smooth_l1_loss(val, g.view(1)) for l, val, g in zip(lp, vs, returns)]).sum()
+    opt.zero_grad(); loss.backward(); opt.step()
+""",
+        ),
+    ),
+    Notebook(
+        name="optimizer constructor fails, is caught, and made anew",
+        cells=(
+            """\
+%%autograd -o r
+net = nn.Linear(4, 1)
+try:
+    opt = torch.optim.Adam(net.parameters(), lr=-1.0)
+except ValueError as e:
+    opt = torch.optim.Adam(net.parameters(), lr=0.1)
+    for x in torch.randn(3, 5, 4):
+        l = net(x).pow(2).mean(); opt.zero_grad(); l.backward(); opt.step()
+""",
+        ),
+    ),
+    Notebook(
+        name="in-place on a loop variable of a detached tensor, masks and statistics",
+        cells=(
+            """\
+%%autograd -o r
+net = nn.Conv2d(3, 3, 3, padding=1); opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x in torch.rand(3, 2, 3, 8, 8):
+    for c, m, s in zip(x.transpose(0, 1), (0.5, 0.4, 0.3), (0.2, 0.2, 0.2)): c.sub_(m).div_(s)
+    y = net(x); shown = y.detach().clone()
+    for im in shown: im.sub_(im.min()).div_(im.max() + 1e-5)
+    l = (y - x).abs().mean(); opt.zero_grad(); l.backward(); opt.step()
+""",
+        ),
+    ),
+    Notebook(
+        name="target as probabilities from a model, mixup",
+        cells=(
+            """\
+%%autograd -o r
+net = nn.Linear(4, 5); opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x in torch.randn(4, 6, 4):
+    y = F.one_hot(torch.randint(5, (6,)), 5).float(); y = 0.7 * y + 0.3 * y.flip(0)
+    with torch.no_grad(): p = net(x).softmax(1)
+    l = F.cross_entropy(net(x), 0.5 * y + 0.5 * p); opt.zero_grad(); l.backward(); opt.step()
+""",
+        ),
+    ),
+    Notebook(
+        name="alternating optimizers over blocks of one model",
+        cells=(
+            """\
+%%autograd -o r
+net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+o1, o2 = torch.optim.SGD(net[0].parameters(), lr=0.1), torch.optim.Adam(net[2].parameters())
+for i, x in enumerate(torch.randn(8, 5, 4)):
+    l = net(x).pow(2).mean(); net.zero_grad(); l.backward(); (o1 if i % 2 else o2).step()
+""",
+        ),
+    ),
+    Notebook(
+        name="two losses by torch.tensor for logging only",
+        cells=(
+            """\
+%%autograd -o r
+net = nn.Linear(4, 2); opt = torch.optim.SGD(net.parameters(), lr=0.1); log = []
+for x in torch.randn(4, 5, 4):
+    a, b = net(x).pow(2).mean(), net(x).abs().mean()
+    log.append(torch.tensor([a, b]))
+    opt.zero_grad(); (a + b).backward(); opt.step()
+shown = torch.stack(log)
+""",
+        ),
+    ),
+    Notebook(
+        name="bare %autograd with no error before",
+        cells=(
+            """\
+x = 1
+""",
+            """\
+%autograd -o r
+""",
+        ),
+    ),
+    Notebook(
+        name="an ensemble of frozen and trained experts with gumbel",
+        cells=(
+            """\
+class MoE(nn.Module):
+    def __init__(self):
+        super().__init__(); self.gate = nn.Linear(4, 3); self.experts = nn.ModuleList(nn.Linear(4, 2) for _ in range(3))
+    def forward(self, x):
+        g = F.gumbel_softmax(self.gate(x), hard=True)
+        return sum(g[:, i:i+1] * e(x) for i, e in enumerate(self.experts))
+""",
+            """\
+%%autograd -o r
+m = MoE(); o = torch.optim.Adam(m.parameters())
+for _ in range(4):
+    l = F.cross_entropy(m(torch.randn(6, 4)), torch.randint(2, (6,))); o.zero_grad(); l.backward(); o.step()
+""",
+        ),
+    ),
+    Notebook(
+        name="virtual adversarial training",
+        cells=(
+            """\
+%%autograd -o r
+net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)); o = torch.optim.Adam(net.parameters())
+for x in torch.randn(4, 6, 4):
+    with torch.no_grad(): p = net(x).softmax(1)
+    d = torch.randn_like(x)
+    for _ in range(2):
+        d = 1e-2 * F.normalize(d, dim=1); d.requires_grad_()
+        F.kl_div(net(x + d).log_softmax(1), p, reduction="batchmean").backward()
+        d = d.grad.detach(); net.zero_grad()
+    l = F.kl_div(net(x + F.normalize(d, dim=1)).log_softmax(1), p, reduction="batchmean")
+    o.zero_grad(); l.backward(); o.step()
+""",
+        ),
+    ),
+    Notebook(
+        name="warm-up backwards whose gradients are discarded, then training",
+        cells=(
+            """\
+%%autograd -o r
+net = nn.Linear(4, 1); o = torch.optim.SGD(net.parameters(), lr=.1)
+for x in torch.randn(3, 5, 4):
+    net(x).pow(2).mean().backward(); o.zero_grad()
+for x in torch.randn(4, 5, 4):
+    l = net(x).pow(2).mean(); o.zero_grad(); l.backward(); o.step()
+""",
+        ),
+    ),
+    Notebook(
+        name="double DQN with n-step, polyak by lerp_, huber",
+        cells=(
+            """\
+%%autograd -o r
+import copy
+q = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2)); tq = copy.deepcopy(q).requires_grad_(False)
+o = torch.optim.Adam(q.parameters())
+for _ in range(4):
+    s, s2, a, r_ = torch.randn(8, 4), torch.randn(8, 4), torch.randint(2, (8, 1)), torch.rand(8, 1)
+    best = q(s2).argmax(1, keepdim=True)
+    y = r_ + .99 * tq(s2).gather(1, best)
+    l = F.smooth_l1_loss(q(s).gather(1, a), y); o.zero_grad(); l.backward(); o.step()
+    with torch.no_grad():
+        for t, p in zip(tq.parameters(), q.parameters()): t.lerp_(p, .01)
+""",
+        ),
+    ),
+    Notebook(
+        name="physics-informed: derivatives by create_graph, LBFGS then Adam",
+        cells=(
+            """\
+%%autograd -o r
+u = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1)); o = torch.optim.Adam(u.parameters(), 1e-3)
+lb = torch.optim.LBFGS(u.parameters(), max_iter=3)
+def loss():
+    x = torch.linspace(0, 1, 20)[:, None].requires_grad_()
+    y = u(x); dy, = torch.autograd.grad(y.sum(), x, create_graph=True); d2, = torch.autograd.grad(dy.sum(), x, create_graph=True)
+    return (d2 + y).pow(2).mean() + u(torch.zeros(1, 1)).pow(2).mean()
+for _ in range(3):
+    o.zero_grad(); l = loss(); l.backward(); o.step()
+def closure():
+    lb.zero_grad(); l = loss(); l.backward(); return l
+lb.step(closure)
+""",
+        ),
+    ),
+    Notebook(
+        name="normalizing flow, EMA by swap, evaluation each epoch",
+        cells=(
+            """\
+%%autograd -o r
+class Coupling(nn.Module):
+    def __init__(self):
+        super().__init__(); self.n = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Dropout(.1), nn.Linear(8, 2))
+    def forward(self, x):
+        a, b = x.chunk(2, 1); s, t = self.n(a).chunk(2, 1); s = s.tanh()
+        return torch.cat([b * s.exp() + t, a], 1), s.sum(1)
+fl = nn.ModuleList(Coupling() for _ in range(2)); o = torch.optim.Adam(fl.parameters())
+ema = {k: v.clone() for k, v in fl.state_dict().items()}
+for _ in range(3):
+    fl.train()
+    for x in torch.randn(2, 16, 2):
+        ld = 0
+        for f in fl: x, d = f(x); ld = ld + d
+        l = (x.pow(2).sum(1) / 2 - ld).mean(); o.zero_grad(); l.backward(); o.step()
+        for k, v in fl.state_dict().items(): ema[k].lerp_(v, .1)
+    keep = {k: v.clone() for k, v in fl.state_dict().items()}; fl.load_state_dict(ema); fl.eval()
+    with torch.no_grad():
+        x = torch.randn(4, 2)
+        for f in fl: x, _ = f(x)
+    fl.load_state_dict(keep)
+""",
+        ),
+    ),
+)
