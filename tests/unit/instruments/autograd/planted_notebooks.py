@@ -852,6 +852,277 @@ for _ in range(3):
         kinds=("not_in_optimizer",),
         parameters=("ln.bias", "ln.weight"),
     ),
+    Notebook(
+        name="docs RNN: h_t[layer] written in place",
+        cells=(
+            """\
+rnn = nn.RNN(3, 5, 2)
+params = dict(rnn.named_parameters())
+def forward(x, hx=None, batch_first=False):
+    seq_len, batch_size, _ = x.size()
+    if hx is None:
+        hx = torch.zeros(rnn.num_layers, batch_size, rnn.hidden_size)
+    h_t_minus_1 = hx
+    h_t = hx
+    output = []
+    for t in range(seq_len):
+        for layer in range(rnn.num_layers):
+            input_t = x[t] if layer == 0 else h_t[layer - 1]
+            h_t[layer] = torch.tanh(  #> location
+                input_t @ params[f"weight_ih_l{layer}"].T
+                + h_t_minus_1[layer] @ params[f"weight_hh_l{layer}"].T
+                + params[f"bias_ih_l{layer}"]
+                + params[f"bias_hh_l{layer}"]
+            )
+        output.append(h_t[-1])
+        h_t_minus_1 = h_t
+    return torch.stack(output), h_t
+opt = torch.optim.SGD(rnn.parameters(), lr=.1)
+""",
+            """\
+%%autograd -o r
+for x in torch.randn(2, 6, 4, 3):
+    out, h = forward(x)
+    loss = out.pow(2).mean(); opt.zero_grad(); loss.backward(); opt.step()
+""",
+        ),
+        kinds=("inplace",),
+        writer_ops=("copy_",),
+        tensors=("h_t", "hx"),
+        fix=r"h_t = h_t\.clone\(\)|clone",
+    ),
+    Notebook(
+        name="Qwen3VL: deepstack writes to the view of a custom Function",
+        cells=(
+            """\
+class Offload(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x
+    @staticmethod
+    def backward(ctx, g): return g
+class Text(nn.Module):
+    def __init__(self):
+        super().__init__(); self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+    def _deepstack_process(self, hidden_states, mask, visual):
+        local_this = hidden_states[mask, :].clone() + visual
+        hidden_states[mask, :] = local_this  #> location
+        return hidden_states
+    def forward(self, x, mask, visual):
+        for layer in self.layers:
+            x = Offload.apply(torch.tanh(layer(x)))
+            x = self._deepstack_process(x, mask, visual)
+        return x
+m = Text(); opt = torch.optim.Adam(m.parameters())
+""",
+            """\
+%%autograd -o r
+mask = torch.zeros(2, 5, dtype=torch.bool); mask[:, 1:3] = True
+loss = m(torch.randn(2, 5, 6), mask, torch.randn(4, 6)).mean()
+opt.zero_grad(); loss.backward(); opt.step()
+""",
+        ),
+        kinds=("view_inplace",),
+        tensors=("hidden_states",),
+        fix="clone",
+    ),
+    Notebook(
+        name="BEATs backbone: x += x_conv after it was saved",
+        cells=(
+            """\
+class Encoder(nn.Module):
+    def __init__(self, d=16):
+        super().__init__()
+        self.pos_conv = nn.Sequential(nn.Conv1d(d, d, 3, padding=1), nn.GELU())
+        self.ln = nn.LayerNorm(d); self.inp = nn.Linear(d, d)
+    def forward(self, x):
+        x = torch.sigmoid(self.inp(x))
+        x_conv = self.pos_conv(x.transpose(1, 2))
+        x_conv = x_conv.transpose(1, 2)
+        x += x_conv  #> location
+        return self.ln(x)
+m = Encoder(); opt = torch.optim.AdamW(m.parameters())
+""",
+            """\
+%%autograd -o r
+for x in torch.randn(2, 4, 8, 16):
+    loss = m(x).pow(2).mean(); opt.zero_grad(); loss.backward(); opt.step()
+""",
+        ),
+        kinds=("inplace",),
+        ops=("convolution", "sigmoid"),
+        writer_ops=("add_",),
+        tensors=("x",),
+        fix=r"x = x \+ x_conv",
+    ),
+    Notebook(
+        name="empty parameter list: modules in a list",
+        cells=(
+            """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(4, 4), nn.Linear(4, 1)]  #> location
+    def forward(self, x):
+        for l in self.layers: x = l(x)
+        return x
+""",
+            """\
+%%autograd -o r
+net = Net()
+opt = torch.optim.Adam(net.parameters(), lr=1e-3)
+""",
+        ),
+        kinds=("other", "not_in_optimizer"),
+        fix="ModuleList",
+    ),
+    Notebook(
+        name="empty parameter list: all filtered because frozen",
+        cells=(
+            """\
+net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+for param in net.parameters():
+    param.requires_grad = False  #> location
+""",
+            """\
+%%autograd -o r
+optimizer = torch.optim.Adam(filter(lambda p: p.requires_grad, net.parameters()), lr=1e-3)
+""",
+        ),
+        kinds=("other", "cut"),
+        fix="requires_grad",
+    ),
+    Notebook(
+        name="empty parameter list: generator used twice",
+        cells=(
+            """\
+net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+params = net.parameters()
+print("total", sum(p.numel() for p in params))
+""",
+            """\
+%%autograd -o r
+optimizer = torch.optim.Adam(params, lr=1e-3)  #> location
+""",
+        ),
+        kinds=("other",),
+        fix=r"list\(|again|parameters\(\)",
+    ),
+    Notebook(
+        name="bare after: optimizer steps between (GAN)",
+        cells=(
+            """\
+G, D = nn.Linear(2, 4), nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+og, od = torch.optim.Adam(G.parameters()), torch.optim.Adam(D.parameters())
+""",
+            """\
+for _ in range(2):
+    fake = G(torch.randn(8, 2))
+    g_loss = -D(fake).mean()
+    d_loss = D(fake.detach()).mean() - D(torch.randn(8, 4)).mean()
+    od.zero_grad(); d_loss.backward(retain_graph=True)
+    od.step()  #> location
+    og.zero_grad(); g_loss.backward()
+    og.step()
+""",
+            """\
+%autograd -o r
+""",
+        ),
+        kinds=("inplace",),
+    ),
+    Notebook(
+        name="bare after: leaf in a function",
+        cells=(
+            """\
+def sgd(params, lr):
+    for p in params:
+        p -= lr * p.grad  #> location
+""",
+            """\
+w = torch.randn(3, requires_grad=True)
+(w ** 2).sum().backward()
+sgd([w], 0.1)
+""",
+            """\
+%autograd -o r
+""",
+        ),
+        kinds=("leaf_inplace",),
+        tensors=("p",),
+        fix="no_grad",
+    ),
+    Notebook(
+        name="bare after: non-scalar",
+        cells=(
+            """\
+net = nn.Linear(3, 2)
+loss = F.mse_loss(net(torch.randn(4, 3)), torch.zeros(4, 2), reduction='none')  #> location
+""",
+            """\
+loss.backward()
+""",
+            """\
+%autograd -o r
+""",
+        ),
+        kinds=("non_scalar",),
+        fix="mean",
+    ),
+    Notebook(
+        name="bare after: frozen in another cell",
+        cells=(
+            """\
+net = nn.Linear(3, 2)
+""",
+            """\
+for p in net.parameters(): p.requires_grad_(False)
+""",
+            """\
+loss = net(torch.randn(4, 3)).mean()
+loss.backward()
+""",
+            """\
+%autograd -o r
+""",
+        ),
+        kinds=("cut",),
+    ),
+    Notebook(
+        name="bare after: no_grad around",
+        cells=(
+            """\
+net = nn.Linear(3, 2)
+def evaluate():
+    with torch.no_grad():  #> location
+        return net(torch.randn(4, 3)).mean()
+""",
+            """\
+loss = evaluate() * 2
+loss.backward()
+""",
+            """\
+%autograd -o r
+""",
+        ),
+        kinds=("cut",),
+    ),
+    Notebook(
+        name="bare after: unused",
+        cells=(
+            """\
+net = nn.Linear(3, 2); other = nn.Linear(3, 2)
+""",
+            """\
+l = net(torch.randn(4, 3)).mean()
+torch.autograd.grad(l, [net.weight, other.weight])  #> location
+""",
+            """\
+%autograd -o r
+""",
+        ),
+        kinds=("unused_input",),
+        tensors=("other.weight",),
+    ),
 )
 
 HEALTHY: Final = (

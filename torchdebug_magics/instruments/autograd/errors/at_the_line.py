@@ -173,7 +173,10 @@ def _unused(raised: Raised) -> Finding:
     reached = {id(node.variable) for node in nodes_of(raised.roots) if hasattr(node, "variable")}
     unused = {id(one) for one in raised.inputs if one.is_leaf and id(one) not in reached}
     parameters = tuple(name for name, one in named_members() if id(one) in unused)
-    name = ast.unparse(members[place]) if place < len(members) and not parameters else next(iter(parameters), None)
+    if len(members) == len(raised.inputs):
+        place = next((number for number, one in enumerate(raised.inputs) if id(one) in unused), place)
+    name = ast.unparse(members[place]) if place < len(members) and (isinstance(given, (ast.List, ast.Tuple)) or not parameters) else None
+    name = name or next(iter(parameters), None)
     return finding_at(
         raised,
         f"{f'`{name}`' if name else f'input {place}'} was not used to compute the outputs",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.autograd.report import Cut
     from torchdebug_magics.report import Location
 
-__all__ = ["cut_graph"]
+__all__ = ["cut_graph", "freezing_line"]
 
 
 def cut_graph(raised: Raised) -> Finding:
@@ -92,7 +92,7 @@ def _cuts_in_text(raised: Raised) -> Iterator[Cut]:
 
 
 def _frozen(raised: Raised, frozen: tuple[str, ...], line: Location | None) -> Finding:
-    where = _freezing_line(raised) or line or raised.here
+    where = freezing_line(raised) or line or raised.here
     return Finding(
         kind="cut",
         raised=True,
@@ -106,7 +106,8 @@ def _frozen(raised: Raised, frozen: tuple[str, ...], line: Location | None) -> F
     )
 
 
-def _freezing_line(raised: Raised) -> Location | None:
+def freezing_line(raised: Raised) -> Location | None:
+    """The first that sets ``requires_grad`` to False, in the code that ran or else in the latest cell that does."""
     files = [place.file for place in raised.places]
     for file in dict.fromkeys([*files, *reversed(cell_files())]):
         tree = tree_of(file)

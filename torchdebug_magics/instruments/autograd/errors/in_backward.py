@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from torchdebug_magics.instruments.autograd.errors.empty_optimizer import empty_optimizer
 from torchdebug_magics.instruments.autograd.errors.line_finding import assigned_before, finding_at, values_read
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, missing_gradient_of, parts_of_value
 from torchdebug_magics.probing.source.call_sites import function_node
@@ -114,6 +115,8 @@ def other_error(raised: Raised) -> Finding:
     missing = missing_gradient_of(raised.statement, raised.frames[0]) if raised.frames else None
     if missing is not None and "NoneType" in first:
         return _missing(raised, *missing)
+    if "empty parameter list" in first:
+        return empty_optimizer(raised)
     if "can't optimize a non-leaf" in first:
         return _not_a_leaf(raised)
     held = (name for place, name, value in values_read(raised) if place == raised.here and isinstance(value, torch.Tensor))

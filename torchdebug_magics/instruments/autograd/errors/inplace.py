@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
 
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.errors.broken_node import Complaint, broken_nodes
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, named_members, statement_at
 from torchdebug_magics.instruments.autograd.errors.writes import out_of_place, writes_to
 from torchdebug_magics.instruments.autograd.report import Finding
-from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.source.call_sites import tree_of, value_of
 from torchdebug_magics.probing.where import excerpt, location
 
 if TYPE_CHECKING:
@@ -144,8 +146,14 @@ def _read_from_text(raised: Raised) -> Finding:
                 where = _write_of(raised, variable)
                 if where is not None:
                     break
+    if name is None and broken is not None and complaint is not None:
+        name, where = _updated(raised, broken.node, complaint)
     statement = statement_at(where)
     code = out_of_place(statement) if statement is not None else ""
+    if where is not None and where.source.endswith("step()"):
+        code, fix = "", f"move `{where.source}` below `{raised.code}`, or compute this loss again after the update"
+    else:
+        fix = "put `%%autograd --every-step` above the cell and run it again: it names the line that overwrites"
     subject = f"`{name}`" if name else "a tensor" + (f" of shape {list(complaint.shape)}" if complaint is not None else "")
     return Finding(
         kind="inplace",
@@ -154,15 +162,39 @@ def _read_from_text(raised: Raised) -> Finding:
         location=where or raised.here,
         op=op or None,
         tensor=name,
-        fix=f"`{code}`" if code else "put `%%autograd --every-step` above the cell and run it again: it names the line that overwrites",
+        fix=f"`{code}`" if code else fix,
         explanation="" if where is None else "read from the graph and the source; `%%autograd` above the cell records the write itself",
         excerpt=excerpt(where) if where is not None else (),
     )
 
 
-def _is_it(value: object, complaint: Complaint) -> bool:
-    import torch  # noqa: PLC0415
+def _updated(raised: Raised, node: Any, complaint: Complaint) -> tuple[str | None, Location | None]:
+    """(name, line) of the parameter that the node was given, of which it may have saved a transposed view, and of its update."""
+    inputs = [one for one, _ in node.next_functions if one is not None]
+    inputs += [one for inner in inputs for one, _ in inner.next_functions if one is not None]
+    leaves = (one.variable for one in inputs if hasattr(one, "variable"))
+    leaf = next((one for one in leaves if one._version == complaint.version and sorted(one.shape) == sorted(complaint.shape)), None)
+    if leaf is None:
+        return None, None
+    name = next((name for name, member in named_members() if member is leaf), None) or raised.name_of(leaf)
+    for frame, place in zip(raised.frames, raised.places, strict=True):
+        for call in sorted(_steps_in(place), key=lambda one: -one.lineno):
+            optimizer = value_of(call.func.value, frame) if isinstance(call.func, ast.Attribute) else None
+            if isinstance(optimizer, torch.optim.Optimizer) and any(
+                one is leaf for group in optimizer.param_groups for one in group["params"]
+            ):
+                return name, location(place.file, call.lineno, place.function)
+    return name, None
 
+
+def _steps_in(place: Location) -> Iterator[ast.Call]:
+    """The calls of ``step()`` before a line."""
+    for node in ast.walk(tree_of(place.file) or ast.Module([], [])):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step" and node.lineno < place.line:
+            yield node
+
+
+def _is_it(value: object, complaint: Complaint) -> bool:
     if not issubclass(type(value), torch.Tensor) or value.is_inference():  # type: ignore[attr-defined]
         return False
     return value._version == complaint.version > 0 and tuple(value.shape) == complaint.shape  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, statement_at
 from torchdebug_magics.instruments.autograd.report import Finding
+from torchdebug_magics.instruments.autograd.silences.named import cell_files
 from torchdebug_magics.probing.source.call_sites import tree_of, value_of
 from torchdebug_magics.probing.where import excerpt, location
 
@@ -41,16 +42,16 @@ def values_read(raised: Raised) -> list[tuple[Location, str, object]]:
 
 
 def assigned_before(raised: Raised, name: str | None) -> Location | None:
-    """The last assignment to the variable before the error, by the text."""
-    for frame in raised.frames[:1]:
-        tree = tree_of(frame.f_code.co_filename)
+    """The last assignment to the variable before the error, by the text; else the last of an earlier cell."""
+    here = raised.here
+    for file in dict.fromkeys([*([here.file] if here is not None else ()), *reversed(cell_files())]):
+        tree = tree_of(file)
         lines = [
             node.lineno
             for node in (ast.walk(tree) if tree is not None else ())
-            if isinstance(node, ast.Assign)
-            and any(ast.unparse(target) == name for target in node.targets)
-            and node.lineno <= frame.f_lineno
+            if isinstance(node, ast.Assign) and any(ast.unparse(target) == name for target in node.targets)
         ]
-        if lines:
-            return location(frame.f_code.co_filename, max(lines), frame.f_code.co_name)
+        before = [line for line in lines if here is None or file != here.file or line <= here.line]
+        if before:
+            return location(file, max(before), "<module>")
     return None

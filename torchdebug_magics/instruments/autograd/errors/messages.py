@@ -36,6 +36,7 @@ _KINDS: tuple[tuple[str, Kind], ...] = (
 )
 _OTHERS = (
     r"assigned grad has data|attempting to assign a gradient|has changed the \w+ of value",
+    r"optimizer got an empty parameter list",
     r"can't optimize a non-leaf|Can't call numpy\(\) on Tensor that requires grad|graph leaves|requires_grad flags of leaf",
     r"can't retain_grad|register a hook on a tensor",
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import sys
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +40,8 @@ def cuts_toward(names: set[str], file: str, last_line: int, function: str, names
             value = namespace.get(name)
             if isinstance(value, torch.nn.Module):
                 yield from cuts_in_forward(value, "")
+            elif isinstance(value, FunctionType):
+                yield from _cuts_in_function(value)
 
 
 def cuts_in_forward(module: torch.nn.Module, path: str, depth: int = 0) -> Iterator[Cut]:
@@ -49,6 +53,19 @@ def cuts_in_forward(module: torch.nn.Module, path: str, depth: int = 0) -> Itera
         yield from _decorated(node, code.co_filename, code.co_name, path)
     for name, child in module.named_children() if depth < _DEEPEST else ():
         yield from cuts_in_forward(child, f"{path}.{name}".lstrip("."), depth + 1)
+
+
+def _cuts_in_function(function: FunctionType) -> Iterator[Cut]:
+    """On the way to what a function of the user's returns."""
+    code = function.__code__
+    node = function_node(code) if is_user_code(code) else None
+    if node is None:
+        return
+    returned = [one for one in simple_statements(node) if isinstance(one.statement, ast.Return)]
+    names = {name for one in returned for name in read_by(one.statement)}
+    for one in (*returned, *made_by(node, names, sys.maxsize)):
+        yield from _cuts_of(one, code.co_filename, code.co_name, None)
+    yield from _decorated(node, code.co_filename, code.co_name, None)
 
 
 def _function(tree: ast.AST, name: str, line: int) -> ast.AST | None:
@@ -77,7 +94,7 @@ def _op_of(node: ast.AST) -> str:
     return _CALLS.get(name, "")
 
 
-def _decorated(node: ast.AST, file: str, function: str, module: str) -> Iterator[Cut]:
+def _decorated(node: ast.AST, file: str, function: str, module: str | None) -> Iterator[Cut]:
     for decorator in getattr(node, "decorator_list", ()):
         if any(name in ast.unparse(decorator) for name in _OFF):
             yield Cut(op="no_grad", location=location(file, decorator.lineno, function), module=module)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.report import Finding
 from torchdebug_magics.instruments.autograd.silences.named import attribute_line, made_at
+from torchdebug_magics.instruments.autograd.silences.plain_containers import hidden_parameters
 from torchdebug_magics.instruments.autograd.silences.watched import tensors_of
 from torchdebug_magics.instruments.autograd.training_course import Backward, Step
 from torchdebug_magics.probing.where import excerpt
@@ -17,15 +16,14 @@ from torchdebug_magics.probing.where import excerpt
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import torch
+
     from torchdebug_magics.instruments.autograd.silences.alive import Alive
     from torchdebug_magics.instruments.autograd.silences.watched import Watched
     from torchdebug_magics.instruments.autograd.training_course import Course
     from torchdebug_magics.report import Location
 
 __all__ = ["wrong_tensors"]
-
-_CONTAINERS = (list, tuple, dict)
-_DEEPEST = 3
 
 
 def wrong_tensors(watched: Watched, alive: Alive) -> list[Finding]:
@@ -46,7 +44,8 @@ def wrong_tensors(watched: Watched, alive: Alive) -> list[Finding]:
     called = {one.optimizer: one.name for one in course.steps}
     optimizers = watched.optimizers()
     updated = {id(one) for optimizer in optimizers for one in tensors_of(optimizer)}
-    hidden = [one for one in _in_plain_containers(alive, updated) if id(one.parameter) in reached and id(one.parameter) not in held]
+    trained = [root for root in alive.roots if any(id(one) in updated for one in root.parameters())]
+    hidden = [one for root in trained for one in hidden_parameters(root) if id(one.parameter) in reached and id(one.parameter) not in held]
     if hidden:
         optimizer = _in_charge(course, optimizers, {id(one.parameter) for one in hidden})
         name = called.get(id(optimizer), "optimizer")
@@ -94,37 +93,6 @@ def _told(names: tuple[str, ...], optimizer: str, where: Location | None, hidden
         explanation="`parameters()` does not look into a plain list or dict" if hidden_in else "",
         excerpt=excerpt(where) if where is not None else (),
     )
-
-
-class _Hidden(NamedTuple):
-    """A parameter that `parameters()` of the model does not find."""
-
-    name: str
-    parameter: torch.nn.Parameter
-    owner: torch.nn.Module
-    attribute: str
-
-
-def _in_plain_containers(alive: Alive, updated: set[int]) -> Iterator[_Hidden]:
-    """The parameters that a model which is trained holds in lists and dicts."""
-    for root in alive.roots:
-        if not any(id(one) in updated for one in root.parameters()):
-            continue
-        for path, module in root.named_modules():
-            for attribute, value in list(vars(module).items()):
-                if not attribute.startswith("_") and type(value) in _CONTAINERS:
-                    held = _held_in(value, f"{path}.{attribute}".lstrip("."))
-                    yield from (_Hidden(name, one, module, attribute) for name, one in held)
-
-
-def _held_in(value: object, prefix: str, depth: int = 0) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    if isinstance(value, torch.nn.Parameter):
-        yield prefix, value
-    elif isinstance(value, torch.nn.Module):
-        yield from ((f"{prefix}.{name}", one) for name, one in value.named_parameters())
-    elif isinstance(value, _CONTAINERS) and depth < _DEEPEST:
-        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _held_in(part, f"{prefix}[{key!r}]", depth + 1)
 
 
 def _forgotten(
