@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.hangwatch.everybody.links import link
-from torchdebug_magics.instruments.hangwatch.everybody.participants import look_around
+from torchdebug_magics.instruments.hangwatch.everybody.looking_around import look_around
 from torchdebug_magics.instruments.hangwatch.getting_out import end_processes
 from torchdebug_magics.instruments.hangwatch.judge import judged
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress

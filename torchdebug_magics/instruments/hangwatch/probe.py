@@ -124,7 +124,7 @@ class HangProbe:
         return HangReport(
             state=state,
             cause=finding.cause if finding is not None else None,
-            headline=finding.headline if finding is not None else watch.hint or "stopped while it made progress",
+            headline=finding.headline if finding is not None else watch.place.hint or "stopped while it made progress",
             fix=finding.fix if finding is not None else "",
             reason=finding.reason if finding is not None else "",
             location=finding.location if finding is not None else (self._interrupted_at or (None,))[-1],

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.hangwatch.causes.wording import named
 from torchdebug_magics.instruments.hangwatch.everybody.links import link
-from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant, look_around
+from torchdebug_magics.instruments.hangwatch.everybody.looking_around import look_around
 from torchdebug_magics.probing.children.launching import Children
 from torchdebug_magics.probing.wrappers import MARK
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
 
 __all__ = ["look"]
 

@@ -10,25 +10,24 @@ from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import duration
 from torchdebug_magics.instruments.hangwatch.causes.wording import with_article
 from torchdebug_magics.instruments.hangwatch.crashes import explained, last_user_line
 from torchdebug_magics.instruments.hangwatch.everybody.links import link
-from torchdebug_magics.instruments.hangwatch.everybody.participants import look_around
+from torchdebug_magics.instruments.hangwatch.everybody.looking_around import look_around
+from torchdebug_magics.instruments.hangwatch.everybody.others_progress import OthersProgress
 from torchdebug_magics.instruments.hangwatch.getting_out import GettingOut
 from torchdebug_magics.instruments.hangwatch.judge import debugger_now, judged
 from torchdebug_magics.instruments.hangwatch.main_thread.endless import endless_loop, is_alone
 from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import LoopRate
+from torchdebug_magics.instruments.hangwatch.main_thread.own_findings import held_the_gil, never_ends, went_slow
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
+from torchdebug_magics.instruments.hangwatch.main_thread.standing_place import StandingPlace
 from torchdebug_magics.instruments.hangwatch.main_thread.tracers import installed_tracer
-from torchdebug_magics.instruments.hangwatch.report import Finding, LiveHang, Wait
+from torchdebug_magics.instruments.hangwatch.report import Finding, LiveHang
 from torchdebug_magics.machine.process_state import main_thread_ran_s
 from torchdebug_magics.probing.shell import running_shell
-from torchdebug_magics.probing.source.call_sites import line_of
-from torchdebug_magics.probing.source.code_owner import frames_above, owner
 from torchdebug_magics.probing.thread_errors import ThreadErrors
-from torchdebug_magics.probing.waits.thread_waits import wait_of
-from torchdebug_magics.probing.where import adopt_timed, locate, location
+from torchdebug_magics.probing.where import locate
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from torchdebug_magics.probing.children.launching import Children
     from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.probing.output_meter import OutputMeter
-    from torchdebug_magics.report import Location
 
 __all__ = ["Watcher"]
 
@@ -46,10 +44,8 @@ _REST_S = 1.0
 """Of the main thread at one instruction, after which the others are asked whether one has stopped in a debugger."""
 _LEAST_LOOKS, _LEAST_S = 3, 0.5
 """By which nothing has moved."""
-_LATE_S = 1.0
-"""By which a look comes late, when no Python thread gets a turn."""
-_BUSY = 0.5
-_ALMOST, _EVERY_S, _LOOP_EVERY = 0.7, 0.25, 4
+_LATE_S = 1.0  # of a look, when no Python thread gets a turn
+_BUSY, _LOOP_EVERY = 0.5, 4
 _WORST = {"slow": 1, "stuck": 2}
 
 
@@ -62,8 +58,7 @@ class Watcher:
         self.progress = Progress()
         self.finding: Finding | None = None
         """The worst so far, at its latest."""
-        self.hint = ""
-        """What a cell that was stopped early was waiting for."""
+        self.place = StandingPlace()
         self._suspected: tuple[object, ...] | None = None
         """What the last look said: a wait that has just ended looks like one until its thread has the GIL, or has left the line."""
         self._found_s = 0.0
@@ -77,18 +72,11 @@ class Watcher:
         self._around_s = 0.0
         self._looked_s = 0.0
         self._cpu_s = 0.0
-        self._at: Location | None = None
-        self._latest_at: tuple[str, int, str] | None = None
         self._loop = LoopRate()
         self._began_s = time.monotonic()
         self._ended_s: float | None = None
-        self._still_at: Location | None = None
-        self._still_kind = "python"
-        self._still_what = ""
-        """Where the main thread stood when it had made no progress for longest."""
         self._old_threads: set[int | None] = set()
-        self._seen: dict[str, tuple[set[tuple[str, int, str]], object, float]] = {}
-        """Lines at which each process was, its latest values, and when one of them was new."""
+        self._others = OthersProgress()
         self._ranks: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -114,11 +102,7 @@ class Watcher:
         if not self.progress.is_idle and self.progress.looks:
             self.progress.passed(self._ended_s - self.progress.last_s)
         if self.finding is None and self.progress.longest_s >= self.after_s:
-            waited = self.hint or "the main thread computed, without a step or output"
-            at = self._still_at
-            root = Wait(who="main", pid=os.getpid(), location=at, kind=self._still_kind, waits_for=None, what=self._still_what)
-            headline = f"{waited} for {duration(self.progress.longest_s)}"
-            self.finding = Finding(state="slow", cause=None, headline=headline, location=at, root=root, waits=(root,), chain=("main",))
+            self.finding = went_slow(self.progress.longest_s, self.place.hint, self.place.kind, self.place.what, self.place.longest_at)
 
     def look(self) -> None:
         """Every quarter of a second."""
@@ -128,7 +112,7 @@ class Watcher:
         self._children.note_ends()
         self.progress.written = self._output.written
         frame = self._guard.run("a look at the main thread", self.progress.look)
-        self._guard.run("a look at the line", self._note_line, frame)
+        self._guard.run("a look at the line", self.place.look, frame, self.progress, self.after_s)
         if late_s > _LATE_S:
             self._was_held(late_s, frame)
         self._cpu_s = main_thread_ran_s()
@@ -145,27 +129,12 @@ class Watcher:
             self._guard.run("ending the cell", self.getting_out.look, self.progress, self._found_s, now_s)
         self._looked_s = time.monotonic()
 
-    def _note_line(self, frame: FrameType | None) -> None:
-        """For the live view, and for a cell that ends before anybody was asked: where the main thread stood longest."""
-        if frame is None:
-            return
-        adopt_timed([frame])
-        self._latest_at = frame.f_code.co_filename, line_of(frame), frame.f_code.co_name
-        if self.progress.still_s > _REST_S:
-            self._at = locate(frame)
-        if self.progress.still_s > _ALMOST * max(self.after_s, self.progress.longest_s - _EVERY_S):
-            waiting = wait_of([*frames_above(sys._current_frames().get(threading.main_thread().ident or 0))])
-            kind, what = (waiting.kind, waiting.what) if waiting is not None else ("python", "")
-            self._still_at, self._still_kind, self._still_what = locate(frame), kind, what
-            waited = f"the main thread waited for {with_article(what)}" if kind != "python" else ""
-            self.hint = f"the main thread slept in {what}" if kind == "sleep" else waited
-
     def live(self) -> LiveHang:
         """For the live view, from any thread."""
         still_s = self.progress.still_s
         shown = self.finding if self.finding is not None and still_s >= self.after_s else None
         rate, rate_of, _ = self.rate()
-        return LiveHang(elapsed_s=self.elapsed_s, still_s=still_s, finding=shown, rate=rate, rate_of=rate_of, at=self._at)
+        return LiveHang(elapsed_s=self.elapsed_s, still_s=still_s, finding=shown, rate=rate, rate_of=rate_of, at=self.place.at)
 
     def rate(self) -> tuple[float | None, str, float | None]:
         """(per second, of what, seconds to the end of the loop)."""
@@ -196,7 +165,7 @@ class Watcher:
         if look is None:
             return
         self._around_s = now_s
-        progress.went_on(self._others_last_s(look))
+        progress.went_on(self._others.last_s(look))
         if self._looks and self._looks[-1].at_s < progress.last_s:
             self._looks.clear()
             self._suspected = None
@@ -206,7 +175,7 @@ class Watcher:
         elif still_s >= self.after_s and len(self._looks) >= _LEAST_LOOKS and look.at_s - self._looks[0].at_s >= _LEAST_S:
             self._judge(frame, still_s)
         elif look.main.facts.get("is_waiting"):
-            self.hint = f"the main thread waited for {with_article(look.main.what)}"
+            self.place.hint = f"the main thread waited for {with_article(look.main.what)}"
 
     def _look_at_graph(self, now_s: float) -> None:
         """A backward pass that goes through the graphs of earlier steps is told of before it takes too long."""
@@ -236,20 +205,6 @@ class Watcher:
             one.is_old = one.ident in self._old_threads and one.pid == os.getpid()
         return look
 
-    def _others_last_s(self, look: Look) -> float:
-        """When the last of the processes whose end the main thread waits for was at a new line, or had other values."""
-        for one in look.everybody.values():
-            if one.child is not None and one.process and one.process.get("worker") is None:
-                lines = {frame for frame in one.frames if owner(frame[0]) == "user"}
-                seen, before, last_s = self._seen.get(one.who, (set(), None, look.at_s))
-                is_new = not lines <= seen or one.at[2:] != before
-                self._seen[one.who] = (seen | lines, one.at[2:], look.at_s if is_new else last_s)
-        if look.main.kind not in {"join", "queue", "io"}:
-            return 0.0
-        waited = [look.everybody[who] for who in look.main.targets if who in look.everybody]
-        times = [self._seen[one.who][2] for one in waited if one.who in self._seen and not one.facts.get("idle") and one.kind != "dead"]
-        return min(times, default=0.0)
-
     def _judge(self, frame: FrameType | None, still_s: float) -> None:
         progress = self.progress
         if (endless := endless_loop(frame, alone=is_alone())) is not None:
@@ -265,23 +220,8 @@ class Watcher:
             self._found(replace(self.finding, since_s=found.since_s))
 
     def _endless(self, endless: tuple[int, str], still_s: float) -> Finding | None:
-        line, condition = endless
-        look = look_around(None)
-        main = look.main.as_wait()
-        if main.location is None:
-            return None  # it has been interrupted meanwhile
-        return Finding(
-            state="stuck",
-            cause="infinite_loop",
-            headline=f"`while {condition}:` in line {line} never ends: "
-            + ("nothing in it leaves it" if condition == "True" else "nothing in it changes the condition"),
-            fix="`break` or `return` out of the loop" if condition == "True" else "change a name of the condition in the loop, or `break`",
-            location=main.location,
-            root=replace(main, kind="python", waits_for=None, what=f"while {condition}"),
-            waits=(replace(main, kind="python", waits_for=None),),
-            chain=("main",),
-            since_s=still_s,
-        )
+        main = look_around(None).main.as_wait()
+        return None if main.location is None else never_ends(*endless, main, still_s)  # it may have been interrupted meanwhile
 
     def _found(self, finding: Finding | None) -> None:
         if finding is None:
@@ -306,19 +246,5 @@ class Watcher:
         self.progress.passed(late_s)
         if late_s < self.after_s or (main_thread_ran_s() - self._cpu_s) / late_s < _BUSY:
             return
-        where = locate(frame) if frame is not None else self._at or (location(*self._latest_at) if self._latest_at else None)
-        root = Wait(who="main", pid=os.getpid(), location=where, kind="gil", waits_for=None, what="one call that holds the GIL")
-        self._found(
-            Finding(
-                state="slow",
-                cause="gil_held",
-                headline=f"one call held the GIL for {late_s:.0f} s: no other Python thread could run",
-                fix="call it less, on smaller data, or in a process of its own",
-                reason="live views, other threads and Stop wait until such a call returns",
-                location=where,
-                root=root,
-                waits=(root,),
-                chain=("main",),
-                since_s=late_s,
-            )
-        )
+        where = locate(frame) if frame is not None else self.place.latest
+        self._found(held_the_gil(late_s, where))

@@ -11,7 +11,7 @@ import torch
 
 from torchdebug_magics.instruments.hangwatch.everybody import participants
 from torchdebug_magics.instruments.hangwatch.everybody.links import link
-from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, look_around
+from torchdebug_magics.instruments.hangwatch.everybody.looking_around import look_around
 from torchdebug_magics.instruments.hangwatch.judge import judged
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.machine.process_state import ProcessState
@@ -23,6 +23,7 @@ from torchdebug_magics.probing.waits.process_facts import facts_of_this_process
 if TYPE_CHECKING:
     import pytest
 
+    from torchdebug_magics.instruments.hangwatch.everybody.participants import Look
     from torchdebug_magics.instruments.hangwatch.report import Finding
 
 __all__ = ["BACKWARD", "FILE", "US", "World", "backward", "facts", "issued", "thread", "waits"]
