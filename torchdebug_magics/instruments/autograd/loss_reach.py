@@ -14,8 +14,8 @@ from torchdebug_magics.format import byte_size, listed, plural
 from torchdebug_magics.instruments.autograd.errors.broken_node import saved_names
 from torchdebug_magics.instruments.autograd.errors.raised import named_members
 from torchdebug_magics.instruments.autograd.from_text.cuts import cuts_in_forward, cuts_toward
+from torchdebug_magics.instruments.autograd.named import cell_files
 from torchdebug_magics.instruments.autograd.report import Cut, Finding, GraphReport, ModuleNodes, Reach
-from torchdebug_magics.instruments.autograd.silences.named import cell_files
 from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.modules import live_modules, parts_of
 from torchdebug_magics.probing.names import user_names

@@ -11,8 +11,8 @@ from torchdebug_magics.instruments.autograd.errors.cut_words import cut_words, w
 from torchdebug_magics.instruments.autograd.errors.dropped_gradient import dropped_on_the_way
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, named_members, statement_at
 from torchdebug_magics.instruments.autograd.from_text.cuts import cuts_toward
+from torchdebug_magics.instruments.autograd.named import cell_files
 from torchdebug_magics.instruments.autograd.report import Finding
-from torchdebug_magics.instruments.autograd.silences.named import cell_files
 from torchdebug_magics.probing.source.call_sites import tree_of
 from torchdebug_magics.probing.where import excerpt, location
 

@@ -9,7 +9,7 @@ import torch
 
 from torchdebug_magics.instruments.autograd.errors.cut import freezing_line
 from torchdebug_magics.instruments.autograd.errors.line_finding import assigned_before, finding_at, values_read
-from torchdebug_magics.instruments.autograd.silences.named import attribute_line
+from torchdebug_magics.instruments.autograd.named import attribute_line
 from torchdebug_magics.instruments.autograd.silences.plain_containers import hidden_parameters
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import ast
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, statement_at
+from torchdebug_magics.instruments.autograd.named import cell_files
 from torchdebug_magics.instruments.autograd.report import Finding
-from torchdebug_magics.instruments.autograd.silences.named import cell_files
 from torchdebug_magics.probing.source.call_sites import tree_of, value_of
 from torchdebug_magics.probing.where import excerpt, location
 

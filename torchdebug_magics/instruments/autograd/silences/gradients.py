@@ -16,8 +16,8 @@ from torchdebug_magics.instruments.autograd.errors.dropped_gradient import (
     gradient_switch,
     rewrapped,
 )
+from torchdebug_magics.instruments.autograd.named import is_written_by_user
 from torchdebug_magics.instruments.autograd.report import Finding
-from torchdebug_magics.instruments.autograd.silences.named import is_written_by_user
 from torchdebug_magics.instruments.autograd.silences.watched import tensors_of
 from torchdebug_magics.probing.where import excerpt
 

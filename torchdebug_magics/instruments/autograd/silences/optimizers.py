@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import listed
+from torchdebug_magics.instruments.autograd.named import attribute_line, made_at
 from torchdebug_magics.instruments.autograd.report import Finding
-from torchdebug_magics.instruments.autograd.silences.named import attribute_line, made_at
 from torchdebug_magics.instruments.autograd.silences.plain_containers import hidden_parameters
 from torchdebug_magics.instruments.autograd.silences.watched import tensors_of
 from torchdebug_magics.instruments.autograd.training_course import Backward, Step

@@ -10,8 +10,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchdebug_magics.instruments.autograd.named import stepped_name, variable_of
 from torchdebug_magics.instruments.autograd.silences.leaking_batch import BatchLeak
-from torchdebug_magics.instruments.autograd.silences.named import stepped_name, variable_of
 from torchdebug_magics.instruments.autograd.silences.stale_values import StaleValue, stale_value
 from torchdebug_magics.instruments.autograd.training_course import Backward, Course, Step, Zeroed
 
