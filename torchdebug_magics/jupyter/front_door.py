@@ -86,12 +86,13 @@ class FrontDoor:
 
     def welcome(self) -> Page:
         """Every magic, then the machine in short."""
-        rows = tuple((row.magic, row.summary) for row in self._rows)
-        magics = Table("Magics", ("magic", "shows"), rows, {"shows": "prose"})
+        kinds = ("Magics above a cell", lambda row: row.probe is not None), ("Magics on a line", lambda row: row.probe is None)
+        listed = ((title, tuple((row.magic, row.summary) for row in self._rows if is_of_kind(row))) for title, is_of_kind in kinds)
+        magics = (Table(title, ("magic", "shows"), rows, {"shows": "prose"}) for title, rows in listed if rows)
         first = self._rows[0].name if self._rows else "NAME"
         more = Note(f"A question mark shows the help: `%%{first}?`, `%torchdebug?`.")
         verdict = f"torchdebug_magics {__version__} is ready: write `%%{first}` as the first line of a cell"
-        return Page("torchdebug", "info", verdict, (magics, more, *self._state()))
+        return Page("torchdebug", "info", verdict, (*magics, more, *self._state()))
 
     def doctor(self) -> Page:
         """What a person who helps would ask for first."""
