@@ -8,7 +8,7 @@ from torchdebug_magics.instruments.autograd.verdict import verdict
 
 __all__ = ["after_error"]
 
-_WITHOUT_TAPE = "read from the error and the graph; `%%autograd` above the cell also records which line wrote, saved and cut"
+_WITHOUT_TAPE = "read from the error and the graph; `%%autograd` above the cell also records the line of every op"
 
 
 def after_error(error: BaseException, *, every_step: bool = False) -> AutogradReport | None:

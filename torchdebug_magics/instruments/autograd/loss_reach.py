@@ -32,7 +32,7 @@ def examine(*losses: object, names: tuple[str, ...] = (), every_step: bool = Fal
     del every_step
     for loss in losses:
         if not isinstance(loss, torch.Tensor):
-            msg = f"%autograd looks at tensors, not {type(loss).__name__}: write `%autograd loss`"
+            msg = f"%autograd takes tensors, not {type(loss).__name__}: write `%autograd loss`"
             raise TorchDebugError(msg)
     tensors = [loss for loss in losses if isinstance(loss, torch.Tensor)]
     distance, nodes = _distances(tensors)
@@ -45,8 +45,8 @@ def examine(*losses: object, names: tuple[str, ...] = (), every_step: bool = Fal
     inner = [node for node, _ in nodes if not hasattr(node, "variable")]
     storage_bytes, is_freed = _saved(inner, known)
     saved = sum(storage_bytes.values())
-    problems = [f"the graph has more than {MOST_NODES:,} nodes: only these were read"] if distance >= MOST_NODES else []
-    problems += ["backward() has freed what the graph had saved"] if is_freed else []
+    problems = [f"the graph has more than {MOST_NODES:,} nodes: the rest was not read"] if distance >= MOST_NODES else []
+    problems += ["backward() has freed the saved tensors of this graph: their memory is not counted"] if is_freed else []
     cuts = _cuts(reaches, tensors, names)
     finding = _cut(tensors, names, cuts)
     return GraphReport(
@@ -168,7 +168,7 @@ def _cut(tensors: list[torch.Tensor], names: tuple[str, ...], cuts: tuple[Cut, .
                 tensor=name,
                 op=first.op if first is not None else None,
                 location=first.location if first is not None else None,
-                fix="put `%%autograd` above the cell that computes it and call backward(): the report names the line that cut the graph",
+                fix="put `%%autograd` above the cell that computes it, and call backward() there, to see the line that cut the graph",
             )
     return None
 

@@ -24,7 +24,7 @@ class Finding:
 
     kind: Kind
     raised: bool
-    """Whether it ended the cell; else nothing was raised."""
+    """Whether an error ended the cell; False for a fault that raised nothing."""
     headline: str
     """Subject, verb, object; without the line."""
     location: Location | None = None
@@ -35,7 +35,7 @@ class Finding:
     """Where `op` saved the tensor for backward."""
     first_backward_at: Location | None = None
     shared_from: Location | None = None
-    """Where the part of the graph was made that two backward passes share."""
+    """Where the part of the graph that two backward passes share was computed."""
     writer_op: str | None = None
     """The op that overwrote the tensor."""
     tensor: str | None = None
@@ -45,13 +45,13 @@ class Finding:
     parameters: tuple[str, ...] = ()
     """Names as in `named_parameters()`."""
     error_ratio: float | None = None
-    """Of ``stale_value``: the norm of the error of the gradient over the norm of the true gradient."""
+    """For ``stale_value``: the norm of the gradient's error, divided by the norm of the true gradient."""
     fix: str = ""
     explanation: str = ""
     excerpt: tuple[tuple[int, str], ...] = ()
     """The lines around `location`."""
     is_hint: bool = False
-    """Whether it may be meant so."""
+    """Whether the finding may be intended."""
 
     def sentence(self) -> str:
         """The finding on one line."""
@@ -72,11 +72,11 @@ class AutogradReport(Report):
     """Optimizer steps."""
     backward_count: int = 0
     recorded_count: int = 0
-    """Of these backward passes, those whose ops were recorded."""
+    """Backward passes whose ops were recorded."""
     raised: str = ""
     """The type of the error that ended the cell, where autograd did not raise it."""
     last_error: str = ""
-    """The error of the cell before, where the bare line was asked about it and autograd did not raise it."""
+    """The error of the previous cell, where a bare `%autograd` was asked about an error that autograd did not raise."""
     sentence: str = ""
 
     @property
@@ -87,7 +87,7 @@ class AutogradReport(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """Whether the gradient of a loss arrives at a parameter or leaf."""
+    """Whether the gradient of a loss reaches a parameter or another leaf."""
 
     name: str
     """As in `named_parameters()`, or the variable's name."""
@@ -102,7 +102,7 @@ class Reach:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Where a graph ends although gradients could flow on."""
+    """An op or a line that cuts a graph off from the parameters before it."""
 
     op: str
     location: Location | None
@@ -111,13 +111,13 @@ class Cut:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleNodes:
-    """The part of a graph that one module, or the code outside all modules, has made."""
+    """The part of a graph that one module, or the code outside all modules, computed."""
 
     module: str
     nodes_count: int
     saved_bytes: int
     reached_count: int
-    """Parameters at which its gradients arrive."""
+    """Parameters of the module that the gradient reaches."""
 
 
 @dataclass(frozen=True, kw_only=True)

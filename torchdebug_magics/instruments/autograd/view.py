@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["live_page", "page"]
 
 _CUTS = {
-    "detach": "`detach`", "no_grad": "gradients that are off", "lift_fresh": "a copy into a new tensor",
+    "detach": "`detach`", "no_grad": "disabled gradients", "lift_fresh": "a copy into a new tensor",
     "_local_scalar_dense": "a copy into Python numbers", "_to_copy": "a cast to integers or bools",
 }  # fmt: skip
 
@@ -104,7 +104,7 @@ def _picture(report: GraphReport, drawn: tuple[ModuleBox, ...]) -> Block:
     """From the input at the top to the loss at the bottom."""
     whole = f"{plural(report.nodes_count, 'graph node')}, {byte_size(report.saved_bytes)} saved for backward"
     boxes = [Box(one.path or "before the first parameter", _box_text(one), _box_status(one), tuple(map(_cut, one.cuts))) for one in drawn]
-    return Boxes("From the input to the loss: which modules its gradient reaches", (*boxes, Box("loss", whole, "info")))
+    return Boxes("Modules that the gradient of the loss reaches, from input to loss", (*boxes, Box("loss", whole, "info")))
 
 
 def _box_status(box: ModuleBox) -> Status:

@@ -37,7 +37,8 @@ def _written_name(raised: Raised) -> str | None:
 
 def _leaf(raised: Raised) -> Finding:
     name = _written_name(raised)
-    update = f"`with torch.no_grad(): {raised.code}` for an update by hand; else write into a copy: `{_fresh(name or '')} = {name}.clone()`"
+    copied = f"`{_fresh(name)} = {name}.clone()`" if name else "`.clone()`"
+    update = f"`with torch.no_grad(): {raised.code}` for an update by hand; else write into a copy: {copied}"
     return finding_at(
         raised,
         f"{f'`{name}`' if name else 'a parameter'} is a leaf that requires a gradient, and is written in place",
@@ -45,7 +46,7 @@ def _leaf(raised: Raised) -> Finding:
         tensor=name,
         writer_op=_writer_op(raised),
         module=raised.module,
-        explanation="a leaf holds the value that its gradient belongs to",
+        explanation="the gradient of a leaf belongs to its original value, which a write in place would lose",
     )
 
 
@@ -72,7 +73,7 @@ def _view(raised: Raised) -> Finding:
         return finding_at(
             raised,
             f"{called} is a view of a leaf that requires a gradient, and is written in place",
-            f"`with torch.no_grad(): {raised.code}`, or write into `{name}.clone()`",
+            f"`with torch.no_grad(): {raised.code}`, or write into {f'`{name}.clone()`' if name else 'a copy (`.clone()`)'}",
             tensor=name,
             writer_op=_writer_op(raised),
             module=raised.module,
@@ -127,10 +128,10 @@ def _non_scalar(raised: Raised) -> Finding:
         fix = f"`{backward.replace(f'{name}.backward', f'{name}.mean().backward')}`"
     else:
         fix = "reduce the loss to one number before backward(): `.mean()` or `.sum()`"
-    shape = list(root.shape) if root is not None else "several elements"
+    shape = f"shape {list(root.shape)}" if root is not None else "several elements"
     return finding_at(
         raised,
-        f"`{name or 'the loss'}` has shape {shape}, and backward() needs a scalar",
+        f"{f'`{name}`' if name else 'the loss'} has {shape}, and backward() needs a scalar",
         fix,
         where=where,
         op=made.name if made is not None else None,
@@ -153,7 +154,7 @@ def _inference(raised: Raised) -> Finding:
     )
     return finding_at(
         raised,
-        f"`{name or 'a tensor'}` was made under inference_mode and is used in training",
+        f"{f'`{name}`' if name else 'a tensor'} was created under `torch.inference_mode()` and is used in training",
         fix,
         where=where,
         saved_at=_line(made),
@@ -183,7 +184,7 @@ def _unused(raised: Raised) -> Finding:
         "pass the tensor that the outputs were computed from, or `allow_unused=True` to get None for it",
         tensor=name,
         parameters=parameters,
-        explanation="a view, a copy or a `.detach()` of it is another tensor for autograd" if name and not parameters else "",
+        explanation=f"a view, a copy or a `.detach()` of `{name}` is a different tensor to autograd" if name and not parameters else "",
     )
 
 

@@ -68,7 +68,10 @@ def _without_cut(raised: Raised, passed: list[RecordedOp]) -> Finding:
     elif raised.tape.ops and not members:
         headline, fix = "the loss was computed without any parameter", "compute the loss from the output of the model"
     else:
-        headline, fix = "the loss has no graph", "put `%%autograd` above the cell and run it again: it records where the graph was cut"
+        headline, fix = (
+            "the loss has no graph",
+            "put `%%autograd` above the cell and run the cell again: the report names the line that cut the graph",
+        )
     return Finding(
         kind="cut",
         raised=True,

@@ -33,12 +33,12 @@ def _words(cause: str, op: RecordedOp, line: Location | None, where: Location | 
     source = line.source if line is not None else ""
     match cause:
         case "no_grad" | "inference_mode" if where is not None and "checkpoint" in where.source:
-            return "no input of the reentrant checkpoint requires a gradient, so its output has none", _not_reentrant(where.source)
+            return "no input of the reentrant checkpoint requires a gradient, so its output has no graph", _not_reentrant(where.source)
         case "no_grad" | "inference_mode":
             switch = _SWITCHES[cause] if where is line or where is None else where.source.removeprefix("with ").rstrip(":")
             what = f"`{op.name}` ran with gradients off (`{switch.removeprefix('@')}`), so the loss has no graph"
             if switch.startswith("@") and where is not None:
-                fix = f"remove `{switch}` from `{where.function}`, which is a part of what is trained"
+                fix = f"remove `{switch}` from `{where.function}`"
             else:
                 fix = f"move `{source}` out of `{switch}`" if where != line else f"remove `{switch}` around `{source}`"
             return what, fix
@@ -48,7 +48,7 @@ def _words(cause: str, op: RecordedOp, line: Location | None, where: Location | 
             return "`.data` cut the graph between the parameters and the loss", _without(source, ".data")
         case "dtype":
             return f"`{op.name}` has no derivative: its output is an integer or a bool", _instead_of_op(op.name, source)
-    headline = "a new tensor was made from the numbers of another one, without its graph"
+    headline = "values were copied into a new tensor, which has no graph"
     return headline, _not_rewrapped(source, of_list=cause == "list")
 
 
@@ -62,7 +62,7 @@ def words_for_text(op: str, where: Location | None) -> tuple[str, str]:
             part = ".data" if ".data" in source else ".detach()"
             return f"`{part}` cut the graph between the parameters and the loss", _without(source, part)
         case "lift_fresh" | "_local_scalar_dense":
-            return "a new tensor was made from the numbers of another one, without its graph", _not_rewrapped(source)
+            return "values were copied into a new tensor, which has no graph", _not_rewrapped(source)
     return f"`{op}` has no derivative", _instead_of_op(op, source)
 
 

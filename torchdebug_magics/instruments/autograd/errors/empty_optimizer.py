@@ -49,6 +49,6 @@ def empty_optimizer(raised: Raised) -> Finding:
         if isinstance(value, GeneratorType) and value.gi_frame is None:
             made = assigned_before(raised, name)
             source = f" (`{made.source}`)" if made is not None else ""
-            fix = f"give the optimizer a list that is made anew, not the generator `{name}`{source}: `list(model.parameters())`"
-            return finding_at(raised, f"`{name}` is a generator that was gone through before: nothing is left of it", fix)
-    return finding_at(raised, "the optimizer is given no parameter", "give it those of the model to train: `model.parameters()`")
+            fix = f"pass the optimizer a new list, such as `list(model.parameters())`, not the generator `{name}`{source}"
+            return finding_at(raised, f"`{name}` is a generator that is already exhausted", fix)
+    return finding_at(raised, "the optimizer was given no parameters", "pass the parameters of the model to train: `model.parameters()`")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.autograd.errors.empty_optimizer import empty_optimizer
 from torchdebug_magics.instruments.autograd.errors.line_finding import assigned_before, finding_at, values_read
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, missing_gradient_of, parts_of_value
@@ -27,13 +28,13 @@ _OTHER_FIXES = (
     (r"requires_grad flags of leaf", "`.detach()` the tensor, or set `requires_grad` on the leaf that it was computed from"),
     (
         r"can't retain_grad|register a hook",
-        "call it on a tensor that requires a gradient: check where the graph was cut with `%autograd tensor`",
+        "call this on a tensor that requires a gradient; `%autograd NAME` shows where the graph of a tensor was cut",
     ),
-    (r"assigned grad has data|attempting to assign a gradient", "give `.grad` a tensor of the shape, dtype and device of the parameter"),
+    (r"assigned grad has data|attempting to assign a gradient", "assign a tensor with the parameter's shape, dtype and device to `.grad`"),
     (r"has changed the", "return a gradient of the same shape, dtype and device from the hook, or None"),
     (
         r"invalid gradient at index|size of tensor a",
-        "set `.grad = None` after `.data` gets another shape, dtype or device, and build the graph again",
+        "set `.grad = None` after you assign `.data` of another shape, dtype or device, and run the forward again",
     ),
 )
 
@@ -47,15 +48,15 @@ def custom_function(raised: Raised) -> Finding:
     shapes = re.search(r"at index (\d+) - got (\[[\d, ]*\]) but expected shape compatible with (\[[\d, ]*\])", raised.message)
     name = named[1] if named is not None else "the function"
     if counts is not None:
-        headline = f"`{name}.backward` returns {counts[2]} gradients, and `forward` takes {counts[1]} inputs"
-        fix = f"return {counts[1]} values from `{name}.backward`, one for each input of forward; `None` where there is no gradient"
+        headline = f"`{name}.backward` returns {plural(int(counts[2]), 'gradient')}, but `forward` takes {plural(int(counts[1]), 'input')}"
+        fix = f"return {plural(int(counts[1]), 'value')} from `{name}.backward`, one for each input; `None` where there is no gradient"
     elif shapes is not None:
         headline = f"`{name}.backward` returns a gradient of shape {shapes[2]} for input {shapes[1]} of shape {shapes[3]}"
-        fix = f"return a gradient of the shape of input {shapes[1]}: reduce it, such as `.sum(0)`, or `.view_as` that input"
+        fix = f"return a gradient of the shape of input {shapes[1]}: reduce it with `.sum(dim)`, or reshape it with `.view_as(input)`"
     elif "different than None" in raised.message:
         place = re.search(r"position (\d+)", raised.message)
         headline = f"`{name}.backward` returns a gradient for an input that is not a tensor"
-        fix = f"return `None` at position {place[1] if place else '?'}"
+        fix = f"return `None` at position {place[1]}" if place else "return `None` for that input"
     else:
         headline, fix = f"`{name}.backward`: {raised.message.splitlines()[0]}", "return one gradient, or None, for each input of forward"
     return finding_at(raised, headline, fix, where=where, op=name, first_backward_at=raised.here if where != raised.here else None)
@@ -84,7 +85,7 @@ def checkpoint_mismatch(raised: Raised) -> Finding:
     )
     return finding_at(
         raised,
-        "a checkpointed function computed something else when it ran again in backward()",
+        "a checkpointed function computed different tensors when backward() ran it again",
         "make the function depend on its arguments alone: no counters, `training` flags or lists that change between the two runs",
         where=next(calls, None),
         first_backward_at=raised.here,
@@ -102,7 +103,7 @@ def no_double_backward(raised: Raised) -> Finding:
         f"`{op or 'the function'}` cannot be differentiated twice",
         "`with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):` around the forward"
         if attention
-        else "drop `create_graph=True` where no second derivative is needed, or write this op with ones that have one"
+        else f"drop `create_graph=True` where no second derivative is needed, or replace `{op}` with ops that can be differentiated twice"
         if op
         else "remove `@once_differentiable` and write backward() with differentiable ops",
         op=op,
@@ -144,7 +145,7 @@ def _not_a_leaf(raised: Raised) -> Finding:
         where=made.line.location if made is not None and made.line is not None else assigned_before(raised, name),
         op=op,
         tensor=name,
-        explanation="the gradient arrives at the tensor that it was computed from",
+        explanation="backward() stores gradients in leaves only, so `.grad` of a computed tensor stays None",
     )
 
 

@@ -103,7 +103,7 @@ def _function(op: RecordedOp) -> str:
 
 def _why(found: _Overwritten, raised: Raised) -> str:
     complaint = Complaint.of(raised.message)
-    versions = f" (version {complaint.expected} was saved, version {complaint.version} is there)" if complaint is not None else ""
+    versions = f" (saved at version {complaint.expected}, now at version {complaint.version})" if complaint is not None else ""
     by = "the optimizer's update" if found.writer.in_optimizer else f"`{found.writer.name}`"
     return f"the derivative of `{found.saver.name}` needs the value that {by} has overwritten{versions}"
 
@@ -153,7 +153,7 @@ def _read_from_text(raised: Raised) -> Finding:
     if where is not None and where.source.endswith("step()"):
         code, fix = "", f"move `{where.source}` below `{raised.code}`, or compute this loss again after the update"
     else:
-        fix = "put `%%autograd --every-step` above the cell and run it again: it names the line that overwrites"
+        fix = "put `%%autograd --every-step` above the cell and run the cell again: the report names the line that overwrites the tensor"
     subject = f"`{name}`" if name else "a tensor" + (f" of shape {list(complaint.shape)}" if complaint is not None else "")
     return Finding(
         kind="inplace",

@@ -115,13 +115,17 @@ def _words(raised: Raised, twice: _Twice) -> tuple[str, str, str]:
         names = [one for one in (name or "").split(", ") if one]
         cure = "; ".join(f"{one} = {one}.detach()" for one in names)
         fix = f"`{cure}` at the start of each step" if names else "call `.detach()` on what is carried over to the next step"
-        return f"{called} carries the graph of the step before into this backward()", fix, "the step before has freed its part of the graph"
+        return (
+            f"{called} carries the graph of the step before into this backward()",
+            fix,
+            "backward() of the step before has freed its part of the graph",
+        )
     sources = [where.source for where in (twice.first_at, raised.here) if where is not None]
     losses = [source.partition(".backward")[0] for source in sources if ".backward" in source]
     if twice.same_line:
         return f"several losses share {called}", _all_at_once(raised), "the first call has freed the part that they share"
     if len(losses) > 1 and losses[0] == losses[1]:
-        again = f"start `{losses[0]}` anew before it is computed again, such as `{losses[0]} = 0`, or `{losses[0]} = {losses[0]}.detach()`"
+        again = f"`{losses[0]} = 0` before the next sum, or `{losses[0]} = {losses[0]}.detach()` to keep its value"
         return f"`{losses[0]}` still holds the loss of the first backward()", again, "the first call has freed the graph of that part"
     both = f"`({' + '.join(losses)}).backward()` in place of both calls" if len(losses) > 1 else "add the losses and call backward() once"
     shared = f"the graph of {called}" if name else called

@@ -54,8 +54,8 @@ def nothing_reached(watched: Watched, alive: Alive) -> list[Finding]:
                 module=dropped.op.module,
                 parameters=alive.names(_never_with_gradient(watched)),
                 first_backward_at=seen.line.location if seen.line is not None else None,
-                fix=f"{fix}, and drop the `requires_grad` of the loss",
-                explanation="the loss itself was made a leaf, so backward() ends at it and no parameter gets a gradient",
+                fix=f"{fix}, and remove `requires_grad` from the loss",
+                explanation="the loss is a leaf tensor: backward() stops there, and no parameter gets a gradient",
                 excerpt=excerpt(where) if where is not None else (),
             )
         ]
@@ -155,16 +155,16 @@ def _told(names: tuple[str, ...], count: int, dropped: Dropped | None) -> Findin
             parameters=names,
             tensor=names[0] if names else None,
             module=names[0].rpartition(".")[0] if names else None,
-            fix=f"call `{names[0].rpartition('.')[0]}` in the forward, or delete it"
+            fix=f"use `{names[0].rpartition('.')[0] or names[0]}` in the forward, or delete it"
             if names
-            else "use them in the forward, or delete them",
+            else "use these parameters in the forward, or delete them",
         )
     _, fix, where = cut_words(dropped)
     causes = {
         "no_grad": "gradients are off",
         "inference_mode": "inference mode is on",
-        "rewrapped": "their numbers are copied into a new tensor",
-        "list": "their numbers are copied into a new tensor",
+        "rewrapped": "a copy into a new tensor cuts the graph",
+        "list": "a copy into a new tensor cuts the graph",
     }
     by = causes.get(dropped.cause, f"`{dropped.op.name}` cuts the graph")
     return Finding(

@@ -123,11 +123,15 @@ def _told(mixing: _Mixing) -> Finding:
     where = op.line.location if op.line is not None else None
     source = where.source if where is not None else ""
     if mixing.is_scramble:
-        headline, fix = f"`{op.name}` puts numbers of different samples together: it is no transpose", _transposed(op, source, mixing)
+        headline, fix = f"`{op.name}` mixes values of different samples: it does not transpose", _transposed(op, source, mixing)
     elif "softmax" in op.name:
         headline, fix = "`softmax` runs over the samples of the batch", _other_dimension(op, source, mixing)
     else:
-        verb = "attends over the samples of the batch" if op.module_type == "MultiheadAttention" else "takes the samples for time steps"
+        verb = (
+            "attends over the samples of the batch"
+            if op.module_type == "MultiheadAttention"
+            else "treats the samples of the batch as time steps"
+        )
         headline, fix = f"`{op.module}` ({op.module_type}) {verb}", f"`batch_first=True` where `{op.module}` is made"
     return Finding(
         kind="leaking_batch",
@@ -137,7 +141,7 @@ def _told(mixing: _Mixing) -> Finding:
         op=op.name.strip("_"),
         module=op.module,
         fix=fix,
-        explanation="the output of one sample depends on the inputs of others, at inference, too",
+        explanation="the output for one sample depends on the other samples of its batch, also at inference",
         excerpt=excerpt(where) if where is not None else (),
     )
 
@@ -151,7 +155,7 @@ def _transposed(op: RecordedOp, source: str, mixing: _Mixing) -> str:
     swapped[place], swapped[target] = swapped[target], swapped[place]
     call = _RESHAPE_CALL.search(source)
     if call is None or place == target:
-        return f"bring the samples to the front with `transpose` before `{source or op.name}`"
+        return f"move the batch dimension with `.transpose()` before `{source or op.name}`"
     moved = f".transpose({min(place, target)}, {max(place, target)})"
     kept = "" if tuple(swapped) == after else f".reshape({call[1]})"
     return f"`{source[: call.start()]}{moved}{kept}{source[call.end() :]}`"

@@ -79,10 +79,10 @@ def _twice(op: RecordedOp, maker: RecordedOp) -> Finding:
         op=first,
         saved_at=op.line.location if op.line is not None else None,
         module=maker.module,
-        fix=f"remove {target} and give the loss the logits"
+        fix=f"remove {target} and pass the logits to the loss"
         if is_direct
-        else "give the logarithm of the probabilities to `F.nll_loss`, in place of the probabilities to `F.cross_entropy`",
-        explanation="the gradient of the second one is small everywhere, so the model learns slowly and the loss has a floor",
+        else "`F.nll_loss(probabilities.log(), target)` in place of `F.cross_entropy(probabilities, target)`",
+        explanation=f"the second {first} makes all gradients small: the model learns slowly, and the loss cannot reach 0",
         excerpt=excerpt(where) if where is not None else (),
     )
 
@@ -132,7 +132,7 @@ def _hint(kind: Kind, headline: str, where: Location | None, fix: str, modes: tu
         fix=fix,
         explanation="Dropout is off and BatchNorm uses its running statistics"
         if kind == "train_in_eval_mode"
-        else "Dropout is on and BatchNorm uses and changes its statistics",
+        else "Dropout is on, and BatchNorm uses the batch's statistics and updates its running ones",
         is_hint=True,
         excerpt=excerpt(where) if where is not None else (),
     )

@@ -87,9 +87,9 @@ def _told(names: tuple[str, ...], optimizer: str, where: Location | None, hidden
         location=where,
         parameters=names,
         tensor=names[0] if names else None,
-        fix=f"keep the modules of `{hidden_in}` in an `nn.ModuleList`, and make `{optimizer}` again"
+        fix=f"keep the modules of `{hidden_in}` in an `nn.ModuleList`, and create `{optimizer}` after that"
         if hidden_in
-        else f"make `{optimizer}` from all parameters: those of {told}, too",
+        else f"create `{optimizer}` with all parameters, including {told}",
         explanation="`parameters()` does not look into a plain list or dict" if hidden_in else "",
         excerpt=excerpt(where) if where is not None else (),
     )
@@ -128,6 +128,6 @@ def _stale(name: str, unowned: tuple[str, ...], where: Location | None) -> Findi
         parameters=unowned,
         tensor=name,
         fix=f"run `{source}` again after the model is made or changed",
-        explanation="an optimizer holds tensors: what the model gets later is not among them",
+        explanation="an optimizer keeps the tensors that it was created with: parameters that the model gets later are not updated",
         excerpt=excerpt(where) if where is not None else (),
     )

@@ -77,7 +77,7 @@ def _without_gradients(step: Step, before: Sequence[Event], events: Sequence[Eve
         where,
         f"move `{where.source}` above the backward() call",
         first_backward_at=last.line.location if isinstance(last, Backward) and last.line is not None else None,
-        explanation="the update sees no gradient, so nothing is learned",
+        explanation="step() finds no gradient, so nothing is learned",
     )
 
 
@@ -152,7 +152,7 @@ def _never_zeroed(steps: Sequence[Step], between: Sequence[Sequence[Event]]) -> 
             name = steps[0].name
             return _finding(
                 "never_zeroed",
-                f"the gradients of `{name}` are never set to zero: each step adds to those of all steps before",
+                f"the gradients of `{name}` are never set to zero: they add up over all steps",
                 steps[0].line,
                 f"`{name}.zero_grad()` after `{_source(steps[0].line)}`",
                 is_hint=True,

@@ -31,7 +31,7 @@ def stale_values(watched: Watched, alive: Alive) -> list[Finding]:
             Finding(
                 kind="stale_value",
                 raised=False,
-                headline=f"`{name or 'a tensor'}` was overwritten after `{saver.name}` saved it{by_how_much}",
+                headline=f"{f'`{name}`' if name else 'a tensor'} was overwritten after `{saver.name}` saved it{by_how_much}",
                 location=where,
                 op=saver.name,
                 saved_at=saver.line.location if saver.line is not None else None,
