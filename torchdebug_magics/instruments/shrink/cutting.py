@@ -58,7 +58,7 @@ class _SideBySideError(_NotShrunkError):
     """Containers of layers that do not feed each other."""
 
     def __init__(self, stacks: Sequence[Stack]) -> None:
-        super().__init__(f"the layers of {listed([f'`{stack.path}`' for stack in stacks])} run side by side: experts, heads or towers")
+        super().__init__(f"the layers of {listed([f'`{stack.path}`' for stack in stacks])} run in parallel, as experts, heads or towers do")
         self.stacks = stacks
 
 
@@ -131,8 +131,8 @@ class _Cutter:
                         self.inputs, self.before = inputs, run
                         return
                     error = error or run.error
-        unknown = "no input is known on which it runs: write `%shrink model x`"
-        raise _NotShrunkError("its forward fails on this input with all layers, too" if asked.has_input else unknown, error)
+        unknown = "no input was found on which the model runs: write `%shrink model x`"
+        raise _NotShrunkError("its forward fails on this input with all layers as well" if asked.has_input else unknown, error)
 
     def cut(self) -> None:
         """Keep the first plan that is proven; measure it."""
@@ -164,9 +164,9 @@ class _Cutter:
         if self.stacks or (self._asked.skip and stacks_in(self._model, None, self._not_stacks)):
             return
         if stacks_in(self._model, None, self._not_stacks):
-            msg = f"each stack has {plural(self._asked.layers, 'layer')} at most, or no two layers of one kind"
+            msg = f"each stack has at most {plural(self._asked.layers, 'layer')}, or no two layers of the same kind"
             raise _NotShrunkError(msg)
-        msg = "it has no stack of layers: an `nn.ModuleList` or `nn.Sequential` of equal layers that run one after the other"
+        msg = "the model has no stack of layers: an `nn.ModuleList` or `nn.Sequential` of similar layers that run one after another"
         raise _NotShrunkError(msg)
 
     def _cut_found(self) -> None:
@@ -230,7 +230,7 @@ class _Cutter:
         if reason := has_other_outputs(self.before.outputs, run.outputs, lengths):
             raise _NotShrunkError(reason)
         if skipped is not None and not skipped.has_run:
-            msg = "its layers call attention by no known way: scaled_dot_product_attention, nn.MultiheadAttention, transformers' interface"
+            msg = "no known attention function is called: `F.scaled_dot_product_attention`, `nn.MultiheadAttention`, transformers'"
             raise _NotShrunkError(msg)
         self.after = run
         self.skipped = skipped.layers if skipped is not None else 0

@@ -26,15 +26,15 @@ def examine(
     undo: bool = False,
     device: str = "",
 ) -> ShrinkReport:
-    """Shrink a live model in place, proven by a forward; with `undo`, give all layers back.
+    """Shrink a live model in place, proven by a forward; with `undo`, restore all layers.
 
     Raises `TorchDebugError` where the first value is no module, `layers` is less than one, or there is nothing to undo.
     """
     if not isinstance(model, nn.Module):
-        msg = f"the first value is to be a torch.nn.Module, and this is a {type(model).__name__}: write `%shrink model`"
+        msg = f"the first argument must be a torch.nn.Module, not {type(model).__name__}: write `%shrink model`"
         raise TorchDebugError(msg)
     if layers < 1:
-        msg = f"a model needs a layer, and --layers is {layers}"
+        msg = f"--layers must be at least 1, not {layers}"
         raise TorchDebugError(msg)
     model = unwrapped(model)
     if undo:

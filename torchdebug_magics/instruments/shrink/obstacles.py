@@ -56,7 +56,7 @@ def has_other_outputs(before: Outputs, after: Outputs, lengths: Iterable[tuple[i
             return f"its {said} was {plural(len(shapes), 'tensor')} and became {len(now)}: the forward selects layers by number"
         for was, became in zip(shapes, now, strict=False):
             if len(was) != len(became) or not all(_fits(one, other, lengths) for one, other in zip(was, became, strict=True)):
-                return f"its {said} was {shape(was)} and became {shape(became)}: these layers change the shape, and are no stack"
+                return f"its {said} was {shape(was)} and became {shape(became)}: these layers change the shape, so all are needed"
     return ""
 
 
@@ -85,12 +85,12 @@ def notes_on(kept: Mapping[Stack, tuple[int, ...]], inputs: Inputs) -> Iterator[
         hooked = [place for place in gone if _is_hooked(stack.layers[place])]
         if hooked:
             names = listed([f"`{stack.path}`[{place}]" for place in hooked])
-            yield f"hooks on {names} do not run while {'it is' if len(hooked) == 1 else 'they are'} taken out"
+            yield f"hooks on {names} do not run while {'this layer is' if len(hooked) == 1 else 'these layers are'} removed"
     amounts = {len(stack.layers) for stack in kept}
     for name, value in inputs.named_values().items():
         entries = getattr(value, "layers", None)
         if isinstance(entries, list) and len(entries) in amounts:
-            yield f"`{name}` holds an entry for each layer of the large model: make a new one"
+            yield f"`{name}` holds an entry for each layer of the large model: create a new one"
 
 
 def _is_hooked(layer: nn.Module) -> bool:

@@ -24,25 +24,25 @@ class StackRow:
     layers_before: int
     kept: tuple[int, ...]
     kinds: int
-    """How many different layers there are: by class, configuration, parameter shapes."""
+    """Number of different kinds of layers, by class, configuration and parameter shapes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What a model takes."""
+    """Size and cost of a model."""
 
     parameters: int
     bytes: int
-    """Of parameters and buffers."""
+    """Memory of parameters and buffers."""
     flops: int | None = None
-    """Of the forward that proves it; None where none ran."""
+    """FLOPs of one forward; None where they were not counted."""
     seconds_s: float | None = None
-    """Of a forward that computed; None where none did."""
+    """Time of one forward on real data; None where none was timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShrinkReport(Report):
-    """Which layers are left, and what that saves."""
+    """Which layers were kept, and how much smaller the model is."""
 
     stacks: tuple[StackRow, ...] = ()
     before: Costs
@@ -51,38 +51,38 @@ class ShrinkReport(Report):
     """Whether the model is as it was before; see `reason`."""
     reason: str = ""
     error: str = ""
-    """What the forward raised, as ``IndexError: ...``; empty where it came through."""
+    """The error of the forward, such as ``IndexError: ...``; empty where it succeeded."""
     location: str = ""
     """The line of the model that raised it."""
     proof: Proof = ""
-    """On what the forward before and after ran."""
+    """The kind of tensors on which the forward ran, before and after."""
     input: str = ""
-    """The tensors that it ran on, such as ``input_ids 1 x 8 int64``."""
+    """The input of the forward, such as ``input_ids 1 x 8 int64``."""
     skipped_attention: int = 0
     """Layers whose attention is replaced."""
     device: str = ""
-    """Where the weights of a model on ``meta`` were made."""
+    """The device on which the weights of a model on ``meta`` were created."""
     restored: bool = field(default=False)
-    """Whether this was ``--undo``."""
+    """Whether `--undo` restored all layers."""
 
     @property
     def kept(self) -> Mapping[str, tuple[int, ...]]:
-        """The kept layers, as numbers in the large model, by the path of their container."""
+        """Indices of the kept layers in the large model, by the path of their container."""
         return {} if self.undone else {stack.path: stack.kept for stack in self.stacks}
 
     @property
     def parameters_before(self) -> int:
-        """Of the large model."""
+        """Parameters of the large model."""
         return self.before.parameters
 
     @property
     def parameters_after(self) -> int:
-        """Of the model as it is now."""
+        """Parameters of the model as it is now."""
         return self.after.parameters
 
     @property
     def verdict(self) -> str:
-        """How small it is, or why it stays large."""
+        """How small the model became, or why it was not shrunk."""
         if self.restored:
             names = listed([f"`{stack.path}`" for stack in self.stacks])
             return f"Restored: {names} {'has' if len(self.stacks) == 1 else 'have'} the original layers again, {_size(self.after)}"

@@ -20,7 +20,7 @@ __all__ = ["shrunk"]
 
 @contextmanager
 def shrunk(model: nn.Module, *args: Any, layers: int = 2, skip_attention: bool = False, **inputs: Any) -> Iterator[ShrinkReport]:
-    """Let the model have `layers` layers in each stack inside; afterwards it has all again, whatever happens inside.
+    """Keep `layers` layers in each stack of the model inside the block; all layers are restored at its end, also after an error.
 
     `args` and `inputs` go to the forward that proves it, as in a call. Raises `TorchDebugError` where the model cannot be shrunk.
     """

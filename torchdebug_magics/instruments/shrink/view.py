@@ -20,7 +20,7 @@ def page(report: ShrinkReport) -> Page:
     """The whole report."""
     blocks: list[Block] = [Note(problem) for problem in report.problems]
     if not report.undone:
-        blocks.append(Table("What it takes", ("what", "before", "after", "left"), _savings(report), {}, is_sequence=True))
+        blocks.append(Table("Size and cost", ("what", "before", "after", "left"), _savings(report), {}, is_sequence=True))
     if report.stacks:
         rows = [
             (stack.path, stack.type, stack.layers_before, "all" if report.undone else ", ".join(map(str, stack.kept)), stack.kinds)
@@ -30,7 +30,7 @@ def page(report: ShrinkReport) -> Page:
     facts = [("proof", f"a forward before and after, on {report.proof}: {report.input}")] if report.proof else []
     facts += [("error", report.error)] if report.error else []
     facts += [("at", report.location)] if report.location else []
-    facts += [] if report.undone else [("all layers again", "`%shrink MODEL --undo`")]
+    facts += [] if report.undone else [("undo", "`%shrink MODEL --undo`")]
     blocks += [Facts(tuple(facts))] if facts else []
     status: Status = "warn" if report.undone and not report.restored else "good"
     return Page("shrink", status, report.verdict, tuple(blocks))

@@ -8,23 +8,23 @@ _HERE = __name__
 
 INSTRUMENT = Instrument(
     name="stepzero",
-    summary="keeps weights, buffers, optimizer and random state before training; says later what moved how far, what never did, and why",
-    description="""Keeps the state before the first step, in this kernel or in a file, and compares with it later.
+    summary="keeps weights, buffers, optimizer and random state before training; shows later how far each parameter moved, or why not",
+    description="""Keeps the state before the first step (step zero), in this kernel or in a file, and compares the training with it later.
 
-    %stepzero model optimizer                     keep it; further values are data, such as a batch, of which a digest is kept
-    %stepzero                                     how far each parameter moved since, what never moved and why, which buffers changed
-    %stepzero --restore                           weights, buffers, optimizer and random state as they were
-    %stepzero --drop                              forget it
-    %stepzero model optimizer --file zero.pt      write the file, or compare with it where it exists: across kernels
-    %stepzero model optimizer --file zero.pt --restore      load it
+    %stepzero model optimizer                     keep step zero; of further values, such as a batch, a digest is kept
+    %stepzero                                     how far each parameter moved since, which ones never moved and why, which buffers changed
+    %stepzero --restore                           restore weights, buffers, optimizer and random state
+    %stepzero --drop                              forget step zero
+    %stepzero model optimizer --file zero.pt      write step zero to the file; if the file exists, compare with it, also in another kernel
+    %stepzero model optimizer --file zero.pt --restore      restore from the file
 
-The distance of a parameter is the norm of its change: absolute, relative to its norm at step zero, and, as a mean over its elements, in
-learning rates. Memory is shared with the model until a step writes to it, on the CPU, where nothing else looks at that memory. A file
-named *.safetensors is written in that format, where safetensors is installed; both kinds are read without running code.""",
+The distance of a parameter is the norm of its change. It is shown as it is, relative to the parameter's norm at step zero, and, as the
+root mean square over its elements, in learning rates. On the CPU, memory is shared with the model until a step writes to it, unless
+another tensor or array uses that memory. A file named *.safetensors needs safetensors; reading either format runs no code.""",
     options=(
-        Option("--file", "write this file, or compare with it where it exists", {"default": "", "metavar": "PATH"}),
-        Option("--restore", "put everything back as it was at step zero", {"action": "store_true"}),
-        Option("--drop", "forget what was kept", {"action": "store_true"}),
+        Option("--file", "write step zero to this file; if the file exists, compare with it", {"default": "", "metavar": "PATH"}),
+        Option("--restore", "restore weights, buffers, optimizer and random state", {"action": "store_true"}),
+        Option("--drop", "forget step zero", {"action": "store_true"}),
     ),
     view=f"{_HERE}.view:page",
     examine=f"{_HERE}.examine:examine",

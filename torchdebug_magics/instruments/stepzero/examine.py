@@ -107,12 +107,12 @@ def _all_of(parts: list[Any]) -> list[Any] | None:
 
 def _latest() -> tuple[ZeroState, Trained]:
     if not _kept:
-        msg = "no step zero was kept: `%stepzero model optimizer` keeps it, before the first step"
+        msg = "no step zero was kept: run `%stepzero model optimizer` before the first step"
         raise TorchDebugError(msg)
     zero, trained = _kept[0].zero, _kept[0].trained()
     if trained is None:
         _dropped()
-        msg = "the model or the optimizer whose step zero was kept is gone: `%stepzero model optimizer` keeps that of another one"
+        msg = "the model or the optimizer whose step zero was kept is gone: run `%stepzero model optimizer` for the new one"
         raise TorchDebugError(msg)
     return zero, trained
 

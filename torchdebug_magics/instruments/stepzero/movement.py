@@ -18,7 +18,7 @@ Rows = tuple[list[ParameterRow], list[ParameterRow], list[BufferRow], list[str]]
 def movement(trained: Trained, zero: ZeroState) -> Rows:
     """(parameters that moved, the furthest first; those that did not; buffers that changed; what cannot be compared)."""
     parameters, buffers = trained.parameters(), trained.buffers()
-    problems = [f"`{name}` is not in the model any more" for name in zero.tensors if name not in parameters and name not in buffers]
+    problems = [f"`{name}` is no longer in the model" for name in zero.tensors if name not in parameters and name not in buffers]
     distances = {name: _distance(name, tensor, zero, problems) for name, tensor in {**parameters, **buffers}.items()}
     reasons = _Reasons(trained, zero, stepped=any(distances[name] for name in parameters))
     moved: list[ParameterRow] = []
@@ -51,7 +51,7 @@ class _Reasons:
         self._stepped = stepped or bool(self._states)
 
     def in_learning_rates(self, parameter: torch.Tensor, distance: float) -> float | None:
-        """The mean change of an element."""
+        """The root mean square change of an element."""
         rate = float(self._groups.get(id(parameter), {}).get("lr", 0.0))
         return distance / math.sqrt(parameter.numel()) / rate if rate and parameter.numel() else None
 
@@ -79,11 +79,11 @@ class _Reasons:
         state = self._states.get(id(parameter))
         if parameter.grad is not None:
             if not bool(parameter.grad.detach().any()):
-                return "its gradient is zero"
-            return "its gradient came after the last step" if self._states and state is None else "its updates round to nothing"
+                return "zero gradient"
+            return "first gradient after the last step" if self._states and state is None else "updates round to zero"
         if state is not None:
-            return "its updates round to nothing" if any(map(_holds_something, state.values())) else "its gradients were zero"
-        return "no gradient reaches it" if self._states else "no gradient reaches it, or one of zeros"
+            return "updates round to zero" if any(map(_holds_something, state.values())) else "zero gradients"
+        return "no gradient" if self._states else "no gradient, or a zero gradient"
 
 
 def _holds_something(value: Any) -> bool:
@@ -95,7 +95,7 @@ def _distance(name: str, tensor: torch.Tensor, zero: ZeroState, problems: list[s
     """None where there is nothing to compare with."""
     kept = zero.tensors.get(name)
     if kept is None or kept.shape != tensor.shape:
-        problems.append(f"`{name}` is {'new' if kept is None else 'of another shape than at step zero'}: not compared")
+        problems.append(f"`{name}` {'is new' if kept is None else 'has another shape than at step zero'}: not compared")
         return None
     if tensor.is_meta or kept.is_meta:
         return None

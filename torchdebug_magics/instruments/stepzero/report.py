@@ -23,11 +23,11 @@ class ParameterRow:
     distance: float
     """The norm of its change."""
     relative: float | None
-    """As a part of its norm at step zero; None where that was 0."""
+    """The distance divided by the norm at step zero; None where that norm was 0."""
     learning_rates: float | None
-    """The mean change of an element, in learning rates; None where no optimizer has it, or its rate is 0."""
+    """Root mean square change of an element, in learning rates; None without an optimizer, or where the rate is 0."""
     why: str = ""
-    """Why it did not move; or what is odd in that it did."""
+    """Why the parameter did not move, or how it moved though it was frozen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,44 +40,44 @@ class BufferRow:
 
 @dataclass(frozen=True, kw_only=True)
 class DataRow:
-    """Whether data is still what it was."""
+    """Whether data changed since step zero."""
 
     data: str
     digest: str
-    """Of what it is now; empty where it is gone."""
+    """Digest of the present data; empty where the data is gone."""
     changed: bool | None
-    """None where that cannot be told."""
+    """None where there is nothing to compare."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepzeroReport(Report):
-    """The state at step zero, and the way from there."""
+    """What was kept at step zero, and what has moved since."""
 
     action: Action
     steps: int | None = None
     """Optimizer steps since; None where the optimizer does not count them."""
     moved: tuple[ParameterRow, ...] = ()
-    """The furthest, as a part of its norm, first."""
+    """Sorted by `relative`, the largest first."""
     unmoved: tuple[ParameterRow, ...] = ()
     buffers: tuple[BufferRow, ...] = ()
-    """Those that changed."""
+    """Buffers that changed."""
     data: tuple[DataRow, ...] = ()
     parameters_count: int = 0
     elements_count: int = 0
     held_bytes: int = 0
-    """That step zero takes besides the model."""
+    """Memory of step zero that is not shared with the model."""
     shared_bytes: int = 0
-    """That it shares with the model, until that is written to."""
+    """Memory that step zero shares with the model, until the model is written to."""
     file: str = ""
 
     @property
     def moved_though_frozen(self) -> tuple[ParameterRow, ...]:
-        """Those that were frozen, and moved."""
+        """Parameters that moved although they were frozen."""
         return tuple(row for row in self.moved if row.why)
 
     @property
     def unexpected(self) -> tuple[ParameterRow, ...]:
-        """Those that were to be trained, and never moved."""
+        """Trainable parameters that never moved."""
         return tuple(row for row in self.unmoved if row.why and row.why != FROZEN) if self.moved or self.steps else ()
 
     @property

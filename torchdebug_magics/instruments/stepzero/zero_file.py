@@ -127,6 +127,6 @@ def _safe(path: Path) -> tuple[str, dict[str, torch.Tensor]]:
 
 def _safetensors() -> Any:
     if importlib.util.find_spec("safetensors") is None:
-        msg = "safetensors is not installed here: name the file *.pt"
+        msg = "safetensors is not installed: install it, or name the file *.pt"
         raise TorchDebugError(msg)
     return importlib.import_module("safetensors.torch")

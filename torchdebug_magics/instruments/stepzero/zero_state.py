@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.stepzero.data_digest import digest_of
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.rng import RandomState
@@ -74,11 +75,13 @@ class ZeroState:
         with torch.no_grad():
             for name, kept in self.tensors.items():
                 if name not in now or now[name].shape != kept.shape:
-                    problems.append(f"`{name}` is {'of another shape' if name in now else 'not in the model any more'}: not restored")
+                    problems.append(f"`{name}` {'has another shape' if name in now else 'is no longer in the model'}: not restored")
                 else:
                     now[name].copy_(kept)
         if len(trained.optimizers) != len(self.optimizers):
-            problems.append(f"{len(self.optimizers)} optimizers were kept, and {len(trained.optimizers)} are here: none is restored")
+            problems.append(
+                f"kept: {plural(len(self.optimizers), 'optimizer')}, given: {len(trained.optimizers)}: no optimizer state was restored"
+            )
         else:
             for optimizer, state in zip(trained.optimizers, self.optimizers, strict=True):
                 optimizer.load_state_dict(copy.deepcopy(state))

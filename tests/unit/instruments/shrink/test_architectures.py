@@ -165,7 +165,7 @@ def test_a_live_cache_of_the_large_model_is_named() -> None:
     cache = model(**given).past_key_values
     report = torchdebug_magics.shrink(model, **given, past_key_values=cache)
     assert not report.undone
-    assert report.problems == ("`past_key_values` holds an entry for each layer of the large model: make a new one",)
+    assert report.problems == ("`past_key_values` holds an entry for each layer of the large model: create a new one",)
     assert [layer.keys.shape[2] for layer in cache.layers] == [5] * 12, "the proof did not write to it"
     torchdebug_magics.shrink(model, undo=True)
     model.live = cache  # as a model does that keeps its own

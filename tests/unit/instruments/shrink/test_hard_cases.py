@@ -163,7 +163,7 @@ def test_hooks_on_layers_that_went_come_back() -> None:
         model.blocks[number].register_forward_hook(lambda *_, number=number: ran.append(number))
     report = torchdebug_magics.shrink(model, X)
     assert ran == [], "the proof is undone"
-    assert report.problems == ("hooks on `blocks`[7] do not run while it is taken out",)
+    assert report.problems == ("hooks on `blocks`[7] do not run while this layer is removed",)
     model(X)
     assert ran == [0]
     torchdebug_magics.shrink(model, undo=True)
@@ -258,7 +258,7 @@ def test_a_shrunk_model_is_not_kept_alive() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "reason"),
-    [((Plain(2), X), "2 layers at most"), ((nn.Linear(8, 8), X), "no stack of layers"), ((Plain(), X[..., :5]), "with all layers, too")],
+    [((Plain(2), X), "at most 2 layers"), ((nn.Linear(8, 8), X), "no stack of layers"), ((Plain(), X[..., :5]), "with all layers as well")],
 )
 def test_what_cannot_be_shrunk_says_why(asked: tuple[Any, ...], reason: str) -> None:
     report = torchdebug_magics.shrink(*asked)
@@ -276,7 +276,7 @@ def test_no_input_is_known() -> None:
     assert dict(torchdebug_magics.shrink(model, {"x": X}).kept) == {"blocks": (0, 1)}
 
 
-@pytest.mark.parametrize(("asked", "options", "says"), [(3, {}, "torch.nn.Module"), (Plain(), {"layers": 0}, "needs a layer")])
+@pytest.mark.parametrize(("asked", "options", "says"), [(3, {}, "torch.nn.Module"), (Plain(), {"layers": 0}, "at least 1")])
 def test_wrong_use(asked: Any, options: dict[str, Any], says: str) -> None:
     with pytest.raises(TorchDebugError, match=says):
         torchdebug_magics.shrink(asked, **options)
