@@ -136,7 +136,7 @@ SENTENCES = {
         r"Two backward calls share a part of the graph · .* line 5: .* `\(loss_left \+ loss_right\)\.backward\(\)` in place of both calls",
         r"`argmax` has no derivative: its output is an integer or a bool · In\[\d+\] line 3",
         r"`addmm` ran with gradients off .* line 2: `with torch\.no_grad\(\):` .* move `out = net\(x\)` out of `torch\.no_grad\(\)`",
-        r"`weight` is a view of a leaf that requires a gradient, and is written in place · In\[\d+\] line 3",
+        r"`weight` is modified in place, but is a view of a leaf that requires a gradient · In\[\d+\] line 3",
         r"`loss` has shape \[32\], and backward\(\) needs a scalar · In\[\d+\] line 2: .* `loss = F\.cross_entropy\(net\(x\), y, reduction=\"mean\"\)`",
         r"`Scale\.backward` returns 1 gradient, but `forward` takes 2 inputs · In\[\d+\] line 10",
         r"`copy` was not used to compute the outputs · In\[\d+\] line 3",

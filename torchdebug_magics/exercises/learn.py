@@ -20,7 +20,7 @@ _CLASSES = 3
 _STEPS = 4
 _LEARNED = 0.4
 
-check = Exercise("All tasks are solved: when a loss does not move, you ask who is updated, what the gradient reaches, and in which order.")
+check = Exercise("All tasks are solved: when a loss does not move, you ask what is updated, what the gradient reaches, and in which order.")
 
 
 @check.task
@@ -104,5 +104,5 @@ def learned(last: AutogradReport, losses: Sequence[float]) -> None:
     expect_kind(losses, Sized, "`losses` should be what `train` gives")
     expect(
         losses[-1] < _LEARNED,
-        f"the loss ends at {losses[-1]:.2f}, and should come below {_LEARNED}; run the cells from `prepare` on again.",
+        f"the loss ends at {losses[-1]:.2f}, and should fall below {_LEARNED}; run the cells from `prepare` on again.",
     )

@@ -28,7 +28,7 @@ def weighed(gibibytes: float, giant: nn.Module) -> None:
     size = sum(parameter.numel() * parameter.element_size() for parameter in giant.parameters()) / _GIB
     said = re.search(r"\d+\.?\d*(e[-+]?\d+)?", str(gibibytes))  # "67 GiB" is a number, too
     named = float(said[0]) if said else 0.0
-    expect(said, f"{shown(gibibytes)} is no number of GiB.")
+    expect(said, f"{shown(gibibytes)} is not a number of GiB.")
     expect(
         abs(named - size) < 0.02 * size,
         f"the weights do not take {named:.12g} GiB; a GiB is 2**30 bytes, and a float32 takes four.",
@@ -139,4 +139,4 @@ def stood_in(stand_in: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
     idle = [name for name, slope in slopes.items() if slope is None]
     expect(not idle, f"no gradient reaches the {' and the '.join(idle)}; then their layers take no memory for it, and the optimizer none.")
     alone = all(slope is not None and not slope[:, :, 1:].any() for slope in slopes.values())
-    expect(alone, "each word still looks at other words, and that is the dear part; leave it out.")
+    expect(alone, "each word still looks at other words, and that is the expensive part; leave it out.")

@@ -289,7 +289,7 @@ ATTEMPTS = {
     "a loss for each prediction": ("shapes", 5, "loss_of = lambda p, t: (p[:, 0] - t) ** 2", "of shape (8,)"),
     "a loss as a plain number": ("shapes", 5, "loss_of = lambda p, t: F.mse_loss(p[:, 0], t).item()", "`backward()` can start"),
     "a loss without a graph": ("shapes", 5, "loss_of = lambda p, t: F.mse_loss(p[:, 0], t).detach()", "nothing would learn"),
-    "no size at all": ("shrink", 1, "giant = nn.Linear(9, 9)\ngibibytes = 'many'", "'many' is no number"),
+    "no size at all": ("shrink", 1, "giant = nn.Linear(9, 9)\ngibibytes = 'many'", "'many' is not a number"),
     "a model in place of its configuration": (
         "shrink",
         2,

@@ -41,7 +41,7 @@ def _leaf(raised: Raised) -> Finding:
     update = f"`with torch.no_grad(): {raised.code}` for an update by hand; else write into a copy: {copied}"
     return finding_at(
         raised,
-        f"{f'`{name}`' if name else 'a parameter'} is a leaf that requires a gradient, and is written in place",
+        f"{f'`{name}`' if name else 'a parameter'} is modified in place, but is a leaf that requires a gradient",
         _not_inplace(raised) or update,
         tensor=name,
         writer_op=_writer_op(raised),
@@ -72,7 +72,7 @@ def _view(raised: Raised) -> Finding:
     if "view of a leaf" in raised.message:
         return finding_at(
             raised,
-            f"{called} is a view of a leaf that requires a gradient, and is written in place",
+            f"{called} is modified in place, but is a view of a leaf that requires a gradient",
             f"`with torch.no_grad(): {raised.code}`, or write into {f'`{name}.clone()`' if name else 'a copy (`.clone()`)'}",
             tensor=name,
             writer_op=_writer_op(raised),
@@ -85,12 +85,12 @@ def _view(raised: Raised) -> Finding:
         what, why = "is a view made with gradients off", "gradients were off when the view was made"
     elif "custom Function" in raised.message:
         what = "is the output of a full backward hook" if "BackwardHook" in raised.message else f"is a view that `{op}` returned"
-        why = "a hook's or custom Function's output cannot be written in place: its backward would be lost"
+        why = "a write in place would replace the backward of the hook or custom Function"
     else:
         what, why = f"is one of several views that `{op}` returned", "a write to one of them would have to change the gradient of all"
     return finding_at(
         raised,
-        f"{called} {what}, and is written in place",
+        f"{called} is modified in place, but {what}",
         _out_of_view(raised, name),
         op=op,
         saved_at=_line(maker),

@@ -30,7 +30,7 @@ def empty_optimizer(raised: Raised) -> Finding:
             kept = hidden[0].attribute
             return finding_at(
                 raised,
-                f"`{name}` has no parameters: it holds its modules in `{kept}`, where `parameters()` does not look",
+                f"`{name}` has no parameters: its modules are in `{kept}`, which `parameters()` does not search",
                 f"keep the modules of `{kept}` in an `nn.ModuleList`",
                 where=attribute_line(hidden[0].owner, kept),
                 parameters=tuple(one.name for one in hidden),

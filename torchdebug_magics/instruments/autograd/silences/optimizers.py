@@ -90,7 +90,7 @@ def _told(names: tuple[str, ...], optimizer: str, where: Location | None, hidden
         fix=f"keep the modules of `{hidden_in}` in an `nn.ModuleList`, and create `{optimizer}` after that"
         if hidden_in
         else f"create `{optimizer}` with all parameters, including {told}",
-        explanation="`parameters()` does not look into a plain list or dict" if hidden_in else "",
+        explanation="`parameters()` does not search plain lists and dicts" if hidden_in else "",
         excerpt=excerpt(where) if where is not None else (),
     )
 
