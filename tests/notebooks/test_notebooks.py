@@ -147,7 +147,7 @@ SENTENCES = {
         r"`encoder\.weight`, `encoder\.bias` get no gradient: a copy into a new tensor cuts the graph · In\[\d+\] line 9",
         r"^\(\('encoder\.weight', 'encoder\.bias'\), '`return self\.head\(h\)`'\)$",
         r"`optimizer` updates tensors that are not the model's: it was made before .* · In\[\d+\] line 13",
-        r"`layers\[0\]\.weight`, .* get gradients, and no optimizer updates them .* `nn\.ModuleList`",
+        r"`layers\[0\]\.weight`, .* get gradients, but no optimizer updates them .* `nn\.ModuleList`",
         r"The gradients were set to zero after backward\(\), before `optimizer\.step\(\)` · In\[\d+\] line 7",
         r"`softmax` is applied before `cross_entropy`, which applies it itself · In\[\d+\] line 3",
         r"`view` mixes values of different samples: it does not transpose · In\[\d+\] line 9",

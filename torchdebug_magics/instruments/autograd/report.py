@@ -1,4 +1,4 @@
-"""What an autograd session leaves behind: the error that ended the cell, or the training that fails in silence."""
+"""What an autograd session leaves behind: the error that ended the cell, or the faults that raised no error."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def page(report: ShrinkReport) -> Page:
     """The whole report."""
     blocks: list[Block] = [Note(problem) for problem in report.problems]
     if not report.undone:
-        blocks.append(Table("Size and cost", ("what", "before", "after", "left"), _savings(report), {}, is_sequence=True))
+        blocks.append(Table("Size and cost", ("what", "before", "after", "remaining"), _savings(report), {}, is_sequence=True))
     if report.stacks:
         rows = [
             (stack.path, stack.type, stack.layers_before, "all" if report.undone else ", ".join(map(str, stack.kept)), stack.kinds)

@@ -80,7 +80,7 @@ class ZeroState:
                     now[name].copy_(kept)
         if len(trained.optimizers) != len(self.optimizers):
             problems.append(
-                f"kept: {plural(len(self.optimizers), 'optimizer')}, given: {len(trained.optimizers)}: no optimizer state was restored"
+                f"step zero has {plural(len(self.optimizers), 'optimizer')}, this call {len(trained.optimizers)}: no optimizer state was restored"
             )
         else:
             for optimizer, state in zip(trained.optimizers, self.optimizers, strict=True):

@@ -83,7 +83,7 @@ def _told(names: tuple[str, ...], optimizer: str, where: Location | None, hidden
     return Finding(
         kind="not_in_optimizer",
         raised=False,
-        headline=f"{told} {'gets gradients' if one else 'get gradients'}, and no optimizer updates {'it' if one else 'them'}",
+        headline=f"{told} {'gets gradients' if one else 'get gradients'}, but no optimizer updates {'it' if one else 'them'}",
         location=where,
         parameters=names,
         tensor=names[0] if names else None,
