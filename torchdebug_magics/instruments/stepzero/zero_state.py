@@ -80,7 +80,7 @@ class ZeroState:
                     now[name].copy_(kept)
         if len(trained.optimizers) != len(self.optimizers):
             problems.append(
-                f"step zero has {plural(len(self.optimizers), 'optimizer')}, this call {len(trained.optimizers)}: no optimizer state was restored"
+                f"step zero has {plural(len(self.optimizers), 'optimizer')}, you passed {len(trained.optimizers)}: none is restored"
             )
         else:
             for optimizer, state in zip(trained.optimizers, self.optimizers, strict=True):
