@@ -230,8 +230,8 @@ class _Cutter:
         if reason := has_other_outputs(self.before.outputs, run.outputs, lengths):
             raise _NotShrunkError(reason)
         if skipped is not None and not skipped.has_run:
-            known = "`F.scaled_dot_product_attention`, `nn.MultiheadAttention`, transformers' attention interface"
-            msg = f"no known attention function is called: {known}"
+            known = "`F.scaled_dot_product_attention`, `nn.MultiheadAttention` or the attention interface of transformers"
+            msg = f"none of its layers calls {known}"
             raise _NotShrunkError(msg)
         self.after = run
         self.skipped = skipped.layers if skipped is not None else 0

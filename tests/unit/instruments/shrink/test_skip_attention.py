@@ -91,5 +91,5 @@ def test_layers_without_attention_are_left() -> None:
     model = Plain(6, Block)
     report = torchdebug_magics.shrink(model, X, skip_attention=True)
     assert report.undone
-    assert "no known attention function is called" in report.reason
+    assert "none of its layers calls" in report.reason
     assert len(model.blocks) == 6
