@@ -13,11 +13,17 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torchdebug_magics import memtrace, nanhunt, shapes
+from torchdebug_magics import autograd, memtrace, nanhunt, shapes
 from torchdebug_magics.errors import NonFiniteError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-MAGICS: dict[str, Callable[[], Any]] = {"nothing": contextlib.nullcontext, "nanhunt": nanhunt, "shapes": shapes, "memtrace": memtrace}
+MAGICS: dict[str, Callable[[], Any]] = {
+    "nothing": contextlib.nullcontext,
+    "nanhunt": nanhunt,
+    "shapes": shapes,
+    "memtrace": memtrace,
+    "autograd": autograd,
+}
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 
@@ -77,7 +83,7 @@ def of_part(model: Model, magic: Callable[[], Any], optimizer: torch.optim.Optim
 
 
 @pytest.mark.parametrize("case", [of_function, of_model, in_place, of_part], ids=lambda case: case.__name__)
-@pytest.mark.parametrize("name", ["nanhunt", "shapes", "memtrace"])
+@pytest.mark.parametrize("name", ["nanhunt", "shapes", "memtrace", "autograd"])
 def test_as_much_is_compiled_as_without(case: Callable[..., None], name: str) -> None:
     counted = []
     for magic in (MAGICS["nothing"], MAGICS[name]):
@@ -132,7 +138,7 @@ def saved(model: Model) -> str:
 
 
 @pytest.mark.parametrize("turned", [scripted, traced, exported, symbolic, proxied, saved], ids=lambda turned: turned.__name__)
-@pytest.mark.parametrize("name", ["nanhunt", "shapes", "memtrace"])
+@pytest.mark.parametrize("name", ["nanhunt", "shapes", "memtrace", "autograd"])
 @pytest.mark.parametrize("is_new", [True, False])
 def test_the_code_made_of_a_model_is_the_same(turned: Callable[[Model], str], name: str, is_new: bool) -> None:
     plain = turned(Model().eval())

@@ -11,7 +11,7 @@ import torch
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import byte_size, listed, plural
-from torchdebug_magics.instruments.autograd.errors.broken_node import saved_names
+from torchdebug_magics.instruments.autograd.errors.broken_node import is_packed, saved_names
 from torchdebug_magics.instruments.autograd.errors.raised import named_members
 from torchdebug_magics.instruments.autograd.from_text.cuts import cuts_in_forward, cuts_toward
 from torchdebug_magics.instruments.autograd.named import cell_files
@@ -102,6 +102,8 @@ def _saved(nodes: list[Any], parameters: set[int]) -> tuple[dict[int, int], bool
     is_freed = False
     for node in nodes:
         for name in saved_names(node):
+            if is_packed(node, name):
+                continue
             try:
                 saved = getattr(node, name)
             except RuntimeError as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
+import weakref
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -18,6 +20,7 @@ from torchdebug_magics.instruments.autograd.silences.judged import silent_faults
 from torchdebug_magics.instruments.autograd.silences.watched import Watched
 from torchdebug_magics.instruments.autograd.training_course import Course
 from torchdebug_magics.instruments.autograd.verdict import verdict
+from torchdebug_magics.probing.compiled_calls import CompiledCalls
 from torchdebug_magics.probing.compiling import is_being_compiled
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
@@ -64,6 +67,7 @@ class AutogradProbe:
         self._depth = 0
         self._evaluations = ExitStack()
         """The hooks on the models that train, while nothing is recorded."""
+        self._hooked: list[weakref.ref[torch.nn.Module]] = []
         self._sees_evaluation = False
 
     def attach(self, stack: ExitStack) -> None:
@@ -78,6 +82,9 @@ class AutogradProbe:
         self._hooks.autograd_calls(stack, "grad", self._around_grad)
         self._hooks.optimizer_steps(stack, self._before_step, self._after_step)
         self._hooks.zeroed_gradients(stack, self._around_zero)
+        here = threading.get_ident()
+        self._hooks.unnoticed(stack)
+        CompiledCalls(self._hooks, self._guard, self._with_hooks, lambda: threading.get_ident() == here, _nothing, _nothing).attach(stack)
 
     def sweep(self) -> None:
         """Remove what an interrupt left."""
@@ -201,8 +208,12 @@ class AutogradProbe:
                 recorder.tape.drop_before(self._step_starts[0])
         elif recorder.is_on:
             recorder.off()
-            for root in self._trained_with_modes():
+            self._hooked = [weakref.ref(root) for root in self._trained_with_modes()]
+            for root in self._with_hooks():
                 self._hooks.own_calls(self._evaluations, root, self._evaluated, _nothing)
+
+    def _with_hooks(self) -> list[torch.nn.Module]:
+        return [root for ref in self._hooked if (root := ref()) is not None]
 
     def _trained_with_modes(self) -> list[torch.nn.Module]:
         """The models with BatchNorm or Dropout that are updated, and that no compiler or fused kernel runs."""

@@ -28,6 +28,6 @@ def _sentence(report: AutogradReport) -> str:
         return f"Autograd did not raise the last error: {report.last_error}"
     if not report.backward_count:
         return "No backward() in this cell: nothing to check"
-    return (
-        f"No autograd fault: {plural(report.backward_count, 'backward pass', 'es')}, {plural(report.steps_count, 'optimizer step')} checked"
-    )
+    recorded = f" ({report.recorded_count} recorded)" if report.recorded_count < report.backward_count else ""
+    passes = f"{plural(report.backward_count, 'backward pass', 'es')}{recorded}"
+    return f"No autograd fault: {passes}, {plural(report.steps_count, 'optimizer step')} checked"

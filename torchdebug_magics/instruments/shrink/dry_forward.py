@@ -16,7 +16,7 @@ from torch import nn
 from torchdebug_magics.probing.dry_runs.arithmetic import Arithmetic
 from torchdebug_magics.probing.dry_runs.copies import Copies
 from torchdebug_magics.probing.dry_runs.faking import Fakes
-from torchdebug_magics.probing.dry_runs.flops import FlopFormulas
+from torchdebug_magics.probing.dry_runs.flops import FlopFormulas, NoFormulas
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, zeros
 from torchdebug_magics.probing.dry_runs.leaves import named_tensors, sizes
 from torchdebug_magics.probing.dry_runs.library_questions import answers
@@ -105,6 +105,7 @@ def timed(model: nn.Module, inputs: Inputs) -> float | None:
             stack.enter_context(redirect_stdout(StringIO()))
             stack.enter_context(untouched(model, (inputs.args, inputs.kwargs), stand_in, writes, guard))
             stack.enter_context(torch.no_grad())
+            stack.enter_context(Arithmetic(None, NoFormulas(), None, writes=writes))  # which undoes what the forward writes
             began = time.perf_counter()
             try:
                 model(*given.args, **given.kwargs)

@@ -47,7 +47,9 @@ def _restored(model: nn.Module) -> ShrinkReport:
     if not edits:
         msg = "this model was not shrunk: there is nothing to undo"
         raise TorchDebugError(msg)
-    before, stacks = costs_of(model), edits.stacks
+    before, stacks, modes = costs_of(model), edits.stacks, {module: module.training for module in model.modules()}
     edits.undo()
+    for part in (part for module in modes for part in module.children() if part not in modes):
+        part.train(model.training)  # `model.eval()` has not met it meanwhile
     edits.stacks = ()
     return ShrinkReport(stacks=stacks, before=before, after=costs_of(model), undone=True, restored=True, reason="--undo")

@@ -15,24 +15,43 @@ __all__ = ["materialise"]
 
 def materialise(model: nn.Module, device: str) -> tuple[str, ...]:
     """Replace each tensor on ``meta`` by one on `device`, ties kept; what nothing has initialized is noted by name."""
+    places: list[tuple[nn.Module, dict[str, Any], str, torch.Tensor]] = [
+        (module, table, name, tensor)
+        for module in model.modules()
+        for table in _tables(module)
+        for name, tensor in table.items()
+        if tensor is not None and tensor.is_meta
+    ]
+    if not places:
+        return ("no parameter or buffer is on `meta`: nothing was initialized",)
     made: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        tables: tuple[Any, ...] = module._parameters, module._buffers
-        for table in tables:
-            for name, tensor in table.items():
-                if tensor is not None and tensor.is_meta:
-                    table[name] = made.setdefault(id(tensor), _marked(tensor, device))
-    _initialize(model)
+    is_whole = all(one.is_meta for one in model.parameters())
+    try:
+        for _, table, name, tensor in places:
+            table[name] = made.setdefault(id(tensor), _marked(tensor, device))
+        _initialize(model, None if is_whole else list(dict.fromkeys(module for module, _, _, _ in places)))
+    except BaseException:
+        for _, table, name, tensor in places:
+            table[name] = tensor
+        raise
     left = [name for name, tensor in _named(model) if any(tensor is one for one in made.values()) and _is_marked(tensor)]
     return (f"nothing initializes {listed([f'`{name}`' for name in left])}: set the values yourself",) if left else ()
 
 
-def _initialize(model: nn.Module) -> None:
-    initialize = getattr(model, "init_weights", None)
-    if callable(initialize) and hasattr(model, "_init_weights"):  # a model of transformers, which does its buffers, too
-        initialize()
+def _tables(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    return module._parameters, module._buffers
+
+
+def _initialize(model: nn.Module, parts: list[nn.Module] | None) -> None:
+    """All of it, or only these modules, as the others have their weights."""
+    initialize, of_part = getattr(model, "init_weights", None), getattr(model, "_init_weights", None)
+    if callable(initialize) and callable(of_part):  # a model of transformers, which does its buffers, too
+        for module in parts or ():
+            of_part(module)
+        if parts is None:
+            initialize()
         return
-    for module in model.modules():
+    for module in model.modules() if parts is None else parts:
         for name in ("reset_parameters", "_reset_parameters"):
             if callable(reset := getattr(module, name, None)):
                 reset()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,14 +26,15 @@ def digest_of(value: Any) -> str:
 
 
 def _parts(value: Any) -> Iterator[bytes]:
-    if isinstance(value, DataLoader):
-        yield from _parts(value.dataset)
-    elif isinstance(value, Subset):
+    value = value.dataset if isinstance(value, DataLoader) else value
+    if isinstance(value, Subset):
         yield repr(list(value.indices)).encode()
         yield from _parts(value.dataset)
     elif isinstance(value, Dataset):
         yield repr(len(value) if hasattr(value, "__len__") else type(value).__name__).encode()
         yield from _parts(list(vars(value).values()))
+    elif isinstance(value, Mapping):
+        yield from _parts([part for key, one in value.items() for part in (repr(key), [one])])
     elif isinstance(value, (list, tuple)) and not any(isinstance(one, torch.Tensor) for one in value):
         for one in value:
             yield from _parts(one)

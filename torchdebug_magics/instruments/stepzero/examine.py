@@ -94,15 +94,20 @@ def _reference(value: Any) -> Callable[[], Any] | None:
     if type(value) in {list, tuple, dict}:
         parts = [_reference(part) for part in (value.values() if isinstance(value, dict) else value)]
         known = [part for part in parts if part is not None]
-        return (lambda: _all_of([part() for part in known])) if known and len(known) == len(parts) else None
+        if not known or len(known) < len(parts):
+            return None
+        keys = list(value) if isinstance(value, dict) else None
+        return lambda: _all_of([part() for part in known], keys)
     try:
         return weakref.ref(value)
     except TypeError:
         return None
 
 
-def _all_of(parts: list[Any]) -> list[Any] | None:
-    return None if any(part is None for part in parts) else parts
+def _all_of(parts: list[Any], keys: list[Any] | None) -> list[Any] | dict[Any, Any] | None:
+    if any(part is None for part in parts):
+        return None
+    return parts if keys is None else dict(zip(keys, parts, strict=True))
 
 
 def _latest() -> tuple[ZeroState, Trained]:

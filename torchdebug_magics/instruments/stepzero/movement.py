@@ -99,7 +99,7 @@ def _distance(name: str, tensor: torch.Tensor, zero: ZeroState, problems: list[s
         return None
     if tensor.is_meta or kept.is_meta:
         return None
-    return 0.0 if address(kept) == address(tensor) != 0 else _norm(_wide(tensor).cpu() - _wide(kept))
+    return 0.0 if address(kept) == address(tensor) != 0 else _norm(_wide(tensor.detach().cpu()) - _wide(kept))
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

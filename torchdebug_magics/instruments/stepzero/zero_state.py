@@ -142,7 +142,7 @@ def _may_be_shared(tensor: torch.Tensor) -> bool:
         return False
     memory = tensor.untyped_storage()
     alone = 2  # the tensor, and `memory` itself
-    return memory.nbytes() == _bytes(tensor) and bool(torch._C._storage_Use_Count(memory._cdata) == alone)
+    return memory.nbytes() == _bytes(tensor) and memory.resizable() and bool(torch._C._storage_Use_Count(memory._cdata) == alone)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

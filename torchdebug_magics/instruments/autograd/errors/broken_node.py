@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["Broken", "Complaint", "broken_nodes", "nodes_of", "saved_names"]
+__all__ = ["Broken", "Complaint", "broken_nodes", "is_packed", "nodes_of", "saved_names"]
 
 _CHANGED = "modified by an inplace operation"
 _MESSAGE = re.compile(r"\[[\w.]+ \[([\d, ]*)\]\](?:, which is output \d+ of (\S+?),)? is at version (\d+); expected version (\d+)")
@@ -65,7 +65,18 @@ def saved_names(node: Any) -> tuple[str, ...]:
     return (*tensors, *(["saved_tensors"] if "saved_tensors" in names else []))
 
 
+def is_packed(node: Any, name: str) -> bool:
+    """Whether a hook has packed it, so that a look at it would run the user's code, as a checkpoint's forward."""
+    try:
+        raw = getattr(node, f"_raw{name}" if name.startswith("_saved") else f"_raw_{name}")
+    except (AttributeError, RuntimeError):
+        return False
+    return any(getattr(one, "unpack_hook", None) is not None for one in (raw if isinstance(raw, (tuple, list)) else (raw,)))
+
+
 def _refused(node: Any, name: str) -> str:
+    if is_packed(node, name):
+        return ""
     try:
         getattr(node, name)
     except RuntimeError as error:

@@ -37,6 +37,9 @@ _MOST_CALLS = 12
 _DISPATCH_S = 15e-6
 """What PyTorch takes to call a mode in Python for one op."""
 _MOST_BYTES = 1 << 28
+"""Of all copies of what was overwritten unseen."""
+_MOST_OPS = 100_000
+"""On the tape, of a cell without steps."""
 
 
 class Overwritten(NamedTuple):
@@ -92,6 +95,7 @@ class Recorder:
             self._stack.close()
             self._began.clear()
             self.twins = None
+            self.overwritten.clear()
 
     def forget(self) -> None:
         """Drop the tape, and all numbers of storages."""
@@ -189,7 +193,8 @@ class Recorder:
         for tensor in written:
             memory = self.tape.numbers.of(tensor)
             is_unseen = (is_fused or not tensor.requires_grad) and memory in self.tape.graph_memory
-            if is_unseen and memory not in self.overwritten and tensor.nbytes < _MOST_BYTES:
+            held = sum(one.before.nbytes for one in self.overwritten.values()) if is_unseen else 0
+            if is_unseen and memory not in self.overwritten and held + tensor.nbytes < _MOST_BYTES:
                 with _disable_current_modes(), torch.no_grad():
                     layout = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
                     self.overwritten[memory] = Overwritten(layout, tensor.detach().clone())
@@ -229,6 +234,8 @@ class Recorder:
             op.makes = tuple(self.use(one) for one in tensors)
             self._written = (op, written) if written else None
             self.tape.add(op)
+            if len(self.tape.ops) > _MOST_OPS:
+                self.tape.clear()
         except Exception as error:  # noqa: BLE001 - as above
             self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
         self.spent_s += time.thread_time() - began_s

@@ -16,6 +16,8 @@ from torchdebug_magics.probing.ops import argument_of, written_by
 from torchdebug_magics.probing.tensors import tensors_in
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Tape
 
 __all__ = ["Begun", "SampleTwins"]
@@ -80,10 +82,11 @@ class SampleTwins:
                 tensors = list(tensors_in(given))
                 if not any(one in self._twins for one in tensors):
                     return None
-                for one in written_by(func, *given):
-                    if one not in self._twins:
+                unknown = [one for one in written_by(func, *given) if one not in self._twins]
+                if self._is_affordable(unknown):
+                    for one in unknown:
                         self._twins[one] = one.detach().clone(), one.detach().clone()
-                return Begun(func, self._of_twin(given, 0), self._of_twin(given, 1))
+                return None if self._is_over else Begun(func, self._of_twin(given, 0), self._of_twin(given, 1))
         except Exception:  # noqa: BLE001 - then there is no answer
             self.give_up()
             return None
@@ -95,19 +98,25 @@ class SampleTwins:
         made = tree_leaves(result)
         if self._is_over or not any(isinstance(one, torch.Tensor) for one in made) or op.name.startswith(_VALUELESS):
             return
+        if not self._is_affordable(one for one in made if isinstance(one, torch.Tensor)):
+            return
         began_s = time.thread_time()
         try:
             with _disable_current_modes(), torch.no_grad():
                 for one, first, second in zip(made, *self._run(op, begun, given, made), strict=True):
                     if isinstance(one, torch.Tensor) and first is not None and second is not None:  # of some outputs there is none
                         self._twins[one] = first, second
-                        self._made_bytes += 2 * one.nbytes
                         self._compare(op, one, first, second, given)
         except Exception:  # noqa: BLE001 - as above
             self.give_up()
         self._spent_s += time.thread_time() - began_s
+
+    def _is_affordable(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether twins of these may be made; else it gives up."""
+        self._made_bytes += 2 * sum(one.nbytes for one in tensors)
         if self._spent_s > _SECONDS or self._made_bytes > _MOST_BYTES:
             self.give_up()
+        return not self._is_over
 
     def _meet_inputs(self, tape: Tape, op: RecordedOp, root: torch.nn.Module, given: tuple[Any, Any]) -> None:
         """Inputs of a model with as many samples as the first one."""
@@ -124,6 +133,8 @@ class SampleTwins:
                 continue
             if list(tensor.shape).count(count) > 1:
                 self.give_up()  # which of its dimensions holds the samples cannot be told
+                return
+            if not self._is_affordable([tensor]):
                 return
             if is_first:
                 self.samples_count, self.input_shape = count, tuple(tensor.shape)

@@ -49,7 +49,9 @@ class SharedMemory:
         """An op of a graph is about to read its arguments."""
         if not op.in_backward and not op.in_optimizer and op.grad_enabled and any(one.requires_grad for one in op.reads):
             for tensor, use in zip(tensors_in(given), op.reads, strict=False):
-                if op.name == "detach" or not (use.requires_grad or tensor.device.type != "cpu" or tensor.untyped_storage().resizable()):
+                if not use.memory or tensor.device.type != "cpu":
+                    continue  # nobody else writes there
+                if op.name == "detach" or not (use.requires_grad or tensor.untyped_storage().resizable()):
                     self._keep(tape, tensor, use)
 
     def _keep(self, tape: Tape, tensor: torch.Tensor, use: Use) -> None:

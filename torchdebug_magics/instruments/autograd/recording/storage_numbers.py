@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import TYPE_CHECKING
+
+import torch
 
 from torchdebug_magics.probing.contents import memory_of
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["StorageNumbers"]
 
@@ -27,8 +25,13 @@ class StorageNumbers:
         if not (place := memory_of(tensor)):
             return 0
         storage = tensor.untyped_storage()
-        address = storage.data_ptr() or place
+        address = int(_address(tensor) - tensor.storage_offset() * tensor.element_size()) or place
         known = self._known.get(address)
         if known is None or known[0]() is None:  # two that are alive at one address are one memory, as with `torch.from_dlpack`
             known = self._known[address] = weakref.ref(storage), next(self._next)
         return known[1]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where its numbers are, without making a memory its own that it shares until somebody writes."""
+    return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]

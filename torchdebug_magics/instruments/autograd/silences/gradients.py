@@ -94,7 +94,9 @@ def _never_with_gradient(watched: Watched) -> list[torch.Tensor]:
     for optimizer in watched.optimizers():
         steps = [one for one in watched.course.steps if one.optimizer == id(optimizer)]
         without = frozenset.intersection(*(one.without for one in steps)) if steps else frozenset[int]()
-        found += [one for one in tensors_of(optimizer) if id(one) in without - reached]
+        learnt_later = optimizer.state if watched.steps_of(optimizer) > len(steps) else ()
+        missed = [one for one in tensors_of(optimizer) if id(one) in without - reached]
+        found += [one for one in missed if one.grad is None and one not in learnt_later]
     return found
 
 

@@ -107,7 +107,8 @@ def _first_mixing(recorder: Recorder, twins: SampleTwins, passed: list[RecordedO
 def _is_mistaken(recorder: Recorder, op: RecordedOp) -> bool:
     """Whether the op is one that should not see several samples. Graphs, contrastive losses and statistics of a batch are meant to."""
     if op.name in {"_softmax", "_log_softmax"}:
-        return not any(one.name.startswith("nll_loss") for one in recorder.tape.consumers().get(op.index, ()))  # the loss itself
+        consumers = recorder.tape.consumers().get(op.index, ())
+        return bool(op.root) and not any(one.name.startswith("nll_loss") for one in consumers)  # the loss itself, or a part of it
     roots = (root for one in recorder.root_calls.values() if (root := one.root()) is not None and id(root) == op.root)
     part = next((one for root in roots for path, one in root.named_modules() if path == op.module), None)
     if not isinstance(part, (torch.nn.RNNBase, torch.nn.MultiheadAttention)) or part.batch_first:

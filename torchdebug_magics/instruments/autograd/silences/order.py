@@ -123,9 +123,11 @@ def _never_stepped(watched: Watched, alive: Alive) -> Finding | None:
     if any(_may_skip(scaler) for scaler in alive.scalers):
         return None
     updated = watched.updated()
+    parameters = {id(one) for root in alive.roots for one in root.parameters()}
     for optimizer in alive.optimizers:
         held = set(map(id, tensors_of(optimizer))) - updated  # another optimizer may make the update for this one
-        reached = [one for one in course.backwards if one.leaves & held]
+        # A gradient of the inputs is asked for itself, as by a saliency map or an attack.
+        reached = [one for one in course.backwards if one.leaves & held and one.leaves <= parameters | held]
         zeroed = [one for one in course.events if isinstance(one, Zeroed) and one.parameters & held]
         if id(optimizer) not in course.stepped and len(reached) >= _IN_A_LOOP and len(zeroed) >= _IN_A_LOOP - 1:
             name = variable_of(optimizer) or "optimizer"

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchdebug_magics.instruments.autograd.errors.broken_node import saved_names
+from torchdebug_magics.instruments.autograd.errors.broken_node import is_packed, saved_names
 from torchdebug_magics.probing.graphs import upstream
+from torchdebug_magics.probing.modules import live
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.autograd.recording.op_recorder import Recorder
@@ -60,6 +61,8 @@ def _is_silent(op: RecordedOp, written: Use, moved: int) -> bool:
 def _saved_in(numbers: StorageNumbers, node: Any, written: Use) -> torch.Tensor | None:
     """The tensor with these elements that the node holds, where PyTorch finds nothing wrong with it."""
     for name in saved_names(node):
+        if is_packed(node, name):
+            continue
         try:
             held = getattr(node, name)
         except RuntimeError:
@@ -76,7 +79,7 @@ def _error(recorder: Recorder, tensors: tuple[torch.Tensor, ...], nodes: list[An
     """The relative error of the gradient: the true one is computed with the values that were saved, on the graph, which is kept."""
     kept = recorder.overwritten.get(memory)
     leaves = [node.variable for node in nodes if hasattr(node, "variable")]
-    if kept is None or not leaves or any(_has_hooks(leaf) for leaf in leaves) or any(one.numel() != 1 for one in tensors):
+    if kept is None or not leaves or any(one.numel() != 1 for one in tensors) or _runs_code(nodes, leaves):
         return None
     with _disable_current_modes():
         place = torch.empty(0, dtype=held.dtype, device=held.device).set_(held.untyped_storage(), *kept.layout)
@@ -95,5 +98,12 @@ def _error(recorder: Recorder, tensors: tuple[torch.Tensor, ...], nodes: list[An
     return error / norm if norm else None
 
 
-def _has_hooks(leaf: torch.Tensor) -> bool:
-    return bool(leaf._backward_hooks) or bool(getattr(leaf, "_post_accumulate_grad_hooks", None))
+def _runs_code(nodes: list[Any], leaves: list[torch.Tensor]) -> bool:
+    """Whether a pass through the graph would run code of the user's: hooks, backwards of functions, checkpoints."""
+    if any(bool(getattr(leaf, "_post_accumulate_grad_hooks", None)) for leaf in leaves):
+        return True
+    if any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in nodes):
+        return True
+    if any(is_packed(node, name) for node in nodes for name in saved_names(node)):
+        return True
+    return any(one._backward_hooks for one in live(torch.Tensor) if not one.is_leaf or one.requires_grad)
