@@ -214,7 +214,8 @@ class Watcher:
         found = judged(list(self._looks), progress, still_s, Counter(progress.doing))
         said = (found.cause,) if found.state == "stuck" else (found.cause, found.location)
         before, self._suspected = self._suspected, said
-        if said == before or (found.state == "slow" and self.finding is None):
+        is_news = self.finding is None or (self.finding.cause is None and found.cause is not None)
+        if said == before or (found.state == "slow" and is_news):
             self._found(found)
         elif self.finding is not None and self.finding.state == found.state:
             self._found(replace(self.finding, since_s=found.since_s))

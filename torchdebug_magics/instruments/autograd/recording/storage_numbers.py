@@ -25,7 +25,7 @@ class StorageNumbers:
         if not (place := memory_of(tensor)):
             return 0
         storage = tensor.untyped_storage()
-        address = int(_address(tensor) - tensor.storage_offset() * tensor.element_size()) or place
+        address = _address(tensor) or place
         known = self._known.get(address)
         if known is None or known[0]() is None:  # two that are alive at one address are one memory, as with `torch.from_dlpack`
             known = self._known[address] = weakref.ref(storage), next(self._next)
@@ -33,5 +33,5 @@ class StorageNumbers:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Where its numbers are, without making a memory its own that it shares until somebody writes."""
+    """Where its storage begins, without making a memory its own that it shares until somebody writes."""
     return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
