@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.hangwatch.everybody import participants
+from torchdebug_magics.instruments.hangwatch.everybody import looking_around
 from torchdebug_magics.instruments.hangwatch.everybody.links import link
 from torchdebug_magics.instruments.hangwatch.everybody.looking_around import look_around
 from torchdebug_magics.instruments.hangwatch.judge import judged
@@ -98,18 +98,18 @@ class World:
         self.starved_s = 0.0
         self.sleeps_in: dict[int, str] = {}
         self.children = Children()
-        for module in (participants, launching):
+        for module in (looking_around, launching):
             monkeypatch.setattr(module, "process_state", self._state)
-        monkeypatch.setattr(participants, "facts_of_this_process", lambda: self.own)
-        monkeypatch.setattr(participants, "ask", self._ask)
-        monkeypatch.setattr(participants, "child_pids", lambda pid: [*self.others] if pid == US else [])
-        monkeypatch.setattr(participants, "processes_with_agents", lambda _: [])
-        monkeypatch.setattr(participants, "left_error", lambda _, pid: self.errors.get(pid))
-        monkeypatch.setattr(participants, "dumped_stack", lambda *_, **__: [(FILE, 77, "crashes")])
-        monkeypatch.setattr(participants, "thread_cpu_s", lambda pid, number: self.cpu_s.get((pid, number), 0.0))
-        monkeypatch.setattr(participants, "waited_for_core_s", lambda *_: self.starved_s)
-        monkeypatch.setattr(participants, "waits_in", lambda pid, *_: self.sleeps_in.get(pid, ""))
-        monkeypatch.setattr(participants, "command_of", lambda _: "program")
+        monkeypatch.setattr(looking_around, "facts_of_this_process", lambda: self.own)
+        monkeypatch.setattr(looking_around, "ask", self._ask)
+        monkeypatch.setattr(looking_around, "child_pids", lambda pid: [*self.others] if pid == US else [])
+        monkeypatch.setattr(looking_around, "processes_with_agents", lambda _: [])
+        monkeypatch.setattr(looking_around, "left_error", lambda _, pid: self.errors.get(pid))
+        monkeypatch.setattr(looking_around, "dumped_stack", lambda *_, **__: [(FILE, 77, "crashes")])
+        monkeypatch.setattr(looking_around, "thread_cpu_s", lambda pid, number: self.cpu_s.get((pid, number), 0.0))
+        monkeypatch.setattr(looking_around, "waited_for_core_s", lambda *_: self.starved_s)
+        monkeypatch.setattr(looking_around, "waits_in", lambda pid, *_: self.sleeps_in.get(pid, ""))
+        monkeypatch.setattr(looking_around, "command_of", lambda _: "program")
 
     def add(self, told: dict[str, Any] | int, *, method: str = "fork") -> World:
         """Another process; one that is given by its number cannot be asked."""
