@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     autograd: Instrument
     deterministic: Instrument
+    gradwatch: Instrument
     hangwatch: Instrument
     memclean: Instrument
     memgauge: Instrument
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "autograd", "deterministic", "hangwatch",
+    "DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "autograd", "deterministic", "gradwatch",
+    "hangwatch",
     "last_session", "memclean", "memgauge", "memmark", "memtrace", "nanhunt", "shapes", "show", "shrink",
     "shrunk", "stepzero", "verify",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ INSTRUMENTS = {
     "deterministic": "torchdebug_magics.instruments.deterministic",
     "hangwatch": "torchdebug_magics.instruments.hangwatch",
     "autograd": "torchdebug_magics.instruments.autograd",
+    "gradwatch": "torchdebug_magics.instruments.gradwatch",
     "shrink": "torchdebug_magics.instruments.shrink",
     "stepzero": "torchdebug_magics.instruments.stepzero",
 }

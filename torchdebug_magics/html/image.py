@@ -22,10 +22,16 @@ _COLOURS = 32
 """In the palette of the image, which is then four times smaller."""
 
 
-def image(draw: Callable[[Axes], None], alt: str, *, height: float) -> Markup:
-    """What `draw` puts on axes that fill the picture, `height` inches of 7.2 high."""
+def image(draw: Callable[[Axes], None], alt: str, *, height: float, css_height: int | None = None) -> Markup:
+    """What `draw` puts on axes that fill the picture, `height` inches of 7.2 high; shown so many pixels high, or in proportion."""
     data = base64.b64encode(_png(draw, height)).decode("ascii")
-    return el("img", src=f"data:image/png;base64,{data}", alt=alt, width=_CSS_WIDTH, style=style.IMAGE)
+    return el(
+        "img",
+        src=f"data:image/png;base64,{data}",
+        alt=alt,
+        width=_CSS_WIDTH,
+        style=style.IMAGE if css_height is None else style.IMAGE_OF_ROWS.format(height=css_height),
+    )
 
 
 def _png(draw: Callable[[Axes], None], height: float) -> bytes:

@@ -10,8 +10,9 @@ from torchdebug_magics.html.bars import bars
 from torchdebug_magics.html.boxes import boxes
 from torchdebug_magics.html.chart import chart
 from torchdebug_magics.html.elements import Markup, el, prose
+from torchdebug_magics.html.heatmap import heatmap
 from torchdebug_magics.html.meters import meters
-from torchdebug_magics.html.page import Areas, Bars, Boxes, Chart, Code, Facts, Fold, Meters, Note, Page, Table
+from torchdebug_magics.html.page import Areas, Bars, Boxes, Chart, Code, Facts, Fold, Heatmap, Meters, Note, Page, Table
 from torchdebug_magics.html.table import table
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class _Writer:
                 return self._counted(bars(block))
             case Boxes():
                 return self._counted(boxes(block))
+            case Heatmap():
+                return heatmap(block)
             case Meters():
                 return meters(block)
             case Note():

@@ -24,6 +24,7 @@ __all__ = [
     "Code",
     "Facts",
     "Fold",
+    "Heatmap",
     "Measure",
     "Meters",
     "Note",
@@ -186,6 +187,21 @@ class Bars:
 
 
 @dataclass(frozen=True)
+class Heatmap:
+    """One value for each row and column, as colours; None where there is none."""
+
+    title: str
+    rows: tuple[tuple[str, tuple[float | None, ...]], ...]
+    """Name and values."""
+    x_label: str
+    columns_per_value: int = 1
+    """How many columns a value stands for."""
+    log: bool = True
+    is_quick: bool = False
+    """Whether it is drawn many times, and is gone soon: then without an image."""
+
+
+@dataclass(frozen=True)
 class Meters:
     """How full each of some memories is, live or as it was."""
 
@@ -227,7 +243,7 @@ class Fold:
     blocks: tuple[Block, ...]
 
 
-Block: TypeAlias = "Areas | Facts | Code | Table | Chart | Bars | Boxes | Meters | Note | Fold"
+Block: TypeAlias = "Areas | Facts | Code | Table | Chart | Bars | Boxes | Heatmap | Meters | Note | Fold"
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import cell, one_line, share, sparkline
-from torchdebug_magics.html import areas
+from torchdebug_magics.html import areas, heatmap
 from torchdebug_magics.html.bars import shares
 from torchdebug_magics.html.boxes import leads_on
 from torchdebug_magics.html.chart import describe
 from torchdebug_magics.html.meters import details, level
-from torchdebug_magics.html.page import Areas, Bars, Boxes, Chart, Code, Facts, Fold, Meters, Note, Page, Table
+from torchdebug_magics.html.page import Areas, Bars, Boxes, Chart, Code, Facts, Fold, Heatmap, Meters, Note, Page, Table
 from torchdebug_magics.html.style import STATUS
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def _block(block: Block) -> str:  # noqa: C901, PLR0911 - one for each kind
             return _bars(block)
         case Boxes():
             return _boxes(block)
+        case Heatmap():
+            return "\n".join([_wrapped(heatmap.describe(block)), *map(one_line, heatmap.heat_lines(block))])
         case Meters():
             return _meters(block)
         case Note():

@@ -63,6 +63,7 @@ CODE = f"margin:0;padding:8px 10px;border:{_LINE};border-radius:4px;overflow:aut
 CODE_LINE = f"background:{STATUS['bad'].tint};font-weight:bold;display:inline-block;min-width:100%"
 INLINE_CODE = "font-family:monospace;background:rgba(128,128,128,.16);padding:1px 4px;border-radius:3px"
 IMAGE = "max-width:100%;height:auto"
+IMAGE_OF_ROWS = "width:640px;max-width:none;height:{height}px;display:block"
 CHART_ROW = "background:transparent"
 CHART_IMAGE = "padding:0"
 CHART_WORD = "text-align:{side};vertical-align:{edge};padding:0 6px;white-space:nowrap"
@@ -70,6 +71,13 @@ CHART_WORD = "text-align:{side};vertical-align:{edge};padding:0 6px;white-space:
 CHART_LINE, CHART_BAD, CHART_FRAME = "#3d7fd9", "#e04b3f", "#808080"
 AREAS = ("#3d7fd9", "#c77b1f", "#2f9e6e", "#9a63c9", "#c9588c", "#7f8c3a", "#808080")
 STRIPES = ("#5b6fb5", "#b58a3c", "#a8524e", "#4f9d8f", "#8a8a8a")
+HEAT = ("#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#d8e219", "#fde725")
+HEAT_NAME = (
+    "height:{height}px;line-height:{height}px;padding:0 8px 0 0;text-align:right;white-space:nowrap;font-family:monospace;font-size:11px"
+)
+HEAT_CELL = "padding:0;vertical-align:top;text-align:left"
+HEAT_TEXT = "font-family:monospace;font-size:11px;line-height:15px;white-space:pre"
+HEAT_ENDS = "display:flex;justify-content:space-between;font-size:85%"
 KEY = "padding:4px 6px"
 KEY_ENTRY = "white-space:nowrap;margin-right:14px;display:inline-block"
 BAR = "width:{wide}px;height:12px;max-width:none;margin:0;vertical-align:middle"

@@ -143,6 +143,10 @@ class Hooks:
         wrap(stack, self, torch.optim.Optimizer, "zero_grad", around)
         wrap(stack, self, torch.nn.Module, "zero_grad", around)
 
+    def clipped_gradients(self, stack: ExitStack, around: Callable[..., Any]) -> None:
+        """`around(original, parameters, max_norm, total_norm, ...)` where ``clip_grad_norm_``, however imported, scales the gradients."""
+        wrap(stack, self, torch.nn.utils.clip_grad, "_clip_grads_with_norm_", around)
+
     def loader_batches(self, stack: ExitStack, around: Callable[..., Any]) -> None:
         """`around(original, iterator)` whenever a running `DataLoader` is asked for its next batch."""
         wrap(stack, self, _BaseDataLoaderIter, "__next__", around)

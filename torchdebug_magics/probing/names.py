@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -17,7 +18,7 @@ from torchdebug_magics.probing.states import is_generator
 from torchdebug_magics.probing.ways import ways_of
 from torchdebug_magics.probing.where import frames_above, is_user_code, local_values
 
-__all__ = ["Named", "user_names", "values_found"]
+__all__ = ["Named", "user_names", "values_found", "variable_of"]
 
 _MOST_OBJECTS = 20_000
 _MOST_PARTS = 2_000
@@ -46,6 +47,12 @@ def user_names(frame: FrameType | None) -> Iterator[Named]:
         if id(one.f_globals) not in spaces:
             spaces.add(id(one.f_globals))
             yield from (Named(name, value) for name, value in list(one.f_globals.items()) if not name.startswith("_"))
+
+
+def variable_of(value: object) -> str | None:
+    """The variable that holds the very object, in the user's running frames or the notebook; no ``self``."""
+    names = (one.name.partition(" in ")[0] for one in user_names(sys._getframe(1)) if one.value is value)
+    return next((name for name in names if name != "self"), None)
 
 
 def values_found(roots: Iterator[Named], is_wanted: Callable[[object], bool]) -> list[Named]:

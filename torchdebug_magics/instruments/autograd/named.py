@@ -5,13 +5,11 @@ from __future__ import annotations
 import ast
 import gc
 import linecache
-import sys
 from typing import TYPE_CHECKING
 
 import torch
 
 from torchdebug_magics.instruments.autograd.errors.raised import statement_at
-from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.source.call_sites import function_node, tree_of
 from torchdebug_magics.probing.where import is_user_code, location
 
@@ -20,13 +18,7 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.report import Location
 
-__all__ = ["assigned_at", "attribute_line", "cell_files", "is_written_by_user", "made_at", "stepped_name", "variable_of"]
-
-
-def variable_of(value: object) -> str | None:
-    """The variable that holds the very object, in the user's running frames or the notebook; no ``self``."""
-    names = (one.name.partition(" in ")[0] for one in user_names(sys._getframe(1)) if one.value is value)
-    return next((name for name in names if name != "self"), None)
+__all__ = ["assigned_at", "attribute_line", "cell_files", "is_written_by_user", "made_at", "stepped_name"]
 
 
 def assigned_at(name: str | None, files: Iterable[str]) -> Location | None:

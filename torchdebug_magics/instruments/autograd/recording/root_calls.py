@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from torchdebug_magics.instruments.autograd.named import variable_of
+from torchdebug_magics.probing.names import variable_of
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp

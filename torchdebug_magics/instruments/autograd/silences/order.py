@@ -6,10 +6,10 @@ import ast
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.autograd.named import variable_of
 from torchdebug_magics.instruments.autograd.report import Finding
 from torchdebug_magics.instruments.autograd.silences.watched import tensors_of
 from torchdebug_magics.instruments.autograd.training_course import Backward, Step, Zeroed
+from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.call_sites import tree_of
 from torchdebug_magics.probing.where import excerpt, location
 

@@ -10,10 +10,11 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchdebug_magics.instruments.autograd.named import stepped_name, variable_of
+from torchdebug_magics.instruments.autograd.named import stepped_name
 from torchdebug_magics.instruments.autograd.silences.leaking_batch import BatchLeak
 from torchdebug_magics.instruments.autograd.silences.stale_values import StaleValue, stale_value
 from torchdebug_magics.instruments.autograd.training_course import Backward, Course, Step, Zeroed
+from torchdebug_magics.probing.names import variable_of
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.autograd.recording.op_recorder import Recorder

@@ -1,0 +1,32 @@
+"""``%%gradwatch``: step_meter -> module_series and step_history -> growth_rules and standing_rules -> remedies -> report -> view."""
+
+from torchdebug_magics.instrument import Instrument, Option
+
+__all__ = ["INSTRUMENT"]
+
+_HERE = __name__
+
+INSTRUMENT = Instrument(
+    name="gradwatch",
+    summary="each module's gradient norm, update size and zeros at every step, live, and what is wrong with the training",
+    description="""Watches how a model trains: gradient norm, update-to-weight ratio and share of zero gradients of each module at each
+optimizer step, as a live heatmap. Says when training diverges (before the loss is NaN), when gradients vanish, explode or are zero, when
+updates are too small or too large, when clipping cuts every gradient, and when the loss stays at chance. Nothing of the run changes, and
+the device is synchronized at most once a step.
+
+    %%gradwatch                         above a training loop
+    %%gradwatch --csv steps.csv         ... and write every step, with all modules, to a file
+    %gradwatch on                       from now on, over all cells, until %gradwatch off
+    %%gradwatch -o g                    keep the report: g.finding, g.norms, g.ratios
+
+Norms are those before gradient clipping and without the GradScaler's factor. The ratio is measured on up to 1,024 elements of each
+parameter. Steps count from 0.""",
+    options=(
+        Option("--csv", "write step, module, gradient norm, update ratio and share of zeros to FILE", {"metavar": "FILE"}),
+        Option("--tensorboard", "write the same, and the loss, as TensorBoard scalars to DIR", {"metavar": "DIR"}),
+    ),
+    probe=f"{_HERE}.probe:GradProbe",
+    view=f"{_HERE}.view:page",
+    live_view=f"{_HERE}.view:live_page",
+    lasting=True,
+)

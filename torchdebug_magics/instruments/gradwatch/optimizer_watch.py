@@ -1,0 +1,143 @@
+"""One optimizer, step by step: what is measured around its update, and how numbers of parameters become those of modules."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from torchdebug_magics.instruments.gradwatch.step_meter import StepMeter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torchdebug_magics.instruments.gradwatch.loss_watch import ClipCall, LossWatch
+    from torchdebug_magics.instruments.gradwatch.module_series import ModuleSeries
+    from torchdebug_magics.instruments.gradwatch.step_history import StepHistory
+    from torchdebug_magics.instruments.gradwatch.step_meter import Measured
+
+__all__ = ["ModuleNumbers", "OptimizerWatch", "Pending", "can_be_measured"]
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_ZERO_RMS = 1e-4
+
+
+class ModuleNumbers(NamedTuple):
+    """One module in one step."""
+
+    norm: float
+    ratio: float
+    zero_share: float
+    weight_norm: float
+
+
+@dataclass
+class Pending:
+    """A step whose numbers are on their way."""
+
+    step: int
+    rate: float
+    batch: tuple[int, int] | None
+    measured: dict[torch.device, Measured]
+    loss_count: int
+    clips: list[ClipCall]
+    leaves: frozenset[int] | None
+
+
+class OptimizerWatch:
+    """Holds ids and numbers, and no tensor of the user's."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], series: Sequence[ModuleSeries], history: StepHistory) -> None:
+        self.ids = tuple(map(id, parameters))
+        self.history = history
+        self.series = series
+        """One for each parameter."""
+        self.pending: Pending | None = None
+        self.is_measuring = False
+        self._positions: dict[torch.device, list[int]] = {}
+        for at, one in enumerate(parameters):
+            if can_be_measured(one):
+                self._positions.setdefault(one.device, []).append(at)
+        self._meters = {device: StepMeter([parameters[at] for at in places]) for device, places in self._positions.items()}
+
+    @property
+    def measured_count(self) -> int:
+        """How many of the parameters are measured."""
+        return sum(map(len, self._positions.values()))
+
+    def before(self, parameters: Sequence[torch.Tensor]) -> None:
+        """An update is about to begin."""
+        self.is_measuring = True
+        for device, places in self._positions.items():
+            tensors = [parameters[at] for at in places]
+            closure = self.history.has_closure  # which is yet to compute the gradients
+            self._meters[device].before(tensors, [at for at, one in enumerate(tensors) if closure or one.grad is not None])
+            if not closure:
+                self._meters[device].gradients(tensors)
+
+    def after(
+        self, parameters: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer, watch: LossWatch, step: int, scale: torch.Tensor | None
+    ) -> None:
+        """The update is done: send its numbers on their way, with those of the loss and of clipping."""
+        extras = {f"clip {at}": one.total for at, one in enumerate(watch.clips)}
+        if watch.total is not None:
+            extras["loss"] = watch.total
+            extras |= {} if scale is None else {"loss_scale": scale}
+        for name in ("grad_scale", "found_inf"):  # of a fused optimizer, which unscales the gradients itself
+            if isinstance(value := getattr(optimizer, name, None), torch.Tensor):
+                extras[name] = value
+        measured: dict[torch.device, Measured] = {}
+        for device, places in self._positions.items():
+            tensors = [parameters[at] for at in places]
+            meter = self._meters[device]
+            if self.history.has_closure:
+                meter.gradients(tensors)
+            if meter.has_gradients:
+                measured[device] = meter.after(tensors, {} if measured else extras)
+        self.is_measuring = False
+        rate = max((one["lr"] for one in optimizer.param_groups if isinstance(one.get("lr"), (int, float))), default=math.nan)
+        self.history.micro_batches = max(1, watch.count)
+        self.pending = Pending(step, rate, watch.batch, measured, watch.count, watch.clips, watch.leaves)
+
+    def by_module(self, pending: Pending, clipped: Sequence[tuple[ClipCall, float]]) -> tuple[dict[int, ModuleNumbers], frozenset[int]]:
+        """Numbers by the id of a `ModuleSeries`, norms as they were before clipping; and the positions that had a gradient."""
+        sums: dict[int, list[float]] = {}
+        members: list[int] = []
+        for device, measured in pending.measured.items():
+            norms, weights, updates, nonzero, _ = measured.read()
+            places, scales = self._positions[device], self._meters[device].scales
+            for number, at in enumerate(measured.present):
+                place = places[at]
+                members.append(place)
+                factor = 1.0
+                for call, total in clipped:
+                    if total > call.max_norm and self.ids[place] in call.parameters:
+                        factor *= total / call.max_norm
+                count = self._meters[device].sizes[at] * scales[at]
+                row = sums.setdefault(id(self.series[place]), [0.0, 0.0, 0.0, 0.0, 0.0])
+                row[0] += (norms[number] * factor) ** 2
+                row[1] += scales[at] * weights[number] ** 2
+                row[2] += scales[at] * updates[number] ** 2
+                row[3] += count * (1 - nonzero[number])
+                row[4] += count
+        return {key: _numbers(*row) for key, row in sums.items()}, frozenset(members)
+
+
+def _numbers(norm: float, weight: float, update: float, zeros: float, count: float) -> ModuleNumbers:
+    weight_norm, update_norm = math.sqrt(weight), math.sqrt(update)
+    ratio = update_norm / weight_norm if weight_norm else (math.inf if update_norm else 0.0)
+    is_zero = weight_norm <= _ZERO_RMS * math.sqrt(count)
+    return ModuleNumbers(math.sqrt(norm), ratio, zeros / count, 0.0 if is_zero else weight_norm)
+
+
+def can_be_measured(parameter: torch.Tensor) -> bool:
+    """Whether it is a plain tensor of floating-point numbers; of any other kind no hidden operation is asked for."""
+    return (
+        type(parameter) in _PLAIN
+        and not parameter.is_meta
+        and parameter.numel() > 0
+        and parameter.layout is torch.strided
+        and (parameter.is_floating_point() or parameter.is_complex())
+    )

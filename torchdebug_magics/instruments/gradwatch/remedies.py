@@ -1,0 +1,50 @@
+"""What to change: code to paste, with numbers that follow from what was measured."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.format import listed, number
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.gradwatch.step_history import StepHistory
+
+__all__ = ["activations", "clip_at", "learning_rate", "rounded"]
+
+_USUAL_RATIO = 1e-3
+"""Of an update to the weights, in a training that goes well."""
+_SATURATING = frozenset({"Hardtanh", "LogSigmoid", "Sigmoid", "Softsign", "Tanh"})
+
+
+def rounded(value: float) -> float:
+    """To one digit."""
+    return float(f"{value:.0e}") if math.isfinite(value) and value > 0 else value
+
+
+def learning_rate(history: StepHistory, *, ratio: float | None = None, factor: float | None = None) -> str:
+    """A change of the learning rate that brings updates to the usual size, or changes them by a factor."""
+    rate = history.moments[-1].rate if history.moments else math.nan
+    factor = _USUAL_RATIO / ratio if factor is None and ratio else factor or 0.1
+    if not rate > 0 or not math.isfinite(rate * factor):
+        return f'`for group in {history.name}.param_groups: group["lr"] = 1e-3`'
+    new = rounded(rate * factor)
+    word = "lower" if factor < 1 else "raise"
+    return (
+        f'{word} the learning rate from {number(rate)} to {number(new)}: `for group in {history.name}.param_groups: group["lr"] = {new:g}`'
+    )
+
+
+def clip_at(usual_norm: float, history: StepHistory) -> str:
+    """Clipping that leaves usual gradients as they are."""
+    limit = rounded(2 * usual_norm)
+    group = f'[p for group in {history.name}.param_groups for p in group["params"]]'
+    return f"before `{history.name}.step()`: `torch.nn.utils.clip_grad_norm_({group}, max_norm={limit:g})`"
+
+
+def activations(kinds: frozenset[str]) -> str:
+    """For gradients that vanish layer by layer."""
+    used = sorted(kinds & _SATURATING)
+    if used:
+        return f"use `nn.ReLU()` in place of {listed([f'`nn.{one}()`' for one in used])}; or add skip connections or normalization"
+    return "add skip connections, `x + layer(x)`, or normalization, `nn.LayerNorm(width)`, between the layers"

@@ -1,0 +1,117 @@
+"""What a gradwatch session leaves behind: norms and ratios by module and step, and what is wrong with the training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from torchdebug_magics.report import Location, Report
+
+__all__ = ["GradFinding", "GradKind", "GradReport", "LiveGrad", "ModuleRow", "Values"]
+
+GradKind: TypeAlias = Literal[
+    "diverging", "exploding_spike", "dead", "vanishing", "too_fast", "not_learning", "plateau_at_chance", "clipped_always"
+]
+Values: TypeAlias = "list[float | None]"
+"""One a bin of steps; None where the module had no gradient."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradFinding:
+    """One fault of a training."""
+
+    kind: GradKind
+    step: int
+    """The optimizer step at which it began, 0-based."""
+    module: str | None
+    """Module path; ``""`` for the model itself, None where the whole model is concerned."""
+    value: float
+    """What the headline says: a factor, a norm, a ratio, a number of steps or a loss."""
+    headline: str
+    """Subject, verb, object; without the line."""
+    fix: str
+    """Code to paste."""
+    explanation: str = ""
+    location: Location | None = None
+    """The line of `optimizer.step()`, `backward()` or `clip_grad_norm_()`."""
+    excerpt: tuple[tuple[int, str], ...] = ()
+    modules: tuple[str, ...] = ()
+    """All modules concerned, where they are several."""
+    last_step: int | None = None
+    """The step at which it was recognized."""
+
+    def sentence(self) -> str:
+        """The finding on one line."""
+        where = "" if self.location is None else f" · {self.location}"
+        source = f": `{self.location.source}`" if self.location is not None and self.location.source else ""
+        return f"{self.headline}{where}{source}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleRow:
+    """One module over the whole session."""
+
+    module: str
+    parameters_count: int
+    steps_count: int
+    """Steps in which it had a gradient."""
+    norm_median: float | None
+    """Of the last 64 steps, as the ratio."""
+    norm_max: float | None
+    ratio_median: float | None
+    zero_share: float | None
+    """Of its gradient's elements, in the last step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradReport(Report):
+    """What one `gradwatch` session measured and found."""
+
+    found: bool = False
+    finding: GradFinding | None = None
+    """The first of `findings`."""
+    findings: tuple[GradFinding, ...] = ()
+    modules: tuple[str, ...] = ()
+    """Module paths in the order of the model; with several models, after the name of the variable."""
+    norms: dict[str, Values] = field(default_factory=dict)
+    """Gradient norm by module, the largest of each bin."""
+    ratios: dict[str, Values] = field(default_factory=dict)
+    """Update norm divided by weight norm, the largest of each bin."""
+    zeros: dict[str, Values] = field(default_factory=dict)
+    """Share of gradient elements that are zero, the smallest of each bin."""
+    losses: Values = field(default_factory=list)
+    """The mean of the tensors that backward() was called on, the last of each bin."""
+    totals: Values = field(default_factory=list)
+    """Norm of all gradients of a step, the largest of each bin."""
+    steps_count: int = 0
+    """Optimizer steps; optimizers that step in turn, as in a GAN, share a step."""
+    steps_per_value: int = 1
+    """Steps in a bin: more than 1 from 256 steps on."""
+    backward_count: int = 0
+    rows: tuple[ModuleRow, ...] = ()
+    nonfinite_step: int | None = None
+    """The first step whose gradient norm is NaN or infinite."""
+    raised: str = ""
+    """The type of the error that ended the cell."""
+    sentence: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """The finding in one sentence, or what was checked."""
+        return self.sentence
+
+
+@dataclass(frozen=True)
+class LiveGrad:
+    """A snapshot for the live view."""
+
+    steps_count: int
+    backward_count: int
+    loss: float | None
+    learning_rate: float | None
+    modules: tuple[str, ...]
+    norms: tuple[tuple[float | None, ...], ...]
+    """A row for each of `modules`."""
+    totals: tuple[float, ...]
+    steps_per_value: int
+    warning: str = ""

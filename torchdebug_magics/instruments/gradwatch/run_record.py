@@ -1,0 +1,206 @@
+"""All that a session has measured: modules, optimizers, and what was seen at single steps."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.instruments.gradwatch.growth_rules import divergence, spike
+from torchdebug_magics.instruments.gradwatch.module_owners import Owners
+from torchdebug_magics.instruments.gradwatch.module_series import Grid, ModuleSeries
+from torchdebug_magics.instruments.gradwatch.report import GradReport, LiveGrad, ModuleRow
+from torchdebug_magics.instruments.gradwatch.step_history import Moment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import torch
+
+    from torchdebug_magics.instruments.gradwatch.growth_rules import Divergence, Spike
+    from torchdebug_magics.instruments.gradwatch.loss_watch import ClipCall
+    from torchdebug_magics.instruments.gradwatch.module_owners import Owner
+    from torchdebug_magics.instruments.gradwatch.optimizer_watch import ModuleNumbers, OptimizerWatch, Pending
+    from torchdebug_magics.instruments.gradwatch.report import GradFinding
+    from torchdebug_magics.instruments.gradwatch.step_history import StepHistory
+    from torchdebug_magics.instruments.gradwatch.step_log import StepLog
+
+__all__ = ["RunRecord"]
+
+_SCALED_CLIP = 0.5
+"""Of the norm that clipping leaves: where the step finds less, the gradients were divided by the scaler's factor after it."""
+_LIVE_ROWS = 24
+
+
+class RunRecord:
+    """Plain numbers, and weak references."""
+
+    def __init__(self, log: StepLog) -> None:
+        self.owners = Owners()
+        self.grid = Grid()
+        self.histories: list[StepHistory] = []
+        self.divergences: list[tuple[Divergence, StepHistory]] = []
+        self.spikes: list[tuple[Spike, StepHistory]] = []
+        self.nonfinite_step: int | None = None
+        self.step = -1
+        self._stepped: set[int] = set()
+        self._log = log
+
+    def clock(self, ids: Sequence[int]) -> int:
+        """The number of a step: it goes on when parameters are updated that were updated in it already."""
+        if self.step < 0 or not self._stepped.isdisjoint(ids):
+            self.step += 1
+            self._stepped = set()
+        self._stepped.update(ids)
+        return self.step
+
+    def series_of(self, parameters: Sequence[torch.Tensor], history: StepHistory) -> list[ModuleSeries]:
+        """That of the module of each parameter."""
+        found = []
+        for parameter, owner in zip(parameters, self.owners.of(parameters), strict=True):
+            key = (owner.model, owner.path)
+            one = self.grid.series.get(key)
+            if one is None:
+                one = self.grid.series[key] = ModuleSeries(owner)
+            if id(parameter) not in one.parameters:
+                one.parameters.add(id(parameter))
+                one.count += parameter.numel()
+                one.is_matrix = one.is_matrix or parameter.dim() > 1
+            if history not in one.histories:
+                one.histories.append(history)
+            found.append(one)
+        return found
+
+    def name(self, owner: Owner) -> str:
+        """The module's path; where there are several models, after the name of its own."""
+        if len(self.owners.models) <= 1 or owner.model < 0:
+            return owner.path
+        return f"{self.owners.models[owner.model]}.{owner.path}".rstrip(".")
+
+    def add(self, watch: OptimizerWatch, pending: Pending) -> None:
+        """One step of one optimizer."""
+        scalars = next(iter(pending.measured.values())).read().scalars
+        if scalars.get("found_inf", 0) > 0:
+            return  # a step that the scaler has skipped
+        history = watch.history
+        clips = [(call, scalars[f"clip {at}"]) for at, call in enumerate(pending.clips)]
+        numbers, members = watch.by_module(pending, clips)
+        unscale = 1 / scalars["grad_scale"] if scalars.get("grad_scale", 0) > 0 else 1.0
+        norm = math.sqrt(sum(one.norm**2 for one in numbers.values())) * unscale
+        loss = scalars.get("loss", math.nan) / max(1, pending.loss_count) / scalars.get("loss_scale", 1.0)
+        if members != history.members:
+            history.members, history.since, history.largest_norm = members, 0, 0.0
+        history.add(Moment(pending.step, loss, norm, pending.rate, pending.batch))
+        self._add_clips(history, clips, norm)
+        place = self.grid.place(pending.step)
+        self.grid.totals.add(place, norm)
+        if "loss" in scalars:
+            self.grid.losses.add(place, loss)
+        by_id = {id(one): one for one in watch.series}
+        for key, one in numbers.items():
+            self._add_module(by_id[key], one, pending, place, unscale)
+        if not math.isfinite(norm) and self.nonfinite_step is None:
+            self.nonfinite_step = pending.step
+        self._judge(history, by_id[max(numbers, key=lambda key: numbers[key].norm)] if numbers else None)
+        if self._log.is_open:
+            rows = {self.name(by_id[key].owner): (one.norm * unscale, one.ratio, one.zero_share) for key, one in numbers.items()}
+            self._log.write(pending.step, rows, loss, optimizer=history.name)
+
+    def _add_module(self, series: ModuleSeries, numbers: ModuleNumbers, pending: Pending, place: int, unscale: float) -> None:
+        norm = numbers.norm * unscale
+        if not series.steps_count:
+            series.first_step, series.starts_at_zero = pending.step, numbers.weight_norm == 0
+        series.steps_count += 1
+        series.norms.add(place, norm)
+        series.zeros.add(place, numbers.zero_share)
+        series.recent_norms.append(norm)
+        series.norm_max = max(series.norm_max, norm)
+        series.zero_share = numbers.zero_share
+        if math.isfinite(numbers.ratio):
+            series.ratios.add(place, numbers.ratio)
+            series.recent_ratios.append(numbers.ratio)
+            series.ratio_max = max(series.ratio_max, numbers.ratio)
+        series.zero_since = series.zero_since if series.zero_run else pending.step
+        series.zero_run = series.zero_run + 1 if norm == 0 else 0
+        if not series.zero_run:
+            series.is_used = None
+        elif pending.leaves is not None:
+            series.is_used = not series.parameters.isdisjoint(pending.leaves)
+        series.unmoved_run = series.unmoved_run + 1 if numbers.ratio == 0 and norm > 0 and numbers.zero_share < 1 else 0
+
+    def _add_clips(self, history: StepHistory, clips: Sequence[tuple[ClipCall, float]], norm: float) -> None:
+        clipping = history.clipping
+        for call, total in clips[-1:]:
+            clipping.line = call.line
+            clipping.max_norm = call.max_norm
+            clipping.steps_count += 1
+            clipping.clipped_count += total > clipping.max_norm
+            clipping.scaled_count += norm < _SCALED_CLIP * total
+            clipping.totals.append(total)
+
+    def _judge(self, history: StepHistory, largest: ModuleSeries | None) -> None:
+        if not any(known is history for _, known in self.divergences) and (grown := divergence(history)) is not None:
+            self.divergences.append((grown, history))
+        if len(self.spikes) < 8 and (peak := spike(history, largest.owner if largest is not None else None)) is not None:  # noqa: PLR2004
+            self.spikes.append((peak, history))
+
+    def part_of(self, history: StepHistory) -> Grid:
+        """The modules that one optimizer updates."""
+        return Grid(self.grid.width, {key: one for key, one in self.grid.series.items() if history in one.histories})
+
+    def live(self, backward_count: int, warning: str) -> LiveGrad:
+        """As it is now."""
+        ordered = self.grid.ordered()
+        every = max(1, math.ceil(len(ordered) / _LIVE_ROWS))
+        last = self.histories[-1].moments[-1] if self.histories and self.histories[-1].moments else None
+        return LiveGrad(
+            steps_count=self.step + 1,
+            backward_count=backward_count,
+            loss=last.loss if last is not None and not math.isnan(last.loss) else None,
+            learning_rate=last.rate if last is not None and not math.isnan(last.rate) else None,
+            modules=tuple(self.name(one.owner) for one in ordered[::every]),
+            norms=tuple(tuple(one.norms.values) for one in ordered[::every]),
+            totals=tuple(one for one in self.grid.totals.values if one is not None),
+            steps_per_value=self.grid.width,
+            warning=warning,
+        )
+
+    def report(self, findings: Sequence[GradFinding], backward_count: int, raised: str, problems: Sequence[str]) -> GradReport:
+        """All of it."""
+        ordered = self.grid.ordered()
+        names = [self.name(one.owner) for one in ordered]
+        return GradReport(
+            found=bool(findings),
+            finding=findings[0] if findings else None,
+            findings=tuple(findings),
+            modules=tuple(names),
+            norms={name: list(one.norms.values) for name, one in zip(names, ordered, strict=True)},
+            ratios={name: list(one.ratios.values) for name, one in zip(names, ordered, strict=True)},
+            zeros={name: list(one.zeros.values) for name, one in zip(names, ordered, strict=True)},
+            losses=list(self.grid.losses.values),
+            totals=list(self.grid.totals.values),
+            steps_count=self.step + 1,
+            steps_per_value=self.grid.width,
+            backward_count=backward_count,
+            rows=tuple(_row(name, one) for name, one in zip(names, ordered, strict=True)),
+            nonfinite_step=self.nonfinite_step,
+            raised=raised,
+            problems=tuple(problems),
+        )
+
+
+def _row(name: str, series: ModuleSeries) -> ModuleRow:
+    return ModuleRow(
+        module=name,
+        parameters_count=series.count,
+        steps_count=series.steps_count,
+        norm_median=_median(series.recent_norms),
+        norm_max=series.norm_max,
+        ratio_median=_median(series.recent_ratios),
+        zero_share=series.zero_share,
+    )
+
+
+def _median(values: Iterable[float]) -> float | None:
+    known = [one for one in values if math.isfinite(one)]
+    return statistics.median(known) if known else None

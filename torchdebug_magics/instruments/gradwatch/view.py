@@ -1,0 +1,100 @@
+"""What a gradwatch report shows: the verdict, the fix, the heatmap of modules and steps, the curves, and a row for each module."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.format import capitalised, listed, number, plural, sparkline
+from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Heatmap, Note, Page, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torchdebug_magics.html.page import Block, Status
+    from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, LiveGrad, Values
+
+__all__ = ["live_page", "page"]
+
+_COLUMNS = ("module", "parameters", "norm", "largest norm", "update / weight", "zeros")
+_FEW = 3
+
+
+def page(report: GradReport) -> Page:
+    """The verdict first."""
+    blocks: list[Block] = [] if report.finding is None else _finding(report.finding)
+    if len(report.findings) > 1:
+        rest = (block for one in report.findings[1:] for block in (Note(capitalised(one.sentence()), "warn"), _advice(one)))
+        blocks.append(Fold(plural(len(report.findings) - 1, "more finding"), tuple(rest)))
+    blocks += [Note(problem, "warn") for problem in report.problems]
+    if report.rows:
+        blocks += _pictures(report)
+        blocks.append(_table(report))
+    status: Status = "good" if report.finding is None else "warn" if report.finding.kind == "clipped_always" else "bad"
+    status = "info" if status == "good" and (report.raised or not report.rows) else status
+    status = "warn" if status in {"good", "info"} and report.nonfinite_step is not None else status
+    return Page("gradwatch", status, report.verdict, tuple(blocks))
+
+
+def live_page(snapshot: LiveGrad) -> Page:
+    """While the cell runs: text and coloured cells, which cost next to nothing to draw."""
+    parts = [f"step {snapshot.steps_count - 1:,}" if snapshot.steps_count else "waiting for the first optimizer step"]
+    parts += [f"loss {number(snapshot.loss)}"] if snapshot.loss is not None else []
+    parts += [f"learning rate {number(float(snapshot.learning_rate))}"] if snapshot.learning_rate is not None else []
+    blocks: list[Block] = [Note(capitalised(snapshot.warning), "warn")] if snapshot.warning else []
+    if snapshot.totals:
+        blocks.append(Facts((("gradient norm", f"{sparkline(snapshot.totals)} {number(float(snapshot.totals[-1]))}"),)))
+    if snapshot.modules:
+        rows = tuple((name or "(model)", values) for name, values in zip(snapshot.modules, snapshot.norms, strict=True))
+        blocks.append(Heatmap("Gradient norm by module", rows, "step", snapshot.steps_per_value, is_quick=True))
+    return Page("gradwatch", "busy", capitalised(" · ".join(parts)), tuple(blocks))
+
+
+def _finding(finding: GradFinding) -> list[Block]:
+    blocks: list[Block] = [_advice(finding)]
+    if finding.excerpt:
+        blocks.append(Code(finding.excerpt, finding.location.line if finding.location is not None else None))
+    return blocks
+
+
+def _advice(finding: GradFinding) -> Facts:
+    modules = listed([one or "(model)" for one in finding.modules]) if len(finding.modules) > 1 else ""
+    rows = (("fix", finding.fix), ("why", finding.explanation), ("modules", modules))
+    return Facts(tuple((name, text) for name, text in rows if text))
+
+
+def _pictures(report: GradReport) -> list[Block]:
+    blocks: list[Block] = []
+    if report.steps_count >= _FEW:
+        blocks.append(_heatmap("Gradient norm by module", report, report.norms))
+        blocks.append(_chart("Norm of all gradients", report.totals, report, "norm", log=True))
+        if len([one for one in report.losses if one is not None]) >= _FEW:
+            positive = all(one is None or one > 0 for one in report.losses)
+            blocks.append(_chart("Loss", report.losses, report, "loss", log=positive))
+        more = (
+            _heatmap("Update norm / weight norm by module", report, report.ratios),
+            _heatmap("Share of zero gradients", report, report.zeros, log=False),
+        )
+        blocks.append(Fold("Updates and zeros by module", more))
+    return blocks
+
+
+def _heatmap(title: str, report: GradReport, values: dict[str, Values], *, log: bool = True) -> Heatmap:
+    return Heatmap(title, tuple((name or "(model)", tuple(row)) for name, row in values.items()), "step", report.steps_per_value, log=log)
+
+
+def _chart(title: str, values: Values, report: GradReport, label: str, *, log: bool) -> Chart:
+    drawn = tuple(math.nan if one is None else one for one in values)
+    wide = report.steps_per_value
+    return Chart(title, drawn, "step" if wide == 1 else f"{plural(wide, 'step')} each", label, log=log)
+
+
+def _table(report: GradReport) -> Table:
+    concerned: Sequence[str] = () if report.finding is None else report.finding.modules or (report.finding.module or "-",)
+    rows = [
+        (one.module or "(model)", one.parameters_count, one.norm_median, one.norm_max, one.ratio_median, one.zero_share)
+        for one in report.rows
+    ]
+    marked = frozenset(at for at, one in enumerate(report.rows) if one.module in concerned)
+    formats = {"parameters": "count", "norm": "number", "largest norm": "number", "update / weight": "number", "zeros": "share"}
+    return Table("Modules (medians of the last 64 steps)", _COLUMNS, rows, formats, marked)  # type: ignore[arg-type]
