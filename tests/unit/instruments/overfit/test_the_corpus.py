@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.instruments.overfit import planted
+from tests.unit.instruments.overfit import healthy, planted
 
 if TYPE_CHECKING:
     from tests.unit.instruments.overfit.case import Case
@@ -31,3 +31,13 @@ def test_a_fault_stalls_and_its_repair_learns(case: Case) -> None:
 def test_every_cause_is_planted() -> None:
     assert {cause for case in planted.CASES for cause in case.causes} == CAUSES
     assert len({case.name for case in planted.CASES}) == len(planted.CASES) >= 50
+
+
+@pytest.mark.parametrize("case", named(healthy.CASES))
+def test_a_healthy_training_gets_to_its_floor(case: Case) -> None:
+    assert case.learns(case.build()) is case.passes
+
+
+def test_healthy_trainings_are_of_many_kinds() -> None:
+    assert len({case.name for case in healthy.CASES}) == len(healthy.CASES) >= 35
+    assert not any(case.causes for case in healthy.CASES)
