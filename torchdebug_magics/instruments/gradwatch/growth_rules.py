@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Divergence", "Spike", "divergence", "has_recovered", "is_spike", "spike"]
 
-_STEEP, _STEADY = (3, 100.0), (6, 10.0)
+_RUNS = ((2, 1e6), (3, 100.0), (6, 10.0))
 """(steps in a row that grow, growth of the loss over them)"""
 _TREND, _CORRELATION = 24, 0.9
 """Steps of a trend that is noisy."""
+_EVEN = 0.3
+"""Of the mean growth, in logarithms, that each step has at least."""
 _ABOVE_ALL = 3.0
 """How far the loss lies above all that it was before."""
 _SPIKE_OF_USUAL, _SPIKE_OF_ALL = 20.0, 5.0
@@ -54,10 +56,10 @@ def divergence(history: StepHistory) -> Divergence | None:
     if not last.loss > _ABOVE_ALL * max(1e-30, *history.first_losses[:1]):
         return None
     recent = list(moments)
-    for length, growth in (_STEEP, _STEADY):
+    for length, growth in _RUNS:
         window = recent[-length - 1 :]
-        if len(window) > length and all(_grows(a, b) for a, b in pairwise(window)) and last.loss >= growth * window[0].loss > 0:
-            return _told(window, _largest_before(history, len(window)))
+        if len(window) > length and window[0].loss > 0 and last.loss >= growth * window[0].loss and _is_geometric(window):
+            return _told(window, _largest_before(history, length))
     window = recent[-_TREND:]
     if len(window) == _TREND and history.steps_count % 4 == 0 and _is_trend(window):
         return _told(window, _largest_before(history, _TREND))
@@ -89,15 +91,18 @@ def is_spike(found: Spike, history: StepHistory) -> bool:
     return returns or broken or len(after) < 3  # noqa: PLR2004 - too early to say
 
 
-def _grows(earlier: Moment, later: Moment) -> bool:
-    return later.loss > 1.05 * earlier.loss and later.norm > 1.02 * earlier.norm
+def _is_geometric(window: Sequence[Moment]) -> bool:
+    """Whether both grow at each step, the loss by about the same factor: a single jump is something else."""
+    mean = math.log(window[-1].loss / window[0].loss) / (len(window) - 1)
+    grows = (b.loss > a.loss * math.exp(_EVEN * mean) and b.norm > a.norm for a, b in pairwise(window))
+    return all(grows)
 
 
 def _is_trend(window: Sequence[Moment]) -> bool:
     if any(not (one.loss > 0 and one.norm > 0 and math.isfinite(one.norm)) for one in window):
         return False
     losses, norms = [math.log(one.loss) for one in window], [math.log(one.norm) for one in window]
-    if losses[-1] - losses[0] < math.log(_STEADY[1]) or norms[-1] - norms[0] < math.log(_ABOVE_ALL):
+    if losses[-1] - losses[0] < math.log(_RUNS[-1][1]) or norms[-1] - norms[0] < math.log(_ABOVE_ALL):
         return False
     steps = range(len(window))
     return statistics.correlation(steps, losses) > _CORRELATION and statistics.correlation(steps, norms) > _CORRELATION
@@ -105,7 +110,7 @@ def _is_trend(window: Sequence[Moment]) -> bool:
 
 def _largest_before(history: StepHistory, length: int) -> float:
     losses = [one.loss for one in list(history.moments)[:-length] if math.isfinite(one.loss)]
-    return max([*losses, *history.first_losses], default=0.0)
+    return max([*losses, *history.first_losses[:1]], default=0.0)
 
 
 def _told(window: Sequence[Moment], largest: float) -> Divergence | None:

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.gradwatch.module_owners import Owner
     from torchdebug_magics.instruments.gradwatch.step_history import StepHistory
 
-__all__ = ["BINS", "Bins", "Grid", "ModuleSeries"]
+__all__ = ["BINS", "FAST", "FIRST_STEPS", "Bins", "Grid", "ModuleSeries"]
 
 BINS = 256
+FAST, FIRST_STEPS = 0.1, 2
+"""An update of more than this share of the weights is too large, but in the first steps."""
 _RECENT = 64
 
 
@@ -71,8 +73,8 @@ class ModuleSeries:
     ratio_max: float = 0.0
     norm_max: float = 0.0
     zero_share: float = 0.0
-    starts_at_zero: bool = False
-    """Whether its weights were all but zero before the first update: a ratio to them says nothing."""
+    paces: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    """Of the steps, but the first few, whose update was as large as the weights."""
 
 
 @dataclass(eq=False)

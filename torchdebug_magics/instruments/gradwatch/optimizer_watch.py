@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["ModuleNumbers", "OptimizerWatch", "Pending", "can_be_measured"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-_ZERO_RMS = 1e-4
+_USUAL_RMS = 0.02
+"""Of weights: smaller ones, as those that begin at zero, are no measure for an update."""
 
 
 class ModuleNumbers(NamedTuple):
@@ -30,7 +31,8 @@ class ModuleNumbers(NamedTuple):
     norm: float
     ratio: float
     zero_share: float
-    weight_norm: float
+    pace: float
+    """As `ratio`, to weights of at least the usual size."""
 
 
 @dataclass
@@ -128,8 +130,8 @@ class OptimizerWatch:
 def _numbers(norm: float, weight: float, update: float, zeros: float, count: float) -> ModuleNumbers:
     weight_norm, update_norm = math.sqrt(weight), math.sqrt(update)
     ratio = update_norm / weight_norm if weight_norm else (math.inf if update_norm else 0.0)
-    is_zero = weight_norm <= _ZERO_RMS * math.sqrt(count)
-    return ModuleNumbers(math.sqrt(norm), ratio, zeros / count, 0.0 if is_zero else weight_norm)
+    pace = update_norm / max(weight_norm, _USUAL_RMS * math.sqrt(count))
+    return ModuleNumbers(math.sqrt(norm), ratio, zeros / count, pace)
 
 
 def can_be_measured(parameter: torch.Tensor) -> bool:

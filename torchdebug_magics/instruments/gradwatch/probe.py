@@ -127,7 +127,7 @@ class GradProbe:
             watch = self._watch_of(optimizer, parameters)
             if any(other.is_measuring and other is not watch and set(other.ids) & set(watch.ids) for _, other in self._watches.values()):
                 return  # inside the step of an optimizer that wraps it
-            self._read(watch)
+            self._guard.run("reading a step", self._read, watch)
             watch.history.has_closure = has_closure
             watch.before(parameters)
 

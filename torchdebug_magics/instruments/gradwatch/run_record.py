@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.gradwatch.growth_rules import divergence, spike
 from torchdebug_magics.instruments.gradwatch.module_owners import Owners
-from torchdebug_magics.instruments.gradwatch.module_series import Grid, ModuleSeries
+from torchdebug_magics.instruments.gradwatch.module_series import FAST, FIRST_STEPS, Grid, ModuleSeries
 from torchdebug_magics.instruments.gradwatch.report import GradReport, LiveGrad, ModuleRow
 from torchdebug_magics.instruments.gradwatch.step_history import Moment
 
@@ -109,7 +109,7 @@ class RunRecord:
     def _add_module(self, series: ModuleSeries, numbers: ModuleNumbers, pending: Pending, place: int, unscale: float) -> None:
         norm = numbers.norm * unscale
         if not series.steps_count:
-            series.first_step, series.starts_at_zero = pending.step, numbers.weight_norm == 0
+            series.first_step = pending.step
         series.steps_count += 1
         series.norms.add(place, norm)
         series.zeros.add(place, numbers.zero_share)
@@ -120,6 +120,8 @@ class RunRecord:
             series.ratios.add(place, numbers.ratio)
             series.recent_ratios.append(numbers.ratio)
             series.ratio_max = max(series.ratio_max, numbers.ratio)
+        if series.steps_count > FIRST_STEPS and numbers.pace > FAST:
+            series.paces.append(numbers.pace)
         series.zero_since = series.zero_since if series.zero_run else pending.step
         series.zero_run = series.zero_run + 1 if norm == 0 else 0
         if not series.zero_run:

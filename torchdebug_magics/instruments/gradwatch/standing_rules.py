@@ -7,6 +7,8 @@ import statistics
 from itertools import combinations, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+from torchdebug_magics.instruments.gradwatch.module_series import FIRST_STEPS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,7 +22,7 @@ _FADED, _FEW_STEPS, _FEW_LAYERS, _SMALLEST = 1e-5, 5, 4, 1e-45
 _IN_ORDER = 0.8
 """Share of the pairs of layers in which the later one has the larger gradient."""
 _STILL, _STILL_STEPS, _TINY_RATE = 1e-6, 20, 1e-5
-_FAST, _SETTLED, _FAST_STEPS = 0.1, 10, 10
+_FAST_STEPS, _IMPROVED = 5, 0.9
 _CLIPPED_STEPS, _CLIPPED_BY = 20, 10.0
 _PLATEAU_STEPS, _NEAR_CHANCE, _NO_DROP = 100, 0.01, 0.005
 
@@ -64,13 +66,11 @@ def not_learning(grid: Grid, history: StepHistory) -> Suspects | None:
     found = [one for one in grid.ordered() if one.steps_count >= _STILL_STEPS and one.norm_max > 0]
     if not found or history.is_warming_up or (history.is_winding_down and history.most_rate > 0):
         return None
-    unmoved = [one for one in found if one.unmoved_run >= _STILL_STEPS and one.ratio_max == 0]
-    if unmoved:
-        return Suspects(unmoved, unmoved[0].first_step, 0.0)
     largest = max(one.ratio_max for one in found)
-    if largest >= _STILL or not history.moments[-1].rate <= _TINY_RATE or _falls(history.losses()):
-        return None
-    return Suspects(found, found[0].first_step, largest)
+    if largest < _STILL and history.moments[-1].rate <= _TINY_RATE:
+        return None if _falls(history.losses()) else Suspects(found, found[0].first_step, largest)
+    unmoved = [one for one in found if one.unmoved_run >= _STILL_STEPS and one.ratio_max == 0]
+    return Suspects(unmoved, unmoved[0].first_step, 0.0) if unmoved else None
 
 
 def too_fast(grid: Grid, history: StepHistory) -> Suspects | None:
@@ -78,18 +78,13 @@ def too_fast(grid: Grid, history: StepHistory) -> Suspects | None:
     if history.has_closure or history.is_winding_down:
         return None
     losses = history.losses()
-    if losses and history.first_losses and statistics.median(losses[-10:]) < 0.9 * statistics.median(history.first_losses):
+    if not losses or statistics.median(losses[-10:]) < _IMPROVED * history.first_losses[0]:
         return None
-    limit = _FAST if losses else 3 * _FAST
-    found: list[tuple[float, ModuleSeries]] = []
-    for one in grid.ordered():
-        late = list(one.recent_ratios)[-max(0, one.steps_count - _SETTLED) :] if one.steps_count > _SETTLED else []
-        if one.is_matrix and not one.starts_at_zero and len(late) >= _FAST_STEPS and (ratio := statistics.median(late)) > limit:
-            found.append((ratio, one))
+    found = [one for one in grid.ordered() if one.is_matrix and len(one.paces) >= _FAST_STEPS]
     if not found:
         return None
-    ratio, worst = max(found, key=lambda pair: pair[0])
-    return Suspects([worst, *(one for _, one in found if one is not worst)], worst.first_step + _SETTLED, ratio)
+    found.sort(key=lambda one: -statistics.median(one.paces))
+    return Suspects(found, found[0].first_step + FIRST_STEPS, statistics.median(found[0].paces))
 
 
 def clipped_always(history: StepHistory) -> float | None:
@@ -106,6 +101,7 @@ def plateau(history: StepHistory) -> float | None:
     losses, classes = history.losses(), history.classes
     if classes is None or classes < 2 or len(losses) < _PLATEAU_STEPS or history.is_warming_up or history.most_rate == 0:  # noqa: PLR2004
         return None
+    losses = losses[-max(_PLATEAU_STEPS, len(losses) // 2) :]
     chance, mean = math.log(classes), statistics.fmean(losses)
     if not any(abs(mean * times - chance) <= _NEAR_CHANCE * chance for times in {1, history.micro_batches}):
         return None

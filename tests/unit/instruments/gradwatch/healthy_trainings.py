@@ -1,0 +1,461 @@
+"""Trainings of many kinds with nothing wrong: none of them may give a finding."""
+
+from __future__ import annotations
+
+from tests.unit.instruments.gradwatch.training_case import Training
+
+__all__ = ["HEALTHY"]
+
+_TRAIN = """
+for x, y in batches({count}):
+    opt.zero_grad()
+    loss = F.cross_entropy(net(x), y)
+    loss.backward()
+    opt.step(){after}
+"""
+
+
+def _train(count: int = 60, after: str = "") -> str:
+    return _TRAIN.format(count=count, after=f"\n    {after}" if after else "")
+
+
+_SCHEDULES = (
+    Training("MLP with Adam", "net = mlp(16, 32, 32, 4)\nopt = torch.optim.Adam(net.parameters(), lr=1e-3)\n" + _train(120)),
+    Training(
+        "MLP with SGD and momentum", "net = mlp(16, 32, 4)\nopt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)\n" + _train(120)
+    ),
+    Training(
+        "warm-up from a learning rate of 0 over all steps",
+        """
+net = mlp(16, 32, 4)
+opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
+schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: step / 2e7)
+"""
+        + _train(150, "schedule.step()"),
+    ),
+    Training(
+        "warm-up, then a cosine down to 0",
+        """
+net = mlp(16, 32, 4)
+opt = torch.optim.AdamW(net.parameters(), lr=3e-3)
+schedule = torch.optim.lr_scheduler.OneCycleLR(opt, 3e-3, total_steps=120, final_div_factor=1e12)
+"""
+        + _train(119, "schedule.step()"),
+    ),
+    Training(
+        "the last steps of a schedule that has ended",
+        """
+net = mlp(16, 32, 4)
+opt = torch.optim.Adam(net.parameters(), lr=1e-2)
+schedule = torch.optim.lr_scheduler.StepLR(opt, 20, gamma=1e-3)
+"""
+        + _train(100, "schedule.step()"),
+    ),
+    Training(
+        "fine-tuning with a learning rate of 1e-6",
+        "net = mlp(16, 32, 4)\nopt = torch.optim.AdamW(net.parameters(), lr=1e-6)\n" + _train(80),
+    ),
+    Training(
+        "one batch, overfit until its loss is next to nothing",
+        """
+net = mlp(16, 64, 4)
+opt = torch.optim.Adam(net.parameters(), lr=1e-2)
+x, y = torch.randn(8, 16), torch.arange(8) % 4
+for step in range(400):
+    opt.zero_grad()
+    F.cross_entropy(net(x), y).backward()
+    opt.step()
+""",
+    ),
+    Training(
+        "least squares, solved to the last bit",
+        """
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+x = torch.randn(64, 4)
+y = x.sum(1, keepdim=True)
+for step in range(600):
+    opt.zero_grad()
+    F.mse_loss(net(x), y).backward()
+    opt.step()
+""",
+    ),
+    Training(
+        "a hinge loss that has reached 0",
+        """
+net = nn.Linear(16, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+x = torch.randn(32, 16)
+y = torch.sign(x[:, :1])
+for step in range(200):
+    opt.zero_grad()
+    F.relu(0.1 - y * net(x)).mean().backward()
+    opt.step()
+""",
+    ),
+    Training(
+        "a regression whose loss rises again after a good start",
+        """
+net = mlp(8, 32, 1)
+opt = torch.optim.Adam(net.parameters(), lr=1e-2)
+for step in range(150):
+    x = torch.randn(32, 8) * (1 + step / 50)
+    opt.zero_grad()
+    F.mse_loss(net(x), x.sum(1, keepdim=True)).backward()
+    opt.step()
+""",
+    ),
+)
+
+_PARTS = (
+    Training(
+        "LoRA: B is zero at first, the base is frozen",
+        """
+class Lora(nn.Module):
+    def __init__(self, width, out, rank=4):
+        super().__init__()
+        self.base = nn.Linear(width, out).requires_grad_(False)
+        self.a, self.b = nn.Linear(width, rank, bias=False), nn.Linear(rank, out, bias=False)
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, x):
+        return self.base(x) + self.b(self.a(x))
+
+net = nn.Sequential(Lora(16, 32), nn.ReLU(), Lora(32, 4))
+opt = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-2)
+"""
+        + _train(60),
+    ),
+    Training(
+        "a frozen backbone, all parameters in the optimizer",
+        """
+net = nn.Sequential(mlp(16, 32, 32), nn.ReLU(), nn.Linear(32, 4))
+net[0].requires_grad_(False)
+opt = torch.optim.Adam(net.parameters(), lr=1e-2)
+"""
+        + _train(60),
+    ),
+    Training(
+        "an embedding of which few rows are used",
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(20_000, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(self.words(x).mean(1))
+
+net = Net()
+opt = torch.optim.Adam(net.parameters(), lr=1e-2)
+for step in range(60):
+    x = torch.randint(0, 40, (16, 6))
+    opt.zero_grad()
+    F.cross_entropy(net(x), x[:, 0] % 4).backward()
+    opt.step()
+""",
+    ),
+    Training(
+        "an embedding with sparse gradients, and an optimizer of its own",
+        """
+words, head = nn.Embedding(1000, 16, sparse=True), nn.Linear(16, 4)
+sparse, opt = torch.optim.SparseAdam(words.parameters(), lr=1e-2), torch.optim.Adam(head.parameters(), lr=1e-2)
+for step in range(60):
+    x = torch.randint(0, 40, (16, 6))
+    sparse.zero_grad()
+    opt.zero_grad()
+    F.cross_entropy(head(words(x).mean(1)), x[:, 0] % 4).backward()
+    sparse.step()
+    opt.step()
+""",
+    ),
+    Training(
+        "a ReLU net with some dead units",
+        """
+net = mlp(16, 64, 64, 4)
+with torch.no_grad():
+    net[0].bias[:30] = -1e3
+    net[2].bias[:20] = -1e3
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+"""
+        + _train(80),
+    ),
+    Training(
+        "a head that is not used, with gradients set to zeros",
+        """
+net = nn.ModuleDict({"body": mlp(16, 32), "a": nn.Linear(32, 4), "b": nn.Linear(32, 4)})
+opt = torch.optim.SGD(net.parameters(), lr=0.05)
+for step, (x, y) in enumerate(batches(80)):
+    opt.zero_grad(set_to_none=False)
+    head = net["a"] if step < 30 else net["b"]
+    F.cross_entropy(head(net["body"](x).relu()), y).backward()
+    opt.step()
+""",
+    ),
+    Training(
+        "residual branches with a scale that begins at 1e-6",
+        """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.scale = mlp(16, 16, 16), nn.Parameter(1e-6 * torch.ones(16))
+
+    def forward(self, x):
+        return x + self.scale * self.inner(x)
+
+net = nn.Sequential(nn.Linear(16, 16), *(Block() for _ in range(6)), nn.LayerNorm(16), nn.Linear(16, 4))
+opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
+"""
+        + _train(60),
+    ),
+    Training(
+        "zero-initialized residual gates, in a chain",
+        """
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.gate = nn.Linear(16, 16), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return x + self.gate * self.inner(x)
+
+net = nn.Sequential(Gate(), Gate(), Gate(), nn.Linear(16, 4))
+opt = torch.optim.Adam(net.parameters(), lr=1e-2)
+"""
+        + _train(60),
+    ),
+    Training(
+        "tied weights in a language model",
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.layer = nn.Embedding(50, 32), nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(32, 50, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, x):
+        return self.head(self.layer(self.words(x)))
+
+net = Net()
+opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
+for step in range(50):
+    x = torch.randint(0, 50, (8, 12)).sort(1).values
+    opt.zero_grad()
+    F.cross_entropy(net(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten()).backward()
+    opt.step()
+""",
+    ),
+    Training(
+        "progressive unfreezing",
+        """
+net = mlp(16, 32, 32, 4)
+net[0].requires_grad_(False)
+opt = torch.optim.SGD(net.parameters(), lr=0.05)
+"""
+        + _train(40)
+        + "net[0].requires_grad_(True)\n"
+        + _train(40),
+    ),
+)
+
+_LOOPS = (
+    Training(
+        "a GAN",
+        """
+G, D = mlp(4, 32, 2), mlp(2, 32, 1)
+opt_g, opt_d = torch.optim.Adam(G.parameters(), lr=1e-3, betas=(0.5, 0.999)), torch.optim.Adam(D.parameters(), lr=1e-3, betas=(0.5, 0.999))
+one, zero = torch.ones(32, 1), torch.zeros(32, 1)
+for step in range(250):
+    real, fake = torch.randn(32, 2), G(torch.randn(32, 4))
+    opt_d.zero_grad()
+    loss = F.binary_cross_entropy_with_logits(D(real), one) + F.binary_cross_entropy_with_logits(D(fake.detach()), zero)
+    (loss / 2).backward()
+    opt_d.step()
+    opt_g.zero_grad()
+    F.binary_cross_entropy_with_logits(D(fake), one).backward()
+    opt_g.step()
+""",
+    ),
+    Training(
+        "gradient accumulation with clipping",
+        """
+net = mlp(16, 32, 4)
+opt = torch.optim.AdamW(net.parameters(), lr=1e-2)
+for number, (x, y) in enumerate(batches(160)):
+    (F.cross_entropy(net(x), y) / 4).backward()
+    if number % 4 == 3:
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        opt.step()
+        opt.zero_grad()
+""",
+    ),
+    Training(
+        "clipping that cuts most steps by a little",
+        """
+net = mlp(16, 32, 4)
+opt = torch.optim.SGD(net.parameters(), lr=0.2)
+for x, y in batches(60):
+    opt.zero_grad()
+    F.cross_entropy(3 * net(x), y).backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+    opt.step()
+""",
+    ),
+    Training(
+        "a GradScaler that skips its first steps",
+        """
+net = mlp(16, 32, 4)
+opt = torch.optim.SGD(net.parameters(), lr=0.05)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=5)
+for x, y in batches(80):
+    opt.zero_grad()
+    scaler.scale(F.cross_entropy(net(x), y)).backward()
+    scaler.unscale_(opt)
+    nn.utils.clip_grad_norm_(net.parameters(), 5.0)
+    scaler.step(opt)
+    scaler.update()
+""",
+    ),
+    Training(
+        "LBFGS with a closure",
+        """
+net = mlp(4, 8, 1)
+opt = torch.optim.LBFGS(net.parameters(), max_iter=5)
+x = torch.randn(64, 4)
+y = x.sin().sum(1, keepdim=True)
+
+def closure():
+    opt.zero_grad()
+    loss = F.mse_loss(net(x), y)
+    loss.backward()
+    return loss
+
+for step in range(30):
+    opt.step(closure)
+""",
+    ),
+    Training(
+        "several optimizers for parts of one model",
+        """
+net = mlp(16, 32, 32, 4)
+matrices = [p for p in net.parameters() if p.dim() > 1]
+rest = [p for p in net.parameters() if p.dim() < 2]
+a, b = torch.optim.SGD(matrices, lr=0.05, momentum=0.9), torch.optim.Adam(rest, lr=1e-3)
+for x, y in batches(60):
+    a.zero_grad()
+    b.zero_grad()
+    F.cross_entropy(net(x), y).backward()
+    a.step()
+    b.step()
+""",
+    ),
+    Training(
+        "an LSTM with clipping",
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(4, 16, batch_first=True), nn.Linear(16, 1)
+
+    def forward(self, x):
+        return self.head(self.rnn(x)[0][:, -1])
+
+net = Net()
+opt = torch.optim.Adam(net.parameters(), lr=1e-2)
+for step in range(60):
+    x = torch.randn(16, 8, 4)
+    opt.zero_grad()
+    F.mse_loss(net(x), x[:, -1].sum(1, keepdim=True)).backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    opt.step()
+""",
+    ),
+    Training(
+        "a convolutional net with BatchNorm",
+        """
+net = nn.Sequential(
+    nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+    nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4),
+).to(memory_format=torch.channels_last)
+opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+for step in range(60):
+    y = torch.randint(0, 4, (16,))
+    x = torch.randn(16, 1, 8, 8) * 0.1 + y.view(-1, 1, 1, 1)
+    opt.zero_grad()
+    F.cross_entropy(net(x), y).backward()
+    opt.step()
+""",
+    ),
+    Training(
+        "actor-critic: noisy losses of both signs",
+        """
+actor, critic = mlp(4, 32, 2), mlp(4, 32, 1)
+opt = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=3e-3)
+for step in range(120):
+    x = torch.randn(16, 4)
+    policy = torch.distributions.Categorical(logits=actor(x))
+    action = policy.sample()
+    reward = (action == (x[:, 0] > 0)).float()
+    advantage = reward - critic(x).squeeze(1)
+    loss = -(policy.log_prob(action) * advantage.detach()).mean() + advantage.square().mean() - 0.01 * policy.entropy().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Training(
+        "cross-validation: a new model and optimizer for each fold",
+        """
+for fold in range(4):
+    net = mlp(16, 32, 4)
+    opt = torch.optim.Adam(net.parameters(), lr=1e-2)
+    for x, y in batches(30, seed=fold):
+        opt.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        opt.step()
+""",
+    ),
+    Training(
+        "an image that is optimized, and no model",
+        """
+image = torch.zeros(8, 8, requires_grad=True)
+goal = torch.rand(8, 8)
+opt = torch.optim.Adam([image], lr=0.05)
+for step in range(100):
+    opt.zero_grad()
+    (image - goal).square().sum().backward()
+    opt.step()
+""",
+    ),
+    Training(
+        "float64 and complex parameters",
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.spectrum, self.head = nn.Parameter(0.1 * torch.randn(9, dtype=torch.complex128)), nn.Linear(16, 4, dtype=torch.float64)
+
+    def forward(self, x):
+        return self.head(torch.fft.irfft(torch.fft.rfft(x.double()) * self.spectrum, n=16))
+
+net = Net()
+opt = torch.optim.Adam(net.parameters(), lr=1e-2)
+"""
+        + _train(50),
+    ),
+    Training(
+        "steps without any gradient between the others",
+        """
+net = mlp(16, 32, 4)
+opt = torch.optim.Adam(net.parameters(), lr=1e-3)
+for number, (x, y) in enumerate(batches(60)):
+    opt.zero_grad()
+    if number % 3:
+        F.cross_entropy(net(x), y).backward()
+    opt.step()
+""",
+    ),
+)
+
+HEALTHY = (*_SCHEDULES, *_PARTS, *_LOOPS)

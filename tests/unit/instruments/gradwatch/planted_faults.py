@@ -1,0 +1,444 @@
+"""Trainings with one planted fault each, of every kind."""
+
+from __future__ import annotations
+
+from tests.unit.instruments.gradwatch.training_case import Fault
+
+__all__ = ["FAULTS"]
+
+_LOOP = """
+for x, y in batches({count}):
+    opt.zero_grad()
+    loss = F.cross_entropy(net(x), y)
+    loss.backward(){backward}
+    {between}opt.step(){step}
+"""
+
+
+def _loop(count: int = 40, *, between: str = "", at: str = "step") -> str:
+    here = "  #> here"
+    indent = "\n    " if between else ""
+    return _LOOP.format(count=count, between=between + indent, backward=here if at == "backward" else "", step=here if at == "step" else "")
+
+
+_REGRESSION = """
+net = mlp(8, 16, 1)
+opt = {optimizer}
+x = torch.randn(64, 8)
+y = x.sum(1, keepdim=True)
+for step in range({count}):
+    opt.zero_grad()
+    loss = (net(x) - y).square().mean()
+    loss.backward()
+    opt.step()  #> here
+"""
+
+_DIVERGING = (
+    Fault(
+        name="linear regression with a learning rate above 2 / curvature",
+        kind="diverging",
+        text="""
+w = nn.Linear(8, 1)
+opt = torch.optim.SGD(w.parameters(), lr=3.0)
+x = torch.randn(64, 8)
+for step in range(60):
+    opt.zero_grad()
+    (w(x) - x.sum(1, keepdim=True)).square().mean().backward()
+    opt.step()  #> here
+""",
+        steps=(0, 10),
+        fix='group["lr"] = 0.3',
+    ),
+    Fault(
+        name="MLP regression that is NaN after a few steps",
+        kind="diverging",
+        text=_REGRESSION.format(optimizer="torch.optim.SGD(net.parameters(), lr=3.0)", count=30),
+        steps=(0, 3),
+    ),
+    Fault(
+        name="momentum that is too much for the learning rate",
+        kind="diverging",
+        text=_REGRESSION.format(optimizer="torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.99)", count=60),
+        steps=(0, 20),
+    ),
+    Fault(
+        name="a learning rate that a schedule multiplies",
+        kind="diverging",
+        text="""
+w = nn.Linear(8, 1)
+opt = torch.optim.SGD(w.parameters(), lr=0.02)
+schedule = torch.optim.lr_scheduler.ExponentialLR(opt, gamma=1.15)
+x = torch.randn(64, 8)
+for step in range(80):
+    opt.zero_grad()
+    (w(x) - x.sum(1, keepdim=True)).square().mean().backward()
+    opt.step()  #> here
+    schedule.step()
+""",
+        steps=(15, 60),
+    ),
+    Fault(
+        name="gradient ascent: the sign of the loss",
+        kind="diverging",
+        text="""
+w = nn.Linear(8, 1)
+opt = torch.optim.SGD(w.parameters(), lr=0.1, maximize=True)
+x = torch.randn(64, 8)
+for step in range(60):
+    opt.zero_grad()
+    (w(x) - x.sum(1, keepdim=True)).square().mean().backward()
+    opt.step()  #> here
+""",
+        steps=(0, 20),
+    ),
+)
+
+_SPIKES = (
+    Fault(
+        name="one batch that is not normalized",
+        kind="exploding_spike",
+        text="""
+net = mlp(16, 32, 4)
+opt = torch.optim.SGD(net.parameters(), lr=1e-4)
+for number, (x, y) in enumerate(batches(40)):
+    x = x * 1e4 if number == 25 else x
+    opt.zero_grad()
+    F.cross_entropy(net(x), y).backward()  #> here
+    opt.step()
+""",
+        steps=(25, 25),
+        modules=("0", "2"),
+        fix="clip_grad_norm_",
+    ),
+    Fault(
+        name="one wrong target in a regression, from a DataLoader",
+        kind="exploding_spike",
+        text="""
+x = torch.randn(320, 8)
+y = x.sum(1, keepdim=True)
+y[167] = 1e5
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=8)
+net = mlp(8, 16, 1)
+opt = torch.optim.Adam(net.parameters(), lr=1e-3)
+for a, b in loader:
+    opt.zero_grad()
+    F.mse_loss(net(a), b).backward()  #> here
+    opt.step()
+""",
+        steps=(20, 20),
+        modules=("0", "2"),
+    ),
+    Fault(
+        name="a loss that one batch multiplies",
+        kind="exploding_spike",
+        text="""
+net = mlp(16, 32, 4)
+opt = torch.optim.Adam(net.parameters(), lr=1e-3)
+for number, (x, y) in enumerate(batches(50)):
+    opt.zero_grad()
+    weight = 1e5 if number == 30 else 1.0
+    (weight * F.cross_entropy(net(x), y)).backward()  #> here
+    opt.step()
+""",
+        steps=(30, 30),
+        modules=("0", "2"),
+    ),
+    Fault(
+        name="an RNN that meets one long sequence",
+        kind="exploding_spike",
+        text="""
+rnn, head = nn.RNN(4, 16, nonlinearity="relu"), nn.Linear(16, 1)
+with torch.no_grad():
+    rnn.weight_hh_l0.copy_(1.5 * torch.eye(16))
+net = nn.ModuleList([rnn, head])
+opt = torch.optim.SGD(net.parameters(), lr=1e-12)
+for number in range(40):
+    x = torch.rand(20 if number == 20 else 4, 8, 4)
+    opt.zero_grad()
+    loss = head(rnn(x)[0][-1]).square().mean()
+    loss.backward()  #> here
+    opt.step()
+""",
+        steps=(20, 20),
+        modules=("0", "1"),
+    ),
+)
+
+_DEAD = (
+    Fault(
+        name="a ReLU layer whose bias is far below zero",
+        kind="dead",
+        text="net = mlp(16, 32, 32, 4)\nnn.init.constant_(net[2].bias, -100.0)\nopt = torch.optim.Adam(net.parameters(), lr=1e-3)\n"
+        + _loop(at="backward"),
+        modules=("2",),
+        fix="LeakyReLU",
+    ),
+    Fault(
+        name="a ReLU net that one huge update kills",
+        kind="dead",
+        text="""
+net = mlp(16, 32, 32, 4)
+opt = torch.optim.SGD(net.parameters(), lr=0.05)
+for number, (x, y) in enumerate(batches(60)):
+    opt.zero_grad()
+    F.cross_entropy(net(x), y).backward()  #> here
+    opt.step()
+    if number == 19:
+        with torch.no_grad():
+            net[0].bias -= 1e3
+""",
+        steps=(20, 20),
+        modules=("0",),
+    ),
+    Fault(
+        name="an output that is rounded",
+        kind="dead",
+        text="""
+net = mlp(8, 16, 1)
+opt = torch.optim.Adam(net.parameters(), lr=1e-3)
+x = torch.randn(64, 8)
+for step in range(30):
+    opt.zero_grad()
+    (net(x).round() - 1).square().mean().backward()  #> here
+    opt.step()
+""",
+        modules=("2",),
+    ),
+    Fault(
+        name="a saturated sigmoid before the loss",
+        kind="dead",
+        text="""
+net = mlp(8, 16, 1)
+nn.init.constant_(net[2].bias, 1e4)
+opt = torch.optim.SGD(net.parameters(), lr=1e-2)
+x = torch.randn(64, 8)
+for step in range(30):
+    opt.zero_grad()
+    torch.sigmoid(net(x)).mean().backward()  #> here
+    opt.step()
+""",
+        modules=("2",),
+    ),
+    Fault(
+        name="two factors that both begin at zero",
+        kind="dead",
+        text="""
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base, self.a, self.b = nn.Linear(16, 4), nn.Linear(16, 2, bias=False), nn.Linear(2, 4, bias=False)
+        nn.init.zeros_(self.a.weight)
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, x):
+        return self.base(x) + self.b(self.a(x))
+
+net = Branch()
+opt = torch.optim.Adam(net.parameters(), lr=1e-2)
+"""
+        + _loop(at="backward"),
+        modules=("b",),
+    ),
+)
+
+_VANISHING = tuple(
+    Fault(
+        name=f"{depth} layers of {act}",
+        kind="vanishing",
+        text=f"net = mlp(16, *[32] * {depth}, 4, act=nn.{act})\nopt = torch.optim.{optimizer}\n" + _loop(30, at="backward"),
+        modules=("0",),
+        fix="nn.ReLU()",
+    )
+    for depth, act, optimizer in (
+        (8, "Sigmoid", "SGD(net.parameters(), lr=0.1)"),
+        (12, "Sigmoid", "Adam(net.parameters(), lr=1e-4)"),
+        (30, "Tanh", "SGD(net.parameters(), lr=0.01)"),
+    )
+) + (
+    Fault(
+        name="weights that begin too small",
+        kind="vanishing",
+        text="""
+net = mlp(16, *[32] * 6, 4)
+for one in net:
+    if isinstance(one, nn.Linear):
+        nn.init.normal_(one.weight, std=0.01)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+"""
+        + _loop(30, at="backward"),
+        modules=("0",),
+    ),
+)
+
+_TOO_FAST = (
+    Fault(
+        name="Adam with a learning rate of 1",
+        kind="too_fast",
+        text="net = mlp(16, 64, 64, 4)\nopt = torch.optim.Adam(net.parameters(), lr=1.0)\n" + _loop(60),
+        steps=(0, 5),
+        modules=("0", "2", "4"),
+        fix="lower the learning rate",
+    ),
+    Fault(
+        name="sign descent on a transformer",
+        kind="too_fast",
+        text="""
+net = nn.Sequential(nn.Embedding(20, 16), nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True), nn.Linear(16, 20))
+opt = torch.optim.Adam(net.parameters(), lr=0.3)
+for step in range(50):
+    x = torch.randint(0, 20, (8, 12))
+    opt.zero_grad()
+    F.cross_entropy(net(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten()).backward()
+    opt.step()  #> here
+""",
+        steps=(0, 5),
+        modules=("0", "1.self_attn", "1.self_attn.out_proj", "1.linear1", "1.linear2", "2"),
+    ),
+    Fault(
+        name="AdamW in place of SGD, with the learning rate of SGD",
+        kind="too_fast",
+        text="net = mlp(16, 64, 64, 4)\nopt = torch.optim.AdamW(net.parameters(), lr=0.5)\n" + _loop(60),
+        steps=(0, 5),
+        modules=("0", "2", "4"),
+    ),
+)
+
+_NOT_LEARNING = (
+    Fault(
+        name="a learning rate of 1e-10",
+        kind="not_learning",
+        text="net = mlp(16, 32, 4)\nopt = torch.optim.Adam(net.parameters(), lr=1e-10)\n" + _loop(),
+        modules=("0",),
+        fix="raise the learning rate",
+    ),
+    Fault(
+        name="SGD with a learning rate of 1e-8",
+        kind="not_learning",
+        text="net = mlp(16, 32, 4)\nopt = torch.optim.SGD(net.parameters(), lr=1e-8)\n" + _loop(),
+        modules=("0",),
+    ),
+    Fault(
+        name="a schedule that divides integers: the learning rate is 0",
+        kind="not_learning",
+        text="""
+net = mlp(16, 32, 4)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: step // 1000)
+"""
+        + _loop(),
+        modules=("0",),
+        fix='group["lr"] = 1e-3',
+    ),
+    Fault(
+        name="bfloat16 weights whose updates round to zero",
+        kind="not_learning",
+        text="""
+net = mlp(16, 32, 4).bfloat16()
+with torch.no_grad():
+    for one in net.parameters():
+        one.add_(one.sign() * 0.5)
+opt = torch.optim.SGD(net.parameters(), lr=1e-4)
+for x, y in batches(40):
+    opt.zero_grad()
+    F.cross_entropy(net(x.bfloat16()), y).backward()
+    opt.step()  #> here
+""",
+        modules=("0",),
+        fix="float32",
+    ),
+)
+
+_CLIPPED = (
+    Fault(
+        name="a max_norm of 1e-3",
+        kind="clipped_always",
+        text="net = mlp(16, 32, 4)\nopt = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        + _loop(between="nn.utils.clip_grad_norm_(net.parameters(), 1e-3)  #> here", at=""),
+        fix="max_norm=",
+    ),
+    Fault(
+        name="a function that was imported by name, and a loss that is a sum",
+        kind="clipped_always",
+        text="""
+from torch.nn.utils import clip_grad_norm_
+net = mlp(16, 32, 4)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in batches(40):
+    opt.zero_grad()
+    F.cross_entropy(net(x), y, reduction="sum").backward()
+    clip_grad_norm_(net.parameters(), 0.1)  #> here
+    opt.step()
+""",
+        fix="max_norm=",
+    ),
+    Fault(
+        name="gradients that are clipped before they are unscaled",
+        kind="clipped_always",
+        text="""
+net = mlp(16, 32, 4)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+for x, y in batches(40):
+    opt.zero_grad()
+    scaler.scale(F.cross_entropy(net(x), y)).backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)  #> here
+    scaler.step(opt)
+    scaler.update()
+""",
+        fix="scaler.unscale_(opt)",
+    ),
+)
+
+_PLATEAU = (
+    Fault(
+        name="labels that have nothing to do with the inputs",
+        kind="plateau_at_chance",
+        text="""
+net = mlp(16, 8, 4)
+with torch.no_grad():
+    net[2].weight.mul_(0.01)
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+for step in range(300):
+    x, y = torch.randn(64, 16), torch.randint(0, 4, (64,))
+    opt.zero_grad()
+    F.cross_entropy(net(x), y).backward()  #> here
+    opt.step()
+""",
+        steps=(0, 60),
+        fix="%overfit",
+    ),
+    Fault(
+        name="an input that is multiplied by zero, with gradient accumulation",
+        kind="plateau_at_chance",
+        text="""
+net = mlp(16, 8, 10)
+with torch.no_grad():
+    net[2].weight.mul_(0.01)
+    net[2].bias.mul_(0.01)
+opt = torch.optim.SGD(net.parameters(), lr=0.05)
+for step in range(150):
+    opt.zero_grad()
+    for _ in range(2):
+        x, y = torch.randn(32, 16), torch.arange(32) % 10
+        (F.cross_entropy(net(x * 0), y) / 2).backward()  #> here
+    opt.step()
+""",
+    ),
+    Fault(
+        name="a binary loss under random labels",
+        kind="plateau_at_chance",
+        text="""
+net = nn.Linear(16, 1)
+nn.init.normal_(net.weight, std=0.001)
+nn.init.zeros_(net.bias)
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+for step in range(150):
+    x, y = torch.randn(64, 16), torch.randint(0, 2, (64, 1)).float()
+    opt.zero_grad()
+    F.binary_cross_entropy_with_logits(net(x), y).backward()  #> here
+    opt.step()
+""",
+    ),
+)
+
+FAULTS = (*_DIVERGING, *_SPIKES, *_DEAD, *_VANISHING, *_TOO_FAST, *_NOT_LEARNING, *_CLIPPED, *_PLATEAU)
