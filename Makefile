@@ -65,6 +65,7 @@ bench: $(READY)
 	$(PY) tests/bench/hangwatch.py
 	$(PY) tests/bench/shrink.py
 	$(PY) tests/bench/autograd.py
+	$(PY) tests/bench/gradwatch.py
 
 ## make docs      write docs/magics anew, from the help of each magic
 docs: $(READY)

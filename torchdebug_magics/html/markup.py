@@ -75,7 +75,7 @@ class _Writer:
             case Boxes():
                 return self._counted(boxes(block))
             case Heatmap():
-                return heatmap(block)
+                return self._counted(heatmap(block))
             case Meters():
                 return meters(block)
             case Note():

@@ -29,8 +29,12 @@ class Bins:
 
     def add(self, place: int, value: float) -> None:
         """Into the bin at `place`, which is never before the last one by more than the present step."""
-        self.values += [None] * (place + 1 - len(self.values))
-        self.values[place] = self._both(self.values[place], value)
+        values = self.values
+        if place == len(values):
+            values.append(value)
+            return
+        values += [None] * (place + 1 - len(values))
+        values[place] = self._both(values[place], value)
 
     def halve(self) -> None:
         """Two bins become one."""

@@ -56,6 +56,7 @@ class OptimizerWatch:
         self.history = history
         self.series = series
         """One for each parameter."""
+        self._keys = list(map(id, series))
         self.pending: Pending | None = None
         self.is_measuring = False
         self._positions: dict[torch.device, list[int]] = {}
@@ -64,6 +65,12 @@ class OptimizerWatch:
                 self._positions.setdefault(one.device, []).append(at)
         self._meters = {device: StepMeter([parameters[at] for at in places]) for device, places in self._positions.items()}
 
+    def fits(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether it was made for these very tensors, where they are now."""
+        return self.ids == tuple(map(id, parameters)) and (
+            not self._meters or parameters[next(iter(self._positions.values()))[0]].device in self._meters
+        )
+
     @property
     def measured_count(self) -> int:
         """How many of the parameters are measured."""
@@ -71,13 +78,14 @@ class OptimizerWatch:
 
     def before(self, parameters: Sequence[torch.Tensor]) -> None:
         """An update is about to begin."""
-        self.is_measuring = True
+        self.is_measuring = False
         for device, places in self._positions.items():
             tensors = [parameters[at] for at in places]
             closure = self.history.has_closure  # which is yet to compute the gradients
             self._meters[device].before(tensors, [at for at, one in enumerate(tensors) if closure or one.grad is not None])
             if not closure:
                 self._meters[device].gradients(tensors)
+        self.is_measuring = True
 
     def after(
         self, parameters: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer, watch: LossWatch, step: int, scale: torch.Tensor | None
@@ -107,22 +115,23 @@ class OptimizerWatch:
         """Numbers by the id of a `ModuleSeries`, norms as they were before clipping; and the positions that had a gradient."""
         sums: dict[int, list[float]] = {}
         members: list[int] = []
+        calls = [(call.parameters, total / call.max_norm) for call, total in clipped if total > call.max_norm > 0]
         for device, measured in pending.measured.items():
-            norms, weights, updates, nonzero, _ = measured.read()
-            places, scales = self._positions[device], self._meters[device].scales
-            for number, at in enumerate(measured.present):
-                place = places[at]
+            meter, places = self._meters[device], self._positions[device]
+            sizes, counts = meter.sizes, meter.counts
+            for at, norm, weight, update, nonzero in zip(measured.present, *measured.read()[:4], strict=True):
+                place, count, size = places[at], counts[at], sizes[at]
                 members.append(place)
-                factor = 1.0
-                for call, total in clipped:
-                    if total > call.max_norm and self.ids[place] in call.parameters:
-                        factor *= total / call.max_norm
-                count = self._meters[device].sizes[at] * scales[at]
-                row = sums.setdefault(id(self.series[place]), [0.0, 0.0, 0.0, 0.0, 0.0])
-                row[0] += (norms[number] * factor) ** 2
-                row[1] += scales[at] * weights[number] ** 2
-                row[2] += scales[at] * updates[number] ** 2
-                row[3] += count * (1 - nonzero[number])
+                for clipped_ids, factor in calls:
+                    if self.ids[place] in clipped_ids:
+                        norm *= factor  # noqa: PLW2901 - as it was before clipping
+                row = sums.get(key := self._keys[place])
+                if row is None:
+                    row = sums[key] = [0.0, 0.0, 0.0, 0.0, 0.0]
+                row[0] += norm * norm
+                row[1] += weight * weight * count / size
+                row[2] += update * update * count / size
+                row[3] += count - nonzero * count / size
                 row[4] += count
         return {key: _numbers(*row) for key, row in sums.items()}, frozenset(members)
 

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import weakref
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,12 +27,20 @@ from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import ExitStack
     from types import TracebackType
 
     from torchdebug_magics.instruments.gradwatch.report import GradReport, LiveGrad
 
 __all__ = ["GradProbe"]
+
+
+@contextmanager
+def _ours() -> Iterator[None]:
+    """Where operations are our own: no mode sees them, no graph grows, and no version counter is kept."""
+    with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext(), torch.inference_mode():
+        yield
 
 
 class GradProbe:
@@ -92,15 +101,14 @@ class GradProbe:
     def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if self._is_ours():
-            tensors = list(tensors_in(args[0] if args else kwargs.get("tensors")))
-            if len(tensors) == 1 and tensors[0].numel() == 1 and not is_traced(tensors[0]) and not tensors[0].is_meta:
-                self._guard.run("the look at a loss", self._look_at_loss, tensors[0])
-            del tensors
+            self._guard.run("the look at a loss", self._look_at_loss, args[0] if args else kwargs.get("tensors"))
         return original(*args, **kwargs)
 
-    def _look_at_loss(self, loss: torch.Tensor) -> None:
-        with _disable_current_modes(), torch.no_grad():
-            self._losses.backward(loss)
+    def _look_at_loss(self, given: Any) -> None:
+        tensors = [given] if isinstance(given, torch.Tensor) else list(tensors_in(given))
+        if len(tensors) == 1 and tensors[0].numel() == 1 and not is_traced(tensors[0]) and not tensors[0].is_meta:
+            with _ours():
+                self._losses.backward(tensors[0])
 
     def _around_clipping(self, original: Any, parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -123,7 +131,7 @@ class GradProbe:
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         if any(is_traced(one) for one in parameters[:1]):
             return
-        with _disable_current_modes(), torch.no_grad():
+        with _ours():
             watch = self._watch_of(optimizer, parameters)
             if any(other.is_measuring and other is not watch and set(other.ids) & set(watch.ids) for _, other in self._watches.values()):
                 return  # inside the step of an optimizer that wraps it
@@ -140,7 +148,7 @@ class GradProbe:
         if ref is None or watch is None or ref() is not optimizer or not watch.is_measuring:
             return
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        with _disable_current_modes(), torch.no_grad():
+        with _ours():
             watch.history.line = watch.history.line or self._lines.here(sys._getframe())
             watch.history.backward_line = self._losses.line or watch.history.backward_line
             watch.history.classes = self._losses.classes
@@ -151,7 +159,7 @@ class GradProbe:
 
     def _watch_of(self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> OptimizerWatch:
         ref, watch = self._watches.get(id(optimizer), (None, None))
-        if ref is not None and watch is not None and ref() is optimizer and watch.ids == tuple(map(id, parameters)):
+        if ref is not None and watch is not None and ref() is optimizer and watch.fits(parameters):
             return watch
         if watch is not None:
             self._read(watch)

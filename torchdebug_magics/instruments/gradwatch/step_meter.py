@@ -12,6 +12,8 @@ __all__ = ["Measured", "StepMeter"]
 
 _SAMPLE = 1024
 """Elements of each parameter: a norm is then off by about 2%."""
+_ZEROS_EVERY = 4
+"""Steps between two looks at the zeros of the gradients; whether all of them are zero, the norm tells at each step."""
 _HALF = frozenset({torch.float16, torch.bfloat16})
 
 
@@ -22,7 +24,7 @@ class Reading(NamedTuple):
     weights: list[float]
     updates: list[float]
     nonzero: list[float]
-    """Shares."""
+    """How many elements of the sample."""
     scalars: dict[str, float]
 
 
@@ -36,7 +38,6 @@ class Measured:
     """Of the further scalars."""
     host: torch.Tensor
     ready: torch.Event | None
-    sizes: Sequence[int]
 
     _reading: Reading | None = None
 
@@ -49,13 +50,10 @@ class Measured:
             start = len(self.present) + len(self.names)
             many = (len(values) - start) // 3
             before, change, nonzero = (values[start + part * many :][:many] for part in range(3))
-            self._reading = Reading(
-                values[: len(self.present)],
-                [before[at] for at in self.present],
-                [change[at] for at in self.present],
-                [nonzero[at] / self.sizes[at] for at in self.present],
-                dict(zip(self.names, values[len(self.present) : start], strict=True)),
-            )
+            if len(self.present) < many:
+                before, change, nonzero = ([part[at] for at in self.present] for part in (before, change, nonzero))
+            scalars = dict(zip(self.names, values[len(self.present) : start], strict=True))
+            self._reading = Reading(values[: len(self.present)], before, change, nonzero, scalars)
         return self._reading
 
 
@@ -63,17 +61,29 @@ class StepMeter:
     """For parameters on one device: holds `_SAMPLE` elements of each, three times, and no tensor of the user's."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        device = tensors[0].device
-        wide = any(one.dtype in {torch.float64, torch.complex128} for one in tensors)
-        self.sizes = [min(_real(one).numel(), _SAMPLE) for one in tensors]
-        self.scales = [_real(one).numel() / size for one, size in zip(tensors, self.sizes, strict=True)]
-        """By which a sampled sum of squares stands for that of the whole parameter."""
-        most = max(self.sizes)
-        self._buffer = torch.zeros(3, len(tensors), most, device=device, dtype=torch.float64 if wide else torch.float32)
-        shapes = [_real(one).shape if _real(one).numel() == size else (size,) for one, size in zip(tensors, self.sizes, strict=True)]
-        self._rows = [[self._buffer[part, at, :size].view(shapes[at]) for at, size in enumerate(self.sizes)] for part in range(3)]
+        real = [_real(one) for one in tensors]
+        wide = any(one.dtype is torch.float64 for one in real)
+        self.device = tensors[0].device
+        self.sizes = [min(one.numel(), _SAMPLE) for one in real]
+        self.counts = [one.numel() for one in real]
+        self._strides = [_stride(count, size) for count, size in zip(self.counts, self.sizes, strict=True)]
+        dtype = torch.float64 if wide else torch.float32
+        self._buffer = torch.zeros(3, len(tensors), max(self.sizes), device=self.device, dtype=dtype)
+        self._rows = [
+            [
+                self._buffer[part, at, : self.sizes[at]].view(one.shape if self.counts[at] == self.sizes[at] else -1)
+                for at, one in enumerate(real)
+            ]
+            for part in range(3)
+        ]
+        self._buffers = list(self._buffer)
         self._norms: list[torch.Tensor] = []
         self._present: list[int] = []
+        self._versions: tuple[list[int], list[int]] = ([], [])
+        """The present parameters of the last step, and their versions after it."""
+        self._step = 0
+        self._sampled: list[int] = []
+        self._nonzero = torch.zeros(len(tensors), device=self.device)
 
     @property
     def has_gradients(self) -> bool:
@@ -81,75 +91,84 @@ class StepMeter:
         return bool(self._present)
 
     def before(self, tensors: Sequence[torch.Tensor], present: list[int]) -> None:
-        """Take the weights as they are."""
+        """Take the weights as they are; those that nobody has written since the last update are there already."""
         self._present = present
-        self._copy(0, tensors)
+        if self._versions == (present, [tensors[at]._version for at in present]):
+            self._rows[0], self._rows[1] = self._rows[1], self._rows[0]
+            self._buffers[0], self._buffers[1] = self._buffers[1], self._buffers[0]
+        else:
+            self._copy(0, [tensors[at] for at in present])
 
     def gradients(self, tensors: Sequence[torch.Tensor]) -> None:
         """Take the gradients of the tensors that are present and have one."""
-        self._present = [at for at in self._present if tensors[at].grad is not None]
-        if not self._present:
+        gradients = [tensors[at].grad for at in self._present]
+        if any(one is None for one in gradients):
+            self._present = [at for at, one in zip(self._present, gradients, strict=True) if one is not None]
+        found = [one for one in gradients if one is not None]
+        if not found:
             return
-        gradients = [_dense_gradient(tensors[at]) for at in self._present]
-        dtypes = {one.dtype for one in gradients}
-        self._norms = list(
-            torch._foreach_norm(gradients, 2, dtype=torch.float32 if dtypes & _HALF and torch.float64 not in dtypes else None)
-        )
-        self._copy(2, [tensors[at].grad for at in range(len(tensors))], is_gradient=True)
+        dense = [one if one.layout is torch.strided and not one.is_complex() else _dense(one) for one in found]
+        dtypes = {one.dtype for one in dense}
+        self._norms = list(torch._foreach_norm(dense, 2, dtype=torch.float32 if dtypes & _HALF and torch.float64 not in dtypes else None))
+        if self._step % _ZEROS_EVERY == 0 or self._sampled != self._present:
+            self._sampled = self._present
+            self._copy(2, found)
+            self._nonzero = self._buffers[2].ne_(0).sum(1)
+        self._step += 1
 
     def after(self, tensors: Sequence[torch.Tensor], extras: dict[str, torch.Tensor]) -> Measured:
         """Take the weights after the update, and send all numbers to the host."""
-        self._copy(1, tensors)
-        buffer = self._buffer
-        buffer[1].sub_(buffer[0])
+        self._copy(1, [tensors[at] for at in self._present])
+        self._versions = self._present, [tensors[at]._version for at in self._present]
+        before, after = self._buffers[:2]
         parts = [
-            torch.stack(_alike(buffer, [*self._norms, *extras.values()])),
-            torch.linalg.vector_norm(buffer[:2], dim=2).view(-1),
-            buffer[2].ne_(0).sum(1),
+            torch.stack(_alike(before, [*self._norms, *extras.values()])),
+            torch.linalg.vector_norm(before, dim=1),
+            torch.linalg.vector_norm(before.sub_(after), dim=1),
+            self._nonzero,
         ]
         self._norms = []
         values = torch.cat(parts)
         if not values.is_cuda:
-            return Measured(self._present, tuple(extras), values, None, self.sizes)
+            return Measured(self._present, tuple(extras), values, None)
         host = values.to("cpu", non_blocking=True)  # into pinned memory
         ready = torch.cuda.Event()
         ready.record(torch.cuda.current_stream(values.device))
-        return Measured(self._present, tuple(extras), host, ready, self.sizes)
+        return Measured(self._present, tuple(extras), host, ready)
 
-    def _copy(self, part: int, tensors: Sequence[torch.Tensor | None], *, is_gradient: bool = False) -> None:
-        rows, samples = [], []
-        for at in self._present:
-            tensor, row = tensors[at], self._rows[part][at]
-            assert tensor is not None
-            if is_gradient and tensor.layout is not torch.strided:
+    def _copy(self, part: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Samples of the present tensors into their rows."""
+        rows, samples, strides = [], [], self._strides
+        for at, tensor in zip(self._present, tensors, strict=True):
+            stride, row = strides[at], self._rows[part][at]
+            if tensor.layout is not torch.strided:
                 row.fill_(1)  # of a sparse gradient the zeros are not stored
                 continue
             rows.append(row)
-            samples.append(_sample(tensor, self.sizes[at]))
+            samples.append(
+                _sample(_real(tensor), stride, self.sizes[at]) if self.counts[at] > self.sizes[at] or tensor.is_complex() else tensor
+            )
         if rows:
             torch._foreach_copy_(rows, samples)
 
 
-def _sample(tensor: torch.Tensor, size: int) -> torch.Tensor:
-    """So many elements, equally spaced in memory: the same places of a weight at each step."""
-    tensor = _real(tensor.detach())
-    count = tensor.numel()
-    if count == size:
-        return tensor
+def _stride(count: int, size: int) -> int:
+    """Between two elements of a sample; odd, so that the sample is not of a few columns."""
     stride = count // size
-    stride -= stride > 2 and stride % 2 == 0  # noqa: PLR2004 - odd, so that the sample is not of a few columns
-    if tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last if tensor.dim() == 4 else torch.contiguous_format):  # noqa: PLR2004
+    return stride - (stride > 2 and stride % 2 == 0)  # noqa: PLR2004 - 1 would be the beginning alone
+
+
+def _sample(tensor: torch.Tensor, stride: int, size: int) -> torch.Tensor:
+    """So many elements, equally spaced in memory: the same places of a weight at each step."""
+    if stride == 1 and tensor.numel() == size:
+        return tensor
+    if tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)):  # noqa: PLR2004
         return tensor.as_strided((size,), (stride,), tensor.storage_offset())
     return tensor.reshape(-1)[::stride][:size]
 
 
-def _dense_gradient(tensor: torch.Tensor) -> torch.Tensor:
-    gradient = tensor.grad
-    assert gradient is not None
-    gradient = gradient.detach()
-    if gradient.layout is torch.sparse_coo:
-        gradient = gradient.coalesce()._values()
-    return _real(gradient)
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    return _real(gradient.coalesce()._values() if gradient.layout is torch.sparse_coo else gradient)
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

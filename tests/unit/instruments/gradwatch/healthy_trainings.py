@@ -52,7 +52,7 @@ schedule = torch.optim.lr_scheduler.StepLR(opt, 20, gamma=1e-3)
         + _train(100, "schedule.step()"),
     ),
     Training(
-        "fine-tuning with a learning rate of 1e-6",
+        "fine-tuning with lr=1e-6",
         "net = mlp(16, 32, 4)\nopt = torch.optim.AdamW(net.parameters(), lr=1e-6)\n" + _train(80),
     ),
     Training(

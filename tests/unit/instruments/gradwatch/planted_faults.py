@@ -241,20 +241,21 @@ opt = torch.optim.Adam(net.parameters(), lr=1e-2)
     ),
 )
 
-_VANISHING = tuple(
-    Fault(
-        name=f"{depth} layers of {act}",
-        kind="vanishing",
-        text=f"net = mlp(16, *[32] * {depth}, 4, act=nn.{act})\nopt = torch.optim.{optimizer}\n" + _loop(30, at="backward"),
-        modules=("0",),
-        fix="nn.ReLU()",
-    )
-    for depth, act, optimizer in (
-        (8, "Sigmoid", "SGD(net.parameters(), lr=0.1)"),
-        (12, "Sigmoid", "Adam(net.parameters(), lr=1e-4)"),
-        (30, "Tanh", "SGD(net.parameters(), lr=0.01)"),
-    )
-) + (
+_VANISHING = (
+    *(
+        Fault(
+            name=f"{depth} layers of {act}",
+            kind="vanishing",
+            text=f"net = mlp(16, *[32] * {depth}, 4, act=nn.{act})\nopt = torch.optim.{optimizer}\n" + _loop(30, at="backward"),
+            modules=("0",),
+            fix="nn.ReLU()",
+        )
+        for depth, act, optimizer in (
+            (8, "Sigmoid", "SGD(net.parameters(), lr=0.1)"),
+            (12, "Sigmoid", "Adam(net.parameters(), lr=1e-4)"),
+            (30, "Tanh", "SGD(net.parameters(), lr=0.01)"),
+        )
+    ),
     Fault(
         name="weights that begin too small",
         kind="vanishing",

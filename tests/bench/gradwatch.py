@@ -1,0 +1,83 @@
+"""Time `%%gradwatch` beside Lightning's ``grad_norm`` and a loop of ``.norm().item()``; ``python -m tests.bench.gradwatch``.
+
+It prints, and never fails on a figure. The ratios that count are those of CPU time: the process has one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if __package__ in {None, ""}:  # `python tests/bench/gradwatch.py`
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+
+import torchdebug_magics
+from tests.bench import measure
+from tests.bench.models import WORKLOADS
+from tests.bench.rivals import Contender, nothing, off
+from tests.bench.run import hush_transformers, print_costs
+
+if TYPE_CHECKING:
+    from tests.bench.models import Training
+
+ASKED = {"gpt2": 1.05, "cnn": 1.05, "mlp": 1.30}
+LONG = {"gpt2": (3, 2), "cnn": (16, 10), "mlp": (120, 40)}
+"""Steps timed in one go, and those before, in which it settles."""
+MOST_ROUNDS = 12
+
+
+@contextmanager
+def _at_each_step(training: Training, look: Callable[[torch.nn.Module], object]) -> Iterator[None]:
+    handle = training.optimizer.register_step_pre_hook(lambda *_: look(training.model) and None)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _items(model: torch.nn.Module) -> dict[str, float]:
+    """What tutorials have people paste."""
+    return {name: one.grad.norm().item() for name, one in model.named_parameters() if one.grad is not None}
+
+
+def _grad_norm(model: torch.nn.Module) -> Any:
+    from lightning.pytorch.utilities import grad_norm
+
+    return grad_norm(model, 2)
+
+
+CONTENDERS = (
+    Contender("plain", nothing, off),
+    Contender("gradwatch", nothing, lambda _: torchdebug_magics.gradwatch()),
+    Contender(".norm().item(), each parameter", nothing, lambda training: _at_each_step(training, _items)),
+    Contender("Lightning's grad_norm", nothing, lambda training: _at_each_step(training, _grad_norm)),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = sys.argv[1:] if arguments is None else arguments
+    quick, names = "--quick" in given, [one for one in given if not one.startswith("-")]
+    torch.set_num_threads(1)
+    hush_transformers()
+    print(f"torch {torch.__version__}, CPU ({os.cpu_count()} cores), load {os.getloadavg()[0]:.1f}")
+    for workload in WORKLOADS:
+        if not names or workload.name in names:
+            print(f"\n{workload.title}", flush=True)
+            block, settling = LONG[workload.name]
+            rounds = 4 if quick else MOST_ROUNDS
+            costs = measure.costs(replace(workload, block=block), torch.device("cpu"), rounds, CONTENDERS, settling)
+            print_costs(costs, {"gradwatch": ASKED[workload.name]}, settling, by_cpu=True)
+    print(f"\nload at the end {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""What is shown of reports made by hand, and of the live snapshots."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+
+import pytest
+
+from torchdebug_magics.html import markup, plain
+from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Heatmap, Note, Table
+from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, LiveGrad, ModuleRow
+from torchdebug_magics.instruments.gradwatch.verdict import verdict
+from torchdebug_magics.instruments.gradwatch.view import live_page, page
+from torchdebug_magics.report import Location
+
+HERE = Location(cell=4, file="x", line=7, function="<module>", source="loss.backward()")
+SPIKE = GradFinding(
+    kind="exploding_spike", step=25, module="0", value=40.0, headline="gradient norm 80.0 in step 25", fix="`clip`", location=HERE,
+    excerpt=((6, "loss = f()"), (7, "loss.backward()")), explanation="one batch",
+)  # fmt: skip
+CLIPPED = GradFinding(kind="clipped_always", step=0, module=None, value=100.0, headline="clipping cuts every gradient", fix="`max_norm=5`")
+ROWS = tuple(ModuleRow(module=name, parameters_count=12, steps_count=4, norm_median=1.0, norm_max=80.0, ratio_median=1e-3, zero_share=0.25)
+             for name in ("", "0"))  # fmt: skip
+VALUES = {"": [1.0, 2.0, None, 0.0], "0": [1.0, math.inf, 1.0, 1.0]}
+REPORT = verdict(
+    GradReport(
+        found=True, finding=SPIKE, findings=(SPIKE, CLIPPED), modules=("", "0"), norms=VALUES, ratios=VALUES, zeros=VALUES,
+        losses=[3.0, 2.0, None, 1.0], totals=[1.0, 3.0, 2.0, 1.0], steps_count=4, backward_count=4, rows=ROWS,
+    )
+)  # fmt: skip
+
+
+def test_the_finding_comes_first_then_the_pictures_then_the_table() -> None:
+    shown = page(REPORT)
+    assert shown.status == "bad"
+    assert shown.verdict == "Gradient norm 80.0 in step 25 · In[4] line 7: `loss.backward()` · and 1 more finding"
+    assert [type(block) for block in shown.blocks] == [Facts, Code, Fold, Heatmap, Chart, Chart, Fold, Table]
+    table = shown.blocks[-1]
+    assert isinstance(table, Table)
+    assert table.text(0) == ("(model)", "12", "1.0", "80.0", "0.001", "25%")
+    assert table.marked == {1}
+
+
+def test_html_and_text_hold_all_of_it_and_stay_small() -> None:
+    html, text = markup.render(page(REPORT)), plain.render(page(REPORT))
+    assert len(html) < 100_000
+    assert html.count("<img") == 5
+    assert "alt=" in html
+    assert "NaN or inf" in html
+    assert "Gradient norm by module: 2 rows over 4 steps, from 0.0 to 2.0, largest in (model)" in text
+
+
+def test_a_thousand_modules_over_256_bins_stay_below_100_kb() -> None:
+    names = tuple(f"transformer.h.{number}.attention.projection" for number in range(1000))
+    values = {name: [1.0 + number % 7 for number in range(256)] for name in names}
+    rows = tuple(ModuleRow(module=name, parameters_count=1, steps_count=9, norm_median=1.0, norm_max=1.0, ratio_median=1.0, zero_share=0.0)
+                 for name in names)  # fmt: skip
+    report = GradReport(
+        modules=names, norms=values, ratios=values, zeros=values, losses=[1.0] * 256, totals=[1.0] * 256, rows=rows, steps_count=256
+    )
+    assert len(markup.render(page(verdict(report)))) < 100_000
+
+
+@pytest.mark.parametrize(
+    ("report", "status", "words"),
+    [
+        (GradReport(), "info", "No optimizer step in this cell: nothing to watch"),
+        (GradReport(backward_count=3), "info", "Nothing to watch: 3 backward passes, but no optimizer step"),
+        (GradReport(steps_count=3), "info", "No gradients to watch: 3 optimizer steps without any"),
+        (GradReport(steps_count=3, rows=ROWS, modules=("a",)), "good", "Gradients and updates look healthy: 3 steps of 1 module"),
+        (GradReport(steps_count=3, rows=ROWS, nonfinite_step=2), "warn", "Gradients are NaN or inf from step 2 on"),
+        (GradReport(steps_count=3, rows=ROWS, finding=CLIPPED, findings=(CLIPPED,)), "warn", "Clipping cuts every gradient"),
+    ],
+)  # fmt: skip
+def test_the_other_verdicts(report: GradReport, status: str, words: str) -> None:
+    shown = page(verdict(report))
+    assert shown.status == status
+    assert shown.verdict.startswith(words)
+
+
+def test_while_it_runs() -> None:
+    live = LiveGrad(12, 12, 0.5, 1e-3, ("", "0"), ((1.0, 2.0), (None, 0.0)), (1.0, 2.0), 1, "loss and gradient norm grow")
+    shown = live_page(live)
+    assert shown.verdict == "Step 11 · loss 0.5 · learning rate 0.001"
+    assert [type(block) for block in shown.blocks] == [Note, Facts, Heatmap]
+    html = markup.render(shown)
+    assert "<img" not in html
+    assert "█" in html
+    assert live_page(LiveGrad(0, 0, None, None, (), (), (), 1)).verdict == "Waiting for the first optimizer step"
+
+
+def test_the_live_view_of_a_large_model_is_small() -> None:
+    rows = tuple(tuple(float(step % 9 + 1) for step in range(256)) for _ in range(24))
+    live = LiveGrad(256, 256, 1.0, 1e-3, tuple(f"layer.{number}" for number in range(24)), rows, tuple(rows[0]), 1)
+    assert len(markup.render(live_page(live))) < 120_000
+
+
+def test_a_report_is_plain_data() -> None:
+    assert pickle.loads(pickle.dumps(REPORT)) == REPORT
+    read = json.loads(REPORT.to_json())
+    assert read["finding"]["step"] == 25
+    assert read["norms"]["0"] == [1.0, "inf", 1.0, 1.0]
