@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     memmark: Instrument
     memtrace: Instrument
     nanhunt: Instrument
+    overfit: Instrument
     shapes: Instrument
     shrink: Instrument
     stepzero: Instrument
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "autograd", "deterministic", "gradwatch",
-    "hangwatch",
-    "last_session", "memclean", "memgauge", "memmark", "memtrace", "nanhunt", "shapes", "show", "shrink",
+    "hangwatch", "last_session", "memclean", "memgauge", "memmark", "memtrace", "nanhunt", "overfit", "shapes", "show", "shrink",
     "shrunk", "stepzero", "verify",
 ]  # fmt: skip
 

@@ -24,6 +24,7 @@ INSTRUMENTS = {
     "gradwatch": "torchdebug_magics.instruments.gradwatch",
     "shrink": "torchdebug_magics.instruments.shrink",
     "stepzero": "torchdebug_magics.instruments.stepzero",
+    "overfit": "torchdebug_magics.instruments.overfit",
 }
 
 

@@ -1,12 +1,17 @@
-"""What is shown of an interrupt that we have made: it is not a fault of the line it came in, so the user's own lines are enough."""
+"""Interrupts: what is shown of one that we have made, and how one waits until everything is put back."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 from torchdebug_magics.report import own_traceback
 
-__all__ = ["traceback_of"]
+__all__ = ["interrupts_held", "traceback_of"]
 
 
 def traceback_of(error: BaseException, reason: str) -> list[str]:
@@ -18,3 +23,25 @@ def traceback_of(error: BaseException, reason: str) -> list[str]:
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
     calls = [location(code.co_filename, line, code.co_name) for code, line in frames]
     return own_traceback(calls, f"{type(error).__name__}: {reason}")
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """An interrupt waits until everything is back; a second one does not."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    waiting: list[int] = []
+
+    def wait(number: int, _frame: FrameType | None) -> None:
+        if waiting:
+            signal.default_int_handler(number, None)
+        waiting.append(number)
+
+    signal.signal(signal.SIGINT, wait)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if waiting:
+        raise KeyboardInterrupt

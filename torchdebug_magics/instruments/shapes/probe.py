@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from torch.compiler import is_compiling
 from torch.fx import GraphModule
 
-from torchdebug_magics.instruments.shapes.follow.function_modes import is_free, take_off
 from torchdebug_magics.instruments.shapes.follow.module_calls import Calls, shapes
 from torchdebug_magics.instruments.shapes.follow.origins import Origins
 from torchdebug_magics.instruments.shapes.follow.parameters import Parameters
@@ -26,6 +25,7 @@ from torchdebug_magics.instruments.shapes.table.tabulate import Watched, of_cell
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
 from torchdebug_magics.probing.dry_runs.arithmetic import Arithmetic
 from torchdebug_magics.probing.dry_runs.flops import FlopFormulas
+from torchdebug_magics.probing.function_modes import is_free, take_off
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.mode_stack import enter

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.probing.rerun.step import Step
 
-__all__ = ["ReplayState", "eager"]
+__all__ = ["Flags", "ReplayState", "eager", "listening"]
 
 
 class ReplayState:
@@ -50,11 +50,11 @@ class ReplayState:
     ) -> None:
         self._step, self._before, self._guard = step, before, guard
         self._gradients = [(leaf, leaf.grad) for leaf in leaves]
-        self._random, self._flags = RandomState.take(), _Flags()
+        self._random, self._flags = RandomState.take(), Flags()
         self._buffers = BufferKeeper(inner for module in modules for inner in module.modules()).take()
         self._inputs = [(tensor, tensor.detach().clone()) for entry in step.entries for tensor, _ in entry.copies]
         written = [one for state in step.python for one in state.reached]
-        self._objects = Snapshot([*written, *reached, *modules, *(leaf for leaf, _ in self._gradients), *_listening()])
+        self._objects = Snapshot([*written, *reached, *modules, *(leaf for leaf, _ in self._gradients), *listening()])
         self.writes = Writes()
 
     def start(self) -> None:
@@ -83,7 +83,7 @@ class ReplayState:
         self._random.put_back()
 
 
-def _listening() -> list[object]:
+def listening() -> list[object]:
     """What the user let torch call, or see, everywhere: global module hooks and modes."""
     tables = [table for name, table in vars(torch_module).items() if name.startswith("_global_") and name.endswith("_hooks")]
     hooks = [hook for table in tables if isinstance(table, dict) for hook in table.values()]
@@ -91,8 +91,8 @@ def _listening() -> list[object]:
     return [*hooks, saving, *_get_current_dispatch_mode_stack(), *_get_current_function_mode_stack()]
 
 
-class _Flags:
-    """Settings that nobody may have put back when an error, or an interrupt, ends the replay."""
+class Flags:
+    """Flags of the process that nobody may have put back when an error, or an interrupt, ends the replay."""
 
     def __init__(self) -> None:
         self._streams, self._logging = (sys.stdout, sys.stderr), logging.root.manager.disable
@@ -101,6 +101,7 @@ class _Flags:
         self._deterministic = _deterministic()
 
     def put_back(self) -> None:
+        """As they were when this was made."""
         sys.stdout, sys.stderr = self._streams
         logging.disable(self._logging)
         if warnings.filters is not self._warnings:

@@ -13,7 +13,7 @@ from torchdebug_magics.probing.where import frames_above, owner
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["Enough", "TooLong", "bounded", "held"]
+__all__ = ["Enough", "TooLong", "bounded"]
 
 _AGAIN_S = 0.02
 """How soon the run is ended once more, should its code have caught the first attempt."""
@@ -66,28 +66,6 @@ def bounded(most_s: float) -> Iterator[None]:
         stack.close()
         if is_interrupted:  # and the user's code may have caught it
             raise KeyboardInterrupt
-
-
-@contextmanager
-def held() -> Iterator[None]:
-    """An interrupt waits until everything is back; a second one does not."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    waiting: list[int] = []
-
-    def wait(number: int, _frame: FrameType | None) -> None:
-        if waiting:
-            signal.default_int_handler(number, None)
-        waiting.append(number)
-
-    signal.signal(signal.SIGINT, wait)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if waiting:
-        raise KeyboardInterrupt
 
 
 def _is_free() -> bool:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from torchdebug_magics.instruments.deterministic.twice.beginning.imported_modules import Imported
 from torchdebug_magics.instruments.deterministic.twice.beginning.start_state import State
-from torchdebug_magics.instruments.deterministic.twice.ending import Enough, TooLong, bounded, held
+from torchdebug_magics.instruments.deterministic.twice.ending import Enough, TooLong, bounded
 from torchdebug_magics.instruments.deterministic.twice.unheard import Heard, Unheard
 from torchdebug_magics.probing.contents import Contents, memory_of
+from torchdebug_magics.probing.interrupted import interrupts_held
 from torchdebug_magics.probing.modules import is_compiled, live_modules, unwrapped
 from torchdebug_magics.probing.rng import RandomState
 
@@ -107,7 +108,7 @@ class Runs:
     def over(self, contents: Contents) -> None:
         """The first run has ended, having written what is in `contents`: back to the start."""
         self._first_s = time.process_time() - self._began_s
-        with held():
+        with interrupts_held():
             self._end = State(self.body, self.guard, also=self._start.names)
             for tensor in self._unseen.tensors():
                 self._unseen_end.keep(tensor)
@@ -167,7 +168,7 @@ class Runs:
 
     def back(self, watch: Watch) -> None:
         """To where it began. Harmless the second time."""
-        with held():
+        with interrupts_held():
             watch.contents.put_back()
             self._undo.put_back()
             self._undo = Contents()
@@ -190,7 +191,7 @@ class Runs:
 
     def finish(self) -> None:
         """Everything as the first run has left it. Harmless the second time."""
-        with held():
+        with interrupts_held():
             self._imported.finish()
             if self._end is not None and self._written is not None:
                 self._written.put_back()

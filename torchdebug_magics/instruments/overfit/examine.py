@@ -1,0 +1,170 @@
+"""``%overfit``: train on a few samples, explain a stall, and leave everything as it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.format import listed
+from torchdebug_magics.instrument import Examined
+from torchdebug_magics.instruments.overfit.change import Change
+from torchdebug_magics.instruments.overfit.diagnose import Diagnosis, diagnose
+from torchdebug_magics.instruments.overfit.leaks import leaks_of
+from torchdebug_magics.instruments.overfit.report import OverfitReport
+from torchdebug_magics.instruments.overfit.subjects import Subject, subject_of
+from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
+from torchdebug_magics.instruments.overfit.training import Progress, Training
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.interrupted import interrupts_held
+from torchdebug_magics.probing.kept_state import KeptState
+from torchdebug_magics.probing.rerun.replay_state import eager
+
+__all__ = ["examine", "explained"]
+
+
+def examine(
+    *values: Any,
+    names: Sequence[str] = (),
+    keywords: Mapping[str, Any] | None = None,
+    steps: int = 200,
+    samples: int = 8,
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> Examined:
+    """Train on the first `samples` of a batch for at most `steps`; all is as it was when this returns or raises.
+
+    Raises `TorchDebugError` where the values cannot be trained. An error of the training itself is given back beside the report.
+    """
+    for option, value in (("--steps", steps), ("--samples", samples)):
+        if value < 1:
+            msg = f"{option} must be at least 1, not {value}"
+            raise TorchDebugError(msg)
+    guard = Guard()
+    before = KeptState(values, guard)
+    try:
+        subject = subject_of(values, names, keywords or {}, samples)
+    finally:
+        with interrupts_held():
+            before.put_back()
+    start = KeptState(subject.roots, guard)
+    hooks = Hooks()
+    try:
+        with eager():
+            return explained(subject, steps, start, guard, hooks, progress)
+    finally:
+        with interrupts_held():
+            hooks.sweep()
+            start.put_back()
+            before.put_back()
+
+
+def explained(
+    subject: Subject, most_steps: int, start: KeptState, guard: Guard, hooks: Hooks, progress: Callable[[Progress], None]
+) -> Examined:
+    """The training, and if it stalls, the trials; nothing is put back at the end."""
+    began_s = time.monotonic()
+    done: list[tuple[str, float]] = []
+
+    def training(change: Change | None, doing: str, times: int = 1) -> Training:
+        start.put_back()
+
+        def tell(losses: list[float]) -> None:
+            progress(Progress(doing, tuple(losses), tuple(done)))
+
+        return Training(subject.steps, times * most_steps, hooks, change, tell)
+
+    base = training(None, "training")
+    base.run()
+    _refuse_rivals(base)
+    seen = _evidence(base, subject, start)
+
+    def again(change: Change, times: int) -> Training:
+        trial = training(change, change.text, times)
+        seen.trial.append(trial)
+        try:
+            trial.run()
+        except torch.OutOfMemoryError as error:
+            trial.error = error
+        done.append((change.text, trial.losses[-1] if trial.losses else float("nan")))
+        return trial
+
+    diagnosis = Diagnosis(passed=True, reason=_beside(base)) if base.learned and not _is_trivial(base) else diagnose(seen, again)
+    start.put_back()
+    leaks = (
+        guard.run("looking for leaks between samples", leaks_of, subject.model) if subject.model is not None and base.error is None else ()
+    )
+    report = _report(base, subject, diagnosis, seen, tuple(leaks or ()), guard, time.monotonic() - began_s)
+    return Examined(report, None if report.cause is not None else base.error)
+
+
+def _is_trivial(base: Training) -> bool:
+    """Whether the loss is 0 whatever the model does."""
+    return bool(base.losses) and base.losses[0] == 0 and any(call.is_classes and call.classes == 1 for call in base.first.losses)
+
+
+def _beside(base: Training) -> str:
+    """What is wrong though the samples are learned."""
+    if base.not_updated:
+        return f"but the optimizer does not hold {listed([f'`{name}`' for name in base.not_updated])}"
+    return "but gradients add up from step to step: zero_grad() is missing" if base.accumulates else ""
+
+
+def _refuse_rivals(base: Training) -> None:
+    held = [{id(one) for group in optimizer.param_groups for one in group["params"]} for optimizer in base.optimizers]
+    are_apart = any(not one & other for place, one in enumerate(held) for other in held[place + 1 :])
+    if len(held) > 1 and are_apart and base.backwards > 1:
+        msg = "the step minimizes several losses with several optimizers, as a GAN does: there is no single loss to overfit"
+        raise TorchDebugError(msg)
+
+
+def _evidence(base: Training, subject: Subject, start: KeptState) -> Evidence:
+    groups = [group for optimizer in base.optimizers for group in optimizer.param_groups]
+    scalers = [one for one in start.of_kind(torch.amp.GradScaler) if one.is_enabled()]
+    return Evidence(
+        base=base,
+        names=subject.names,
+        samples=subject.samples if subject.samples is not None else base.first.samples,
+        rates=tuple(float(group["lr"]) for group in groups if "lr" in group),
+        decays=tuple(float(group["weight_decay"]) for group in groups if "weight_decay" in group),
+        scales=tuple(float(one.get_scale()) for one in scalers),
+    )
+
+
+def _report(
+    base: Training, subject: Subject, found: Diagnosis, seen: Evidence, leaks: tuple[int, ...], guard: Guard, seconds_s: float
+) -> OverfitReport:
+    change = found.change
+    losses = tuple(base.losses)
+    goal = base.goal
+    stalls = not found.passed and goal is not None and goal.is_known
+    known = {name: value for call in base.first.losses[:1] for name, value in call.known_values().items()} if stalls else {}
+    at = next((name for name, value in known.items() if losses and abs(losses[-1] - value) <= 0.01 * value), "")
+    return OverfitReport(
+        passed=found.passed,
+        losses=losses,
+        samples=seen.samples,
+        headline=change.headline if change is not None else "",
+        cause=change.suspect if change is not None else None,
+        fix=change.fix if change is not None else "",
+        verified=found.verified,
+        parameters=change.parameters if change is not None else (),
+        rows=change.rows if change is not None else (),
+        factor=change.factor if change is not None else None,
+        location=change.location if change is not None else None,
+        module=change.module if change is not None else "",
+        trials=found.trials,
+        leaks=leaks,
+        floor=goal.floor if goal is not None and goal.is_known else None,
+        chance=goal.chance if goal is not None else None,
+        floor_name=at,
+        cured_losses=found.cured,
+        held_still=("shuffling, dropout and random augmentation",),
+        reason=found.reason,
+        error="" if base.error is None else f"{type(base.error).__name__}: {base.error}".splitlines()[0],
+        seconds_s=seconds_s,
+        problems=(*subject.notes, *guard.problems),
+    )

@@ -1,0 +1,113 @@
+"""Whether a model learns a few samples, and if not, the one change with which it does."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from torchdebug_magics.format import duration, number, plural
+from torchdebug_magics.report import Location, Report
+
+__all__ = ["Cause", "OverfitReport", "Trial", "in_words"]
+
+Cause = Literal[
+    "frozen", "learning_rate", "reduction", "double_softmax", "wrong_loss_input", "target_shape", "off_by_one_labels",
+    "conflicting_labels", "dead_units", "bad_init", "stale_optimizer", "cut_graph", "zero_grad_missing", "weight_decay", "clipping",
+    "batchnorm_of_one", "output_ignores_input", "input_scale", "capacity",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One further training from the same start, with one change."""
+
+    suspect: Cause
+    change: str
+    """What the trial did otherwise."""
+    last_loss: float
+    learns: bool
+    steps: int = 0
+    error: str = ""
+    """What the trial raised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverfitReport(Report):
+    """A training on a few samples, repeated, and the trials that explain why it stalls."""
+
+    passed: bool
+    losses: tuple[float, ...] = ()
+    """By step."""
+    samples: int | None = None
+    """Samples in the repeated batch; None where that cannot be told."""
+    headline: str = ""
+    """What is wrong, in one sentence; empty if the training passed, or no cause was found."""
+    cause: Cause | None = None
+    fix: str = ""
+    verified: bool = False
+    """Whether a training with the change of `fix` learned the samples."""
+    parameters: tuple[str, ...] = ()
+    """Names of the parameters concerned."""
+    rows: tuple[int, ...] = ()
+    """Of the batch: the samples concerned."""
+    factor: float | None = None
+    """By which the learning rate has to be multiplied; or how many times the mean the loss is."""
+    location: Location | None = None
+    module: str = ""
+    """Path of the module concerned."""
+    trials: tuple[Trial, ...] = ()
+    leaks: tuple[int, ...] = ()
+    """Samples that the output for sample 0 depends on, in evaluation mode."""
+    floor: float | None = None
+    """The least that the loss can become; None where the loss is not one of PyTorch's."""
+    chance: float | None = None
+    """The loss of the best constant prediction."""
+    floor_name: str = ""
+    """Which known value the loss stalls at, such as ``ln 10``."""
+    cured_losses: tuple[float, ...] = ()
+    """By step, with the change of `fix`."""
+    held_still: tuple[str, ...] = ()
+    """What would differ from step to step, and did not."""
+    reason: str = ""
+    """Why no cause is named."""
+    error: str = ""
+    """What the training raised."""
+    seconds_s: float = 0.0
+
+    @property
+    def first_loss(self) -> float:
+        """At step 0; NaN where no step was completed."""
+        return self.losses[0] if self.losses else math.nan
+
+    @property
+    def last_loss(self) -> float:
+        """At the last step."""
+        return self.losses[-1] if self.losses else math.nan
+
+    @property
+    def subject(self) -> str:
+        """``8 samples``, or ``the batch``."""
+        return "the batch" if self.samples is None else plural(self.samples, "sample")
+
+    @property
+    def verdict(self) -> str:
+        """Whether the samples were learned; if not, why."""
+        after = f"loss {number(self.first_loss)} -> {number(self.last_loss)} in {plural(len(self.losses), 'step')}"
+        if self.headline:
+            return self.headline
+        if self.passed:
+            return f"The model overfits {self.subject}: {after}" + (f" ({self.reason})" if self.reason else "")
+        if self.error:
+            return f"The step fails: {self.error}"
+        return f"The model does not overfit {self.subject}: {after}" + (f" · {self.reason}" if self.reason else "")
+
+    @property
+    def took(self) -> str:
+        """All trainings together."""
+        return duration(self.seconds_s)
+
+
+def in_words(cause: Cause) -> str:
+    """``learning_rate`` -> ``learning rate``."""
+    return cause.replace("_", " ")

@@ -1,0 +1,147 @@
+"""Suspects that concern what layers make of their inputs: dead units, initial weights, batch statistics."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody writes it
+
+from torchdebug_magics.format import listed, number
+from torchdebug_magics.instruments.overfit.change import Change
+from torchdebug_magics.instruments.overfit.observed_step import Activation
+from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence, at_line
+from torchdebug_magics.probing.rng import RandomState
+
+__all__ = ["suspects"]
+
+_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+_CONSTANT = "with all weights"
+_FAR = 5.0
+"""How many times larger or smaller than by default weights are at the start that are looked at."""
+
+
+def suspects(seen: Evidence) -> Iterator[Change]:
+    """Statistics of one value, dead units, initial weights."""
+    yield from _one_value(seen)
+    far = _far_from_default(seen.base.named_modules())
+    dead = next((one for one in seen.base.first.activations if one.is_dead and one.feeder), None)
+    is_constant = dead is not None and far.get(dead.feeder, "").startswith(_CONSTANT)
+    order = (_initial, _dead) if is_constant else (_dead, _initial)
+    for part in order:
+        yield from part(seen, far, dead)
+
+
+def _one_value(seen: Evidence) -> Iterator[Change]:
+    names = tuple(name for name, one in seen.base.named_modules().items() if isinstance(one, _NORMS) and one.training)
+    raised = "more than 1 value per channel" in str(seen.base.error or "") or "more than 1 spatial element" in str(seen.base.error or "")
+    if not names or not (raised or seen.base.first.samples == 1):
+        return
+
+    def evaluate(modules: Mapping[str, nn.Module], _parameters: Any) -> None:
+        for name in names:
+            if name in modules:
+                modules[name].train(mode=False)
+
+    yield Change(
+        suspect="batchnorm_of_one",
+        text="normalization layers in evaluation mode",
+        headline=f"`{names[0]}` normalizes over a batch of one sample, which leaves nothing of it",
+        fix=f"train with at least 2 samples in a batch, or use `nn.GroupNorm` in place of `{names[0]}`",
+        module=names[0],
+        on_models=evaluate,
+    )
+
+
+def _dead(seen: Evidence, _far: Mapping[str, str], dead: Activation | None) -> Iterator[Change]:
+    if dead is None:
+        return
+    is_saturated = dead.name in {"sigmoid", "tanh"}
+    what = "is saturated for" if is_saturated else "is 0 for"
+    share = dict(
+        suspect="dead_units",
+        headline=f"{dead.name} after `{dead.feeder}` {what} all samples: no gradient passes",
+        location=dead.location,
+        module=dead.feeder,
+    )
+    yield Change(
+        **share,  # type: ignore[arg-type]
+        text=f"`{dead.feeder}` initialized again",
+        fix=f"initialize `{dead.feeder}` again: `{seen.model}.{dead.feeder}.reset_parameters()`",
+        on_models=_reset([dead.feeder]),
+    )
+    if is_saturated:
+        return
+    is_it = at_line(dead.name, dead.location)
+    yield Change(
+        **share,  # type: ignore[arg-type]
+        text="leaky_relu in its place",
+        fix=f"use `F.leaky_relu` in place of {dead.name} after `{dead.feeder}`",
+        on_call=lambda function, args, _kwargs: (F.leaky_relu, args[:1], {}) if is_it(function) and args else None,
+    )
+
+
+def _initial(seen: Evidence, far: Mapping[str, str], _dead: Activation | None) -> Iterator[Change]:
+    if not far:
+        return
+    names = list(far)
+    first, what = next(iter(far.items()))
+    yield Change(
+        suspect="bad_init",
+        text=f"{listed([f'`{name}`' for name in names])} initialized again",
+        headline=f"`{first}` starts {what}: PyTorch's own initialization learns {seen.subject}",
+        fix=f"initialize again: `for path in {names!r}: {seen.model}.get_submodule(path).reset_parameters()`",
+        parameters=tuple(f"{name}.weight" for name in names),
+        module=first,
+        on_models=_reset(names),
+    )
+
+
+def _far_from_default(modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Modules whose weights are constant, or far larger or smaller than their own initialization makes them."""
+    found = {}
+    with RandomState.kept():
+        for name, module in modules.items():
+            own = {key: one for key, one in module._parameters.items() if one is not None}
+            if not own or not name or not hasattr(module, "reset_parameters") or nn.parameter.is_lazy(next(iter(own.values()))):
+                continue
+            fresh = _fresh(module)
+            difference = None if fresh is None else _difference(own, fresh)
+            if difference:
+                found[name] = difference
+    return found
+
+
+def _fresh(module: nn.Module) -> dict[str, torch.Tensor] | None:
+    try:
+        made: Any = copy.deepcopy(module)
+        made.reset_parameters()
+    except Exception:  # noqa: BLE001 - a module that cannot be copied is not judged
+        return None
+    return {key: one.detach() for key, one in made._parameters.items() if one is not None}
+
+
+def _difference(own: Mapping[str, nn.Parameter], fresh: Mapping[str, torch.Tensor]) -> str:
+    for key, parameter in own.items():
+        values, usual = parameter.detach().float(), fresh[key].float()
+        size, expected = float(values.square().mean().sqrt()), float(usual.square().mean().sqrt())
+        if values.dim() > 1 and values.numel() > 1 and float(values.std()) == 0 < float(usual.std()):
+            return f"{_CONSTANT} {number(float(values.flatten()[0]))}"
+        if (expected and size > _FAR * expected) or (values.dim() > 1 and size < expected / _FAR):
+            what = "weights" if values.dim() > 1 else key
+            return f"with {what} {size / expected:.3g} times their usual size"
+    return ""
+
+
+def _reset(names: list[str]) -> Callable[[Mapping[str, nn.Module], Any], None]:
+    def initialize(modules: Mapping[str, nn.Module], _parameters: Any) -> None:
+        for name in names:
+            reset: Any = getattr(modules.get(name), "reset_parameters", None)
+            if reset is not None:
+                with torch.no_grad():
+                    reset()
+
+    return initialize

@@ -1,0 +1,293 @@
+"""One training on the same samples, from the kept start, with one change or none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from torchdebug_magics.instruments.overfit.goal import Goal
+from torchdebug_magics.instruments.overfit.observed_step import FunctionCalls, ObservedStep
+from torchdebug_magics.probing.dry_runs.leaves import rebuilt
+from torchdebug_magics.probing.function_modes import take_off
+from torchdebug_magics.probing.modules import unwrapped
+from torchdebug_magics.probing.quiet import quiet
+from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.tensors import tensors_in
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.overfit.change import Change, Undo
+    from torchdebug_magics.probing.hooks import Hooks
+
+__all__ = ["Progress", "Steps", "Training"]
+
+_SURE = 2
+"""So many steps one after the other have to be good."""
+_HALF, _NO_BETTER = 2, 0.8
+"""A trial that is no better by then is given up."""
+_EVERY = 10
+_TAILS = 4
+"""Quarters of a training that it may be prolonged by."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the live view shows."""
+
+    doing: str
+    losses: tuple[float, ...]
+    trials: tuple[tuple[str, float], ...] = ()
+
+
+class Steps(Protocol):
+    """How the steps of a training are made."""
+
+    models: Mapping[str, torch.nn.Module]
+    """Those that are known beforehand, by name."""
+
+    def run(self, training: Training) -> None:
+        """Call `training.begin`, make a step, and call `training.end` with its loss, until that says so."""
+
+
+@dataclass(eq=False)
+class Training:
+    """Watches a training while `Steps` makes it."""
+
+    steps: Steps
+    most_steps: int
+    hooks: Hooks
+    change: Change | None = None
+    told: Callable[[list[float]], None] = lambda _: None
+    losses: list[float] = field(default_factory=list)
+    goal: Goal | None = None
+    first: ObservedStep = field(default_factory=ObservedStep)
+    last: ObservedStep | None = None
+    models: dict[str, torch.nn.Module] = field(default_factory=dict)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    without_gradient: tuple[str, ...] = ()
+    """Trainable parameters that the first backward pass gave none, though their module ran."""
+    not_updated: tuple[str, ...] = ()
+    """Parameters with a gradient that no optimizer holds."""
+    frozen: tuple[str, ...] = ()
+    accumulates: bool = False
+    """Whether a backward pass began with the gradients of the step before."""
+    clipped: tuple[float, float] | None = None
+    """The gradient norm after the first backward pass, and before the update, where it was made smaller."""
+    loss_scale: float = 1.0
+    """How many times the value of the loss functions the loss is that was differentiated."""
+    backwards: int = 0
+    learned: bool = False
+    error: BaseException | None = None
+    is_longer: bool = False
+    """Whether it was given more steps, as it was about to learn."""
+
+    def run(self) -> None:
+        """All steps; what the user's code raises is kept."""
+        self._random = RandomState.take()
+        with quiet(), ExitStack() as stack:
+            self._stack = stack
+            self._seen: ObservedStep | None = None
+            self._values: list[float] = []
+            self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+            self._updated = True
+            self._undo: list[Undo] = []
+            self.hooks.autograd_calls(stack, "backward", self._backward)
+            self.hooks.optimizer_steps(stack, self._before_update, self._after_update)
+            for name, model in self.steps.models.items():
+                self._meet(name, model)
+            try:
+                self.steps.run(self)
+            except Exception as error:  # noqa: BLE001 - the user's own code: that it fails is what is reported
+                self.error = error
+            finally:
+                self._after_update()
+
+    # --- the steps ---------------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A step begins: with the same random numbers as every other."""
+        self._random.put_back()
+        self._values.clear()
+        self._step_stack = self._stack.enter_context(ExitStack())
+        is_first = not self.losses
+        self._seen = self.first if is_first else self.last if self.last is not None else None
+        on_call = self.change.on_call if self.change is not None else None
+        if self._seen is not None:
+            self.hooks.module_calls(self._step_stack, self._called, self._returned)
+            for model in self.models.values():
+                self.hooks.own_calls(self._step_stack, model, self._given, lambda *_: None)
+        self._parts = ObservedStep() if self._needs_parts and self._seen is None else None
+        seen = self._seen or self._parts
+        if seen is not None or on_call is not None:
+            mode = FunctionCalls(seen, on_call)
+            self._step_stack.callback(take_off, mode)
+            mode.__enter__()
+
+    def end(self, loss: Any = None) -> bool:
+        """A step is over, with its loss, if it is known; whether this was the last one."""
+        self._step_stack.close()
+        found = [float(one.detach().float().sum()) for one in tensors_in(loss)][:1] if not isinstance(loss, (int, float)) else [float(loss)]
+        value = (found or [sum(self._values) if self._values else math.nan])[0]
+        if self.last is not None:
+            return True
+        self.losses.append(value)
+        calls = self._seen.losses if self._seen is not None else []
+        if self.goal is None:
+            self.goal = Goal.of(self.first.losses, value)
+            self._summarise()
+        good = self.goal.learned(value, calls or self._parts_of_step())
+        self._good = self._good + 1 if good else 0
+        self.learned = self._good >= _SURE or (good and len(self.losses) >= self.most_steps)
+        if len(self.losses) % _EVERY == 0:
+            self.told(self.losses)
+        return self.learned or not math.isfinite(value) or self._is_over(value)
+
+    _good = 0
+
+    def _is_over(self, value: float) -> bool:
+        many = len(self.losses)
+        if many >= self.most_steps:
+            if not self.is_longer and self.change is None and self.goal is not None and self.goal.nearly(self.losses, _TAILS):
+                self.is_longer, self.most_steps = True, 2 * self.most_steps
+                return False
+            if self.change is None:
+                self.last = ObservedStep()  # one more, to see where it has come to
+                return False
+            return True
+        assert self.goal is not None
+        is_half = self.change is not None and many == self.most_steps // _HALF
+        return is_half and value - self.goal.floor > _NO_BETTER * max(self.losses[0] - self.goal.floor, self.goal.reference)
+
+    # --- what the loss is made of --------------------------------------------------------------------------------------------------
+
+    @property
+    def _needs_parts(self) -> bool:
+        return self.goal is not None and not self.goal.is_known and bool(self.first.losses)
+
+    def _parts_of_step(self) -> list[Any]:
+        return self._parts.losses if self._parts is not None else []
+
+    # --- models --------------------------------------------------------------------------------------------------------------------
+
+    def named_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Of all models; of several, after the model's name."""
+        return {_joined(name, path, self.models): one for name, model in self.models.items() for path, one in model.named_parameters()}
+
+    def named_modules(self) -> dict[str, torch.nn.Module]:
+        """The same."""
+        return {_joined(name, path, self.models): one for name, model in self.models.items() for path, one in model.named_modules()}
+
+    def _meet(self, name: str, model: torch.nn.Module) -> None:
+        self.models[name] = model = unwrapped(model)
+        self._paths = {id(module): path for path, module in self.named_modules().items()}
+        if self.change is not None and self.change.on_models is not None:
+            self.change.on_models(self.named_modules(), self.named_parameters())
+        if self.change is not None and self.change.on_input is not None:
+            self.hooks.own_calls(self._stack, model, self._entered, lambda *_: None)
+
+    def _entered(self, _module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        assert self.change is not None
+        assert self.change.on_input is not None
+
+        def changed(one: torch.Tensor) -> torch.Tensor:
+            return self.change.on_input(one) if one.is_floating_point() else one  # type: ignore[union-attr, misc]
+
+        return tuple(rebuilt(one, changed, (torch.Tensor,)) for one in args), {
+            name: rebuilt(one, changed, (torch.Tensor,)) for name, one in kwargs.items()
+        }
+
+    def _given(self, _module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        if self._seen is not None and len(self._seen.running) <= 1:
+            known = self._seen.inputs
+            known += [one for one in tensors_in((args, kwargs)) if not any(one is other for other in known)]
+
+    def _called(self, module: torch.nn.Module, args: Any) -> None:
+        seen = self._seen
+        if seen is None:
+            return
+        if not seen.running and id(module) not in self._paths and any(True for _ in module.parameters()):
+            self._meet(f"model {len(self.models) + 1}" if self.models else "model", module)
+        if not seen.running and id(module) in self._paths:
+            self._given(module, args, {})
+        path = self._paths.get(id(module))
+        if path is None:
+            return
+        seen.running.append(path)
+        if any(one is not None for one in module._parameters.values()):
+            seen.feeder = path
+            seen.used.update(id(one) for one in module._parameters.values() if one is not None)
+
+    def _returned(self, module: torch.nn.Module, _args: Any, _output: Any) -> None:
+        seen = self._seen
+        if seen is not None and seen.running and seen.running[-1] == self._paths.get(id(module)):
+            seen.running.pop()
+
+    # --- backward passes and updates -------------------------------------------------------------------------------------------------
+
+    def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        losses = [one for one in tensors_in(tensors) if one.numel() == 1]
+        self._values.append(sum(float(one.detach()) for one in losses))
+        named = self.named_parameters() if self._seen is not None or self.change is not None else {}
+        if self._updated:
+            if len(self.losses) == 1 and self._seen is None:
+                named = named or self.named_parameters()
+                self.accumulates = any(one.grad is not None and bool(one.grad.any()) for one in named.values())
+            if self.change is not None and self.change.on_first_backward is not None:
+                self.change.on_first_backward(named)
+        self._updated = False
+        if self.change is not None and self.change.backward_scale != 1.0 and len(losses) == 1:
+            tensors = losses[0] * self.change.backward_scale
+        if self._seen is self.first:
+            self.backwards += 1
+            for one in losses:
+                self.first.used |= self.first.sources_of(one)
+        result = original(tensors, *args, **kwargs)
+        if self._seen is self.first or (self.change is not None and self.change.keeps_gradients):
+            self._kept = [(one, one.grad.detach().clone()) for one in named.values() if one.grad is not None]
+        return result
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._updated = True
+        if not any(optimizer is one for one in self.optimizers):
+            self.optimizers.append(optimizer)
+        if self._seen is self.first and self.clipped is None:
+            before = _norm([kept for _, kept in self._kept])
+            now = _norm([one.grad for one, _ in self._kept if one.grad is not None])
+            self.clipped = (before, now) if now < before / 2 else None
+        if self.change is not None and self.change.keeps_gradients:
+            for one, kept in self._kept:
+                one.grad = kept
+        if self.change is not None and self.change.on_update is not None:
+            undo = self.change.on_update(optimizer)
+            self._undo += [] if undo is None else [undo]
+
+    def _after_update(self, *_: Any) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def _summarise(self) -> None:
+        """What the first step shows of parameters; its own tensors are then forgotten."""
+        named = self.named_parameters()
+        held = {id(one) for optimizer in self.optimizers for group in optimizer.param_groups for one in group["params"]}
+        used = {name: one for name, one in named.items() if id(one) in self.first.used}
+        graded = {id(one) for one, _ in self._kept}
+        self.frozen = tuple(name for name, one in used.items() if not one.requires_grad)
+        self.without_gradient = tuple(name for name, one in used.items() if one.requires_grad and id(one) not in graded)
+        self.not_updated = tuple(name for name, one in used.items() if id(one) in graded and id(one) not in held) if self.optimizers else ()
+        whole = sum(call.value for call in self.first.losses)
+        if self._values and whole and math.isfinite(whole):
+            self.loss_scale = sum(self._values) / whole
+        self.first.forget()
+
+
+def _joined(name: str, path: str, models: Mapping[str, Any]) -> str:
+    return path if len(models) == 1 else f"{name}.{path}".rstrip(".")
+
+
+def _norm(tensors: list[torch.Tensor]) -> float:
+    return math.sqrt(sum(float(one.float().square().sum()) for one in tensors))

@@ -1,0 +1,84 @@
+"""A training as it is now, to be put back any number of times: objects, what tensors hold, gradients, random states and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from torchdebug_magics.probing.contents import Contents
+from torchdebug_magics.probing.rerun.replay_state import Flags, listening
+from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.snapshot import Bound, Snapshot
+
+if TYPE_CHECKING:
+    from torchdebug_magics.probing.guard import Guard
+
+__all__ = ["KeptState"]
+
+_BOUND = Bound(objects=1_000_000, bytes=1 << 30)
+_DATA_BYTES = 1 << 30
+"""How much of tensors that are no part of a model or an optimizer is copied, the smallest first: a training rarely writes to its data."""
+
+
+class KeptState:
+    """Everything that is reachable from `roots`; `guard` notes what could not be put back."""
+
+    def __init__(self, roots: Iterable[object], guard: Guard) -> None:
+        self._guard = guard
+        self._objects = Snapshot([*roots, *listening()], _BOUND)
+        tensors = [one for one in self._objects.of_kind(torch.Tensor) if not is_lazy(one)]
+        self._leaves = [(one, one.grad, one.requires_grad) for one in tensors if _is_leaf(one)]
+        self._contents = Contents()
+        trained = _trained(self._objects)
+        for tensor in tensors:
+            if id(tensor) in trained:
+                self._contents.keep(tensor)
+        for _, gradient, _ in self._leaves:
+            if gradient is not None:
+                self._contents.keep(gradient)
+        room_bytes = _DATA_BYTES
+        for tensor in sorted((one for one in tensors if id(one) not in trained), key=_size_bytes):
+            room_bytes -= _size_bytes(tensor)
+            if room_bytes < 0:
+                break
+            guard.run("keeping a tensor", self._contents.keep, tensor)
+        self._random = RandomState.take()
+        self._settings = Flags()
+
+    def of_kind(self, kind: type[Any]) -> list[Any]:
+        """What is reachable of a type."""
+        return self._objects.of_kind(kind)
+
+    def put_back(self) -> None:
+        """Make all of it as it was. May be done again, also where an interrupt has ended the first time."""
+        self._settings.put_back()
+        self._objects.put_back(self._guard)
+        self._contents.put_back()
+        for tensor, gradient, requires_grad in self._leaves:
+            if tensor.grad is not gradient:
+                tensor.grad = gradient
+            if tensor.requires_grad != requires_grad:
+                tensor.requires_grad_(requires_grad)
+        self._random.put_back()
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    return tensor.is_leaf and not tensor.is_inference() and (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _trained(objects: Snapshot) -> set[int]:
+    """The ids of tensors that belong to a model or to an optimizer."""
+    models = objects.of_kind(torch.nn.Module)
+    own = [one for model in models for one in (*model._parameters.values(), *model._buffers.values()) if one is not None]
+    for optimizer in objects.of_kind(torch.optim.Optimizer):
+        own += [one for group in optimizer.param_groups for one in group["params"]]
+        entries = [entry for entry in optimizer.state.values() if isinstance(entry, dict)]
+        own += [one for entry in entries for one in entry.values() if isinstance(one, torch.Tensor)]
+    return set(map(id, own))
+
+
+def _size_bytes(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_meta else tensor.numel() * tensor.element_size()
