@@ -13,7 +13,7 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.probing.dry_runs.leaves import rebuilt
 from torchdebug_magics.probing.tensors import tensors_in
 
-__all__ = ["Reading", "cut", "loss_of", "readings", "samples_in"]
+__all__ = ["Reading", "cut", "is_label", "loss_of", "readings", "samples_in"]
 
 _LABELS = ("labels", "label", "targets", "target", "y", "label_ids", "start_positions")
 
@@ -25,6 +25,11 @@ class Reading:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     targets: tuple[Any, ...] = ()
+
+
+def is_label(name: str) -> bool:
+    """Whether an argument of that name is what the model is to learn."""
+    return name in _LABELS or "label" in name or "target" in name
 
 
 def samples_in(batch: Any) -> int | None:
@@ -46,7 +51,7 @@ def cut(batch: Any, many: int) -> Any:
         return one[:many] if len(one) == size and not any(isinstance(item, (torch.Tensor, list)) for item in one) else one
 
     whole = _plain(batch)
-    return rebuilt(whole, lambda one: part(one), (torch.Tensor,)) if not _has_lists(whole) else _cut_lists(whole, part)
+    return rebuilt(whole, part, (torch.Tensor,)) if not _has_lists(whole) else _cut_lists(whole, part)
 
 
 def _has_lists(batch: Any) -> bool:

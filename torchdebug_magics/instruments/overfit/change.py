@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from torchdebug_magics.instruments.overfit.report import Cause
-from torchdebug_magics.report import Location
+    from torchdebug_magics.instruments.overfit.report import Cause
+    from torchdebug_magics.report import Location
 
 __all__ = ["Change", "OnCall", "Undo"]
 
@@ -46,5 +47,5 @@ class Change:
     """By which all gradients are multiplied."""
     keeps_gradients: bool = False
     """Whether the update is made with the gradients of the backward pass, whatever has changed them since."""
-    is_certain: bool = False
-    """Whether it is known to be the cause, though no trial can show it."""
+    is_evident: bool = False
+    """Whether it is a fault in any case, and named where no trial learns."""

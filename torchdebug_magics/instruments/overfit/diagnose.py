@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.overfit.change import Change
 from torchdebug_magics.instruments.overfit.report import Trial
 from torchdebug_magics.instruments.overfit.suspects import loss_inputs, parameters, samples, units, updates
-from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
-from torchdebug_magics.instruments.overfit.training import Training
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.overfit.change import Change
+    from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
+    from torchdebug_magics.instruments.overfit.training import Training
 
 __all__ = ["Diagnosis", "diagnose"]
 
-_HALF = 0.5
+_HALF, _SOME, _ALMOST = 0.5, 0.1, 0.1
 _LONGER, _QUARTERS = 4, 4
 
 
@@ -30,32 +33,70 @@ class Diagnosis:
     reason: str = ""
 
 
-def diagnose(seen: Evidence, again: Callable[[Change, int], Training]) -> Diagnosis:
-    """Try the suspects until the training learns; `again` trains from the start with a change, for so many times
-    the steps. A change with which the loss falls too slowly is given more of them, if none is better."""
-    trials: list[Trial] = []
-    slow: list[Change] = []
-    certain: Change | None = None
-    for change in _suspects(seen):
-        if change.is_certain or not _can_be_tried(change):
-            certain = certain or change
-            if change.suspect == "output_ignores_input":
-                break
-            continue
-        trial = again(change, 1)
-        trials.append(_told(change, trial))
+def diagnose(seen: Evidence, again: Callable[[Change | None, int], Training]) -> Diagnosis:
+    """Try the suspects until the training learns; `again` trains from the start with a change, for so many times the steps.
+
+    Faults come before settings that may be meant. A change with which the loss falls, and too slowly, is given more steps at the end.
+    """
+    trials = _Trials(again)
+    for stage in (_faults, _settings):
+        for change in stage(seen):
+            if trials.shows(change):
+                return trials.result()
+        if trials.evident is not None and trials.evident.suspect == "output_ignores_input":
+            break
+        if stage is _faults and trials.evident is None and not trials.slow and _is_slow(seen, again):
+            return Diagnosis(tuple(trials.told), passed=True, reason="slowly")
+    if any(trials.shows(change, _LONGER) for change in list(trials.slow)):
+        return trials.result()
+    if trials.evident is None and seen.base.goal is not None and seen.base.goal.is_known:
+        for change in samples.capacity(seen):
+            if trials.shows(change) or trials.shows(change, _LONGER):
+                return trials.result()
+    return _without_cause(seen, tuple(trials.told)) if trials.evident is None else Diagnosis(tuple(trials.told), trials.evident)
+
+
+class _Trials:
+    """Those made so far."""
+
+    def __init__(self, again: Callable[[Change | None, int], Training]) -> None:
+        self._again = again
+        self.told: list[Trial] = []
+        self.slow: list[Change] = []
+        """Changes with which more steps are likely to be enough."""
+        self.evident: Change | None = None
+        self._learned: tuple[Change, Training] | None = None
+
+    def shows(self, change: Change, times: int = 1) -> bool:
+        """Whether the training learns with a change."""
+        if change.is_evident:
+            self.evident = self.evident or change
+        if not _can_be_tried(change):
+            return False
+        trial = self._again(change, times)
+        self.told.append(_told(change, trial))
         if trial.learned:
-            return Diagnosis(tuple(trials), change, verified=True, cured=tuple(trial.losses))
-        if trial.goal is not None and trial.goal.nearly(trial.losses, _QUARTERS * (_LONGER - 1)):
-            slow.append(change)
-    for change in slow if certain is None else ():
-        trial = again(change, _LONGER)
-        trials.append(_told(change, trial))
-        if trial.learned:
-            return Diagnosis(tuple(trials), change, verified=True, cured=tuple(trial.losses))
-    if certain is not None:
-        return Diagnosis(tuple(trials), certain)
-    return _without_cause(seen, tuple(trials))
+            self._learned = change, trial
+        elif times == 1 and trial.goal is not None and trial.goal.nearly(trial.losses, _QUARTERS * (_LONGER - 1)):
+            self.slow.append(change)
+        return trial.learned
+
+    def result(self) -> Diagnosis:
+        """Of the one that has learned."""
+        assert self._learned is not None
+        change, trial = self._learned
+        return Diagnosis(tuple(self.told), change, verified=True, cured=tuple(trial.losses))
+
+
+def _is_slow(seen: Evidence, again: Callable[[Change | None, int], Training]) -> bool:
+    """Whether it learns with twice as many steps; then these are what is shown."""
+    goal = seen.base.goal
+    if seen.base.error is not None or goal is None or not goal.nearly(seen.base.losses, _QUARTERS):
+        return False
+    longer = again(None, 2)
+    if longer.learned:
+        seen.base.losses = longer.losses
+    return longer.learned
 
 
 def _told(change: Change, trial: Training) -> Trial:
@@ -74,23 +115,34 @@ def _without_cause(seen: Evidence, trials: tuple[Trial, ...]) -> Diagnosis:
     if base.error is not None or goal is None or not base.losses:
         return Diagnosis(trials)
     fell = base.losses[0] - base.losses[-1]
-    if not goal.is_known and fell > _HALF * abs(base.losses[0]):
+    best = min((one.last_loss for one in trials if one.suspect != "capacity" and math.isfinite(one.last_loss)), default=math.inf)
+    is_lowest = base.losses[-1] - best <= _SOME * fell and goal.has_converged(base.losses, _ALMOST)
+    if not goal.is_known and (fell > _HALF * abs(base.losses[0]) or is_lowest):
         return Diagnosis(trials, passed=True, reason="the loss has further terms, and no change lowers it to zero")
+    if goal.is_known and math.isfinite(fell) and fell > _SOME * abs(base.losses[0] - goal.floor):
+        return Diagnosis(trials, samples.too_small(seen))
     tried = f"none of {len(trials)} changes makes it learn" if trials else "no suspect was found"
     return Diagnosis(trials, reason=tried)
 
 
-def _suspects(seen: Evidence) -> Iterator[Change]:
-    for part in (parameters, loss_inputs, samples, units, updates):
+def _faults(seen: Evidence) -> Iterator[Change]:
+    """What is wrong in any training."""
+    for part in (parameters, loss_inputs, samples, units):
         yield from part.suspects(seen)
+    if seen.base.error is None:
+        yield from samples.constant_output(seen)
+
+
+def _settings(seen: Evidence) -> Iterator[Change]:
+    """What another training may have on purpose."""
+    yield from parameters.frozen(seen)
     if seen.base.error is not None or seen.base.goal is None:
         return
+    yield from updates.suspects(seen)
     goal = seen.base.goal
-    yield from samples.constant_output(seen)
     if not goal.is_known and goal.has_converged(seen.base.losses):
         return
     yield from updates.learning_rates(seen)
-    yield from samples.capacity(seen)
 
 
 def _can_be_tried(change: Change) -> bool:

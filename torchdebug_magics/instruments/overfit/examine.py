@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed
 from torchdebug_magics.instrument import Examined
-from torchdebug_magics.instruments.overfit.change import Change
 from torchdebug_magics.instruments.overfit.diagnose import Diagnosis, diagnose
 from torchdebug_magics.instruments.overfit.leaks import leaks_of
 from torchdebug_magics.instruments.overfit.report import OverfitReport
 from torchdebug_magics.instruments.overfit.subjects import Subject, subject_of
 from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
+from torchdebug_magics.instruments.overfit.suspects.units import unusual_weights
 from torchdebug_magics.instruments.overfit.training import Progress, Training
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.interrupted import interrupts_held
 from torchdebug_magics.probing.kept_state import KeptState
 from torchdebug_magics.probing.rerun.replay_state import eager
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.overfit.change import Change
 
 __all__ = ["examine", "explained"]
 
@@ -81,15 +84,19 @@ def explained(
     base.run()
     _refuse_rivals(base)
     seen = _evidence(base, subject, start)
+    if not base.learned:
+        start.put_back()
+        seen.unusual = guard.run("looking at the initial weights", unusual_weights, base.named_modules()) or {}
 
-    def again(change: Change, times: int) -> Training:
-        trial = training(change, change.text, times)
+    def again(change: Change | None, times: int) -> Training:
+        text = "more steps" if change is None else change.text
+        trial = training(change, text, times)
         seen.trial.append(trial)
         try:
             trial.run()
         except torch.OutOfMemoryError as error:
             trial.error = error
-        done.append((change.text, trial.losses[-1] if trial.losses else float("nan")))
+        done.append((text, trial.losses[-1] if trial.losses else float("nan")))
         return trial
 
     diagnosis = Diagnosis(passed=True, reason=_beside(base)) if base.learned and not _is_trivial(base) else diagnose(seen, again)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.overfit.loss_calls import LossCall
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from torchdebug_magics.instruments.overfit.loss_calls import LossCall
 
 __all__ = ["Goal"]
 
@@ -15,6 +19,7 @@ _SHARE = 0.05
 _MOST = 0.1
 """Nats a label: of a large vocabulary, 5 % would still be a wrong word in two."""
 _SAME = 0.01
+_TINY = 1e-6
 _TAIL = 4
 """The trend is that of the last quarter."""
 _STATIONARY = 0.01
@@ -32,13 +37,14 @@ class Goal:
     """Whether the loss is that of PyTorch's functions, and nothing besides."""
 
     @classmethod
-    def of(cls, calls: Sequence[LossCall], total: float) -> Goal:
-        """From the loss functions that the first step has called, and its loss."""
+    def of(cls, calls: Sequence[LossCall], total: float, inputs: Sequence[Tensor] = ()) -> Goal:
+        """From the loss functions that the first step has called, its loss, and what the model was given."""
         whole = sum(call.value for call in calls)
-        if not calls or not math.isfinite(total) or abs(whole - total) > _SAME * max(abs(total), abs(whole)):
+        is_sum = math.isfinite(whole) and abs(whole - total) <= _SAME * max(abs(total), abs(whole))
+        if not calls or not math.isfinite(total) or not is_sum or any(call.is_contrast for call in calls):
             return cls(0.0, abs(total), None, is_known=False)
         chances = [call.chance() for call in calls]
-        floor = sum(call.floor() * call.size for call in calls)
+        floor = sum(max(call.floor(), call.floor_of_next_words(inputs)) * call.size for call in calls)
         known = [chance * call.size for chance, call in zip(chances, calls, strict=True) if chance is not None]
         chance = sum(known) if len(known) == len(calls) else None
         return cls(floor, (chance if chance is not None else total) - floor, chance, is_known=True)
@@ -50,7 +56,8 @@ class Goal:
         return self._near(loss, self.floor, self.reference)
 
     def _near(self, loss: float, floor: float, reference: float) -> bool:
-        return math.isfinite(loss) and loss - floor <= _SHARE * max(reference, 0.0) and (self.is_known or loss >= 0)
+        above = loss - floor
+        return math.isfinite(loss) and -_SAME * max(reference, 0.0) - _TINY <= above <= _SHARE * max(reference, 0.0)
 
     def nearly(self, losses: Sequence[float], quarters: int) -> bool:
         """Whether the loss falls so fast that so many further quarters of the steps are likely to be enough."""
@@ -64,13 +71,13 @@ class Goal:
             return now <= target
         return math.log(now / target) / math.log(before / now) <= quarters
 
-    def has_converged(self, losses: Sequence[float]) -> bool:
-        """Whether a loss with further terms has fallen, and falls no more."""
+    def has_converged(self, losses: Sequence[float], share: float = _STATIONARY) -> bool:
+        """Whether a loss with further terms has fallen, and in its last quarter by no more than a share of that."""
         tail = len(losses) // _TAIL
         if tail < 2 or not all(map(math.isfinite, losses)):  # noqa: PLR2004 - as above
             return False
         before, now = sum(losses[-2 * tail : -tail]) / tail, sum(losses[-tail:]) / tail
-        return losses[0] - now > _SHARE * abs(losses[0]) and abs(before - now) <= _STATIONARY * (losses[0] - now)
+        return losses[0] - now > _SHARE * abs(losses[0]) and abs(before - now) <= share * (losses[0] - now)
 
 
 def _is_low(call: LossCall) -> bool:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 
-from torchdebug_magics.report import Location
+if TYPE_CHECKING:
+    from torchdebug_magics.report import Location
 
-__all__ = ["CLASSES", "DISTANCES", "LOSSES", "LossCall", "bound", "is_probabilities"]
+__all__ = ["CLASSES", "DISTANCES", "LOSSES", "LossCall", "bound", "is_probabilities", "names_of"]
 
 CLASSES = (F.cross_entropy, F.nll_loss)
 _BINARY = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
 DISTANCES = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
-LOSSES: tuple[Any, ...] = (*CLASSES, *_BINARY, *DISTANCES, F.kl_div)
+LOSSES: tuple[Any, ...] = (*CLASSES, *_BINARY, *DISTANCES, F.kl_div, F.ctc_loss)
 _NEAR = 1e-3
+_MOST_LAG = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +36,17 @@ class LossCall:
     options: dict[str, Any]
     location: Location | None
     value: float
-    """NaN where the result is not a scalar."""
+    """The mean of a result that is not a scalar; NaN where there is none."""
+
+    @classmethod
+    def of(cls, function: Any, values: Tensor, target: Tensor, options: dict[str, Any], location: Location | None, result: Any) -> LossCall:
+        """A call, and what it gave; None where it raised."""
+        call = cls(function, values, target, options, location, math.nan)
+        if not isinstance(result, Tensor) or not result.numel():
+            return call
+        whole = result.detach().float()
+        counted = len(call.labels) if call.is_classes and whole.dim() else whole.numel()
+        return replace(call, value=float(whole.sum()) / max(1, counted))
 
     @property
     def name(self) -> str:
@@ -53,12 +66,27 @@ class LossCall:
     @property
     def labels(self) -> Tensor:
         """Class indices without those that are ignored."""
-        return self.target[self.target != self.options.get("ignore_index", -100)].flatten()
+        return self.target[self.target != self.ignored].flatten()
+
+    @property
+    def ignored(self) -> int:
+        """The label that is none."""
+        return int(self.options.get("ignore_index", -100))
+
+    @property
+    def is_contrast(self) -> bool:
+        """Whether each sample is compared with all of the batch: how low such a loss becomes depends on its temperature."""
+        is_square = self.input.dim() == 2 and self.input.shape[0] == self.input.shape[1] == self.target.numel()  # noqa: PLR2004
+        return (
+            self.is_classes
+            and is_square
+            and bool((self.target.flatten() == torch.arange(len(self.input), device=self.target.device)).all())
+        )
 
     @property
     def size(self) -> float:
         """How many times the mean the result is."""
-        if self.options.get("reduction", "mean") == "mean":
+        if self.options.get("reduction", "mean") != "sum":
             return 1.0
         return float(len(self.labels) if self.is_classes else max(1, self.target.numel()))
 
@@ -74,6 +102,30 @@ class LossCall:
             return float((-torch.special.xlogy(target, target) - torch.special.xlogy(1 - target, 1 - target)).mean())
         return 0.0
 
+    def words_ahead(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, int] | None:
+        """Of a language model: (its input, the labels by sample, by how many words these are ahead of the input); None of any other."""
+        ids = next((one for one in inputs if one.dim() == 2 and not one.is_floating_point()), None)  # noqa: PLR2004 - samples and words
+        if ids is None or not self.is_classes or not len(ids) or self.target.numel() % len(ids):
+            return None
+        labels = self.target.reshape(len(ids), -1)
+        lag = next((lag for lag in range(_MOST_LAG) if _matches(ids, labels, lag, self.ignored)), None)
+        return None if lag is None else (ids, labels, lag)
+
+    def floor_of_next_words(self, inputs: Sequence[Tensor]) -> float:
+        """The least mean loss of a model that sees the words so far: sentences that begin alike go on in different ways."""
+        known = self.words_ahead(inputs)
+        if known is None or known[2] != 1:
+            return 0.0
+        ids, labels, _ = known
+        seen: dict[tuple[int, ...], list[int]] = {}
+        for words, following in zip(ids.tolist(), labels.tolist(), strict=True):
+            for place, label in enumerate(following):
+                if label != self.ignored:
+                    seen.setdefault(tuple(words[: place + 1]), []).append(label)
+        counts = [(len(found), Counter(found).values()) for found in seen.values()]
+        many = sum(size for size, _ in counts)
+        return sum(-one * math.log(one / size) for size, shares in counts for one in shares) / max(1, many)
+
     def chance(self) -> float | None:
         """The mean loss of the prediction that knows nothing: equal shares for classes, the mean of the targets for distances."""
         if self.function in CLASSES:
@@ -86,19 +138,27 @@ class LossCall:
             return float(self.function(at.expand_as(target), target)) or None
         return None
 
+    def entropy(self) -> float:
+        """Of the class labels: the loss of their shares as prediction for every sample."""
+        shares = self.labels.bincount().float() / max(1, len(self.labels))
+        return float(-torch.special.xlogy(shares, shares).sum())
+
     def known_values(self) -> dict[str, float]:
         """Losses at which a faulty training stalls, by what they are called."""
         if not self.is_classes or not len(self.labels):
             return {}
-        many = self.classes
-        shares = self.labels.bincount().float() / len(self.labels)
-        entropy = float(-torch.special.xlogy(shares, shares).sum())
+        many, entropy = self.classes, self.entropy()
         named = {
             f"ln {many} = {math.log(many):.4g}: equal shares for all classes": math.log(many),
             f"ln(1 + {many - 1}/e) = {math.log(1 + (many - 1) / math.e):.4g}: softmax applied twice": math.log(1 + (many - 1) / math.e),
             f"{entropy:.4g}: the entropy of the labels, as if the input were not known": entropy,
         }
         return {name: value for name, value in named.items() if value > 0}
+
+
+def names_of(function: Any) -> tuple[str, str]:
+    """How a loss function calls what it compares."""
+    return ("log_probs", "targets") if function is F.ctc_loss else ("input", "target")
 
 
 def bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -117,6 +177,14 @@ def is_probabilities(values: Tensor, dim: int = 1) -> bool:
         return False
     values = values.float()
     return bool((values >= 0).all()) and bool(((values.sum(dim) - 1).abs() < _NEAR).all())
+
+
+def _matches(ids: Tensor, labels: Tensor, lag: int, ignored: int) -> bool:
+    many = min(labels.shape[1], ids.shape[1] - lag)
+    if many < 2:  # noqa: PLR2004 - one word may agree by chance
+        return False
+    counted = labels[:, :many] != ignored
+    return bool(counted.any()) and bool((labels[:, :many] == ids[:, lag : lag + many])[counted].all())
 
 
 def _entropy_of_smoothed(smoothing: float, classes: int) -> float:

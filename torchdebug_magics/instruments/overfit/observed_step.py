@@ -4,26 +4,47 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from torchdebug_magics.instruments.overfit.loss_calls import LOSSES, LossCall, bound
+from torchdebug_magics.instruments.overfit.loss_calls import LOSSES, LossCall, bound, names_of
 from torchdebug_magics.probing.tensors import tensors_in
-from torchdebug_magics.probing.where import locate, user_frame
-from torchdebug_magics.report import Location
+from torchdebug_magics.probing.where import frames_above, locate, owner
 
-__all__ = ["ACTIVATIONS", "Activation", "Cut", "FunctionCalls", "ObservedStep", "called_name"]
+if TYPE_CHECKING:
+    from torchdebug_magics.report import Location
+
+__all__ = ["ACTIVATIONS", "Activation", "Cut", "FunctionCalls", "ObservedStep", "called_name", "line_of_step"]
 
 ACTIVATIONS = frozenset(
-    {"softmax", "log_softmax", "sigmoid", "logsigmoid", "tanh", "relu", "relu6", "gelu", "silu", "leaky_relu", "softplus"}
+    {
+        "softmax",
+        "log_softmax",
+        "sigmoid",
+        "logsigmoid",
+        "tanh",
+        "relu",
+        "relu6",
+        "gelu",
+        "silu",
+        "leaky_relu",
+        "softplus",
+        "hardsigmoid",
+        "hardtanh",
+    }
 )
 _VIEWS = frozenset(
     {"view", "reshape", "squeeze", "unsqueeze", "flatten", "transpose", "permute", "__getitem__", "float", "contiguous", "t", "to", "clone"}
 )
 _ASKED = frozenset({"requires_grad", "is_leaf", "shape", "dtype", "device", "dim", "size", "grad", "grad_fn", "ndim"})
+_FLAT = frozenset({"round", "floor", "ceil", "trunc", "sign", "sgn", "heaviside"})
+"""Functions whose derivative is 0 everywhere."""
+_AS_NUMBERS = frozenset({"item", "numpy", "tolist"})
+_SAME = 1e-4
+"""Relative to the largest number: what normalizing a constant leaves of rounding is less."""
 _ZERO, _SATURATED, _DEAD = 1e-6, 1e-4, 0.98
 _MOST_SOURCES = 4096
 
@@ -53,6 +74,15 @@ class Cut:
     no_grad: bool
 
 
+@dataclass(frozen=True)
+class _Origin:
+    """What a value was computed from."""
+
+    sources: frozenset[int] = frozenset()
+    cuts: frozenset[int] = frozenset()
+    """Where it lost its connection, as places in `ObservedStep.cuts`."""
+
+
 @dataclass(eq=False)
 class ObservedStep:
     """One step."""
@@ -64,6 +94,8 @@ class ObservedStep:
     cuts: list[Cut] = field(default_factory=list)
     used: set[int] = field(default_factory=set)
     """Parameters that the loss depends on, connected or not, by id."""
+    lost: set[int] = field(default_factory=set)
+    """Cuts that lie between the loss and parameters, as places in `cuts`."""
     same_rows: tuple[Location | None, str] | None = None
     """Where all samples became equal: the line, and the module."""
     last_is_same: bool = False
@@ -76,7 +108,9 @@ class ObservedStep:
     """Paths of the modules that run."""
     feeder: str = ""
     _produced: dict[int, tuple[Tensor, Activation]] = field(default_factory=dict)
-    _sources: dict[int, tuple[Tensor, frozenset[int]]] = field(default_factory=dict)
+    _origins: dict[int, tuple[Tensor, _Origin]] = field(default_factory=dict)
+    unregistered: dict[str, torch.nn.Module] = field(default_factory=dict)
+    """Modules with parameters that ran inside a model, and are no part of it, by what they are called."""
 
     @property
     def samples(self) -> int | None:
@@ -86,7 +120,7 @@ class ObservedStep:
     def forget(self) -> None:
         """Tensors of the step that are needed no more."""
         self._produced.clear()
-        self._sources.clear()
+        self._origins.clear()
 
     def called(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """A call, and its result."""
@@ -99,8 +133,7 @@ class ObservedStep:
 
         def here() -> Location | None:
             if not place:
-                frame = user_frame(sys._getframe(2))
-                place.append(None if frame is None else locate(frame))
+                place.append(line_of_step())
             return place[0]
 
         if function in LOSSES:
@@ -119,33 +152,40 @@ class ObservedStep:
 
     def _loss(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, place: Location | None) -> None:
         options = bound(function, args, kwargs)
-        values, target = options.pop("input", None), options.pop("target", None)
+        values, target = (options.pop(name, None) for name in names_of(function))
         if not isinstance(values, Tensor) or not isinstance(target, Tensor):
             return
-        value = float(result.detach()) if isinstance(result, Tensor) and result.numel() == 1 else float("nan")
-        self.losses.append(LossCall(function, values.detach(), target.detach(), options, place, value))
+        self.losses.append(LossCall.of(function, values.detach(), target.detach(), options, place, result))
         produced = self._produced.get(id(values))
         self.loss_from = produced[1] if produced is not None else self.loss_from
-        samples = self.samples
-        self.last_is_same = samples is not None and len(values) == samples > 1 and _equal_rows(values)
+        self.last_is_same = values.dim() > 0 and len(values) > 1 and _equal_rows(values.detach())
 
     def _follow(self, name: str, given: list[Tensor], made: list[Tensor], here: Any) -> None:
         """Which parameters a value was computed from, and where the connection to them ends."""
-        sources: frozenset[int] = frozenset()
-        for one in given:
-            known = self._sources.get(id(one))
-            sources |= known[1] if known is not None else frozenset({id(one)}) if isinstance(one, torch.nn.Parameter) else frozenset()
+        origins = [self.origin_of(one) for one in given]
+        sources = frozenset().union(*(one.sources for one in origins))
         if not sources or len(sources) > _MOST_SOURCES:
             return
+        cuts = frozenset().union(*(one.cuts for one in origins))
         was_connected = any(one.requires_grad for one in given)
-        if was_connected and not any(one.requires_grad for one in made):
+        is_end = name in _FLAT or not any(one.requires_grad for one in made)
+        if was_connected and is_end and (made or name in _AS_NUMBERS):
+            cuts |= {len(self.cuts)}
             self.cuts.append(Cut(name, here(), sources, no_grad=not torch.is_grad_enabled()))
         for one in made:
-            self._sources[id(one)] = one, sources
+            self._origins[id(one)] = one, _Origin(sources, cuts)
 
-    def sources_of(self, tensor: Tensor) -> frozenset[int]:
-        """The parameters that it was computed from, by id."""
-        return self._sources[id(tensor)][1] if id(tensor) in self._sources else frozenset()
+    def origin_of(self, tensor: Tensor) -> _Origin:
+        """The parameters that it was computed from, and where it lost them."""
+        if id(tensor) in self._origins:
+            return self._origins[id(tensor)][1]
+        return _Origin(frozenset({id(tensor)})) if isinstance(tensor, torch.nn.Parameter) else _Origin()
+
+    def differentiated(self, loss: Tensor) -> None:
+        """A backward pass begins from this loss."""
+        origin = self.origin_of(loss)
+        self.used |= origin.sources
+        self.lost |= origin.cuts
 
     def _activation(self, name: str, given: Tensor, made: Tensor, place: Location | None) -> None:
         module = self.running[-1] if self.running else ""
@@ -157,10 +197,12 @@ class ObservedStep:
         samples = self.samples
         if samples is None or samples < 2 or self.same_rows is not None or not self.running or not made:  # noqa: PLR2004
             return
-        result = made[0]
-        if result.dim() < 2 or len(result) != samples or not result.is_floating_point() or not _equal_rows(result):  # noqa: PLR2004
+        result = made[0].detach()
+        if result.dim() < 2 or len(result) != samples or not result.is_floating_point():  # noqa: PLR2004 - no samples
             return
-        if any(one.dim() and len(one) == samples and not _equal_rows(one) for one in given if not isinstance(one, torch.nn.Parameter)):
+        batched = [one.detach() for one in given if one.dim() and len(one) == samples and not isinstance(one, torch.nn.Parameter)]
+        scale = max((float(one.abs().max()) for one in batched if one.is_floating_point() and one.numel()), default=0.0)
+        if batched and _equal_rows(result, scale) and not all(map(_equal_rows, batched)):
             self.same_rows = here(), self.running[-1]
 
 
@@ -188,6 +230,19 @@ class FunctionCalls(TorchFunctionMode):
         return result
 
 
+def line_of_step() -> Location | None:
+    """The innermost line of the user's code inside the step; None where a module of PyTorch's own is called by us."""
+    is_inside = False
+    for frame in frames_above(sys._getframe(1)):
+        whose = owner(frame.f_code.co_filename)
+        if whose == "user":
+            return locate(frame)
+        if whose == "own" and is_inside:
+            return None
+        is_inside = is_inside or whose != "own"
+    return None
+
+
 def called_name(function: Any) -> str:
     """``relu``; of an attribute of a tensor, its name."""
     name = str(getattr(function, "__name__", ""))
@@ -205,6 +260,9 @@ def _is_dead(name: str, result: Tensor) -> bool:
         return False
     if name in {"relu", "relu6", "gelu", "silu"}:
         return bool((result.abs() < _ZERO).float().mean() >= _DEAD)
+    if name in {"hardsigmoid", "hardtanh"}:
+        ends = (result == result.max()) | (result == result.min())
+        return bool(ends.float().mean() >= _DEAD) and float(result.max()) in {-1.0, 0.0, 1.0}
     if name == "tanh":
         return bool((result.abs() > 1 - _SATURATED).float().mean() >= _DEAD)
     if name == "sigmoid":
@@ -212,5 +270,9 @@ def _is_dead(name: str, result: Tensor) -> bool:
     return False
 
 
-def _equal_rows(values: Tensor) -> bool:
-    return bool((values == values[:1]).all())
+def _equal_rows(values: Tensor, scale: float = 0.0) -> bool:
+    """Whether all samples have the same numbers, but for rounding."""
+    if not values.is_floating_point():
+        return bool((values == values[:1]).all())
+    largest = max(scale, float(values.abs().max())) if values.numel() else 0.0
+    return bool(((values - values[:1]).abs() <= _SAME * largest).all())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,9 +13,11 @@ from torch import nn
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.overfit.batches import Reading, cut, loss_of, readings, samples_in
 from torchdebug_magics.instruments.overfit.trainers import parts_of_trainer
-from torchdebug_magics.instruments.overfit.training import Training
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.written import called_from, writes_of
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.overfit.training import Training
 
 __all__ = ["ModelSteps", "OwnSteps", "Subject", "subject_of"]
 
@@ -42,7 +44,8 @@ class ModelSteps:
         while True:
             training.begin()
             if takes_closure:
-                loss = self.optimizer.step(self._loss)
+                given: Any = self._loss
+                loss: Any = self.optimizer.step(given)
             else:
                 loss = self._loss()
                 self.optimizer.step()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from torchdebug_magics.instruments.overfit.batches import is_label
 from torchdebug_magics.instruments.overfit.goal import Goal
 from torchdebug_magics.instruments.overfit.observed_step import FunctionCalls, ObservedStep
 from torchdebug_magics.probing.dry_runs.leaves import rebuilt
@@ -30,8 +31,6 @@ _SURE = 2
 _HALF, _NO_BETTER = 2, 0.8
 """A trial that is no better by then is given up."""
 _EVERY = 10
-_TAILS = 4
-"""Quarters of a training that it may be prolonged by."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +76,13 @@ class Training:
     """Whether a backward pass began with the gradients of the step before."""
     clipped: tuple[float, float] | None = None
     """The gradient norm after the first backward pass, and before the update, where it was made smaller."""
+    is_zeroed: bool = False
+    """Whether the update found no gradients, though the backward pass had made some."""
     loss_scale: float = 1.0
     """How many times the value of the loss functions the loss is that was differentiated."""
     backwards: int = 0
     learned: bool = False
     error: BaseException | None = None
-    is_longer: bool = False
-    """Whether it was given more steps, as it was about to learn."""
 
     def run(self) -> None:
         """All steps; what the user's code raises is kept."""
@@ -94,6 +93,7 @@ class Training:
             self._values: list[float] = []
             self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
             self._updated = True
+            self._paths: dict[int, str] = {}
             self._undo: list[Undo] = []
             self.hooks.autograd_calls(stack, "backward", self._backward)
             self.hooks.optimizer_steps(stack, self._before_update, self._after_update)
@@ -105,6 +105,8 @@ class Training:
                 self.error = error
             finally:
                 self._after_update()
+            if self.goal is None:
+                self._summarise()
 
     # --- the steps ---------------------------------------------------------------------------------------------------------------
 
@@ -137,7 +139,7 @@ class Training:
         self.losses.append(value)
         calls = self._seen.losses if self._seen is not None else []
         if self.goal is None:
-            self.goal = Goal.of(self.first.losses, value)
+            self.goal = Goal.of(self.first.losses, value, self.first.inputs)
             self._summarise()
         good = self.goal.learned(value, calls or self._parts_of_step())
         self._good = self._good + 1 if good else 0
@@ -151,9 +153,6 @@ class Training:
     def _is_over(self, value: float) -> bool:
         many = len(self.losses)
         if many >= self.most_steps:
-            if not self.is_longer and self.change is None and self.goal is not None and self.goal.nearly(self.losses, _TAILS):
-                self.is_longer, self.most_steps = True, 2 * self.most_steps
-                return False
             if self.change is None:
                 self.last = ObservedStep()  # one more, to see where it has come to
                 return False
@@ -183,6 +182,7 @@ class Training:
 
     def _meet(self, name: str, model: torch.nn.Module) -> None:
         self.models[name] = model = unwrapped(model)
+        _without_dropout(model)
         self._paths = {id(module): path for path, module in self.named_modules().items()}
         if self.change is not None and self.change.on_models is not None:
             self.change.on_models(self.named_modules(), self.named_parameters())
@@ -203,7 +203,8 @@ class Training:
     def _given(self, _module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if self._seen is not None and len(self._seen.running) <= 1:
             known = self._seen.inputs
-            known += [one for one in tensors_in((args, kwargs)) if not any(one is other for other in known)]
+            inputs = {name: value for name, value in kwargs.items() if not is_label(name)}
+            known += [one for one in tensors_in((args, inputs)) if not any(one is other for other in known)]
 
     def _called(self, module: torch.nn.Module, args: Any) -> None:
         seen = self._seen
@@ -215,6 +216,8 @@ class Training:
             self._given(module, args, {})
         path = self._paths.get(id(module))
         if path is None:
+            if seen.running and any(one is not None for one in module._parameters.values()):
+                seen.unregistered.setdefault(f"{type(module).__name__} {len(seen.unregistered)} in `{seen.running[-1] or 'model'}`", module)
             return
         seen.running.append(path)
         if any(one is not None for one in module._parameters.values()):
@@ -245,7 +248,7 @@ class Training:
         if self._seen is self.first:
             self.backwards += 1
             for one in losses:
-                self.first.used |= self.first.sources_of(one)
+                self.first.differentiated(one)
         result = original(tensors, *args, **kwargs)
         if self._seen is self.first or (self.change is not None and self.change.keeps_gradients):
             self._kept = [(one, one.grad.detach().clone()) for one in named.values() if one.grad is not None]
@@ -259,6 +262,7 @@ class Training:
             before = _norm([kept for _, kept in self._kept])
             now = _norm([one.grad for one, _ in self._kept if one.grad is not None])
             self.clipped = (before, now) if now < before / 2 else None
+            self.is_zeroed = before > 0 and now == 0
         if self.change is not None and self.change.keeps_gradients:
             for one, kept in self._kept:
                 one.grad = kept
@@ -275,7 +279,7 @@ class Training:
         named = self.named_parameters()
         held = {id(one) for optimizer in self.optimizers for group in optimizer.param_groups for one in group["params"]}
         used = {name: one for name, one in named.items() if id(one) in self.first.used}
-        graded = {id(one) for one, _ in self._kept}
+        graded = {id(one) for one, gradient in self._kept if bool(gradient.any())}
         self.frozen = tuple(name for name, one in used.items() if not one.requires_grad)
         self.without_gradient = tuple(name for name, one in used.items() if one.requires_grad and id(one) not in graded)
         self.not_updated = tuple(name for name, one in used.items() if id(one) in graded and id(one) not in held) if self.optimizers else ()
@@ -283,6 +287,15 @@ class Training:
         if self._values and whole and math.isfinite(whole):
             self.loss_scale = sum(self._values) / whole
         self.first.forget()
+
+
+def _without_dropout(model: torch.nn.Module) -> None:
+    """What is dropped at random tells equal samples apart; to be undone with the training."""
+    for part in model.modules():
+        if isinstance(part, torch.nn.modules.dropout._DropoutNd):
+            part.p = 0.0
+        elif isinstance(part, (torch.nn.RNNBase, torch.nn.MultiheadAttention)):
+            part.dropout = 0.0
 
 
 def _joined(name: str, path: str, models: Mapping[str, Any]) -> str:

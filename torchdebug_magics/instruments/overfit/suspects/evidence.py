@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.format import plural
-from torchdebug_magics.instruments.overfit.observed_step import Activation, called_name
-from torchdebug_magics.instruments.overfit.training import Training
-from torchdebug_magics.probing.where import locate, user_frame
-from torchdebug_magics.report import Location
+from torchdebug_magics.instruments.overfit.observed_step import Activation, called_name, line_of_step
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.overfit.training import Training
+    from torchdebug_magics.report import Location
 
 __all__ = ["Evidence", "at_line"]
 
@@ -28,6 +28,8 @@ class Evidence:
     decays: tuple[float, ...] = ()
     scales: tuple[float, ...] = ()
     """Of the gradient scalers in use."""
+    unusual: Mapping[str, str] = field(default_factory=dict)
+    """Modules whose initial weights are unusual, and in which way."""
     trial: list[Training] = field(default_factory=list)
     """The one that runs now, at the end."""
 
@@ -57,8 +59,7 @@ def at_line(name: str, place: Location | None) -> Callable[[Any], bool]:
     def is_it(function: Any) -> bool:
         if called_name(function) != name:
             return False
-        frame = user_frame(sys._getframe(2))
-        return place is None or (frame is not None and locate(frame) == place)
+        return line_of_step() == place
 
     return is_it
 

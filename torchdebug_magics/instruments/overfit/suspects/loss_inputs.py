@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 
 from torchdebug_magics.format import number
 from torchdebug_magics.instruments.overfit.change import Change, OnCall
-from torchdebug_magics.instruments.overfit.loss_calls import DISTANCES, LossCall, is_probabilities
-from torchdebug_magics.instruments.overfit.observed_step import Activation, called_name
-from torchdebug_magics.instruments.overfit.report import Cause
-from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence, without
+from torchdebug_magics.instruments.overfit.observed_step import called_name
+from torchdebug_magics.instruments.overfit.suspects.wrong_inputs import of_changed, wrong_input
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.overfit.loss_calls import LossCall
+    from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
 
 __all__ = ["suspects"]
 
 _LESS, _MORE = 0.5, 2.0
-_TINY = 1e-12
-_BOUNDED = {"sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "tanh": (-1.0, 1.0), "relu": (0.0, float("inf")), "relu6": (0.0, 6.0)}
 
 
 def suspects(seen: Evidence) -> Iterator[Change]:
@@ -28,24 +27,11 @@ def suspects(seen: Evidence) -> Iterator[Change]:
     calls = seen.base.first.losses
     for call in calls:
         yield from _shape(call)
-        yield from _activation(call, seen.base.first.loss_from)
+        yield from wrong_input(call, seen.base.first.loss_from)
         yield from _labels(call)
+        yield from _shifted(seen, call)
     yield from _broadcast(seen)
     yield from _scale(seen, calls)
-
-
-def _target_as(call: LossCall, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> OnCall:
-    """The same loss function of changed (input, target)."""
-
-    def instead(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if function is not call.function:
-            return None
-        given = dict(zip(("input", "target"), args, strict=False)) | {name: kwargs[name] for name in ("input", "target") if name in kwargs}
-        values, target = change(given["input"], given["target"])
-        rest = {name: value for name, value in kwargs.items() if name not in given}
-        return function, (values, target, *args[2:]), rest
-
-    return instead
 
 
 def _shape(call: LossCall) -> Iterator[Change]:
@@ -59,7 +45,7 @@ def _shape(call: LossCall) -> Iterator[Change]:
         headline=f"{call.name} compares shapes {sizes}: each output is compared with every target",
         fix="give the loss function a target in the output's shape: `target.view_as(output)`",
         location=call.location,
-        on_call=_target_as(call, lambda one, other: (one, other.reshape(one.shape).to(one.dtype))),
+        on_call=of_changed(call, lambda one, other: (one, other.reshape(one.shape).to(one.dtype))),
     )
 
 
@@ -96,133 +82,6 @@ def _broadcast(seen: Evidence) -> Iterator[Change]:
     )
 
 
-def _activation(call: LossCall, source: Activation | None) -> Iterator[Change]:
-    wrong = _wrong_input(call, source)
-    if wrong is None:
-        return
-    cause, why, fix, change = wrong
-    is_source = source is not None and source.name in {"softmax", "sigmoid", "log_softmax", "relu", "relu6", "tanh"} and change is None
-    yield Change(
-        suspect=cause,
-        text=fix.replace("`", ""),
-        headline=why,
-        fix=fix,
-        location=source.location if source is not None and cause == "double_softmax" else call.location,
-        module=source.module if source is not None else "",
-        on_call=without(source) if is_source and source is not None else change,
-    )
-
-
-def _wrong_input(call: LossCall, source: Activation | None) -> tuple[Cause, str, str, OnCall | None] | None:
-    """(cause, headline, fix, the change where the activation cannot simply be left out)"""
-    name, values = call.name, call.input
-    made = source.name if source is not None else ""
-    line = f" at {source.location}" if source is not None and source.location is not None else ""
-    if call.function is F.cross_entropy:
-        if made == "softmax" or (made != "log_softmax" and is_probabilities(values)):
-            change = None if made == "softmax" else _target_as(call, lambda one, other: (one.clamp_min(_TINY).log(), other))
-            return (
-                "double_softmax",
-                f"softmax{line} is applied twice: cross_entropy expects logits",
-                "remove the softmax before `cross_entropy`",
-                change,
-            )
-        if made in {"sigmoid", "tanh", "relu", "relu6"}:
-            return (
-                "wrong_loss_input",
-                f"cross_entropy expects logits, not the result of {made}{line}",
-                f"remove the {made} before `cross_entropy`",
-                None,
-            )
-        if call.is_classes and call.classes == 1 and call.input.dim() > 1:
-            return (
-                "wrong_loss_input",
-                "cross_entropy of a single class is always 0",
-                "use `F.binary_cross_entropy_with_logits` for one output",
-                lambda function, args, kwargs: (
-                    (F.binary_cross_entropy_with_logits, (args[0].reshape(-1), args[1].reshape(-1).to(args[0].dtype)), {})
-                    if function is call.function
-                    else None
-                ),
-            )
-    if call.function is F.nll_loss and values.dim() > 1:
-        if is_probabilities(values):
-            return (
-                "wrong_loss_input",
-                "nll_loss expects log-probabilities, not probabilities",
-                "use `log_softmax` before `nll_loss`",
-                _target_as(call, lambda one, other: (one.clamp_min(_TINY).log(), other)),
-            )
-        if bool((values.float().logsumexp(1).abs() > 1e-2).any()):  # noqa: PLR2004 - of log-probabilities it is 0
-            return (
-                "wrong_loss_input",
-                "nll_loss expects log-probabilities, not logits",
-                "use `F.cross_entropy`, or `log_softmax` before `nll_loss`",
-                _target_as(call, lambda one, other: (one.log_softmax(1), other)),
-            )
-    if name == "binary_cross_entropy_with_logits" and made in {"sigmoid", "softmax", "relu", "tanh"}:
-        return (
-            "wrong_loss_input",
-            f"{made}{line} is applied before binary_cross_entropy_with_logits, which expects logits",
-            f"remove the {made} before the loss",
-            None,
-        )
-    if name == "binary_cross_entropy":
-        if made == "softmax" and source is not None and values.numel() == values.shape[0]:
-            return (
-                "wrong_loss_input",
-                f"softmax{line} of a single output is always 1",
-                "use `sigmoid` in place of `softmax`",
-                _sigmoid_for(source),
-            )
-        if made != "sigmoid" and bool(((values < 0) | (values > 1)).any()):
-            return (
-                "wrong_loss_input",
-                "binary_cross_entropy expects probabilities, not logits",
-                "use `F.binary_cross_entropy_with_logits`",
-                _target_as(call, lambda one, other: (one.sigmoid(), other)),
-            )
-    if call.function is F.kl_div and bool((values > 1e-3).any() if values.dim() else False):  # noqa: PLR2004 - no log-probability is positive
-        change = (
-            (lambda one, other: (one.clamp_min(_TINY).log(), other))
-            if is_probabilities(values, -1)
-            else (lambda one, other: (one.log_softmax(-1), other))
-        )
-        return (
-            "wrong_loss_input",
-            "kl_div expects log-probabilities as its input",
-            "use `log_softmax` before `kl_div`",
-            _target_as(call, change),
-        )
-    if call.function is F.kl_div and is_probabilities(values, -1):
-        return (
-            "wrong_loss_input",
-            "kl_div expects log-probabilities as its input",
-            "use `log_softmax` before `kl_div`",
-            _target_as(call, lambda one, other: (one.clamp_min(_TINY).log(), other)),
-        )
-    if call.function in DISTANCES and source is not None and made in _BOUNDED:
-        low, high = _BOUNDED[made]
-        if bool(((call.target < low) | (call.target > high)).any()):
-            return (
-                "wrong_loss_input",
-                f"{made}{line} limits the output to {number(low)}..{number(high)}, and targets lie outside",
-                f"remove the {made} from the last layer",
-                None,
-            )
-    return None
-
-
-def _sigmoid_for(source: Activation) -> OnCall:
-    left_out = without(source)
-
-    def instead(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        found = left_out(function, args, kwargs)
-        return None if found is None else (torch.sigmoid, found[1], {})
-
-    return instead
-
-
 def _labels(call: LossCall) -> Iterator[Change]:
     if call.is_classes and len(call.labels):
         low, high = int(call.labels.min()), int(call.labels.max())
@@ -233,16 +92,50 @@ def _labels(call: LossCall) -> Iterator[Change]:
         if set(call.target.unique().tolist()) != {1.0, 2.0}:
             return
         limits = "Labels are 1 and 2, and the loss expects 0 and 1"
+    elif call.name == "ctc_loss" and int(call.target.min()) == (blank := call.options.get("blank", 0)) == 0:
+        yield Change(
+            suspect="off_by_one_labels",
+            text="labels + 1",
+            headline=f"Labels contain {blank}, which is the blank of ctc_loss: off by one",
+            fix="keep 0 for the blank: `labels + 1`",
+            location=call.location,
+            on_call=of_changed(call, lambda one, other: (one, (other + 1).clamp_max(one.shape[-1] - 1))),
+        )
+        return
     else:
         return
-    ignored = call.options.get("ignore_index", -100)
+    ignored = call.ignored
     yield Change(
         suspect="off_by_one_labels",
         text="labels - 1",
         headline=f"{limits}: off by one",
         fix="subtract one from the labels: `labels - 1`",
         location=call.location,
-        on_call=_target_as(call, lambda one, other: (one, torch.where(other == ignored, other, other - 1))),
+        on_call=of_changed(call, lambda one, other: (one, torch.where(other == ignored, other, other - 1))),
+    )
+
+
+def _shifted(seen: Evidence, call: LossCall) -> Iterator[Change]:
+    """Targets of a language model that are the words after the next."""
+    known = call.words_ahead(seen.base.first.inputs)
+    if known is None or known[2] < 2:  # noqa: PLR2004 - the next word is one further
+        return
+    ids, target, lag = known
+    ignored = call.ignored
+
+    def next_words(values: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        many = min(target.shape[1], ids.shape[1] - 1)
+        right = torch.full_like(target, ignored)
+        right[:, :many] = torch.where(target[:, :many] == ignored, ignored, ids[:, 1 : 1 + many])
+        return values, right.reshape(other.shape)
+
+    yield Change(
+        suspect="off_by_one_labels",
+        text="the next word as label",
+        headline=f"The labels are {lag} words ahead of the input, not 1: they are shifted twice",
+        fix="shift the labels once: pass `labels=input_ids` to a model that shifts them itself",
+        location=call.location,
+        on_call=of_changed(call, next_words),
     )
 
 
@@ -252,7 +145,7 @@ def _scale(seen: Evidence, calls: list[LossCall]) -> Iterator[Change]:
     call, scale = calls[0], abs(seen.base.loss_scale)
     if any(abs(scale - one) < 1e-3 * one for one in seen.scales):
         scale = 1.0
-    factor = scale * call.size
+    factor = float(f"{scale * call.size:.6g}")
     if not factor or _LESS <= factor <= _MORE:
         return
     is_sum = call.size > 1 and _LESS <= scale <= _MORE

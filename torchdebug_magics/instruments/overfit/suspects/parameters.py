@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchdebug_magics.format import listed, plural
 from torchdebug_magics.instruments.overfit.change import Change, Undo
-from torchdebug_magics.instruments.overfit.observed_step import Cut, called_name
-from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
-from torchdebug_magics.probing.where import locate, user_frame
+from torchdebug_magics.instruments.overfit.observed_step import Cut, called_name, line_of_step
+from torchdebug_magics.probing.where import frames_above
 
-__all__ = ["suspects"]
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
 
-_GRADIENT_LOST = 1e-2
-"""Of the gradient norm: what clipping to 1 leaves of a usual one is more."""
+__all__ = ["frozen", "suspects"]
 
 
 def suspects(seen: Evidence) -> Iterator[Change]:
-    """Connection, optimizer, frozen parameters, gradients of earlier steps."""
+    """Connection, optimizer, gradients of earlier steps."""
     yield from _cut_graph(seen)
+    yield from _unregistered(seen)
     yield from _stale(seen)
-    yield from _frozen(seen)
     if seen.base.accumulates:
         yield Change(
             suspect="zero_grad_missing",
@@ -31,6 +32,14 @@ def suspects(seen: Evidence) -> Iterator[Change]:
             headline="Gradients add up from step to step: zero_grad() is missing",
             fix=f"call `{seen.optimizer}.zero_grad()` before `loss.backward()`",
             on_first_backward=_zero,
+        )
+    if seen.base.is_zeroed:
+        yield Change(
+            suspect="zero_grad_missing",
+            text="gradients kept until the update",
+            headline="zero_grad() runs between backward() and step(): the update finds no gradients",
+            fix=f"call `{seen.optimizer}.zero_grad()` before `loss.backward()`, not after it",
+            keeps_gradients=True,
         )
 
 
@@ -41,16 +50,17 @@ def _zero(parameters: Mapping[str, torch.nn.Parameter]) -> None:
 
 def _cut_graph(seen: Evidence) -> Iterator[Change]:
     lost = {id(one): name for name, one in seen.base.named_parameters().items() if name in seen.base.without_gradient}
-    relevant = [cut for cut in seen.base.first.cuts if cut.sources & lost.keys() and cut.name not in {"argmax"}] or [
-        cut for cut in seen.base.first.cuts if cut.sources & lost.keys()
-    ]
+    first = seen.base.first
+    relevant = [first.cuts[place] for place in sorted(first.lost) if first.cuts[place].sources & lost.keys()]
+    if not relevant:  # the loss was made anew of plain numbers
+        relevant = [cut for cut in first.cuts if cut.sources & lost.keys()]
     if not lost or not relevant:
         return
     cut = max(relevant, key=lambda one: len(one.sources & lost.keys()))
     names = tuple(lost[one] for one in lost if one in cut.sources)
     what = "torch.no_grad()" if cut.no_grad else f"`{_written(cut)}`"
     where = f" at {cut.location}" if cut.location is not None else ""
-    can_be_undone = cut.no_grad or cut.name in {"detach", "data"}
+    can_be_undone = cut.no_grad or cut.name in _UNDONE
     yield Change(
         suspect="cut_graph",
         text=f"connected at {cut.location}" if cut.location is not None else "connected",
@@ -59,7 +69,7 @@ def _cut_graph(seen: Evidence) -> Iterator[Change]:
         parameters=names,
         location=cut.location,
         on_call=_connected(cut) if can_be_undone else None,
-        is_certain=not can_be_undone,
+        is_evident=True,
     )
 
 
@@ -71,9 +81,13 @@ def _repair(cut: Cut) -> str:
     source = f": `{cut.location.source}`" if cut.location is not None and cut.location.source else ""
     if cut.no_grad:
         return f"run this line outside `torch.no_grad()`{source}"
-    if cut.name in {"detach", "data"}:
+    if cut.name in _UNDONE:
         return f"remove `{_written(cut)}` from {cut.location}{source}"
     return f"compute the loss from tensors that require grad, without `{_written(cut)}`{source}"
+
+
+_UNDONE = frozenset({"detach", "data", "round", "floor", "ceil", "trunc"})
+"""What can be left out: the value itself goes on."""
 
 
 def _connected(cut: Cut) -> Any:
@@ -81,13 +95,18 @@ def _connected(cut: Cut) -> Any:
 
     def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if cut.no_grad:
-            return None if torch.is_grad_enabled() else (_with_grad, (function, args, kwargs), {})
+            is_own = torch.is_grad_enabled() or _is_in_update(sys._getframe(1))
+            return None if is_own else (_with_grad, (function, args, kwargs), {})
         if called_name(function) != cut.name or not args:
             return None
-        frame = user_frame(__import__("sys")._getframe(1))
-        return (_itself, args[:1], {}) if frame is None or locate(frame) == cut.location else None
+        return (_itself, args[:1], {}) if line_of_step() == cut.location else None
 
     return call
+
+
+def _is_in_update(frame: FrameType) -> bool:
+    """Whether an optimizer is at work, which changes parameters without gradients as it should."""
+    return any(isinstance(one.f_locals.get("self"), torch.optim.Optimizer) for one in frames_above(frame))
 
 
 def _with_grad(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -113,7 +132,31 @@ def _stale(seen: Evidence) -> Iterator[Change]:
     )
 
 
-def _frozen(seen: Evidence) -> Iterator[Change]:
+def _unregistered(seen: Evidence) -> Iterator[Change]:
+    """Modules that are no part of the model, such as those in a plain list."""
+    inside = seen.base.first.unregistered
+    held = {id(one) for optimizer in seen.base.optimizers for group in optimizer.param_groups for one in group["params"]}
+    if not any(id(one) not in held and one.requires_grad for module in inside.values() for one in module.parameters(recurse=False)):
+        return
+    names = listed(list(inside))
+
+    def add(optimizer: torch.optim.Optimizer) -> Undo | None:
+        known = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        own = [one for module in seen.running().first.unregistered.values() for one in module.parameters(recurse=False)]
+        _add(optimizer, [one for one in own if id(one) not in known])
+        return None
+
+    yield Change(
+        suspect="stale_optimizer",
+        text=f"{plural(len(inside), 'module')} added to the optimizer",
+        headline=f"{names} is no submodule, so the optimizer does not hold its parameters",
+        fix=f"register the modules: hold them in `nn.ModuleList` before the optimizer is created from `{seen.model}.parameters()`",
+        on_update=add,
+    )
+
+
+def frozen(seen: Evidence) -> Iterator[Change]:
+    """Parameters that are not trained, perhaps on purpose."""
     names = seen.base.frozen
     if not names:
         return
@@ -121,7 +164,7 @@ def _frozen(seen: Evidence) -> Iterator[Change]:
     def unfreeze(_modules: Mapping[str, torch.nn.Module], parameters: Mapping[str, torch.nn.Parameter]) -> None:
         for name in names:
             if name in parameters:
-                parameters[name].requires_grad_(True)
+                parameters[name].requires_grad_()
 
     some = f"`{_common(names)}`" if _common(names) else _shown(names)
     code = f"for name, p in {seen.model}.named_parameters(): p.requires_grad_(True)"
@@ -143,12 +186,17 @@ def _holding(seen: Evidence, names: tuple[str, ...]) -> Any:
         held = {id(one) for group in optimizer.param_groups for one in group["params"]}
         named = seen.running().named_parameters()
         missing = [named[name] for name in names if name in named and id(named[name]) not in held]
-        if missing and optimizer is seen.running().optimizers[0]:
-            template = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
-            optimizer.add_param_group({**template, "params": missing})
+        if optimizer is seen.running().optimizers[0]:
+            _add(optimizer, missing)
         return None
 
     return add
+
+
+def _add(optimizer: torch.optim.Optimizer, missing: list[torch.nn.Parameter]) -> None:
+    if missing:
+        template = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+        optimizer.add_param_group({**template, "params": missing})
 
 
 def _shown(names: tuple[str, ...]) -> str:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from torchdebug_magics.format import number
 from torchdebug_magics.instruments.overfit.change import Change
-from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
 from torchdebug_magics.instruments.overfit.suspects.loss_inputs import rows_of
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
 
 __all__ = ["capacity", "constant_output", "suspects"]
 
+_ALMOST = 0.98
 _SMALL, _LARGE = 0.05, 20.0
 """Standard deviations of an input that are far from 1."""
 
@@ -39,6 +44,7 @@ def _conflicts(seen: Evidence) -> Iterator[Change]:
         fix=f"correct the labels of rows {', '.join(map(str, rows))}, or keep one of each group",
         rows=rows,
         on_call=rows_of(seen, keep),
+        is_evident=True,
     )
 
 
@@ -97,11 +103,7 @@ def _normalized(values: Tensor) -> Tensor:
 def constant_output(seen: Evidence) -> Iterator[Change]:
     """The same output for all samples, at the first step and at the last one."""
     first, last = seen.base.first, seen.base.last
-    samples = first.samples
-    if last is None or not (first.last_is_same and last.last_is_same) or samples is None:
-        return
-    differ = any(one.dim() and len(one) == samples and bool((one != one[:1]).any()) for one in first.inputs)
-    if not differ:
+    if last is None or not first.last_is_same or not _differ(first.inputs) or not (last.last_is_same or _is_by_chance(seen)):
         return
     place, module = first.same_rows or (None, "")
     where = f" from {place} on" if place is not None else ""
@@ -112,8 +114,20 @@ def constant_output(seen: Evidence) -> Iterator[Change]:
         fix=f"make `{place.source}` depend on the input" if place is not None and place.source else "make the output depend on the input",
         location=place,
         module=module,
-        is_certain=True,
+        is_evident=True,
     )
+
+
+def _is_by_chance(seen: Evidence) -> bool:
+    """Whether the loss has come no lower than the shares of the labels explain."""
+    entropies = [call.entropy() for call in seen.base.first.losses if call.is_classes]
+    return bool(entropies) and len(entropies) == len(seen.base.first.losses) and seen.base.losses[-1] >= _ALMOST * sum(entropies) > 0
+
+
+def _differ(inputs: list[Tensor]) -> bool:
+    """Whether any two samples do."""
+    within = any(one.dim() and len(one) == len(inputs[0]) and bool((one != one[:1]).any()) for one in inputs if inputs[0].dim())
+    return within or any(one.shape == inputs[0].shape and bool((one != inputs[0]).any()) for one in inputs[1:])
 
 
 def capacity(seen: Evidence) -> Iterator[Change]:
@@ -122,12 +136,20 @@ def capacity(seen: Evidence) -> Iterator[Change]:
     if samples is None or samples <= 2 or seen.base.first.samples != samples:  # noqa: PLR2004 - the trial has two
         return
     change = rows_of(seen, torch.arange(2))
-    if change is None:
-        return
-    yield Change(
+    if change is not None:
+        yield replace(
+            too_small(seen),
+            text="the first 2 samples only",
+            headline=f"The model is too small: it learns 2 samples, and not {samples}",
+            on_call=change,
+        )
+
+
+def too_small(seen: Evidence) -> Change:
+    """What is left where nothing else helps."""
+    return Change(
         suspect="capacity",
-        text="the first 2 samples only",
-        headline=f"The model is too small: it learns 2 samples, and not {samples}",
+        text="",
+        headline=f"The model is likely too small for {seen.subject}: no other change helps",
         fix=f"give `{seen.model}` more units or layers",
-        on_call=change,
     )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.format import number
 from torchdebug_magics.instruments.overfit.change import Change, Undo
-from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
+
+if TYPE_CHECKING:
+    import torch
+
+    from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
 
 __all__ = ["learning_rates", "suspects"]
 
@@ -21,7 +23,7 @@ _USUAL = {"SGD": 0.1, "Adagrad": 0.1, "LBFGS": 1.0}
 
 def suspects(seen: Evidence) -> Iterator[Change]:
     """Clipping, and weight decay."""
-    if seen.base.clipped is not None and seen.base.clipped[1] > 0:
+    if seen.base.clipped is not None and not seen.base.is_zeroed:
         before, after = seen.base.clipped
         yield Change(
             suspect="clipping",
