@@ -192,7 +192,7 @@ def softmax_over_a_single_output(right: bool) -> Built:
     return made(model, (x, y[:, None].float()), nn.MSELoss(), adam(model, 2e-2))
 
 
-@planted("output_ignores_input")
+@planted("output_ignores_input", "conflicting_labels")
 def gpt2_that_sees_no_word(right: bool) -> Built:
     model = gpt2(resid_pdrop=0.0 if right else 0.1)
     ids = torch.randint(0, 32, (8, 8))
