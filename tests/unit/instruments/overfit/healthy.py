@@ -3,8 +3,8 @@
 Where the floor of the loss is not zero, `floor` says what it is.
 """
 
-from tests.unit.instruments.overfit import healthy_losses, healthy_models, healthy_steps
+from tests.unit.instruments.overfit.trainings import healthy_floors, healthy_losses, healthy_models, healthy_steps, healthy_transformers
 
 __all__ = ["CASES"]
 
-CASES = healthy_models.CASES + healthy_losses.CASES + healthy_steps.CASES
+CASES = healthy_models.CASES + healthy_transformers.CASES + healthy_losses.CASES + healthy_floors.CASES + healthy_steps.CASES

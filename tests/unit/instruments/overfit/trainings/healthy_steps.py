@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody has it
 
 from tests.unit.instruments.overfit.case import Built, Case, healthy, made
-from tests.unit.instruments.overfit.models import Recurrent, adam, classes, cnn, gpt2, mlp, pictures, sentences, words
+from tests.unit.instruments.overfit.trainings.models import Recurrent, adam, classes, cnn, gpt2, mlp, pictures, sentences, words
 
 __all__ = ["CASES"]
 
