@@ -93,7 +93,7 @@ def _spike(record: RunRecord, peak: Spike, history: StepHistory) -> GradFinding:
         step=moment.step,
         module=None if peak.module is None else record.name(peak.module),
         value=times,
-        headline=f"gradient norm {number(moment.norm)} in step {moment.step}{batch}: {number(float(round(times)))}x the usual",
+        headline=f"gradient norm {number(moment.norm)} in step {moment.step}{batch}: {times:,.0f}x the usual",
         fix=remedies.clip_at(peak.usual_norm, history),
         explanation=f"one batch moves the weights as far as {times:,.0f} others; look at its inputs and labels"
         + (f" ({len(record.spikes)} such steps)" if len(record.spikes) > 1 else ""),
@@ -112,7 +112,7 @@ def _dead(record: RunRecord, grid: Grid, history: StepHistory) -> GradFinding | 
         if relu and not everything
         else "check that the output is not rounded, saturated or multiplied by 0: `loss.backward()` reaches these modules with zeros"
     )
-    others = f", as of {plural(len(names) - 1, 'module')} before it" if len(names) > 1 else ""
+    others = f", and of {plural(len(names) - 1, 'module')} before it" if len(names) > 1 else ""
     return _finding(
         "dead",
         history.backward_line or history.line,

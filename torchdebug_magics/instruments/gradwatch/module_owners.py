@@ -30,6 +30,8 @@ class Owner:
     order: int
     """Among the modules of the model."""
     path: str
+    kind: str = field(compare=False)
+    """The class of the module."""
     kinds: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     """The classes of all modules of the model."""
 
@@ -79,14 +81,14 @@ class Owners:
         number, kinds = len(self.models), frozenset(type(module).__name__ for module in root.modules())
         self.models.append(variable_of(root) or type(root).__name__)
         for order, (path, module) in enumerate(root.named_modules()):
-            owner = Owner(number, order, path, kinds)
+            owner = Owner(number, order, path, type(module).__name__, kinds)
             for parameter in _own(module):
                 if self._known(parameter) is None:  # one that is shared belongs to the first
                     self._of[id(parameter)] = (weakref.ref(parameter), owner)
 
     def _named_itself(self, parameter: torch.Tensor) -> Owner:
         self._outside += 1
-        owner = Owner(-1, self._outside, variable_of(parameter) or f"tensor {self._outside}")
+        owner = Owner(-1, self._outside, variable_of(parameter) or f"tensor {self._outside}", "Tensor")
         self._of[id(parameter)] = (weakref.ref(parameter), owner)
         return owner
 

@@ -52,6 +52,8 @@ class ModuleRow:
     """One module over the whole session."""
 
     module: str
+    type: str
+    """Its class."""
     parameters_count: int
     steps_count: int
     """Steps in which it had a gradient."""

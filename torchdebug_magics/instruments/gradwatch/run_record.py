@@ -194,6 +194,7 @@ class RunRecord:
 def _row(name: str, series: ModuleSeries) -> ModuleRow:
     return ModuleRow(
         module=name,
+        type=series.owner.kind,
         parameters_count=series.count,
         steps_count=series.steps_count,
         norm_median=_median(series.recent_norms),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["live_page", "page"]
 
-_COLUMNS = ("module", "parameters", "norm", "largest norm", "update / weight", "zeros")
+_COLUMNS = ("module", "type", "parameters", "norm", "largest norm", "update / weight", "zeros")
 _FEW = 3
 
 
@@ -92,7 +92,7 @@ def _chart(title: str, values: Values, report: GradReport, label: str, *, log: b
 def _table(report: GradReport) -> Table:
     concerned: Sequence[str] = () if report.finding is None else report.finding.modules or (report.finding.module or "-",)
     rows = [
-        (one.module or "(model)", one.parameters_count, one.norm_median, one.norm_max, one.ratio_median, one.zero_share)
+        (one.module or "(model)", one.type, one.parameters_count, one.norm_median, one.norm_max, one.ratio_median, one.zero_share)
         for one in report.rows
     ]
     marked = frozenset(at for at, one in enumerate(report.rows) if one.module in concerned)
