@@ -21,8 +21,15 @@ SPIKE = GradFinding(
     excerpt=((6, "loss = f()"), (7, "loss.backward()")), explanation="one batch",
 )  # fmt: skip
 CLIPPED = GradFinding(kind="clipped_always", step=0, module=None, value=100.0, headline="clipping cuts every gradient", fix="`max_norm=5`")
-ROWS = tuple(ModuleRow(module=name, type="Linear", parameters_count=12, steps_count=4, norm_median=1.0, norm_max=80.0, ratio_median=1e-3, zero_share=0.25)
-             for name in ("", "0"))  # fmt: skip
+
+
+def row(name: str) -> ModuleRow:
+    return ModuleRow(
+        module=name, type="Linear", parameters_count=12, steps_count=4, norm_median=1.0, norm_max=80.0, ratio_median=1e-3, zero_share=0.25
+    )
+
+
+ROWS = (row(""), row("0"))
 VALUES = {"": [1.0, 2.0, None, 0.0], "0": [1.0, math.inf, 1.0, 1.0]}
 REPORT = verdict(
     GradReport(
@@ -55,8 +62,7 @@ def test_html_and_text_hold_all_of_it_and_stay_small() -> None:
 def test_a_thousand_modules_over_256_bins_stay_below_100_kb() -> None:
     names = tuple(f"transformer.h.{number}.attention.projection" for number in range(1000))
     values = {name: [1.0 + number % 7 for number in range(256)] for name in names}
-    rows = tuple(ModuleRow(module=name, type="Linear", parameters_count=1, steps_count=9, norm_median=1.0, norm_max=1.0, ratio_median=1.0, zero_share=0.0)
-                 for name in names)  # fmt: skip
+    rows = tuple(map(row, names))
     report = GradReport(
         modules=names, norms=values, ratios=values, zeros=values, losses=[1.0] * 256, totals=[1.0] * 256, rows=rows, steps_count=256
     )
