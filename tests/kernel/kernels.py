@@ -80,17 +80,32 @@ class Kernel:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
 
-    def run(self, code: str, *, interrupt_s: float | None = None, timeout_s: float = 60, silent: bool = False) -> Ran:
-        """Run a cell to its end; with `interrupt_s`, press Stop so long after it has begun."""
+    def run(
+        self,
+        code: str,
+        *,
+        interrupt_s: float | None = None,
+        interrupt_between: tuple[Path, Path] | None = None,
+        timeout_s: float = 60,
+        silent: bool = False,
+    ) -> Ran:
+        """Run a cell to its end; with `interrupt_s`, press Stop so long after it has begun.
+
+        With `interrupt_between`, so long after the cell has made the first file; the second is made when Stop was pressed.
+        """
         ran, start = Ran(), time.monotonic()
         sent = self.client.execute(code, silent=silent, store_history=not silent, stop_on_error=False, allow_stdin=False)
         earlier: list[dict[str, Any]] = []
         if interrupt_s is not None:
             while not earlier or earlier[-1]["msg_type"] != "execute_input":  # before it begins, Stop does nothing
                 earlier.append(self.client.get_iopub_msg(timeout=timeout_s))
+            while interrupt_between is not None and not interrupt_between[0].exists():
+                time.sleep(0.01)
             time.sleep(interrupt_s)
             start = time.monotonic()
             self.manager.interrupt_kernel()
+            if interrupt_between is not None:
+                interrupt_between[1].touch()
         reply = self._reply(sent, timeout_s)
         ran.took_s = time.monotonic() - start
         shown: dict[str, dict[str, Any]] = {}

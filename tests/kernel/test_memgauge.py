@@ -8,12 +8,13 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.kernel.kernels import Kernel, Ran
 
 # Memory that comes from the system and goes back to it, whatever the cells before have left in the allocator's hands.
 TAKE = """
-import mmap, time
+import mmap, os, time
 def take(mib):
     kept.append(taken := mmap.mmap(-1, mib << 20))
     for at in range(0, mib << 20, 4096):
@@ -34,6 +35,13 @@ for _ in range(100):
 """
 ASLEEP = "kept = []\ntake(200)\ntime.sleep(30)"
 WAIT = "kept = []\nfor _ in range(12):\n    time.sleep(0.1)\n    take(4)"
+# Until the test has seen enough: how much must be taken for another number depends on how much the kernel has already.
+GROW = """
+kept = []
+while not os.path.exists("seen") and len(kept) < 100:
+    time.sleep(0.1)
+    take(10)
+"""
 
 
 @pytest.fixture
@@ -59,13 +67,17 @@ def pages(ran: Ran) -> list[str]:
     return [bundle["text/plain"] for bundle in ran.displays if bundle.get("text/plain")]
 
 
-def everything_during(kernel: Kernel, code: str) -> tuple[str, list[dict[str, Any]]]:
-    """What the front end is sent while a cell runs, whichever cell it belongs to."""
-    sent, messages = kernel.client.execute(code), []
+def everything_during(kernel: Kernel, code: str, seen: Path) -> tuple[str, list[dict[str, Any]]]:
+    """What the front end is sent while a cell runs, whichever cell it belongs to; `seen` is made once two updates differ."""
+    sent, messages, texts = kernel.client.execute(code), [], set()
     while True:
-        messages.append(message := kernel.client.get_iopub_msg(timeout=30))
+        messages.append(message := kernel.client.get_iopub_msg(timeout=60))
+        if message["msg_type"] == "update_display_data":
+            texts.add(message["content"]["data"]["text/plain"])
+            if len(texts) == 2:
+                seen.touch()
         if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
-            kernel.client.get_shell_msg(timeout=30)
+            kernel.client.get_shell_msg(timeout=60)
             return sent, messages
 
 
@@ -130,9 +142,10 @@ def test_one_gauge_over_all_cells(kernel: Kernel) -> None:
     begun = kernel.run("%memgauge on -o whole")
     assert begun.status == "ok"
     assert "Peak so far" in begun.text
-    sent, messages = everything_during(kernel, WAIT)
-    updates = [message for message in messages if message["msg_type"] == "update_display_data"]
-    assert len({message["content"]["data"]["text/plain"] for message in updates}) >= 2
+    seen = kernel.folder / "seen"
+    sent, messages = everything_during(kernel, GROW, seen)
+    assert seen.exists()
+    seen.unlink()
     own = {message["msg_type"] for message in messages if message["parent_header"]["msg_id"] == sent}
     assert own <= {"status", "execute_input", "update_display_data"}  # an update adds no output, whichever cell it names
     assert kernel.run("%memgauge on").ename == "UsageError"

@@ -8,6 +8,7 @@ import linecache
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +17,6 @@ from tests.unit.instruments.hangwatch.build import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
     from types import FrameType
 
 
@@ -44,8 +44,7 @@ def resting() -> Iterator[Callable[..., threading.Thread]]:
             thread = threading.Thread(target=function, name=f"{getattr(function, '__name__', 'one')}", daemon=True)
             threads.append(thread)
             thread.start()
-        for thread in threads:
-            assert _stands_still(thread)
+        assert _stand_still(threads)
         return threads[-1]
 
     yield begin
@@ -87,14 +86,26 @@ def _until_ended(code: Any, space: dict[str, Any]) -> None:
         exec(code, space)
 
 
-def _stands_still(thread: threading.Thread) -> bool:
-    last, since_s, end_s = None, time.monotonic(), time.monotonic() + 10
-    while thread.is_alive() and time.monotonic() < end_s:
-        frame = sys._current_frames().get(thread.ident or 0)
-        now = None if frame is None else (id(frame), frame.f_lasti)
-        if now != last:
+def _stand_still(threads: list[threading.Thread]) -> bool:
+    """Whether all of them come to rest, at the same time."""
+    last, since_s, end_s = None, time.monotonic(), time.monotonic() + 30
+    while all(thread.is_alive() for thread in threads) and time.monotonic() < end_s:
+        now = [_where(thread) for thread in threads]
+        if now != last or None in now:
             last, since_s = now, time.monotonic()
-        elif now is not None and time.monotonic() - since_s > 0.03:
+        elif time.monotonic() - since_s > 0.03:
             return True
         time.sleep(0.005)
     return False
+
+
+def _where(thread: threading.Thread) -> tuple[object, ...] | None:
+    """Where it waits; None while it can run: on a loaded machine one that was woken may stay where it was for long."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is None:
+        return None
+    status = Path(f"/proc/self/task/{thread.native_id}/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    if any(line.startswith("State:") and "sleeping" not in line for line in lines):
+        return None
+    return id(frame), frame.f_lasti, *(line for line in lines if "ctxt_switches" in line)

@@ -42,17 +42,14 @@ def test_two_threads_that_hold_each_others_lock(resting: Resting) -> None:
     def first() -> None:
         with one:
             end.wait()
-            if two.acquire(timeout=0.6):
-                two.release()
+            two.acquire(timeout=60)
 
     def second() -> None:
         two.acquire()
         end.wait()
-        if one.acquire(timeout=0.6):
-            one.release()
-        two.release()
+        one.acquire(timeout=60)
 
-    resting(first, second, release=lambda: None)
+    resting(first, second, release=two.release)
     found = waits()
     assert (found["first"]["who"], found["second"]["who"]) == (["second"], ["first"])
     assert acquired_line(found["first"]) == "two.acquire()"
