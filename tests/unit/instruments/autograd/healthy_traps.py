@@ -450,6 +450,24 @@ for step in range(4):
 """,
     ),
     Program(
+        "running statistics are averaged between two forwards, and a tensor has a hook",
+        """\
+seen = []
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in torch.randn(3, 6, 4):
+    first = model(x)
+    for buffer in model.buffers():
+        buffer.data.copy_(buffer * 0.5)
+    hidden = model[0](x)
+    hidden.register_hook(lambda gradient: seen.append(gradient.norm()))
+    loss = (first.mean() - 1).square() + model[1:](hidden).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
         "two forwards of a DDP discriminator in one process",
         """\
 import tempfile

@@ -31,6 +31,28 @@ for x, ya, yb in [(torch.randn(8, 4), torch.randn(8, 1), torch.randn(8, 1)) for 
         ),
     ),
     Case(
+        name="running statistics are replaced in eval mode, before the backward of what has a hook",
+        kind="stale_value",
+        text="""\
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+model[1].eval().requires_grad_(False)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in torch.randn(3, 6, 4):
+    hidden = model[0](x)
+    hidden.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    loss = (model[1:](hidden) - 1).square().mean()
+    model[1].running_var.data.copy_(hidden.detach().var(0))  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        tensors=("running_var", "1.running_var", "model.1.running_var"),
+        edits=(
+            ("    model[1].running_var.data.copy_(hidden.detach().var(0))  #> location\n", ""),
+            ("    opt.step()\n", "    opt.step()\n    model[1].running_var.data.copy_(hidden.detach().var(0))\n"),
+        ),
+    ),
+    Case(
         name="WGAN clips the critic between forward and backward",
         kind="stale_value",
         text="""\

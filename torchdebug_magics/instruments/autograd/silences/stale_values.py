@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -12,11 +13,15 @@ from torchdebug_magics.probing.graphs import upstream
 from torchdebug_magics.probing.modules import live
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.autograd.recording.op_recorder import Recorder
+    from collections.abc import Callable
+
+    from torchdebug_magics.instruments.autograd.recording.op_recorder import Overwritten, Recorder
     from torchdebug_magics.instruments.autograd.recording.storage_numbers import StorageNumbers
     from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Use
 
 __all__ = ["StaleValue", "stale_value"]
+
+_Result = TypeVar("_Result")
 
 
 class StaleValue(NamedTuple):
@@ -44,16 +49,18 @@ def stale_value(recorder: Recorder, tensors: tuple[torch.Tensor, ...]) -> StaleV
         for writer, written in silent:
             if writer.index <= saver.index or not any(use.overlaps(written) for use in (*saver.reads, *saver.makes)):
                 continue
-            if (held := _saved_in(tape.numbers, node, written)) is not None:
-                ratio = _error(recorder, tensors, nodes, held, written.memory)
-                if ratio != 0.0:
-                    return StaleValue(saver, writer, written.memory, ratio)
+            held, kept = _saved_in(tape.numbers, node, written), recorder.overwritten.get(written.memory)
+            if held is None or kept is None or _is_harmless(node, held, kept):
+                continue  # without the values from before the write nobody knows whether they matter
+            ratio = _error(tensors, nodes, held, kept)
+            if ratio != 0.0:
+                return StaleValue(saver, writer, written.memory, ratio)
     return None
 
 
 def _is_silent(op: RecordedOp, written: Use, moved: int) -> bool:
     """Whether a graph that saved this memory before cannot see the write: no version moved, or that of an alias only."""
-    if op.in_backward or op.name.startswith(("native_batch_norm", "batch_norm", "_native_batch_norm", "cudnn_batch_norm")):
+    if op.in_backward:
         return False
     return moved == written.version or not written.requires_grad
 
@@ -75,23 +82,55 @@ def _saved_in(numbers: StorageNumbers, node: Any, written: Use) -> torch.Tensor 
     return None
 
 
-def _error(recorder: Recorder, tensors: tuple[torch.Tensor, ...], nodes: list[Any], held: torch.Tensor, memory: int) -> float | None:
+def _is_harmless(node: Any, held: torch.Tensor, kept: Overwritten) -> bool:
+    """Whether the node gives the same gradients with both values: it may not read all that it saved, as running statistics in training.
+
+    One node can be asked where the whole graph cannot: a call of it runs no hook, and no other node.
+    """
+    with _disable_current_modes(), torch.no_grad():
+        if torch.equal(_place(held, kept), kept.before):
+            return True
+        if isinstance(node, torch.autograd.function.BackwardCFunction) or any(is_packed(node, name) for name in saved_names(node)):
+            return False  # it runs code of the user's
+        try:
+            now, then = _with_both(held, kept, lambda: _gradients_of(node))
+        except (RuntimeError, TypeError):
+            return False  # it takes other gradients, or there is not the memory for them
+        pairs = list(zip(now, then, strict=True))
+        return all(one is other if one is None or other is None else torch.equal(one, other) for one, other in pairs)
+
+
+def _gradients_of(node: Any) -> tuple[Any, ...]:
+    """For gradients of its outputs that differ in each element: equal ones would hide much, as what a softmax saved."""
+    metadata = node._input_metadata
+    incoming = [torch.arange(math.prod(one.shape), device=one.device).sin().to(one.dtype).reshape(tuple(one.shape)) for one in metadata]
+    outgoing = node(*incoming)
+    return outgoing if isinstance(outgoing, tuple) else (outgoing,)
+
+
+def _place(held: torch.Tensor, kept: Overwritten) -> torch.Tensor:
+    """What was written, as it is now."""
+    return torch.empty(0, dtype=kept.before.dtype, device=held.device).set_(held.untyped_storage(), *kept.layout)
+
+
+def _with_both(held: torch.Tensor, kept: Overwritten, compute: Callable[[], _Result]) -> tuple[_Result, _Result]:
+    """With the present values, and with those from before the write, which are there only as long as it takes."""
+    place, now = _place(held, kept), compute()
+    present = place.clone()
+    try:
+        place.copy_(kept.before)
+        return now, compute()
+    finally:
+        place.copy_(present)
+
+
+def _error(tensors: tuple[torch.Tensor, ...], nodes: list[Any], held: torch.Tensor, kept: Overwritten) -> float | None:
     """The relative error of the gradient: the true one is computed with the values that were saved, on the graph, which is kept."""
-    kept = recorder.overwritten.get(memory)
     leaves = [node.variable for node in nodes if hasattr(node, "variable")]
-    if kept is None or not leaves or any(one.numel() != 1 for one in tensors) or _runs_code(nodes, leaves):
+    if not leaves or any(one.numel() != 1 for one in tensors) or _runs_code(nodes, leaves):
         return None
     with _disable_current_modes():
-        place = torch.empty(0, dtype=held.dtype, device=held.device).set_(held.untyped_storage(), *kept.layout)
-        present = place.clone()
-        if torch.equal(present, kept.before):
-            return 0.0
-        now = torch.autograd.grad(tensors, leaves, retain_graph=True, allow_unused=True)
-        try:
-            place.copy_(kept.before)
-            true = torch.autograd.grad(tensors, leaves, retain_graph=True, allow_unused=True)
-        finally:
-            place.copy_(present)
+        now, true = _with_both(held, kept, lambda: torch.autograd.grad(tensors, leaves, retain_graph=True, allow_unused=True))
         pairs = [(one, other) for one, other in zip(now, true, strict=True) if one is not None and other is not None]
         norm = sum(float(other.double().norm()) ** 2 for _, other in pairs) ** 0.5
         error = sum(float((one.double() - other.double()).norm()) ** 2 for one, other in pairs) ** 0.5
