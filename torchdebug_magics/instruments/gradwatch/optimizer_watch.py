@@ -98,6 +98,8 @@ class OptimizerWatch:
         for name in ("grad_scale", "found_inf"):  # of a fused optimizer, which unscales the gradients itself
             if isinstance(value := getattr(optimizer, name, None), torch.Tensor):
                 extras[name] = value
+        if isinstance(rate := optimizer.param_groups[0].get("lr"), torch.Tensor):
+            extras["rate"] = rate.detach().reshape(())
         measured: dict[torch.device, Measured] = {}
         for device, places in self._positions.items():
             tensors = [parameters[at] for at in places]

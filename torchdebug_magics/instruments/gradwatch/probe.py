@@ -16,14 +16,12 @@ from torchdebug_magics.instruments.gradwatch.findings import found_in, has_warni
 from torchdebug_magics.instruments.gradwatch.loss_watch import LossWatch
 from torchdebug_magics.instruments.gradwatch.optimizer_watch import OptimizerWatch
 from torchdebug_magics.instruments.gradwatch.run_record import RunRecord
-from torchdebug_magics.instruments.gradwatch.step_history import StepHistory
 from torchdebug_magics.instruments.gradwatch.step_log import StepLog
 from torchdebug_magics.instruments.gradwatch.verdict import verdict
 from torchdebug_magics.probing.compiling import is_being_compiled
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.lines import Line, Lines
-from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
 
 if TYPE_CHECKING:
@@ -153,7 +151,7 @@ class GradProbe:
             watch.history.backward_line = self._losses.line or watch.history.backward_line
             watch.history.classes = self._losses.classes
             scale = self._record.owners.scale() if self._losses.is_scaled else None
-            watch.after(parameters, optimizer, self._losses, self._record.clock(watch.ids), scale)
+            watch.after(parameters, optimizer, self._losses, self._record.clock(optimizer, watch.ids), scale)
         self._losses.taken()
         self._losses.wants_leaves = any(one.zero_run >= 6 and one.is_used is None for one in watch.series)  # noqa: PLR2004 - soon dead
 
@@ -164,17 +162,16 @@ class GradProbe:
         if watch is not None:
             self._read(watch)
         is_same = ref is not None and watch is not None and ref() is optimizer
-        history = watch.history if is_same and watch is not None else self._new_history(optimizer)
+        for key, (other_ref, other) in list(self._watches.items()):
+            if other_ref() is None:
+                self._read(other)
+                del self._watches[key]
+        history = watch.history if is_same and watch is not None else self._record.history_of(optimizer, self._lines.here(sys._getframe()))
         made = OptimizerWatch(parameters, self._record.series_of(parameters, history), history)
         self._watches[id(optimizer)] = weakref.ref(optimizer), made
         if unmeasured := len(parameters) - made.measured_count:
             self._guard.note(f"{unmeasured} of {len(parameters)} parameters are not measured: sharded, empty, on meta or no plain tensors")
         return made
-
-    def _new_history(self, optimizer: torch.optim.Optimizer) -> StepHistory:
-        history = StepHistory(variable_of(optimizer) or "optimizer", type(optimizer).__name__, self._lines.here(sys._getframe()))
-        self._record.histories.append(history)
-        return history
 
     def _read(self, watch: OptimizerWatch) -> None:
         """The numbers of the last step, which the device has sent by now."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
+import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.gradwatch.growth_rules import divergence, spike
 from torchdebug_magics.instruments.gradwatch.module_owners import Owners
 from torchdebug_magics.instruments.gradwatch.module_series import FAST, FIRST_STEPS, Grid, ModuleSeries
 from torchdebug_magics.instruments.gradwatch.report import GradReport, LiveGrad, ModuleRow
-from torchdebug_magics.instruments.gradwatch.step_history import Moment
+from torchdebug_magics.instruments.gradwatch.step_history import Moment, StepHistory
+from torchdebug_magics.probing.names import variable_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,14 +25,17 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.gradwatch.module_owners import Owner
     from torchdebug_magics.instruments.gradwatch.optimizer_watch import ModuleNumbers, OptimizerWatch, Pending
     from torchdebug_magics.instruments.gradwatch.report import GradFinding
-    from torchdebug_magics.instruments.gradwatch.step_history import StepHistory
     from torchdebug_magics.instruments.gradwatch.step_log import StepLog
+    from torchdebug_magics.probing.lines import Line
 
 __all__ = ["RunRecord"]
 
 _SCALED_CLIP = 0.5
 """Of the norm that clipping leaves: where the step finds less, the gradients were divided by the scaler's factor after it."""
 _LIVE_ROWS = 24
+_MOST_MODULES, _OTHERS = 4096, (-1, "all other modules")
+_MOST_OPTIMIZERS = 64
+"""Further ones, as when each step makes its own, continue the history of the last."""
 
 
 class RunRecord:
@@ -44,24 +50,28 @@ class RunRecord:
         self.nonfinite_step: int | None = None
         self.step = -1
         self._stepped: set[int] = set()
+        """The ids of the parameters that were updated in this step."""
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        """Those that updated them."""
         self._log = log
 
-    def clock(self, ids: Sequence[int]) -> int:
-        """The number of a step: it goes on when parameters are updated that were updated in it already."""
-        if self.step < 0 or not self._stepped.isdisjoint(ids):
+    def clock(self, optimizer: torch.optim.Optimizer, ids: Sequence[int]) -> int:
+        """The number of a step: it goes on when parameters are updated again, or when an optimizer that updated some is gone."""
+        if self.step < 0 or any(one in self._stepped for one in ids) or any(ref() is None for ref in self._optimizers):
             self.step += 1
-            self._stepped = set()
+            self._stepped, self._optimizers = set(), []
         self._stepped.update(ids)
+        self._optimizers.append(weakref.ref(optimizer))
         return self.step
 
     def series_of(self, parameters: Sequence[torch.Tensor], history: StepHistory) -> list[ModuleSeries]:
         """That of the module of each parameter."""
         found = []
         for parameter, owner in zip(parameters, self.owners.of(parameters), strict=True):
-            key = (owner.model, owner.path)
+            key = (owner.model, owner.path) if len(self.grid.series) < _MOST_MODULES else _OTHERS
             one = self.grid.series.get(key)
             if one is None:
-                one = self.grid.series[key] = ModuleSeries(owner)
+                one = self.grid.series[key] = ModuleSeries(replace(owner, model=key[0], path=key[1]))
             if id(parameter) not in one.parameters:
                 one.parameters.add(id(parameter))
                 one.count += parameter.numel()
@@ -70,6 +80,12 @@ class RunRecord:
                 one.histories.append(history)
             found.append(one)
         return found
+
+    def history_of(self, optimizer: torch.optim.Optimizer, line: Line | None) -> StepHistory:
+        """That of an optimizer which is seen for the first time."""
+        if len(self.histories) < _MOST_OPTIMIZERS:
+            self.histories.append(StepHistory(variable_of(optimizer) or "optimizer", line))
+        return self.histories[-1]
 
     def name(self, owner: Owner) -> str:
         """The module's path; where there are several models, after the name of its own."""
@@ -90,7 +106,7 @@ class RunRecord:
         loss = scalars.get("loss", math.nan) / max(1, pending.loss_count) / scalars.get("loss_scale", 1.0)
         if members != history.members:
             history.members, history.since, history.largest_norm = members, 0, 0.0
-        history.add(Moment(pending.step, loss, norm, pending.rate, pending.batch))
+        history.add(Moment(pending.step, loss, norm, scalars.get("rate", pending.rate), pending.batch))
         self._add_clips(history, clips, norm)
         place = self.grid.place(pending.step)
         self.grid.totals.add(place, norm)
@@ -99,7 +115,7 @@ class RunRecord:
         by_id = {id(one): one for one in watch.series}
         for key, one in numbers.items():
             self._add_module(by_id[key], one, pending, place, unscale)
-        if not math.isfinite(norm) and self.nonfinite_step is None:
+        if not math.isfinite(norm) and "grad_scale" not in scalars and self.nonfinite_step is None:
             self.nonfinite_step = pending.step
         self._judge(history, by_id[max(numbers, key=lambda key: numbers[key].norm)] if numbers else None)
         if self._log.is_open:

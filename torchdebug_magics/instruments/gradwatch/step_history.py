@@ -46,7 +46,6 @@ class StepHistory:
     """One optimizer."""
 
     name: str
-    kind: str
     line: Line | None
     backward_line: Line | None = None
     has_closure: bool = False
