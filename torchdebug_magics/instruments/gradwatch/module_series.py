@@ -71,7 +71,7 @@ class ModuleSeries:
     """How many of the last steps had a gradient of zeros only."""
     zero_since: int = 0
     unmoved_run: int = 0
-    """How many of the last steps changed no weight although there was a gradient and a learning rate."""
+    """How many of the last samples changed no weight although there was a gradient and a learning rate."""
     is_used: bool | None = None
     """Whether the loss depends on it, as its graph says; None where that was not asked."""
     ratio_max: float = 0.0

@@ -33,6 +33,8 @@ class ModuleNumbers(NamedTuple):
     zero_share: float
     pace: float
     """As `ratio`, to weights of at least the usual size."""
+    is_fresh: bool = True
+    """Whether this step took a sample; else all but the norm is that of the last one."""
 
 
 @dataclass
@@ -56,6 +58,7 @@ class OptimizerWatch:
         self.history = history
         self.series = series
         """One for each parameter."""
+        self._latest: dict[int, ModuleNumbers] = {}
         self._keys = list(map(id, series))
         self.pending: Pending | None = None
         self.is_measuring = False
@@ -121,21 +124,27 @@ class OptimizerWatch:
         for device, measured in pending.measured.items():
             meter, places = self._meters[device], self._positions[device]
             sizes, counts = meter.sizes, meter.counts
-            for at, norm, weight, update, nonzero in zip(measured.present, *measured.read()[:4], strict=True):
-                place, count, size = places[at], counts[at], sizes[at]
+            reading = measured.read()
+            for number, at in enumerate(measured.present):
+                place, norm = places[at], reading.norms[number]
                 members.append(place)
                 for clipped_ids, factor in calls:
                     if self.ids[place] in clipped_ids:
-                        norm *= factor  # noqa: PLW2901 - as it was before clipping
+                        norm *= factor  # as it was before clipping
                 row = sums.get(key := self._keys[place])
                 if row is None:
                     row = sums[key] = [0.0, 0.0, 0.0, 0.0, 0.0]
                 row[0] += norm * norm
-                row[1] += weight * weight * count / size
-                row[2] += update * update * count / size
-                row[3] += count - nonzero * count / size
-                row[4] += count
-        return {key: _numbers(*row) for key, row in sums.items()}, frozenset(members)
+                if reading.weights:
+                    count, part = counts[at], counts[at] / sizes[at]
+                    row[1] += reading.weights[number] ** 2 * part
+                    row[2] += reading.updates[number] ** 2 * part
+                    row[3] += count - reading.nonzero[number] * part
+                    row[4] += count
+        fresh = {key: _numbers(*row) for key, row in sums.items() if row[4]}
+        self._latest |= fresh
+        stale = {key: self._latest[key]._replace(norm=math.sqrt(row[0]), is_fresh=False) for key, row in sums.items() if not row[4]}
+        return fresh | stale, frozenset(members)
 
 
 def _numbers(norm: float, weight: float, update: float, zeros: float, count: float) -> ModuleNumbers:

@@ -128,23 +128,29 @@ class RunRecord:
             series.first_step = pending.step
         series.steps_count += 1
         series.norms.add(place, norm)
-        series.zeros.add(place, numbers.zero_share)
+        series.zero_share = numbers.zero_share if norm else 1.0
+        series.zeros.add(place, series.zero_share)
         series.recent_norms.append(norm)
         series.norm_max = max(series.norm_max, norm)
-        series.zero_share = numbers.zero_share
         if math.isfinite(numbers.ratio):
             series.ratios.add(place, numbers.ratio)
-            series.recent_ratios.append(numbers.ratio)
-            series.ratio_max = max(series.ratio_max, numbers.ratio)
-        if series.steps_count > FIRST_STEPS and numbers.pace > FAST:
-            series.paces.append(numbers.pace)
+        if numbers.is_fresh:
+            self._add_sample(series, numbers)
         series.zero_since = series.zero_since if series.zero_run else pending.step
         series.zero_run = series.zero_run + 1 if norm == 0 else 0
         if not series.zero_run:
             series.is_used = None
         elif pending.leaves is not None:
             series.is_used = not series.parameters.isdisjoint(pending.leaves)
-        series.unmoved_run = series.unmoved_run + 1 if numbers.ratio == 0 and norm > 0 and numbers.zero_share < 1 else 0
+
+    def _add_sample(self, series: ModuleSeries, numbers: ModuleNumbers) -> None:
+        if math.isfinite(numbers.ratio):
+            series.recent_ratios.append(numbers.ratio)
+            series.ratio_max = max(series.ratio_max, numbers.ratio)
+        if series.steps_count > FIRST_STEPS and numbers.pace > FAST:
+            series.paces.append(numbers.pace)
+        is_still = numbers.ratio == 0 and numbers.norm > 0 and numbers.zero_share < 1
+        series.unmoved_run = series.unmoved_run + 1 if is_still else 0
 
     def _add_clips(self, history: StepHistory, clips: Sequence[tuple[ClipCall, float]], norm: float) -> None:
         clipping = history.clipping

@@ -12,8 +12,8 @@ __all__ = ["Measured", "StepMeter"]
 
 _SAMPLE = 1024
 """Elements of each parameter: a norm is then off by about 2%."""
-_ZEROS_EVERY = 4
-"""Steps between two looks at the zeros of the gradients; whether all of them are zero, the norm tells at each step."""
+_EACH_OF, _THEN_EVERY = 64, 4
+"""Samples are taken at each of so many steps, then at every fourth one; gradient norms at each step, of all elements."""
 _HALF = frozenset({torch.float16, torch.bfloat16})
 
 
@@ -22,9 +22,9 @@ class Reading(NamedTuple):
 
     norms: list[float]
     weights: list[float]
+    """As `updates` and `nonzero`, of the sample; empty in a step without one."""
     updates: list[float]
     nonzero: list[float]
-    """How many elements of the sample."""
     scalars: dict[str, float]
 
 
@@ -50,7 +50,7 @@ class Measured:
             start = len(self.present) + len(self.names)
             many = (len(values) - start) // 3
             before, change, nonzero = (values[start + part * many :][:many] for part in range(3))
-            if len(self.present) < many:
+            if 0 < many > len(self.present):
                 before, change, nonzero = ([part[at] for at in self.present] for part in (before, change, nonzero))
             scalars = dict(zip(self.names, values[len(self.present) : start], strict=True))
             self._reading = Reading(values[: len(self.present)], before, change, nonzero, scalars)
@@ -76,14 +76,12 @@ class StepMeter:
             ]
             for part in range(3)
         ]
-        self._buffers = list(self._buffer)
         self._norms: list[torch.Tensor] = []
         self._present: list[int] = []
-        self._versions: tuple[list[int], list[int]] = ([], [])
-        """The present parameters of the last step, and their versions after it."""
         self._step = 0
+        self._is_sampled = False
         self._sampled: list[int] = []
-        self._nonzero = torch.zeros(len(tensors), device=self.device)
+        """What was present in the last step with a sample."""
 
     @property
     def has_gradients(self) -> bool:
@@ -91,12 +89,12 @@ class StepMeter:
         return bool(self._present)
 
     def before(self, tensors: Sequence[torch.Tensor], present: list[int]) -> None:
-        """Take the weights as they are; those that nobody has written since the last update are there already."""
+        """Take the weights as they are."""
         self._present = present
-        if self._versions == (present, [tensors[at]._version for at in present]):
-            self._rows[0], self._rows[1] = self._rows[1], self._rows[0]
-            self._buffers[0], self._buffers[1] = self._buffers[1], self._buffers[0]
-        else:
+        self._is_sampled = self._step < _EACH_OF or self._step % _THEN_EVERY == 0 or present != self._sampled
+        self._step += 1
+        if self._is_sampled:
+            self._sampled = present
             self._copy(0, [tensors[at] for at in present])
 
     def gradients(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -110,25 +108,18 @@ class StepMeter:
         dense = [one if one.layout is torch.strided and not one.is_complex() else _dense(one) for one in found]
         dtypes = {one.dtype for one in dense}
         self._norms = list(torch._foreach_norm(dense, 2, dtype=torch.float32 if dtypes & _HALF and torch.float64 not in dtypes else None))
-        if self._step % _ZEROS_EVERY == 0 or self._sampled != self._present:
-            self._sampled = self._present
+        if self._is_sampled:
             self._copy(2, found)
-            self._nonzero = self._buffers[2].ne_(0).sum(1)
-        self._step += 1
 
     def after(self, tensors: Sequence[torch.Tensor], extras: dict[str, torch.Tensor]) -> Measured:
         """Take the weights after the update, and send all numbers to the host."""
-        self._copy(1, [tensors[at] for at in self._present])
-        self._versions = self._present, [tensors[at]._version for at in self._present]
-        before, after = self._buffers[:2]
-        parts = [
-            torch.stack(_alike(before, [*self._norms, *extras.values()])),
-            torch.linalg.vector_norm(before, dim=1),
-            torch.linalg.vector_norm(before.sub_(after), dim=1),
-            self._nonzero,
-        ]
+        values = torch.stack(_alike(self._buffer, [*self._norms, *extras.values()]))
         self._norms = []
-        values = torch.cat(parts)
+        if self._is_sampled:
+            self._copy(1, [tensors[at] for at in self._present])
+            before, after, gradients = self._buffer
+            weights, nonzero = torch.linalg.vector_norm(before, dim=1), gradients.ne_(0).sum(1)
+            values = torch.cat([values, weights, torch.linalg.vector_norm(after.sub_(before), dim=1), nonzero])
         if not values.is_cuda:
             return Measured(self._present, tuple(extras), values, None)
         host = values.to("cpu", non_blocking=True)  # into pinned memory
