@@ -20,7 +20,7 @@ the device is synchronized at most once a step.
     %%gradwatch -o g                    keep the report: g.finding, g.norms, g.ratios
 
 Norms are those before gradient clipping and without the GradScaler's factor. The ratio is measured on up to 1,024 elements of each
-parameter. Steps count from 0.""",
+parameter, after 64 steps at every fourth step. Steps count from 0.""",
     options=(
         Option("--csv", "write step, module, gradient norm, update ratio and share of zeros to FILE", {"metavar": "FILE"}),
         Option("--tensorboard", "write the same, and the loss, as TensorBoard scalars to DIR", {"metavar": "DIR"}),

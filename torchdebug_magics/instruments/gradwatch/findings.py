@@ -43,7 +43,7 @@ _EXPLAINED_BY: dict[GradKind, frozenset[GradKind]] = {
 
 def found_in(record: RunRecord) -> tuple[GradFinding, ...]:
     """All faults, without those that follow from another one."""
-    found = [one for one in _all(record) if one is not None]
+    found = list({(one.kind, one.module, one.step): one for one in _all(record) if one is not None}.values())
     kinds = {one.kind for one in found}
     return tuple(one for one in found if not _EXPLAINED_BY.get(one.kind, frozenset()) & kinds)
 

@@ -48,7 +48,11 @@ class LossWatch:
         self.leaves: frozenset[int] | None = None
         """The ids of the tensors that the last loss depends on, where that was asked."""
         self._iterator: weakref.ref[Any] | None = None
-        self._epoch, self._fetched = -1, 0
+        self._epochs: dict[int, int] = {}
+        """Of each loader, by the id of what draws its indices."""
+        self._epoch, self._fetched = 0, 0
+        self._is_new = False
+        """Whether a batch was fetched since the last step."""
         self._ahead: int | None = None
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -76,14 +80,18 @@ class LossWatch:
         """A DataLoader gave its next batch."""
         if self._iterator is None or self._iterator() is not iterator:
             self._iterator = weakref.ref(iterator)
-            self._epoch, self._fetched, self._ahead = self._epoch + 1, 0, None
+            key = id(getattr(iterator, "_index_sampler", None))
+            self._epoch = self._epochs[key] = self._epochs.get(key, -1) + 1
+            self._fetched, self._ahead = 0, None
         self._fetched += 1
+        self._is_new = True
 
     @property
     def batch(self) -> tuple[int, int] | None:
         """(epoch, batch) that the last loss was computed from; what was fetched before the first loss of an epoch was fetched ahead."""
-        return (self._epoch, max(0, self._fetched - 1 - (self._ahead or 0))) if self._fetched else None
+        return (self._epoch, max(0, self._fetched - 1 - (self._ahead or 0))) if self._is_new else None
 
     def taken(self) -> None:
         """A step has taken all of it."""
         self.total, self.count, self.clips, self.leaves = None, 0, [], None
+        self._is_new = False

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Owner", "Owners"]
 
-_MOST_SEARCHES = 16
+_MOST_SEARCHES = 32
 """Each looks at every object of the process; afterwards, parameters of new models are named by their number."""
 _KINDS = (torch.nn.Module, torch.amp.GradScaler)
 

@@ -54,7 +54,6 @@ class GradProbe:
         self._watches: dict[int, tuple[weakref.ref[torch.optim.Optimizer], OptimizerWatch]] = {}
         self._thread = threading.get_ident()
         self._lock = threading.Lock()
-        self._depth = 0
         self._raised = ""
         self._warning = ""
         self._looked_s = 0.0
@@ -117,7 +116,8 @@ class GradProbe:
     def _around_batch(self, original: Any, iterator: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         batch = original(iterator, *args, **kwargs)
-        self._losses.fetched(iterator)
+        if self._is_ours():
+            self._guard.run("counting batches", self._losses.fetched, iterator)
         return batch
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -166,8 +166,11 @@ class GradProbe:
             if other_ref() is None:
                 self._read(other)
                 del self._watches[key]
-        history = watch.history if is_same and watch is not None else self._record.history_of(optimizer, self._lines.here(sys._getframe()))
-        made = OptimizerWatch(parameters, self._record.series_of(parameters, history), history)
+        line = self._lines.here(sys._getframe())
+        with self._lock:
+            history = watch.history if is_same and watch is not None else self._record.history_of(optimizer, line)
+            series = self._record.series_of(parameters, history)
+        made = OptimizerWatch(parameters, series, history)
         self._watches[id(optimizer)] = weakref.ref(optimizer), made
         if unmeasured := len(parameters) - made.measured_count:
             self._guard.note(f"{unmeasured} of {len(parameters)} parameters are not measured: sharded, empty, on meta or no plain tensors")

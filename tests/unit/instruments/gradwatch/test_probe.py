@@ -171,3 +171,27 @@ def test_parameters_that_are_no_plain_tensors_are_said_to_be_left_out() -> None:
         (weight.sum() + plain.sum()).backward()
         optimizer.step()
     assert session.report.problems == ("1 of 2 parameters are not measured: sharded, empty, on meta or no plain tensors",)
+
+
+def test_batches_are_counted_by_loader_and_only_where_they_are_used(observe: Observe) -> None:
+    body = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+x = torch.randn(80, 4)
+y = x.sum(1, keepdim=True)
+y[43] = 1e6
+train, valid = DataLoader(TensorDataset(x, y), batch_size=4), DataLoader(TensorDataset(x[:20], y[:20]), batch_size=4)
+net = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-12)
+for epoch in range(2):
+    for a, b in train:
+        optimizer.zero_grad()
+        (net(a) - (b if epoch else b.clamp(max=9))).square().mean().backward()
+        optimizer.step()
+    for a, b in valid:
+        net(a)
+"""
+    finding = observe("gradwatch", body).report.finding
+    assert (finding.kind, finding.step) == ("exploding_spike", 30)
+    assert "in step 30, batch 10 of epoch 1: " in finding.headline
