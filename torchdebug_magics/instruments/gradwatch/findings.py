@@ -110,7 +110,8 @@ def _dead(record: RunRecord, grid: Grid, history: StepHistory) -> GradFinding | 
     cause = (
         f"use `nn.LeakyReLU(0.01)` in place of the ReLU at {_title(names[-1])}, and {remedies.learning_rate(history, factor=0.1)}"
         if relu and not everything
-        else "check that the output is not rounded, saturated or multiplied by 0: `loss.backward()` reaches these modules with zeros"
+        else "check that nothing rounds or saturates the output, or multiplies it by 0; whether something sets gradients to zero before "
+        f"`{history.name}.step()`, `%%autograd` tells"
     )
     others = f", and of {plural(len(names) - 1, 'module')} before it" if len(names) > 1 else ""
     return _finding(

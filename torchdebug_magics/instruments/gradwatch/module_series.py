@@ -59,7 +59,9 @@ class ModuleSeries:
     parameters: set[int] = field(default_factory=set)
     """Their ids."""
     is_matrix: bool = False
-    """Whether one of its parameters has two dimensions or more."""
+    """Whether one of those that train has two dimensions or more."""
+    is_half: bool = False
+    """Whether they are of 16 bits."""
     norms: Bins = field(default_factory=lambda: Bins(max))
     ratios: Bins = field(default_factory=lambda: Bins(max))
     zeros: Bins = field(default_factory=lambda: Bins(min))

@@ -75,7 +75,8 @@ class RunRecord:
             if id(parameter) not in one.parameters:
                 one.parameters.add(id(parameter))
                 one.count += parameter.numel()
-                one.is_matrix = one.is_matrix or parameter.dim() > 1
+                one.is_matrix = one.is_matrix or (parameter.requires_grad and parameter.dim() > 1)
+                one.is_half = parameter.element_size() == 2  # noqa: PLR2004 - bytes
             if history not in one.histories:
                 one.histories.append(history)
             found.append(one)

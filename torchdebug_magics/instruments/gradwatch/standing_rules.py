@@ -22,7 +22,7 @@ _FADED, _FEW_STEPS, _FEW_LAYERS, _SMALLEST = 1e-5, 5, 4, 1e-45
 _IN_ORDER = 0.8
 """Share of the pairs of layers in which the later one has the larger gradient."""
 _STILL, _STILL_STEPS, _TINY_RATE = 1e-6, 20, 1e-5
-_FAST_STEPS, _IMPROVED = 5, 0.9
+_FAST_STEPS, _IMPROVED, _THROWN_OFF = 5, 0.9, 1.2
 _CLIPPED_STEPS, _CLIPPED_BY = 20, 10.0
 _PLATEAU_STEPS, _NEAR_CHANCE, _NO_DROP = 100, 0.01, 0.005
 
@@ -69,7 +69,7 @@ def not_learning(grid: Grid, history: StepHistory) -> Suspects | None:
     largest = max(one.ratio_max for one in found)
     if largest < _STILL and history.moments[-1].rate <= _TINY_RATE:
         return None if _falls(history.losses()) else Suspects(found, found[0].first_step, largest)
-    unmoved = [one for one in found if one.unmoved_run >= _STILL_STEPS and one.ratio_max == 0]
+    unmoved = [one for one in found if one.is_half and one.unmoved_run >= _STILL_STEPS and one.ratio_max == 0]
     return Suspects(unmoved, unmoved[0].first_step, 0.0) if unmoved else None
 
 
@@ -80,6 +80,8 @@ def too_fast(grid: Grid, history: StepHistory) -> Suspects | None:
     losses = history.losses()
     if not losses or statistics.median(losses[-10:]) < _IMPROVED * history.first_losses[0]:
         return None
+    if history.most_loss < _THROWN_OFF * history.first_losses[0]:
+        return None  # it stands still, but not because it was thrown off
     found = [one for one in grid.ordered() if one.is_matrix and len(one.paces) >= _FAST_STEPS]
     if not found:
         return None
