@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 from torchdebug_magics.exercises.checking import Exercise, expect, expect_kind, shown
 from torchdebug_magics.exercises.sealed import Sealed
+from torchdebug_magics.instruments.overfit.report import OverfitReport
 
 __all__ = ["check"]
 
@@ -76,6 +77,21 @@ def diagnosed(diagnosis: Mapping[str, str], causes: str) -> None:
         f"{len(_WIRINGS) - len(wrong)} of {len(_WIRINGS)} are right; of the others, look again at wiring {', '.join(wrong[:1])}: "
         "where does its curve begin, and where does it stop?",
     )
+
+
+@check.task
+def confirmed(reports: Mapping[str, OverfitReport], passed: Iterable[str]) -> None:
+    """A report of each wiring, and the letters of those that pass."""
+    expect_kind(reports, Mapping, "`reports` should be a dictionary, with a report for each letter")
+    missing = [name for name in _WIRINGS if name not in reports]
+    expect(not missing, f"there is no report of wiring {', '.join(missing)} yet.")
+    for name in _WIRINGS:
+        expect_kind(reports[name], OverfitReport, f"`reports[{name!r}]` should be what `torchdebug_magics.overfit` gives")
+    causes = {reports[name].cause for name in _WIRINGS}
+    expect(len(causes) > len(_WIRINGS) // 2, "the reports are much alike; is each of them that of its own wiring?")
+    expect_kind(passed, Iterable, "`passed` should be a list of letters")
+    learned, listed = {name for name in _WIRINGS if reports[name].passed}, set(passed)
+    expect(listed == learned, "`passed` should hold the letters whose `report.passed` is True, and no others.")
 
 
 def _chosen(answer: object, causes: str) -> str:

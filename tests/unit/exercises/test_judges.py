@@ -108,6 +108,12 @@ def shallow(model, layers):
     model.blocks = every
 """
 
+REPORTS = """
+from torchdebug_magics.instruments.overfit.report import OverfitReport
+
+causes = ["frozen", "reduction", "clipping", "capacity", "cut_graph", None, "bad_init", "bad_init"]
+reports = {name: OverfitReport(passed=cause is None, cause=cause) for name, cause in zip("abcdefgh", causes)}
+"""
 ATTEMPTS = {
     "a hook that returns": ("nan", 2, "def assert_finite(m, a, o):\n    assert o.isfinite().all()\n    return o", "return nothing"),
     "a hook that sees NaN alone": ("nan", 2, "def assert_finite(m, a, o):\n    assert not o.isnan().any()", "with inf pass"),
@@ -126,6 +132,10 @@ ATTEMPTS = {
     ),
     "half of the diagnoses": ("overfit", 3, CAUSES + "diagnosis = {'a': 'softmax twice'}", "wiring b, c, d, e, f, g, h yet"),
     "one cause for all": ("overfit", 3, CAUSES + "diagnosis = dict.fromkeys('abcdefgh', 'frozen weights')", "1 of 8 are right"),
+    "a report of one wiring": ("overfit", 4, REPORTS + "reports = {'a': reports['a']}\npassed = []", "no report of wiring b, c, d"),
+    "verdicts in place of reports": ("overfit", 4, "reports = dict.fromkeys('abcdefgh', 'frozen')\npassed = []", "a value of type str"),
+    "one report for all": ("overfit", 4, REPORTS + "reports = dict.fromkeys('abcdefgh', reports['f'])\npassed = 'f'", "much alike"),
+    "none that passes": ("overfit", 4, REPORTS + "passed = []", "whose `report.passed` is True"),
     "a number, and the wrong one": ("leak", 2, "activity = []\ndef look(m, a, o):\n    activity.append(o.sum().item())", "not the mean"),
     "a hook that keeps nothing": ("leak", 2, "activity = []\ndef look(m, a, o):\n    pass", "append one number"),
     "no cache": ("leak", 3, "cache = {}\ndef prepared(n):\n    torch.manual_seed(n % 4)\n    return torch.rand(3)", "not used any more"),
@@ -407,6 +417,7 @@ OTHER_WAYS = {
     "a logarithm in place": ("nan", 5, "safe_log = lambda x: torch.log(x.clamp_(min=0.01))"),
     "points": ("overfit", 2, PLOT + "axes.scatter(range(20), curve)"),
     "a line beside the curve": ("overfit", 2, PLOT + "axes.axhline(1.386)\naxes.plot(curve)"),
+    "a letter alone": ("overfit", 4, REPORTS + "passed = 'f'"),
     "the path of the report": ("leak", 1, "largest = 'activity[0]'"),
     "a mean that is rounded": ("leak", 2, "activity = []\ndef look(m, a, o):\n    activity.append(round(o.mean().item(), 4))"),
     "a cache of Python's": (
