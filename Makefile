@@ -66,6 +66,7 @@ bench: $(READY)
 	$(PY) tests/bench/shrink.py
 	$(PY) tests/bench/autograd.py
 	$(PY) tests/bench/gradwatch.py
+	$(PY) tests/bench/overfit.py
 
 ## make docs      write docs/magics anew, from the help of each magic
 docs: $(READY)

@@ -32,7 +32,7 @@ def fresh(start_kernel: Callable[[str], Kernel]) -> Kernel:
 def test_every_example_says_what_the_page_says(root: Path, fresh: Kernel) -> None:
     page = (root / "docs/troubleshooting.md").read_text(encoding="utf-8")
     examples = EXAMPLE.findall(page.partition(LAST)[0])
-    assert sum(bool(said) for _, said in examples) == 16
+    assert sum(bool(said) for _, said in examples) == 17
     for code, said in examples:
         shown = fresh.run(code.rstrip("\n")).text
         assert words(said) in words(shown), f"{code}\nsays\n{shown}"
