@@ -77,7 +77,7 @@ HEAT_NAME = (
 )
 HEAT_CELL = "padding:0;vertical-align:top;text-align:left"
 HEAT_TEXT = "font-family:monospace;font-size:11px;line-height:15px;white-space:pre"
-HEAT_ENDS = "display:flex;justify-content:space-between;font-size:85%"
+HEAT_ENDS = "display:flex;gap:1em;justify-content:space-between;font-size:85%"
 KEY = "padding:4px 6px"
 KEY_ENTRY = "white-space:nowrap;margin-right:14px;display:inline-block"
 BAR = "width:{wide}px;height:12px;max-width:none;margin:0;vertical-align:middle"

@@ -1,4 +1,4 @@
-"""``%%gradwatch``: step_meter -> module_series and step_history -> growth_rules and standing_rules -> remedies -> report -> view."""
+"""``%%gradwatch``: step_meter and loss_watch -> optimizer_watch -> run_record (module_series, step_history) -> rules -> report -> view."""
 
 from torchdebug_magics.instrument import Instrument, Option
 

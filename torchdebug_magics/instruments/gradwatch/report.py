@@ -117,3 +117,5 @@ class LiveGrad:
     totals: tuple[float, ...]
     steps_per_value: int
     warning: str = ""
+    modules_count: int = 0
+    """Of all modules, of which `modules` are some."""

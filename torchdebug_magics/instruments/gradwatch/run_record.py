@@ -8,10 +8,10 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.gradwatch.growth_rules import divergence, spike
 from torchdebug_magics.instruments.gradwatch.module_owners import Owners
 from torchdebug_magics.instruments.gradwatch.module_series import FAST, FIRST_STEPS, Grid, ModuleSeries
 from torchdebug_magics.instruments.gradwatch.report import GradReport, LiveGrad, ModuleRow
+from torchdebug_magics.instruments.gradwatch.rules.growth_rules import divergence, spike
 from torchdebug_magics.instruments.gradwatch.step_history import Moment, StepHistory
 from torchdebug_magics.probing.names import variable_of
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     import torch
 
-    from torchdebug_magics.instruments.gradwatch.growth_rules import Divergence, Spike
     from torchdebug_magics.instruments.gradwatch.loss_watch import ClipCall
     from torchdebug_magics.instruments.gradwatch.module_owners import Owner
     from torchdebug_magics.instruments.gradwatch.optimizer_watch import ModuleNumbers, OptimizerWatch, Pending
     from torchdebug_magics.instruments.gradwatch.report import GradFinding
+    from torchdebug_magics.instruments.gradwatch.rules.growth_rules import Divergence, Spike
     from torchdebug_magics.instruments.gradwatch.step_log import StepLog
     from torchdebug_magics.probing.lines import Line
 
@@ -188,6 +188,7 @@ class RunRecord:
             totals=tuple(one for one in self.grid.totals.values if one is not None),
             steps_per_value=self.grid.width,
             warning=warning,
+            modules_count=len(ordered),
         )
 
     def report(self, findings: Sequence[GradFinding], backward_count: int, raised: str, problems: Sequence[str]) -> GradReport:

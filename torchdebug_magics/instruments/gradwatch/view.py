@@ -46,7 +46,8 @@ def live_page(snapshot: LiveGrad) -> Page:
         blocks.append(Facts((("gradient norm", f"{sparkline(snapshot.totals)} {number(float(snapshot.totals[-1]))}"),)))
     if snapshot.modules:
         rows = tuple((name or "(model)", values) for name, values in zip(snapshot.modules, snapshot.norms, strict=True))
-        blocks.append(Heatmap("Gradient norm by module", rows, "step", snapshot.steps_per_value, is_quick=True))
+        some = f" ({len(rows)} of {snapshot.modules_count})" if snapshot.modules_count > len(rows) else ""
+        blocks.append(Heatmap(f"Gradient norm by module{some}", rows, "step", snapshot.steps_per_value, is_quick=True))
     return Page("gradwatch", "busy", capitalised(" · ".join(parts)), tuple(blocks))
 
 

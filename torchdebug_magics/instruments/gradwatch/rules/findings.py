@@ -7,20 +7,20 @@ import statistics
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import number, plural, share
-from torchdebug_magics.instruments.gradwatch import remedies
-from torchdebug_magics.instruments.gradwatch.growth_rules import has_recovered, is_spike
 from torchdebug_magics.instruments.gradwatch.report import GradFinding
-from torchdebug_magics.instruments.gradwatch.standing_rules import clipped_always, dead, not_learning, plateau, too_fast, vanishing
+from torchdebug_magics.instruments.gradwatch.rules import remedies
+from torchdebug_magics.instruments.gradwatch.rules.growth_rules import has_recovered, is_spike
+from torchdebug_magics.instruments.gradwatch.rules.standing_rules import clipped_always, dead, not_learning, plateau, too_fast, vanishing
 from torchdebug_magics.probing.where import excerpt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torchdebug_magics.instruments.gradwatch.growth_rules import Divergence, Spike
     from torchdebug_magics.instruments.gradwatch.module_series import Grid
     from torchdebug_magics.instruments.gradwatch.report import GradKind
+    from torchdebug_magics.instruments.gradwatch.rules.growth_rules import Divergence, Spike
+    from torchdebug_magics.instruments.gradwatch.rules.standing_rules import Suspects
     from torchdebug_magics.instruments.gradwatch.run_record import RunRecord
-    from torchdebug_magics.instruments.gradwatch.standing_rules import Suspects
     from torchdebug_magics.instruments.gradwatch.step_history import StepHistory
     from torchdebug_magics.probing.lines import Line
 
