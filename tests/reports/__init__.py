@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.reports import blind, differing_runs, gradients, memory, nan, shape_errors
+from tests.reports import blind, differing_runs, gradients, memory, nan, shape_errors, training
 from tests.reports.case import ReportCase
 
 __all__ = ["ReportCase", "all_reports"]
@@ -10,4 +10,4 @@ __all__ = ["ReportCase", "all_reports"]
 
 def all_reports() -> tuple[ReportCase, ...]:
     """Every report; those that were scored blind come last."""
-    return (*nan.CASES, *shape_errors.CASES, *memory.CASES, *differing_runs.CASES, *gradients.CASES, *blind.CASES)
+    return (*nan.CASES, *shape_errors.CASES, *memory.CASES, *differing_runs.CASES, *gradients.CASES, *training.CASES, *blind.CASES)

@@ -106,10 +106,23 @@ def _of_autograd(report: Any) -> Answer:
     )
 
 
+def _of_overfit(report: Any) -> Answer:
+    if report.cause is None:
+        return Answer(found=False)
+    return Answer(
+        found=True,
+        places=_places((report.location,)),
+        modules=(report.module,),
+        fix=report.fix,
+        text=f"cause {report.cause}\nparameters {', '.join(report.parameters)}\nrows {report.rows}",
+    )
+
+
 ANSWERS: Mapping[str, Callable[[Any], Answer]] = {
     "nanhunt": _of_nanhunt,
     "shapes": _of_shapes,
     "memtrace": _of_memtrace,
     "deterministic": _of_deterministic,
     "autograd": _of_autograd,
+    "overfit": _of_overfit,
 }
