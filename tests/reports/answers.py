@@ -107,7 +107,7 @@ def _of_autograd(report: Any) -> Answer:
 
 
 def _of_overfit(report: Any) -> Answer:
-    if report.cause is None:
+    if not report.headline:
         return Answer(found=False)
     return Answer(
         found=True,

@@ -35,16 +35,16 @@ class KeptState:
         trained = _trained(self._objects)
         for tensor in tensors:
             if id(tensor) in trained:
-                self._contents.keep(tensor)
+                self._contents.keep(_once(tensor))
         for _, gradient, _ in self._leaves:
             if gradient is not None:
-                self._contents.keep(gradient)
+                self._contents.keep(_once(gradient))
         room_bytes = _DATA_BYTES
         for tensor in sorted((one for one in tensors if id(one) not in trained), key=_size_bytes):
             room_bytes -= _size_bytes(tensor)
             if room_bytes < 0:
                 break
-            guard.run("keeping a tensor", self._contents.keep, tensor)
+            guard.run("keeping a tensor", self._contents.keep, _once(tensor))
         self._random = RandomState.take()
         self._settings = Flags()
 
@@ -78,6 +78,15 @@ def _trained(objects: Snapshot) -> set[int]:
         entries = [entry for entry in optimizer.state.values() if isinstance(entry, dict)]
         own += [one for entry in entries for one in entry.values() if isinstance(one, torch.Tensor)]
     return set(map(id, own))
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """Of an expanded tensor, each number once: what stands for several cannot be written."""
+    if tensor.layout is torch.strided and not tensor.is_nested:
+        for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+            if size > 1 and stride == 0:
+                tensor = tensor.detach().narrow(dim, 0, 1)
+    return tensor
 
 
 def _size_bytes(tensor: torch.Tensor) -> int:

@@ -23,7 +23,8 @@ Undo: TypeAlias = Callable[[], None]
 class Change:
     """Exactly one thing that is done otherwise. Whatever it does to objects is undone with the trial."""
 
-    suspect: Cause
+    suspect: Cause | None
+    """None for what is not one of the suspects by name."""
     text: str
     """``learning rate x1000``: for the table of trials."""
     headline: str
@@ -43,6 +44,8 @@ class Change:
     """Before each update; what it gives is called after it."""
     on_first_backward: Callable[[Mapping[str, torch.nn.Parameter]], None] | None = None
     """Before the first backward pass since an update."""
+    on_end: Undo | None = None
+    """At the end of each step."""
     backward_scale: float = 1.0
     """By which all gradients are multiplied."""
     keeps_gradients: bool = False

@@ -127,6 +127,7 @@ def _without_cause(seen: Evidence, trials: tuple[Trial, ...]) -> Diagnosis:
 
 def _faults(seen: Evidence) -> Iterator[Change]:
     """What is wrong in any training."""
+    yield from updates.never_steps(seen)
     for part in (parameters, loss_inputs, samples, units):
         yield from part.suspects(seen)
     if seen.base.error is None:
@@ -146,5 +147,5 @@ def _settings(seen: Evidence) -> Iterator[Change]:
 
 
 def _can_be_tried(change: Change) -> bool:
-    hooks = (change.on_models, change.on_call, change.on_input, change.on_update, change.on_first_backward)
+    hooks = (change.on_models, change.on_call, change.on_input, change.on_update, change.on_first_backward, change.on_end)
     return any(one is not None for one in hooks) or change.keeps_gradients or change.backward_scale != 1.0

@@ -137,6 +137,7 @@ def _evidence(base: Training, subject: Subject, start: KeptState) -> Evidence:
         samples=subject.samples if subject.samples is not None else base.first.samples,
         rates=tuple(float(group["lr"]) for group in groups if "lr" in group),
         decays=tuple(float(group["weight_decay"]) for group in groups if "weight_decay" in group),
+        optimizers=tuple(start.of_kind(torch.optim.Optimizer)),
         scales=tuple(float(one.get_scale()) for one in scalers),
     )
 

@@ -19,6 +19,8 @@ _SHARE = 0.05
 _MOST = 0.1
 """Nats a label: of a large vocabulary, 5 % would still be a wrong word in two."""
 _SAME = 0.01
+_TIMES = 2.0
+"""A first loss that is further above what chance gives is no measure."""
 _TINY = 1e-6
 _TAIL = 4
 """The trend is that of the last quarter."""
@@ -31,7 +33,7 @@ class Goal:
 
     floor: float
     reference: float
-    """Distance from the floor of a prediction by chance; of a loss that is not known, of the first one."""
+    """Distance from the floor of the first loss, if that is not far above what chance gives."""
     chance: float | None
     is_known: bool
     """Whether the loss is that of PyTorch's functions, and nothing besides."""
@@ -40,14 +42,15 @@ class Goal:
     def of(cls, calls: Sequence[LossCall], total: float, inputs: Sequence[Tensor] = ()) -> Goal:
         """From the loss functions that the first step has called, its loss, and what the model was given."""
         whole = sum(call.value for call in calls)
-        is_sum = math.isfinite(whole) and abs(whole - total) <= _SAME * max(abs(total), abs(whole))
-        if not calls or not math.isfinite(total) or not is_sum or any(call.is_contrast for call in calls):
+        scale = next((one for one in (1.0, 1 / max(1, len(calls))) if _is_close(one * whole, total)), None)
+        if not calls or scale is None or any(call.is_contrast for call in calls):
             return cls(0.0, abs(total), None, is_known=False)
         chances = [call.chance() for call in calls]
-        floor = sum(max(call.floor(), call.floor_of_next_words(inputs)) * call.size for call in calls)
-        known = [chance * call.size for chance, call in zip(chances, calls, strict=True) if chance is not None]
+        floor = scale * sum(max(call.floor(), call.floor_of_next_words(inputs)) * call.size for call in calls)
+        known = [scale * chance * call.size for chance, call in zip(chances, calls, strict=True) if chance is not None]
         chance = sum(known) if len(known) == len(calls) else None
-        return cls(floor, (chance if chance is not None else total) - floor, chance, is_known=True)
+        usual = (chance if chance is not None else total) - floor
+        return cls(floor, min(max(total - floor, usual), _TIMES * usual), chance, is_known=True)
 
     def learned(self, loss: float, calls: Sequence[LossCall] = ()) -> bool:
         """Whether a step's loss is as good as its floor; of a loss with further terms, whether those are that depend on the targets."""
@@ -78,6 +81,10 @@ class Goal:
             return False
         before, now = sum(losses[-2 * tail : -tail]) / tail, sum(losses[-tail:]) / tail
         return losses[0] - now > _SHARE * abs(losses[0]) and abs(before - now) <= share * (losses[0] - now)
+
+
+def _is_close(one: float, other: float) -> bool:
+    return math.isfinite(one) and math.isfinite(other) and abs(one - other) <= _SAME * max(abs(one), abs(other))
 
 
 def _is_low(call: LossCall) -> bool:

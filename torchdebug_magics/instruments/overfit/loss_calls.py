@@ -162,7 +162,10 @@ def names_of(function: Any) -> tuple[str, str]:
 
 
 def bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name: what was passed, and the defaults."""
+    """Arguments by name: what was passed, and the defaults; of a method of tensors, the first number as ``dim``."""
+    if not hasattr(function, "__code__"):
+        numbers = [one for one in args[1:2] if isinstance(one, int)]
+        return {**({"dim": numbers[0]} if numbers else {}), **kwargs}
     try:
         given = inspect.signature(function).bind(*args, **kwargs)
     except (TypeError, ValueError):

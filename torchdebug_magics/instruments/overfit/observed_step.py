@@ -55,6 +55,8 @@ class Activation:
 
     name: str
     given: Tensor
+    dim: int | None
+    """The dimension over which it normalizes."""
     location: Location | None
     module: str
     feeder: str
@@ -108,19 +110,23 @@ class ObservedStep:
     """Paths of the modules that run."""
     feeder: str = ""
     _produced: dict[int, tuple[Tensor, Activation]] = field(default_factory=dict)
+    _sums: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
     _origins: dict[int, tuple[Tensor, _Origin]] = field(default_factory=dict)
     unregistered: dict[str, torch.nn.Module] = field(default_factory=dict)
     """Modules with parameters that ran inside a model, and are no part of it, by what they are called."""
 
     @property
     def samples(self) -> int | None:
-        """The length of the first dimension of the first input."""
-        return next((len(one) for one in self.inputs if one.dim()), None)
+        """The length of the first dimension of the first input, where the loss has as many rows."""
+        many = next((len(one) for one in self.inputs if one.dim()), 0)
+        agrees = all(call.target.numel() % many == 0 for call in self.losses if call.target.dim()) if many else False
+        return many if agrees else None
 
     def forget(self) -> None:
         """Tensors of the step that are needed no more."""
         self._produced.clear()
         self._origins.clear()
+        self._sums.clear()
 
     def called(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """A call, and its result."""
@@ -140,15 +146,25 @@ class ObservedStep:
             self._loss(function, args, kwargs, result, here())
         if not name.endswith("_like") and not name.startswith("new_"):
             self._follow(name, given, made, here)
-        if name in ACTIVATIONS and made and given:
-            self._activation(name, given[0], made[0], here())
-        elif name in _VIEWS and made and given and id(given[0]) in self._produced:
-            self._produced[id(made[0])] = made[0], self._produced[id(given[0])][1]
+        if made and given:
+            self._made(name, function, args, kwargs, (given[0], made[0]), here)
         if not self.running and name in {"sub", "__sub__", "__rsub__", "rsub"} and len(given) == 2 and made:  # noqa: PLR2004 - both sides
             one, other = given
             if one.requires_grad != other.requires_grad and made[0].numel() > max(one.numel(), other.numel()) > 1:
                 self.broadcast = self.broadcast or (here(), tuple(one.shape), tuple(other.shape))
         self._rows(given, made, here)
+
+    def _made(
+        self, name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], pair: tuple[Tensor, Tensor], here: Any
+    ) -> None:
+        """What made a value, as far as it says something of a loss that is computed from it."""
+        given, made = pair
+        if name in ACTIVATIONS:
+            self._activation(name, given, made, here(), bound(function, args, kwargs).get("dim"))
+        elif name in _VIEWS and id(given) in self._produced:
+            self._produced[id(made)] = made, self._produced[id(given)][1]
+        elif name == "sum" and made.numel() == 1:
+            self._sums[id(made)] = made, given.numel()
 
     def _loss(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, place: Location | None) -> None:
         options = bound(function, args, kwargs)
@@ -187,9 +203,21 @@ class ObservedStep:
         self.used |= origin.sources
         self.lost |= origin.cuts
 
-    def _activation(self, name: str, given: Tensor, made: Tensor, place: Location | None) -> None:
+    def summed_over(self, loss: Tensor) -> int:
+        """Over how many numbers a loss is a plain sum; 1 where it is none."""
+        return self._sums[id(loss)][1] if id(loss) in self._sums else 1
+
+    def _activation(self, name: str, given: Tensor, made: Tensor, place: Location | None, dim: Any) -> None:
         module = self.running[-1] if self.running else ""
-        one = Activation(name, given.detach(), place, module, self.feeder, _is_dead(name, made.detach()))
+        one = Activation(
+            name,
+            given.detach(),
+            dim if isinstance(dim, int) else _implicit(name, given),
+            place,
+            module,
+            self.feeder,
+            _is_dead(name, made.detach()),
+        )
         self._produced[id(made)] = made, one
         self.activations.append(one)
 
@@ -253,6 +281,13 @@ def called_name(function: Any) -> str:
         if not name.startswith("__")
         else name
     )
+
+
+def _implicit(name: str, given: Tensor) -> int | None:
+    """Over which dimension PyTorch normalizes where none is named."""
+    if name not in {"softmax", "log_softmax"}:
+        return None
+    return 0 if given.dim() in {0, 1, 3} else 1
 
 
 def _is_dead(name: str, result: Tensor) -> bool:

@@ -22,7 +22,7 @@ Cause = Literal[
 class Trial:
     """One further training from the same start, with one change."""
 
-    suspect: Cause
+    suspect: Cause | None
     change: str
     """What the trial did otherwise."""
     last_loss: float
@@ -108,6 +108,6 @@ class OverfitReport(Report):
         return duration(self.seconds_s)
 
 
-def in_words(cause: Cause) -> str:
+def in_words(cause: Cause | None) -> str:
     """``learning_rate`` -> ``learning rate``."""
-    return cause.replace("_", " ")
+    return "" if cause is None else cause.replace("_", " ")

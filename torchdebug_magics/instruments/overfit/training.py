@@ -80,6 +80,10 @@ class Training:
     """Whether the update found no gradients, though the backward pass had made some."""
     loss_scale: float = 1.0
     """How many times the value of the loss functions the loss is that was differentiated."""
+    summed: int = 1
+    """Over how many numbers the loss is a plain sum."""
+    last_rate: float | None = None
+    """The largest learning rate of the last update."""
     backwards: int = 0
     learned: bool = False
     error: BaseException | None = None
@@ -132,6 +136,8 @@ class Training:
     def end(self, loss: Any = None) -> bool:
         """A step is over, with its loss, if it is known; whether this was the last one."""
         self._step_stack.close()
+        if self.change is not None and self.change.on_end is not None:
+            self.change.on_end()
         found = [float(one.detach().float().sum()) for one in tensors_in(loss)][:1] if not isinstance(loss, (int, float)) else [float(loss)]
         value = (found or [sum(self._values) if self._values else math.nan])[0]
         if self.last is not None:
@@ -143,7 +149,8 @@ class Training:
             self._summarise()
         good = self.goal.learned(value, calls or self._parts_of_step())
         self._good = self._good + 1 if good else 0
-        self.learned = self._good >= _SURE or (good and len(self.losses) >= self.most_steps)
+        is_last = len(self.losses) >= self.most_steps
+        self.learned = (self._good >= _SURE and not self.accumulates) or (good and is_last)  # gradients that add up may yet diverge
         if len(self.losses) % _EVERY == 0:
             self.told(self.losses)
         return self.learned or not math.isfinite(value) or self._is_over(value)
@@ -249,6 +256,7 @@ class Training:
             self.backwards += 1
             for one in losses:
                 self.first.differentiated(one)
+                self.summed = self.first.summed_over(one)
         result = original(tensors, *args, **kwargs)
         if self._seen is self.first or (self.change is not None and self.change.keeps_gradients):
             self._kept = [(one, one.grad.detach().clone()) for one in named.values() if one.grad is not None]
@@ -258,11 +266,12 @@ class Training:
         self._updated = True
         if not any(optimizer is one for one in self.optimizers):
             self.optimizers.append(optimizer)
+        self.last_rate = max((float(group["lr"]) for group in optimizer.param_groups if "lr" in group), default=None)
         if self._seen is self.first and self.clipped is None:
             before = _norm([kept for _, kept in self._kept])
             now = _norm([one.grad for one, _ in self._kept if one.grad is not None])
             self.clipped = (before, now) if now < before / 2 else None
-            self.is_zeroed = before > 0 and now == 0
+            self.is_zeroed = before > 0 and all(one.grad is None for one, _ in self._kept)
         if self.change is not None and self.change.keeps_gradients:
             for one, kept in self._kept:
                 one.grad = kept

@@ -10,6 +10,8 @@ from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.overfit.observed_step import Activation, called_name, line_of_step
 
 if TYPE_CHECKING:
+    import torch
+
     from torchdebug_magics.instruments.overfit.training import Training
     from torchdebug_magics.report import Location
 
@@ -26,6 +28,8 @@ class Evidence:
     rates: tuple[float, ...] = ()
     """Learning rates of all groups, at the start."""
     decays: tuple[float, ...] = ()
+    optimizers: tuple[torch.optim.Optimizer, ...] = ()
+    """All that the step can reach."""
     scales: tuple[float, ...] = ()
     """Of the gradient scalers in use."""
     unusual: Mapping[str, str] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchdebug_magics.format import number
 from torchdebug_magics.instruments.overfit.change import Change, OnCall
 from torchdebug_magics.instruments.overfit.observed_step import called_name
-from torchdebug_magics.instruments.overfit.suspects.wrong_inputs import of_changed, wrong_input
+from torchdebug_magics.instruments.overfit.suspects.wrong_inputs import of_changed, over_the_batch, wrong_input
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.overfit.loss_calls import LossCall
@@ -25,6 +25,7 @@ _LESS, _MORE = 0.5, 2.0
 def suspects(seen: Evidence) -> Iterator[Change]:
     """Shapes, activations before the loss, labels out of range, the loss's scale."""
     calls = seen.base.first.losses
+    yield from over_the_batch(seen)
     for call in calls:
         yield from _shape(call)
         yield from wrong_input(call, seen.base.first.loss_from)
@@ -141,6 +142,7 @@ def _shifted(seen: Evidence, call: LossCall) -> Iterator[Change]:
 
 def _scale(seen: Evidence, calls: list[LossCall]) -> Iterator[Change]:
     if len(calls) != 1:
+        yield from _plain_sum(seen, calls)
         return
     call, scale = calls[0], abs(seen.base.loss_scale)
     if any(abs(scale - one) < 1e-3 * one for one in seen.scales):
@@ -160,6 +162,20 @@ def _scale(seen: Evidence, calls: list[LossCall]) -> Iterator[Change]:
         factor=factor,
         location=call.location,
         backward_scale=1 / factor,
+    )
+
+
+def _plain_sum(seen: Evidence, calls: list[LossCall]) -> Iterator[Change]:
+    """A loss that the user's own code sums."""
+    if calls or seen.base.summed < _MORE:
+        return
+    yield Change(
+        suspect="reduction",
+        text="the mean loss is differentiated",
+        headline=f"The loss is summed over {seen.base.summed:,} terms: with the mean, the model learns {seen.subject}",
+        fix="use `.mean()` in place of `.sum()` for the loss",
+        factor=float(seen.base.summed),
+        backward_scale=1 / seen.base.summed,
     )
 
 

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
 
-__all__ = ["learning_rates", "suspects"]
+__all__ = ["learning_rates", "never_steps", "suspects"]
 
 _UP, _DOWN = (10.0, 100.0, 1e3, 1e4, 1e5), (0.1, 1e-2, 1e-3, 1e-4)
 _DECAY = 0.02
+_DECAYED, _SLOWER = 0.3, 0.1
 _USUAL = {"SGD": 0.1, "Adagrad": 0.1, "LBFGS": 1.0}
 
 
@@ -44,8 +45,44 @@ def suspects(seen: Evidence) -> Iterator[Change]:
         )
 
 
+def never_steps(seen: Evidence) -> Iterator[Change]:
+    """An optimizer of the model's parameters whose `step` is not called."""
+    if seen.base.optimizers or seen.base.error is not None:
+        return
+    own = {id(one) for one in seen.base.named_parameters().values()}
+    optimizer = next((one for one in seen.optimizers if any(id(p) in own for group in one.param_groups for p in group["params"])), None)
+    if optimizer is not None:
+        yield Change(
+            suspect=None,
+            text="optimizer.step() at the end of each step",
+            headline="The optimizer never steps: no parameter changes",
+            fix="call `optimizer.step()` after `loss.backward()`",
+            on_end=optimizer.step,
+        )
+
+
+def _decaying(seen: Evidence) -> Iterator[Change]:
+    """A schedule that ends the training before it has begun."""
+    first, last = max(seen.rates, default=0.0), seen.base.last_rate
+    if last is None or not first or last > _DECAYED * first:
+        return
+    for text, change in (
+        (f"learning rate kept at {first:g}", lambda _: first),
+        ("learning rate lowered a tenth as fast", lambda now: first * (now / first) ** _SLOWER if now > 0 else 0.0),
+    ):
+        yield Change(
+            suspect="learning_rate",
+            text=text,
+            headline=f"The scheduler lowers the learning rate from {first:g} to {last:.2g} in {len(seen.base.losses)} steps: too fast",
+            fix=f"call `scheduler.step()` less often: the learning rate falls to {last:.2g} before the model learns {seen.subject}",
+            factor=first / last if last else math.inf,
+            on_update=_with(lr=change),
+        )
+
+
 def learning_rates(seen: Evidence) -> Iterator[Change]:
     """By powers of ten, the likelier direction first."""
+    yield from _decaying(seen)
     if seen.rates and not any(seen.rates):
         usual = _USUAL.get(type(seen.base.optimizers[0]).__name__, 1e-3)
         yield _rate(
@@ -63,12 +100,28 @@ def learning_rates(seen: Evidence) -> Iterator[Change]:
     jumps = len(tail) > 2 and sum(one > other for one, other in zip(tail[1:], tail, strict=False)) > 0.3 * len(tail)  # noqa: PLR2004
     order = (*_DOWN, *_UP) if rises else (10.0, 0.1, 100.0, 0.01, *_UP[2:], *_DOWN[2:]) if jumps else (*_UP, *_DOWN)
     for factor in order:
+        if not seen.base.optimizers:
+            yield _by_hand(seen, factor)
+            continue
         rate = max(seen.rates) if seen.rates else math.nan
         is_low = factor > 1
         new = rate * factor
         word = "small" if is_low else "large"
         headline = f"The learning rate {rate:g} is too {word}: with {new:g} the model learns {seen.subject}"
         yield _rate(seen, f"learning rate x{factor:g}", headline, new, factor, lambda old, by=factor: old * by)
+
+
+def _by_hand(seen: Evidence, factor: float) -> Change:
+    """Where the user's own code updates: for plain gradient descent, larger gradients are a larger learning rate."""
+    word = "small" if factor > 1 else "large"
+    return Change(
+        suspect="learning_rate",
+        text=f"learning rate x{factor:g}",
+        headline=f"The learning rate is too {word}: {factor:g} times as large, the model learns {seen.subject}",
+        fix=f"multiply the learning rate by {factor:g}",
+        factor=factor,
+        backward_scale=factor,
+    )
 
 
 def _rate(seen: Evidence, text: str, headline: str, new: float, factor: float, change: Any) -> Change:

@@ -13,13 +13,14 @@ from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 from torchdebug_magics.format import number
 from torchdebug_magics.instruments.overfit.change import Change, OnCall
 from torchdebug_magics.instruments.overfit.loss_calls import DISTANCES, LossCall, is_probabilities, names_of
-from torchdebug_magics.instruments.overfit.suspects.evidence import without
+from torchdebug_magics.instruments.overfit.suspects.evidence import at_line, without
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.overfit.observed_step import Activation
     from torchdebug_magics.instruments.overfit.report import Cause
+    from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
 
-__all__ = ["of_changed", "wrong_input"]
+__all__ = ["of_changed", "over_the_batch", "wrong_input"]
 
 _TINY = 1e-12
 _FAR = 1e-2
@@ -47,6 +48,33 @@ def wrong_input(call: LossCall, source: Activation | None) -> Iterator[Change]:
     judge = _JUDGES.get(call.function, _distance if call.function in DISTANCES else None)
     if judge is not None:
         yield from judge(call, source)
+
+
+def over_the_batch(seen: Evidence) -> Iterator[Change]:
+    """Softmax over the samples in place of the classes."""
+    samples = seen.base.first.samples
+    for one in seen.base.first.activations:
+        is_table = one.given.dim() == 2 and len(one.given) == samples and one.given.shape[1] > 1  # noqa: PLR2004 - samples and classes
+        if one.name not in {"softmax", "log_softmax"} or not is_table or one.dim not in {0, -2}:
+            continue
+        yield Change(
+            suspect="wrong_loss_input",
+            text=f"{one.name} over dim=-1",
+            headline=f"{one.name} at {one.location or 'the output'} normalizes over the batch (dim={one.dim}), not over the classes",
+            fix=f"use `dim=-1` in {one.name}",
+            location=one.location,
+            module=one.module,
+            on_call=_over_the_last(one),
+        )
+
+
+def _over_the_last(activation: Activation) -> OnCall:
+    is_it = at_line(activation.name, activation.location)
+
+    def instead(function: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        return (getattr(F, activation.name), args[:1], {"dim": -1}) if args and is_it(function) else None
+
+    return instead
 
 
 def _change(
@@ -108,12 +136,22 @@ def _nll(call: LossCall, _source: Activation | None) -> Iterator[Change]:
         yield _change(call, why, fix, of_changed(call, lambda one, other: (one.log_softmax(1), other)))
 
 
+def _targets(call: LossCall) -> Iterator[Change]:
+    """Labels that are no shares, such as masks of 0 and 255."""
+    high = float(call.target.max()) if call.target.numel() else 0.0
+    if high > 1 and set(call.target.unique().tolist()) != {1.0, 2.0}:
+        why = f"{call.name} expects targets between 0 and 1, and they go up to {number(high)}"
+        yield _change(call, why, f"divide the targets by {high:g}", of_changed(call, lambda one, other: (one, other / high)))
+
+
 def _with_logits(call: LossCall, source: Activation | None) -> Iterator[Change]:
+    yield from _targets(call)
     if source is not None and source.name in {"sigmoid", "softmax", "relu", "tanh"}:
         yield _left_out(call, source, "logits")
 
 
 def _bce(call: LossCall, source: Activation | None) -> Iterator[Change]:
+    yield from _targets(call)
     if source is not None and source.name == "softmax" and call.input.numel() == call.input.shape[0]:
         yield _change(
             call, "softmax of a single output is always 1", "use `sigmoid` in place of `softmax`", _sigmoid_for(source), at=source
