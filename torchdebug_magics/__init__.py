@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
     from torch import nn
+    from torch.utils.data import DataLoader
 
     from torchdebug_magics.errors import DeterminismError, NonFiniteError, SessionError, TorchDebugError
     from torchdebug_magics.instrument import Instrument
@@ -42,7 +43,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "autograd", "deterministic", "gradwatch",
     "hangwatch", "last_session", "memclean", "memgauge", "memmark", "memtrace", "nanhunt", "overfit", "shapes", "show", "shrink",
-    "shrunk", "stepzero", "verify",
+    "shrunk", "stepzero", "subset", "verify",
 ]  # fmt: skip
 
 
@@ -96,6 +97,15 @@ def shrunk(model: nn.Module, *args: Any, layers: int = 2, skip_attention: bool =
     """
     module = importlib.import_module("torchdebug_magics.instruments.shrink.shrunk")
     small: AbstractContextManager[Report] = module.shrunk(model, *args, layers=layers, skip_attention=skip_attention, **inputs)
+    return small
+
+
+def subset(loader: DataLoader[Any], samples: int = 100) -> DataLoader[Any]:
+    """A loader of a few samples of the same data set, spread evenly over the classes: a training must succeed on these first.
+
+    Batch size, collation, transforms and shuffling are those of `loader`. A `TorchDebugError` where the data set has no length.
+    """
+    small: DataLoader[Any] = importlib.import_module("torchdebug_magics.instruments.overfit.subset").subset(loader, samples)
     return small
 
 

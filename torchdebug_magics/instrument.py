@@ -87,6 +87,8 @@ class Instrument:
     """Whether the probe takes ``kept``: whether the report is to be kept under a name."""
     examine: str | None = None
     """``module:callable`` from the values named on the magic's line, and the options, to a report or `Examined`; no session is opened."""
+    tells: bool = False
+    """Whether `examine` takes ``progress``: a callable to which it hands snapshots for the live view."""
     says: bool = False
     """Whether its function prints the verdict on a value, and returns nothing: it stands in the middle of other code."""
     subjects: str = ""
@@ -160,12 +162,19 @@ class Instrument:
         return Session(_load(self.probe)(**self._known(options), **told))
 
     def report_on(
-        self, subjects: Sequence[object], keywords: Mapping[str, object], options: Mapping[str, object], names: Sequence[str] = ()
+        self,
+        subjects: Sequence[object],
+        keywords: Mapping[str, object],
+        options: Mapping[str, object],
+        names: Sequence[str] = (),
+        progress: Callable[[object], None] = lambda _: None,
     ) -> Examined:
-        """Examine values at once, without a session; `names` is how they are written, where that is known."""
+        """Examine values at once, without a session; `names` is how they are written, where that is known. `progress`: see `tells`."""
         named: dict[str, object] = {"keywords": keywords} if self.takes_keywords else {}
         if self.takes_names:
             named["names"] = names
+        if self.tells:
+            named["progress"] = progress
         found = _load(self.examine or "")(*subjects, **named, **self._known(options))
         return found if isinstance(found, Examined) else Examined(found)
 

@@ -15,7 +15,7 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import Examined
 from torchdebug_magics.jupyter.again import CellBody
 from torchdebug_magics.jupyter.arguments import MagicParser
-from torchdebug_magics.jupyter.showing import Delivery, ShownSession
+from torchdebug_magics.jupyter.showing import Delivery, ShownSession, watched_work
 from torchdebug_magics.jupyter.values import evaluated
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ class InstrumentMagic:
             self._show(asked, Examined(self.row.report_of_word(asked.word, self._homes.lasting.live(self.row.name))))
         elif asked.subjects or self.row.probe is None:
             subjects, keywords = self._evaluated(asked.subjects, local_ns)
-            with _in_one_line():
-                examined = self.row.report_on(subjects, keywords, asked.options, asked.subjects)
+            with _in_one_line(), watched_work(self.row, self._screen, is_quiet=asked.quiet) as progress:
+                examined = self.row.report_on(subjects, keywords, asked.options, asked.subjects, progress)
             self._show(asked, examined)
         elif (report := self._of_failed_cell(asked)) is not None:
             self._show(asked, Examined(report))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.errors import SessionError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.report import Report
     from torchdebug_magics.session import Session
 
-__all__ = ["Delivery", "ShownSession"]
+__all__ = ["Delivery", "ShownSession", "watched_work"]
 
 
 class Delivery:
@@ -48,6 +49,32 @@ class Delivery:
             path.write_text(report.to_json() + "\n", encoding="utf-8")
         except OSError as error:
             self.screen.say(f"the report could not be written to {path}: {error}")
+
+
+@contextmanager
+def watched_work(row: Instrument, screen: Screen, *, is_quiet: bool) -> Iterator[Callable[[object], None]]:
+    """What takes the snapshots of long work; the latest is seen while it goes on."""
+    latest: list[object] = []
+    drawn: list[tuple[object, tuple[str, str]]] = []
+
+    def draw() -> tuple[str, str] | None:
+        if not latest:
+            return None
+        snapshot = latest[0]
+        if not drawn or drawn[0][0] is not snapshot:
+            drawn[:] = [(snapshot, screen.draw(row.live_page(snapshot)))]
+        return drawn[0][1]
+
+    def take(snapshot: object) -> None:
+        latest[:] = [snapshot]
+
+    view = LiveView(draw, screen)
+    if row.tells and row.live_view and not is_quiet:
+        view.start()
+    try:
+        yield take
+    finally:
+        view.stop()
 
 
 class ShownSession:

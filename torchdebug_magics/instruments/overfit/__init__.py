@@ -14,6 +14,7 @@ INSTRUMENT = Instrument(
     %overfit model batch loss_function optimizer    the last two may be left out; a batch is a tuple, a dict or a tensor
     %overfit model batch                            a model that returns its loss, trained with Adam(lr=0.001)
     %overfit step                                   a function that makes one training step and returns the loss
+    %overfit model loader loss_function optimizer --samples 100    whole epochs over 100 samples of each class alike
     %overfit trainer                                a Trainer of Lightning (`%overfit trainer model loader` before its fit) or transformers
     %%overfit                                       above a training loop: repeats the first batch that its DataLoader gives
 
@@ -23,13 +24,20 @@ reduction of the loss. The first change with which the samples are learned is th
 Every step sees the same samples and the same random numbers, so that dropout and augmentation stand still. Afterwards the model, the
 optimizer, gradients, buffers, modes and random states are exactly as before.""",
     options=(
-        Option("--steps", "steps of each training (200)", {"type": int, "default": 200, "metavar": "N"}),
+        Option(
+            "--steps",
+            "steps of each training, or epochs where the samples make several batches (200)",
+            {"type": int, "default": 200, "metavar": "N"},
+        ),
         Option("--samples", "samples that the batch is cut to (8)", {"type": int, "default": 8, "metavar": "N"}),
     ),
+    probe=f"{_HERE}.probe:OverfitProbe",
     view=f"{_HERE}.view:page",
     live_view=f"{_HERE}.view:live",
     examine=f"{_HERE}.examine:examine",
     subjects="MODEL BATCH LOSS_FUNCTION OPTIMIZER",
     takes_names=True,
     takes_keywords=True,
+    tells=True,
+    runs_again=True,
 )

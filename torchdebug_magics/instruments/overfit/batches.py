@@ -83,6 +83,8 @@ def readings(model: torch.nn.Module, batch: Any, loss_function: Any) -> Iterator
     parts = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     if loss_function is None:
         yield Reading(parts)
+        yield Reading((batch,))
+        yield Reading(parts[:-1] or parts)  # only so that it can be said what is missing
         return
     if len(parts) == 1:
         yield Reading(parts, targets=parts)

@@ -66,9 +66,15 @@ def examine(
 
 
 def explained(
-    subject: Subject, most_steps: int, start: KeptState, guard: Guard, hooks: Hooks, progress: Callable[[Progress], None]
+    subject: Subject,
+    most_steps: int,
+    start: KeptState,
+    guard: Guard,
+    hooks: Hooks,
+    progress: Callable[[Progress], None],
+    base: Training | None = None,
 ) -> Examined:
-    """The training, and if it stalls, the trials; nothing is put back at the end."""
+    """The training, unless `base` is one that was made, and if it stalls, the trials; the start is put back before each of them."""
     began_s = time.monotonic()
     done: list[tuple[str, float]] = []
 
@@ -80,8 +86,9 @@ def explained(
 
         return Training(subject.steps, times * most_steps, hooks, change, tell)
 
-    base = training(None, "training")
-    base.run()
+    if base is None:
+        base = training(None, "training")
+        base.run()
     _refuse_rivals(base)
     seen = _evidence(base, subject, start)
     if not base.learned:
@@ -99,13 +106,13 @@ def explained(
         done.append((text, trial.losses[-1] if trial.losses else float("nan")))
         return trial
 
-    diagnosis = Diagnosis(passed=True, reason=_beside(base)) if base.learned and not _is_trivial(base) else diagnose(seen, again)
+    found = Diagnosis(passed=True, reason=_beside(base)) if base.learned and not _is_trivial(base) else diagnose(seen, again)
     start.put_back()
     leaks = (
         guard.run("looking for leaks between samples", leaks_of, subject.model) if subject.model is not None and base.error is None else ()
     )
-    report = _report(base, subject, diagnosis, seen, tuple(leaks or ()), guard, time.monotonic() - began_s)
-    return Examined(report, None if report.cause is not None else base.error)
+    report = _report(base, subject, found, seen, tuple(leaks or ()), guard, time.monotonic() - began_s)
+    return Examined(report, None if report.headline else base.error)
 
 
 def _is_trivial(base: Training) -> bool:

@@ -98,6 +98,8 @@ class ObservedStep:
     """Parameters that the loss depends on, connected or not, by id."""
     lost: set[int] = field(default_factory=set)
     """Cuts that lie between the loss and parameters, as places in `cuts`."""
+    before_backward: int = 0
+    """How many cuts there were when the backward pass began."""
     same_rows: tuple[Location | None, str] | None = None
     """Where all samples became equal: the line, and the module."""
     last_is_same: bool = False
@@ -200,6 +202,7 @@ class ObservedStep:
     def differentiated(self, loss: Tensor) -> None:
         """A backward pass begins from this loss."""
         origin = self.origin_of(loss)
+        self.before_backward = len(self.cuts)
         self.used |= origin.sources
         self.lost |= origin.cuts
 

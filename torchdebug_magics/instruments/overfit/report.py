@@ -98,6 +98,8 @@ class OverfitReport(Report):
             return self.headline
         if self.passed:
             return f"The model overfits {self.subject}: {after}" + (f" ({self.reason})" if self.reason else "")
+        if not self.losses and not self.error:
+            return f"No training step was seen: {self.reason}"
         if self.error:
             return f"The step fails: {self.error}"
         return f"The model does not overfit {self.subject}: {after}" + (f" · {self.reason}" if self.reason else "")

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.overfit.batches import Reading, cut, loss_of, readings, samples_in
+from torchdebug_magics.instruments.overfit.subset import subset
 from torchdebug_magics.instruments.overfit.trainers import parts_of_trainer
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.written import called_from, writes_of
@@ -34,6 +36,8 @@ class ModelSteps:
     optimizer: torch.optim.Optimizer
     call: Any = None
     """What is called in place of the model, such as a compiled one."""
+    others: tuple[Reading, ...] = ()
+    """Further batches; a step is then an epoch."""
     models: dict[str, nn.Module] = field(default_factory=dict)
 
     def run(self, training: Training) -> None:
@@ -43,26 +47,27 @@ class ModelSteps:
         takes_closure = _needs_closure(self.optimizer)
         while True:
             training.begin()
-            if takes_closure:
-                given: Any = self._loss
-                loss: Any = self.optimizer.step(given)
-            else:
-                loss = self._loss()
-                self.optimizer.step()
-            if training.end(loss):
+            losses = [self._update(reading, takes_closure=takes_closure) for reading in (self.reading, *self.others)]
+            if training.end(losses):
                 return
 
-    def _loss(self) -> torch.Tensor:
-        self.optimizer.zero_grad()
-        loss = self.loss()
-        loss.backward()
+    def _update(self, reading: Reading, *, takes_closure: bool) -> Any:
+        def closure() -> Any:
+            self.optimizer.zero_grad()
+            loss = self.loss(reading)
+            loss.backward()
+            return loss
+
+        if takes_closure:
+            return self.optimizer.step(closure)
+        loss = closure()
+        self.optimizer.step()
         return loss
 
-    def loss(self) -> torch.Tensor:
+    def loss(self, reading: Reading) -> torch.Tensor:
         """One forward pass."""
         with torch.enable_grad():
-            output = self.call(*self.reading.args, **self.reading.kwargs)
-            return loss_of(output, self.reading.targets, self.loss_function)
+            return loss_of(self.call(*reading.args, **reading.kwargs), reading.targets, self.loss_function)
 
 
 @dataclass(eq=False)
@@ -151,6 +156,8 @@ def _of_model(
     names: Mapping[str, str],
     *roots: object,
 ) -> Subject:
+    batches = _batches(batch, samples)
+    batch = batches[0] if batches else batch
     size = samples_in(batch)
     if size == 0:
         msg = "the batch is empty: it has no samples"
@@ -165,9 +172,24 @@ def _of_model(
         optimizer = torch.optim.Adam(held, lr=_RATE)
         notes.append(f"no optimizer was named: trained with Adam(lr={_RATE:g})")
     steps, used = _runnable(model, batch, loss_function, optimizer, samples)
-    if size is not None and used != min(size, samples):
+    if len(batches) > 1:
+        steps.others = tuple(next(readings(model, one, loss_function)) for one in batches[1:])
+        used = sum(samples_in(one) or 0 for one in batches)
+    elif size is not None and used != min(size, samples):
         notes.append("the model does not take a part of this batch: all of it was used")
     return Subject(steps, (model, loss_function, optimizer, batch, *roots), used, names, tuple(notes), steps)
+
+
+def _batches(data: Any, samples: int) -> list[Any]:
+    """Of a loader, its first batch, or all that it takes for so many samples; none of anything else."""
+    if not isinstance(data, DataLoader):
+        return []
+    is_enough = data.batch_size is None or data.batch_size >= samples
+    found = [next(iter(data))] if is_enough else list(subset(data, samples))
+    if not found:
+        msg = "the loader gives no batch: its data set is empty"
+        raise TorchDebugError(msg)
+    return found
 
 
 def _runnable(model: nn.Module, batch: Any, loss_function: Any, optimizer: Any, samples: int) -> tuple[ModelSteps, int | None]:
@@ -175,12 +197,12 @@ def _runnable(model: nn.Module, batch: Any, loss_function: Any, optimizer: Any, 
     tried: list[tuple[ModelSteps, int | None]] = []
     for part in (cut(batch, samples), cut(batch, 1 << 60)):
         for reading in readings(model, part, loss_function):
-            steps = ModelSteps(unwrapped(model), reading, loss_function, optimizer, model, {"model": model})
+            steps = ModelSteps(unwrapped(model), reading, loss_function, optimizer, model, models={"model": model})
             tried.append((steps, samples_in(part)))
             try:
                 if not model.training:
                     model.train()
-                steps.loss()
+                steps.loss(reading)
             except TorchDebugError:
                 raise
             except Exception:  # noqa: BLE001, S112 - the next way is tried; if none works, the training raises it

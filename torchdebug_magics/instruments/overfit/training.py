@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -69,6 +69,8 @@ class Training:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     without_gradient: tuple[str, ...] = ()
     """Trainable parameters that the first backward pass gave none, though their module ran."""
+    unconnected: frozenset[int] = frozenset()
+    """By id, those that the backward pass has not reached at all."""
     not_updated: tuple[str, ...] = ()
     """Parameters with a gradient that no optimizer holds."""
     frozen: tuple[str, ...] = ()
@@ -90,27 +92,37 @@ class Training:
 
     def run(self) -> None:
         """All steps; what the user's code raises is kept."""
-        self._random = RandomState.take()
-        with quiet(), ExitStack() as stack:
-            self._stack = stack
-            self._seen: ObservedStep | None = None
-            self._values: list[float] = []
-            self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-            self._updated = True
-            self._paths: dict[int, str] = {}
-            self._undo: list[Undo] = []
-            self.hooks.autograd_calls(stack, "backward", self._backward)
-            self.hooks.optimizer_steps(stack, self._before_update, self._after_update)
-            for name, model in self.steps.models.items():
-                self._meet(name, model)
+        with quiet(), self.opened():
             try:
                 self.steps.run(self)
             except Exception as error:  # noqa: BLE001 - the user's own code: that it fails is what is reported
                 self.error = error
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Inside, steps may be made."""
+        self._random = RandomState.take()
+        self._step_stack = ExitStack()
+        self._seen: ObservedStep | None = None
+        self._values: list[float] = []
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._updated, self._was_zeroed = True, False
+        self._paths: dict[int, str] = {}
+        self._undo: list[Undo] = []
+        with ExitStack() as stack:
+            self._stack = stack
+            self.hooks.autograd_calls(stack, "backward", self._backward)
+            self.hooks.optimizer_steps(stack, self._before_update, self._after_update)
+            self.hooks.zeroed_gradients(stack, self._zeroing)
+            for name, model in self.steps.models.items():
+                self._meet(name, model)
+            try:
+                yield
             finally:
                 self._after_update()
-            if self.goal is None:
-                self._summarise()
+                self._step_stack.close()
+        if self.goal is None:
+            self._summarise()
 
     # --- the steps ---------------------------------------------------------------------------------------------------------------
 
@@ -138,8 +150,8 @@ class Training:
         self._step_stack.close()
         if self.change is not None and self.change.on_end is not None:
             self.change.on_end()
-        found = [float(one.detach().float().sum()) for one in tensors_in(loss)][:1] if not isinstance(loss, (int, float)) else [float(loss)]
-        value = (found or [sum(self._values) if self._values else math.nan])[0]
+        found = _numbers(loss)
+        value = sum(found) / len(found) if found else sum(self._values) if self._values else math.nan
         if self.last is not None:
             return True
         self.losses.append(value)
@@ -262,6 +274,11 @@ class Training:
             self._kept = [(one, one.grad.detach().clone()) for one in named.values() if one.grad is not None]
         return result
 
+    def _zeroing(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        self._was_zeroed = self._was_zeroed or (self._seen is self.first and not self._updated)
+        return original(*args, **kwargs)
+
     def _before_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         self._updated = True
         if not any(optimizer is one for one in self.optimizers):
@@ -271,7 +288,7 @@ class Training:
             before = _norm([kept for _, kept in self._kept])
             now = _norm([one.grad for one, _ in self._kept if one.grad is not None])
             self.clipped = (before, now) if now < before / 2 else None
-            self.is_zeroed = before > 0 and all(one.grad is None for one, _ in self._kept)
+            self.is_zeroed = before > 0 and now == 0 and self._was_zeroed
         if self.change is not None and self.change.keeps_gradients:
             for one, kept in self._kept:
                 one.grad = kept
@@ -289,6 +306,7 @@ class Training:
         held = {id(one) for optimizer in self.optimizers for group in optimizer.param_groups for one in group["params"]}
         used = {name: one for name, one in named.items() if id(one) in self.first.used}
         graded = {id(one) for one, gradient in self._kept if bool(gradient.any())}
+        self.unconnected = frozenset(id(one) for one in named.values()) - {id(one) for one, _ in self._kept}
         self.frozen = tuple(name for name, one in used.items() if not one.requires_grad)
         self.without_gradient = tuple(name for name, one in used.items() if one.requires_grad and id(one) not in graded)
         self.not_updated = tuple(name for name, one in used.items() if id(one) in graded and id(one) not in held) if self.optimizers else ()
@@ -296,6 +314,15 @@ class Training:
         if self._values and whole and math.isfinite(whole):
             self.loss_scale = sum(self._values) / whole
         self.first.forget()
+
+
+def _numbers(loss: Any) -> list[float]:
+    """The loss of a step, or of each batch of an epoch; none where it cannot be told."""
+    if isinstance(loss, list):
+        return [number for one in loss for number in _numbers(one)]
+    if isinstance(loss, (int, float)):
+        return [float(loss)]
+    return [float(one.detach().float().sum()) for one in tensors_in(loss)][:1]
 
 
 def _without_dropout(model: torch.nn.Module) -> None:

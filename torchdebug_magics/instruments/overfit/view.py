@@ -33,6 +33,8 @@ def page(report: OverfitReport) -> Page:
         facts.append(
             ("leak", f"the output for sample 0 depends on sample{'s' if len(report.leaks) > 1 else ''} {listed([*map(str, report.leaks)])}")
         )
+    if not report.losses and not report.error:
+        return Page("overfit", "warn", report.verdict, tuple(Note(problem) for problem in report.problems))
     facts.append(("held still", listed([*report.held_still])))
     facts.append(("took", f"{duration(report.seconds_s)}; model, optimizer, gradients and random state are as before"))
     blocks: list[Block] = [Facts(tuple(facts))]

@@ -53,7 +53,8 @@ def _cut_graph(seen: Evidence) -> Iterator[Change]:
     first = seen.base.first
     relevant = [first.cuts[place] for place in sorted(first.lost) if first.cuts[place].sources & lost.keys()]
     if not relevant:  # the loss was made anew of plain numbers
-        relevant = [cut for cut in first.cuts if cut.sources & lost.keys()]
+        unreached = seen.base.unconnected & lost.keys()
+        relevant = [cut for cut in first.cuts[: first.before_backward] if cut.sources & unreached]
     if not lost or not relevant:
         return
     cut = max(relevant, key=lambda one: len(one.sources & lost.keys()))

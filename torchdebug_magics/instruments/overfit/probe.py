@@ -1,0 +1,186 @@
+"""``%%overfit``: above a training loop, whose DataLoader then gives its first batch again and again."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.instruments.overfit.batches import cut, samples_in
+from torchdebug_magics.instruments.overfit.examine import explained
+from torchdebug_magics.instruments.overfit.report import OverfitReport
+from torchdebug_magics.instruments.overfit.subjects import Subject
+from torchdebug_magics.instruments.overfit.training import Progress, Training
+from torchdebug_magics.probing.attributes import Names
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.interrupted import interrupts_held
+from torchdebug_magics.probing.kept_state import KeptState
+from torchdebug_magics.probing.modules import live_kinds
+from torchdebug_magics.probing.rerun.replay_state import eager
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["OverfitProbe"]
+
+_NO_BATCH = "the cell draws no batch from a DataLoader: write `%overfit model batch loss_function optimizer`"
+
+
+class _Body(Protocol):
+    """The cell, which may run any number of times."""
+
+    namespace: dict[str, Any]
+    hidden: frozenset[str]
+    refusal: str
+
+    def run(self) -> None:
+        """Once more."""
+
+
+@dataclass(eq=False)
+class _Feed:
+    """Gives the first batch of the first loader for as long as the training wants it; then one an epoch, so that no epoch is empty."""
+
+    many: int
+    batch: Any = None
+    loader: Any = None
+    is_over: bool = False
+    given: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+
+    def watched(self, training: Training) -> Callable[..., Any]:
+        """For one run of the loop."""
+        self.is_over, is_open = False, False
+        self.given.clear()
+
+        def next_batch(original: Callable[[Any], Any], iterator: Any) -> Any:
+            nonlocal is_open
+            if self.loader is None:
+                self.batch, self.loader = cut(original(iterator), self.many), _loader_of(iterator)
+            elif _loader_of(iterator) is not self.loader:
+                return original(iterator)
+            if is_open:
+                is_open = False
+                self.is_over = training.end() or self.is_over
+            if self.is_over:
+                if iterator in self.given:
+                    raise StopIteration
+                self.given.add(iterator)
+                return self.batch
+            training.begin()
+            is_open = True
+            return self.batch
+
+        return next_batch
+
+
+def _loader_of(iterator: Any) -> Any:
+    return getattr(iterator, "_dataset", None)
+
+
+@dataclass(eq=False)
+class _CellSteps:
+    """The steps of the cell's own loop."""
+
+    body: _Body | None
+    feed: _Feed
+    hooks: Hooks
+    models: Mapping[str, torch.nn.Module] = field(default_factory=dict)
+
+    def run(self, training: Training) -> None:
+        """The whole cell once more."""
+        if self.body is None:
+            msg = "a `with` statement runs once: no change can be tried"
+            raise TorchDebugError(msg)
+        with ExitStack() as stack:
+            self.hooks.loader_batches(stack, self.feed.watched(training))
+            self.body.run()
+
+
+class OverfitProbe:
+    """Watches the cell as the first training, and runs it again for each trial."""
+
+    def __init__(self, *, steps: int = 200, samples: int = 8, body: _Body | None = None) -> None:
+        self._most_steps = steps
+        self._guard, self._hooks = Guard(), Hooks()
+        self._body = None if body is None or body.refusal else body
+        self._refusal = "" if body is None else body.refusal
+        self._feed = _Feed(samples)
+        self._steps = _CellSteps(self._body, self._feed, self._hooks)
+        self._base = Training(self._steps, steps, self._hooks, told=self._told)
+        self._progress: Progress | None = None
+        self._start: KeptState | None = None
+        self._report: OverfitReport | None = None
+
+    def attach(self, stack: ExitStack) -> None:
+        """From here on the loader repeats itself; the trials follow when the stack closes."""
+        self._start = KeptState(self._roots(), self._guard)
+        stack.push(self._ended)
+        stack.enter_context(eager())
+        stack.enter_context(self._base.opened())
+        self._hooks.loader_batches(stack, self._feed.watched(self._base))
+
+    def sweep(self) -> None:
+        """Remove what an interrupt may have left."""
+        self._hooks.sweep()
+
+    def report(self) -> OverfitReport:
+        """What was found."""
+        return self._report or OverfitReport(passed=False, losses=tuple(self._base.losses), reason=_NO_BATCH)
+
+    def live(self) -> Progress | None:
+        """The curve so far."""
+        return self._progress
+
+    def kept(self) -> dict[str, object]:
+        """Nothing."""
+        return {}
+
+    def _told(self, losses: list[float]) -> None:
+        self._progress = Progress("training", tuple(losses))
+
+    def _roots(self) -> list[object]:
+        if self._body is not None:
+            names = frozenset(self._body.namespace.keys() - self._body.hidden)
+            return [Names(self._body.namespace, names)]
+        found = live_kinds(torch.nn.Module, torch.optim.Optimizer)
+        return [one for kind in found.values() for one in kind]
+
+    def _ended(self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
+        assert self._start is not None
+        try:
+            if self._feed.loader is not None and (kind is None or issubclass(kind, Exception)):
+                self._base.error = error if isinstance(error, Exception) else None
+                self._explain(self._start)
+        finally:
+            with interrupts_held():
+                self._hooks.sweep()
+                self._start.put_back()
+
+    def _explain(self, start: KeptState) -> None:
+        names = _names(self._body.namespace, self._base) if self._body is not None else {}
+        notes = (f"no change was tried: {self._refusal}",) if self._refusal else ()
+        subject = Subject(self._steps, (), samples_in(self._feed.batch), names, notes)
+
+        def progress(now: Progress) -> None:
+            self._progress = now
+
+        with eager():
+            examined = explained(subject, self._most_steps, start, self._guard, self._hooks, progress, self._base)
+        self._report = examined.report if isinstance(examined.report, OverfitReport) else None
+
+
+def _names(namespace: Mapping[str, Any], base: Training) -> dict[str, str]:
+    """How the cell writes the model and the optimizer."""
+    model = next(iter(base.models.values()), None)
+    optimizer = next(iter(base.optimizers), None)
+    known = {"model": model, "optimizer": optimizer}
+    found = {
+        word: next((name for name, one in namespace.items() if one is value), "") for word, value in known.items() if value is not None
+    }
+    return {word: name for word, name in found.items() if name}
