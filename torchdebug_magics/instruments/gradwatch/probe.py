@@ -93,7 +93,8 @@ class GradProbe:
         self._watches.clear()
 
     def _is_ours(self) -> bool:
-        return threading.get_ident() == self._thread and not is_being_compiled()
+        captures = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # a CUDA graph: ours would become part of it
+        return threading.get_ident() == self._thread and not captures and not is_being_compiled()
 
     def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
