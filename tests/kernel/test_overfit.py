@@ -107,7 +107,6 @@ def test_stop_in_a_trial_restores_everything(ready: Kernel) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("", "name what to train"),
         ("unknown (x, y)", "unknown"),
         ("model", "write `%overfit model batch loss_function optimizer`"),
         ("7", "the first value must be a model, a function that makes one step, or a trainer, not int"),
@@ -126,6 +125,6 @@ def test_wrong_use_is_said_in_a_line(ready: Kernel, line: str, says: str) -> Non
 
 
 def test_help(ready: Kernel) -> None:
-    assert "usage: %overfit" in ready.run("%overfit --help").text
+    assert "overfit [--steps N] [--samples N]" in ready.run("%overfit --help").text
     (page,) = ready.run("%overfit?").payload
     assert "A stalled training is repeated from the same start" in page["data"]["text/plain"]
