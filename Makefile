@@ -24,7 +24,7 @@ MAKEFLAGS += --jobs=3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help tour lab test check format bench docs pictures coverage lock environments browser clean
+.PHONY: help tour lab test test-all check format bench docs pictures coverage lock environments browser clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -42,7 +42,11 @@ lab: $(READY)
 
 ## make test      everything: unit, kernel on both stacks, notebooks, browser (TESTS=tests/unit for a part)
 test: environments
-	$(PY) -m pytest --no-skips --numprocesses 2 --session-timeout 3000 $(TESTS) || { [ $$? -eq 1 ] && $(AGAIN); }
+	$(PY) -m pytest --no-skips --numprocesses 2 --session-timeout 4500 $(TESTS) || { [ $$? -eq 1 ] && $(AGAIN); }
+
+## make test-all  the same with every case of the corpora, of which `make test` runs every fourth
+test-all: environments
+	$(PY) -m pytest --no-skips --whole --numprocesses 2 $(TESTS)
 
 ## make check     ruff, mypy, import-linter
 check: $(READY)

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,28 @@ if TYPE_CHECKING:
 pytest.register_assert_rewrite("tests.unit.instruments.shapes.planted")
 
 MAY_BE_SKIPPED = "gpu"
+FEW, FOURTH = 16, 4
 ROOT = Path(__file__).parent.parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole", action="store_true", help="every case of the corpora, of which else only every fourth is run")
     parser.addoption("--no-skips", action="store_true", help="a skipped test is a failure, unless it is marked `gpu`")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a corpus, every fourth case of each test; of a few that were asked for, all."""
+    if config.getoption("--whole"):
+        return
+    by_test: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("corpus") is not None:
+            by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = {item for cases in by_test.values() if len(cases) > FEW for item in cases if zlib.crc32(item.nodeid.encode()) % FOURTH}
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_configure() -> None:

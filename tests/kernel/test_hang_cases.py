@@ -17,7 +17,7 @@ RUNS = [
 ]
 
 # The first test of a stack waits for all of its cells, which run beside each other.
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.corpus]
 
 
 @pytest.fixture(scope="session")

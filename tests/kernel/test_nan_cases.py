@@ -12,6 +12,8 @@ from tests.kernel.kernels import Kernel, Ran
 from tests.nan_cases import Case, Nothing, all_cases
 from tests.nan_cases.door import compare, compare_location
 
+pytestmark = pytest.mark.corpus
+
 CASES = all_cases()
 # What the Colab-like stack lacks (lightning) is left to the other one.
 # Every case runs through the script door (tests/unit); through a kernel, on each stack, as many as the time for CI allows.

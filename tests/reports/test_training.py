@@ -10,6 +10,8 @@ import pytest
 from tests.reports.training import CASES, TrainingCase
 from tests.unit.instruments.overfit.case import Built, Case, made
 
+pytestmark = pytest.mark.corpus
+
 
 def built(case: TrainingCase, *, repaired: bool) -> Built:
     """What the last cell hands to the magic, after the cells before it."""

@@ -13,6 +13,8 @@ from tests.unit.instruments.overfit.state import state_of
 if TYPE_CHECKING:
     from tests.unit.instruments.overfit.case import Case
 
+pytestmark = pytest.mark.corpus
+
 
 @pytest.mark.keeps_rng
 @pytest.mark.filterwarnings("ignore")

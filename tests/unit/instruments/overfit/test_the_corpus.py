@@ -11,6 +11,8 @@ from tests.unit.instruments.overfit import healthy, planted
 if TYPE_CHECKING:
     from tests.unit.instruments.overfit.case import Case
 
+pytestmark = pytest.mark.corpus
+
 CAUSES = {
     "frozen", "learning_rate", "reduction", "double_softmax", "wrong_loss_input", "target_shape", "off_by_one_labels", "conflicting_labels",
     "dead_units", "bad_init", "stale_optimizer", "cut_graph", "zero_grad_missing", "weight_decay", "clipping", "batchnorm_of_one",
