@@ -111,10 +111,13 @@ def cell(value: str | float | None, how: Format = "text") -> str:
     return one_line(value) if isinstance(value, str) else _WRITERS[how](value)
 
 
-def sparkline(values: Sequence[float], *, width: int = 40) -> str:
-    """The last `width` values as bars on a logarithmic scale; ``!`` marks a non-finite one."""
-    tail = list(values[-width:])
-    logs = [math.log10(abs(value)) for value in tail if math.isfinite(value) and value]
+def sparkline(values: Sequence[float], *, width: int = 40, span: tuple[float, float] | None = None) -> str:
+    """The last `width` values as bars on a logarithmic scale; ``!`` marks a non-finite one.
+
+    With `span`, the scale goes from its lower to its upper end, and all values are shown, evenly thinned out.
+    """
+    tail = list(values[-width:]) if span is None else list(values[:: max(1, math.ceil(len(values) / width))])
+    logs = [math.log10(abs(value)) for value in span or tail if math.isfinite(value) and value]
     low, high = (min(logs), max(logs)) if logs else (0.0, 0.0)
     return "".join(_bar(value, low, high) for value in tail)
 
@@ -125,7 +128,7 @@ def _bar(value: float, low: float, high: float) -> str:
     if not value:
         return _BARS[0]
     level = (math.log10(abs(value)) - low) / (high - low) if high > low else 0.5
-    return _BARS[round(level * (len(_BARS) - 1))]
+    return _BARS[round(min(max(level, 0.0), 1.0) * (len(_BARS) - 1))]
 
 
 _WRITERS: Mapping[Format, Callable[[Any], str]] = {

@@ -29,7 +29,7 @@ _LOST = 0.9
 def chart(block: Chart) -> Markup:
     """An image between its words; where it cannot be drawn, bars of text."""
     alt = describe(block)
-    otherwise = f"{block.title}: {sparkline(block.values)} {alt}"
+    otherwise = f"{block.title}: {sparkline(block.values, span=block.span)} {alt}"
     return picture(lambda axes: _draw(axes, block), _words(block), alt=alt, height=_HEIGHT, otherwise=otherwise)
 
 
@@ -48,7 +48,8 @@ def describe(block: Chart) -> str:
 def _words(block: Chart) -> Words:
     """The ends of both axes are named: the largest and the smallest value, the first and the last step."""
     shown = [value for value in _drawn(block) if not math.isnan(value)]
-    low, high = (number(float(min(shown))), number(float(max(shown)))) if shown else ("", "")
+    ends = block.span or ((min(shown), max(shown)) if shown else None)
+    low, high = ("", "") if ends is None else (number(float(ends[0])), number(float(ends[1])))
     first, last = f"{block.first_x:,}", f"{block.first_x + len(block.values) - 1:,}"
     lost = next((step for step, value in enumerate(block.values, block.first_x) if not math.isfinite(value)), None)
     said = "" if lost is None else f" (red cross: not finite, first at {lost:,})"
@@ -77,6 +78,8 @@ def _dress(axes: Axes, block: Chart, shown: list[float]) -> None:
     axes.set_ymargin(_MARGIN)
     if block.log and shown:
         axes.set_yscale("log")
+    if block.span is not None:
+        axes.set_ylim(*block.span)
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_yticks([], minor=True)

@@ -147,6 +147,8 @@ class Chart:
     y_label: str
     first_x: int = 0
     log: bool = True
+    span: tuple[float, float] | None = None
+    """Both ends of the scale; None for the smallest and the largest value. Charts that are to be compared have the same."""
 
 
 @dataclass(frozen=True)

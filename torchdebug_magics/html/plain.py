@@ -45,7 +45,7 @@ def _block(block: Block) -> str:  # noqa: C901, PLR0911 - one for each kind
         case Table():
             return _table(block) if block.rows else ""
         case Chart():
-            return f"{_wrapped(describe(block))}\n  {sparkline(block.values)}"
+            return f"{_wrapped(describe(block))}\n  {sparkline(block.values, span=block.span)}"
         case Areas():
             return f"{_wrapped(f'{block.title}: {areas.describe(block)}')}\n  {sparkline(areas.totals(block))}"
         case Bars():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.format import listed
+from torchdebug_magics.format import listed, number
 from torchdebug_magics.instrument import Examined
 from torchdebug_magics.instruments.overfit.diagnose import Diagnosis, diagnose
 from torchdebug_magics.instruments.overfit.leaks import leaks_of
@@ -122,6 +122,9 @@ def _is_trivial(base: Training) -> bool:
 
 def _beside(base: Training) -> str:
     """What is wrong though the samples are learned."""
+    if base.other_loss is not None:
+        numbers = f"but with other random numbers the loss is {number(base.other_loss)}"
+        return f"{numbers}: what the step draws, such as a shuffle, was learned by heart"
     if base.not_updated:
         return f"but the optimizer does not hold {listed([f'`{name}`' for name in base.not_updated])}"
     return "but gradients add up from step to step: zero_grad() is missing" if base.accumulates else ""
@@ -177,7 +180,7 @@ def _report(
         chance=goal.chance if goal is not None else None,
         floor_name=at,
         cured_losses=found.cured,
-        held_still=("shuffling, dropout and random augmentation",),
+        held_still=("the same samples", "the same random numbers", "no dropout"),
         reason=found.reason,
         error="" if base.error is None else f"{type(base.error).__name__}: {base.error}".splitlines()[0],
         seconds_s=seconds_s,

@@ -68,7 +68,7 @@ class OverfitReport(Report):
     cured_losses: tuple[float, ...] = ()
     """By step, with the change of `fix`."""
     held_still: tuple[str, ...] = ()
-    """What would differ from step to step, and did not."""
+    """What was the same in each step."""
     reason: str = ""
     """Why no cause is named."""
     error: str = ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +33,8 @@ _SURE = 2
 _HALF, _NO_BETTER = 2, 0.8
 """A trial that is no better by then is given up."""
 _EVERY = 10
+_BY_HEART = 0.5
+"""Of the loss by chance."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,8 @@ class Training:
     """The largest learning rate of the last update."""
     backwards: int = 0
     learned: bool = False
+    other_loss: float | None = None
+    """With other random numbers, where that is no learned loss."""
     error: BaseException | None = None
 
     def run(self) -> None:
@@ -129,6 +135,8 @@ class Training:
     def begin(self) -> None:
         """A step begins: with the same random numbers as every other."""
         self._random.put_back()
+        if self._is_checking:
+            _other_numbers()
         self._values.clear()
         self._step_stack = self._stack.enter_context(ExitStack())
         is_first = not self.losses
@@ -154,6 +162,10 @@ class Training:
         value = sum(found) / len(found) if found else sum(self._values) if self._values else math.nan
         if self.last is not None:
             return True
+        if self._is_checking:
+            assert self.goal is not None
+            self.other_loss = value if value - self.goal.floor > _BY_HEART * self.goal.reference else None
+            return True
         self.losses.append(value)
         calls = self._seen.losses if self._seen is not None else []
         if self.goal is None:
@@ -165,9 +177,12 @@ class Training:
         self.learned = (self._good >= _SURE and not self.accumulates) or (good and is_last)  # gradients that add up may yet diverge
         if len(self.losses) % _EVERY == 0:
             self.told(self.losses)
-        return self.learned or not math.isfinite(value) or self._is_over(value)
+        self._is_checking = self.learned and self.change is None
+        return not self._is_checking and (self.learned or not math.isfinite(value) or self._is_over(value))
 
     _good = 0
+    _is_checking = False
+    """Whether the step is one more, with other random numbers."""
 
     def _is_over(self, value: float) -> bool:
         many = len(self.losses)
@@ -314,6 +329,15 @@ class Training:
         if self._values and whole and math.isfinite(whole):
             self.loss_scale = sum(self._values) / whole
         self.first.forget()
+
+
+def _other_numbers() -> None:
+    """Let every generator go on from another place."""
+    torch.rand(1)
+    random.random()  # noqa: S311 - not for secrets
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.random()
 
 
 def _numbers(loss: Any) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import duration, listed, number, plural
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.overfit.training import Progress
 
 __all__ = ["live", "page"]
+
+_LEARNED = 0.05
+"""Of the first loss: where the scale of a curve ends that does not come so far."""
 
 
 def page(report: OverfitReport) -> Page:
@@ -28,20 +32,21 @@ def page(report: OverfitReport) -> Page:
     if report.floor_name:
         facts.append(("stalls at", report.floor_name))
     if report.chance is not None:
-        facts.append(("by chance", f"{number(report.chance)}; the least possible is {number(report.floor or 0.0)}"))
+        least = "" if report.cause == "conflicting_labels" else f"; the least possible loss is {number(report.floor or 0.0)}"
+        facts.append(("loss by chance", f"{number(report.chance)}{least}"))
     if report.leaks:
         facts.append(
             ("leak", f"the output for sample 0 depends on sample{'s' if len(report.leaks) > 1 else ''} {listed([*map(str, report.leaks)])}")
         )
     if not report.losses and not report.error:
         return Page("overfit", "warn", report.verdict, tuple(Note(problem) for problem in report.problems))
-    facts.append(("held still", listed([*report.held_still])))
+    facts.append(("in each step", listed([*report.held_still])))
     facts.append(("took", f"{duration(report.seconds_s)}; model, optimizer, gradients and random state are as before"))
     blocks: list[Block] = [Facts(tuple(facts))]
     if len(report.losses) > 1:
-        blocks.append(Chart("Loss", report.losses, "step", "loss"))
+        blocks.append(Chart("Loss", report.losses, "step", "loss", span=_span(report)))
     if len(report.cured_losses) > 1:
-        blocks.append(Chart("Loss with the fix", report.cured_losses, "step", "loss"))
+        blocks.append(Chart("Loss with the fix", report.cured_losses, "step", "loss", span=_span(report)))
     if report.trials:
         rows = [
             (in_words(one.suspect), one.change, one.last_loss, "learns" if one.learns else one.error or "does not learn")
@@ -59,6 +64,14 @@ def page(report: OverfitReport) -> Page:
     blocks += [Note(problem) for problem in report.problems]
     status: Status = "good" if report.passed and report.cause is None else "bad" if report.cause is not None else "warn"
     return Page("overfit", status, report.verdict, tuple(blocks))
+
+
+def _span(report: OverfitReport) -> tuple[float, float] | None:
+    """One scale for both curves, down to what counts as learned."""
+    values = [one for one in (*report.losses, *report.cured_losses) if math.isfinite(one) and one > 0]
+    if not values:
+        return None
+    return min(*values, max(report.floor or 0.0, _LEARNED * values[0])), max(values)
 
 
 def live(progress: Progress) -> Page:

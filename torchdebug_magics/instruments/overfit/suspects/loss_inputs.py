@@ -43,7 +43,7 @@ def _shape(call: LossCall) -> Iterator[Change]:
     yield Change(
         suspect="target_shape",
         text="target in the shape of the output",
-        headline=f"{call.name} compares shapes {sizes}: each output is compared with every target",
+        headline=f"`{call.name}` compares shapes {sizes}: each output is compared with every target",
         fix="give the loss function a target in the output's shape: `target.view_as(output)`",
         location=call.location,
         on_call=of_changed(call, lambda one, other: (one, other.reshape(one.shape).to(one.dtype))),

@@ -150,7 +150,7 @@ def _unregistered(seen: Evidence) -> Iterator[Change]:
     yield Change(
         suspect="stale_optimizer",
         text=f"{plural(len(inside), 'module')} added to the optimizer",
-        headline=f"{names} is no submodule, so the optimizer does not hold its parameters",
+        headline=f"{names} is not a submodule, so the optimizer does not hold its parameters",
         fix=f"register the modules: hold them in `nn.ModuleList` before the optimizer is created from `{seen.model}.parameters()`",
         on_update=add,
     )
@@ -167,12 +167,18 @@ def frozen(seen: Evidence) -> Iterator[Change]:
             if name in parameters:
                 parameters[name].requires_grad_()
 
-    some = f"`{_common(names)}`" if _common(names) else _shown(names)
-    code = f"for name, p in {seen.model}.named_parameters(): p.requires_grad_(True)"
+    module = _common(names)
+    some = f"`{module}` is" if module else f"{_shown(names)} {'is' if len(names) == 1 else 'are'}"
+    whole = {name for name in seen.base.named_parameters() if name.startswith(f"{module}.")} == set(names) if module else False
+    code = (
+        f"{seen.model}.get_submodule({module!r}).requires_grad_(True)"
+        if whole
+        else f"for name in {list(names)!r}: {seen.model}.get_parameter(name).requires_grad_(True)"
+    )
     yield Change(
         suspect="frozen",
         text=f"{plural(len(names), 'parameter')} unfrozen",
-        headline=f"{some} is frozen: with requires_grad=True the model learns {seen.subject}",
+        headline=f"{some} frozen: with requires_grad=True the model learns {seen.subject}",
         fix=f"`{code}` before the optimizer is created from `{seen.model}.parameters()`",
         parameters=names,
         on_models=unfreeze,

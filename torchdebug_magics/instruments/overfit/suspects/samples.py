@@ -39,7 +39,7 @@ def _conflicts(seen: Evidence) -> Iterator[Change]:
     keep = torch.tensor([row for row in range(seen.samples) if row not in dropped])
     yield Change(
         suspect="conflicting_labels",
-        text=f"without rows {', '.join(map(str, sorted(dropped)))}",
+        text=f"without row{'s' if len(dropped) > 1 else ''} {', '.join(map(str, sorted(dropped)))}",
         headline=f"Rows {', '.join(map(str, rows))} are equal inputs with different labels",
         fix=f"correct the labels of rows {', '.join(map(str, rows))}, or keep one of each group",
         rows=rows,

@@ -52,7 +52,7 @@ def _one_value(seen: Evidence) -> Iterator[Change]:
     yield Change(
         suspect="batchnorm_of_one",
         text="normalization layers in evaluation mode",
-        headline=f"`{names[0]}` normalizes over a batch of one sample, which leaves nothing of it",
+        headline=f"`{names[0]}` normalizes over a single sample: its output does not depend on the input",
         fix=f"train with at least 2 samples in a batch, or use `nn.GroupNorm` in place of `{names[0]}`",
         module=names[0],
         on_models=evaluate,
@@ -86,7 +86,7 @@ def _dead(seen: Evidence, _far: Mapping[str, str], dead: Activation | None) -> I
     yield Change(
         **share,  # type: ignore[arg-type]
         text="leaky_relu in its place",
-        fix=f"use `F.leaky_relu` in place of {dead.name} after `{dead.feeder}`",
+        fix=f"use `F.leaky_relu` in place of `{dead.name}` after `{dead.feeder}`",
         on_call=lambda function, args, _kwargs: (F.leaky_relu, args[:1], {}) if is_it(function) and args else None,
     )
 

@@ -60,8 +60,8 @@ def over_the_batch(seen: Evidence) -> Iterator[Change]:
         yield Change(
             suspect="wrong_loss_input",
             text=f"{one.name} over dim=-1",
-            headline=f"{one.name} at {one.location or 'the output'} normalizes over the batch (dim={one.dim}), not over the classes",
-            fix=f"use `dim=-1` in {one.name}",
+            headline=f"`{one.name}` at {one.location or 'the output'} normalizes over the batch (dim={one.dim}), not over the classes",
+            fix=f"use `dim=-1` in `{one.name}`",
             location=one.location,
             module=one.module,
             on_call=_over_the_last(one),
@@ -94,11 +94,11 @@ def _change(
 def _left_out(call: LossCall, source: Activation, expected: str, *, cause: Cause = "wrong_loss_input") -> Change:
     line = f" at {source.location}" if source.location is not None else ""
     why = (
-        f"softmax{line} is applied twice: {call.name} expects logits"
+        f"`softmax`{line} is applied twice: `{call.name}` expects logits"
         if cause == "double_softmax"
-        else f"{call.name} expects {expected}, not the result of {source.name}{line}"
+        else f"`{call.name}` expects {expected}, not the result of `{source.name}`{line}"
     )
-    return _change(call, why, f"remove the {source.name} before `{call.name}`", without(source), cause=cause, at=source)
+    return _change(call, why, f"remove the `{source.name}` before `{call.name}`", without(source), cause=cause, at=source)
 
 
 def _cross_entropy(call: LossCall, source: Activation | None) -> Iterator[Change]:
@@ -107,11 +107,11 @@ def _cross_entropy(call: LossCall, source: Activation | None) -> Iterator[Change
     elif source is not None and source.name in {"sigmoid", "tanh", "relu", "relu6"}:
         yield _left_out(call, source, "logits")
     elif (source is None or source.name != "log_softmax") and is_probabilities(call.input):
-        why = "softmax is applied twice: cross_entropy expects logits"
-        yield _change(call, why, "remove the softmax before `cross_entropy`", of_changed(call, _logarithm), cause="double_softmax")
+        why = "`softmax` is applied twice: `cross_entropy` expects logits"
+        yield _change(call, why, "remove the `softmax` before `cross_entropy`", of_changed(call, _logarithm), cause="double_softmax")
     elif call.is_classes and call.classes == 1 and call.input.dim() > 1:
         fix = "use `F.binary_cross_entropy_with_logits` for one output"
-        yield _change(call, "cross_entropy of a single class is always 0", fix, _binary(call))
+        yield _change(call, "`cross_entropy` of a single class is always 0", fix, _binary(call))
 
 
 def _binary(call: LossCall) -> OnCall:
@@ -128,10 +128,10 @@ def _nll(call: LossCall, _source: Activation | None) -> Iterator[Change]:
     if call.input.dim() < 2:  # noqa: PLR2004 - no dimension of classes
         return
     if is_probabilities(call.input):
-        why = "nll_loss expects log-probabilities, not probabilities"
+        why = "`nll_loss` expects log-probabilities, not probabilities"
         yield _change(call, why, "use `log_softmax` in place of `softmax` before `nll_loss`", of_changed(call, _logarithm))
     elif bool((call.input.float().logsumexp(1).abs() > _FAR).any()):
-        why = "nll_loss expects log-probabilities, not logits"
+        why = "`nll_loss` expects log-probabilities, not logits"
         fix = "use `F.cross_entropy` in place of `nll_loss`, or `log_softmax` before it"
         yield _change(call, why, fix, of_changed(call, lambda one, other: (one.log_softmax(1), other)))
 
@@ -140,7 +140,7 @@ def _targets(call: LossCall) -> Iterator[Change]:
     """Labels that are no shares, such as masks of 0 and 255."""
     high = float(call.target.max()) if call.target.numel() else 0.0
     if high > 1 and set(call.target.unique().tolist()) != {1.0, 2.0}:
-        why = f"{call.name} expects targets between 0 and 1, and they go up to {number(high)}"
+        why = f"`{call.name}` expects targets between 0 and 1, and they go up to {number(high)}"
         yield _change(call, why, f"divide the targets by {high:g}", of_changed(call, lambda one, other: (one, other / high)))
 
 
@@ -154,10 +154,10 @@ def _bce(call: LossCall, source: Activation | None) -> Iterator[Change]:
     yield from _targets(call)
     if source is not None and source.name == "softmax" and call.input.numel() == call.input.shape[0]:
         yield _change(
-            call, "softmax of a single output is always 1", "use `sigmoid` in place of `softmax`", _sigmoid_for(source), at=source
+            call, "`softmax` of a single output is always 1", "use `sigmoid` in place of `softmax`", _sigmoid_for(source), at=source
         )
     elif (source is None or source.name != "sigmoid") and bool(((call.input < 0) | (call.input > 1)).any()):
-        why = "binary_cross_entropy expects probabilities, not logits"
+        why = "`binary_cross_entropy` expects probabilities, not logits"
         yield _change(call, why, "use `F.binary_cross_entropy_with_logits`", of_changed(call, lambda one, other: (one.sigmoid(), other)))
 
 
@@ -167,7 +167,9 @@ def _kl(call: LossCall, _source: Activation | None) -> Iterator[Change]:
     is_share = is_probabilities(call.input, -1)
     if is_share or bool((call.input > _FAR).any()):
         change = _logarithm if is_share else lambda one, other: (one.log_softmax(-1), other)
-        yield _change(call, "kl_div expects log-probabilities as its input", "use `log_softmax` before `kl_div`", of_changed(call, change))
+        yield _change(
+            call, "`kl_div` expects log-probabilities as its input", "use `log_softmax` before `kl_div`", of_changed(call, change)
+        )
 
 
 def _distance(call: LossCall, source: Activation | None) -> Iterator[Change]:
@@ -177,12 +179,12 @@ def _distance(call: LossCall, source: Activation | None) -> Iterator[Change]:
     line = f" at {source.location}" if source.location is not None else ""
     if source.name == "softmax" and call.input.numel() == call.input.shape[0]:
         yield _change(
-            call, f"softmax{line} of a single output is always 1", "use `sigmoid` in place of `softmax`", _sigmoid_for(source), at=source
+            call, f"`softmax`{line} of a single output is always 1", "use `sigmoid` in place of `softmax`", _sigmoid_for(source), at=source
         )
     elif bool(((call.target < low) | (call.target > high)).any()):
         limits = f"at least {number(low)}" if high == math.inf else f"between {number(low)} and {number(high)}"
-        why = f"{source.name}{line} keeps the output {limits}, and some targets lie outside"
-        yield _change(call, why, f"remove the {source.name} after the last layer", without(source), at=source)
+        why = f"`{source.name}`{line} keeps the output {limits}, and some targets lie outside"
+        yield _change(call, why, f"remove the `{source.name}` after the last layer", without(source), at=source)
 
 
 def _logarithm(values: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
