@@ -105,7 +105,7 @@ def subset(loader: DataLoader[Any], samples: int = 100) -> DataLoader[Any]:
 
     Batch size, collation, transforms and shuffling are those of `loader`. A `TorchDebugError` where the data set has no length.
     """
-    small: DataLoader[Any] = importlib.import_module("torchdebug_magics.instruments.overfit.subset").subset(loader, samples)
+    small: DataLoader[Any] = importlib.import_module("torchdebug_magics.instruments.overfit.subject.subset").subset(loader, samples)
     return small
 
 

@@ -1,4 +1,4 @@
-"""``%overfit``: a model on a few samples: subject -> training -> (suspects -> trials) -> report."""
+"""``%overfit``: a model on a few samples: subject -> training -> suspects, each a training with one change -> report."""
 
 from torchdebug_magics.instrument import Instrument, Option
 

@@ -11,9 +11,9 @@ from torchdebug_magics.instruments.overfit.report import Trial
 from torchdebug_magics.instruments.overfit.suspects import loss_inputs, parameters, samples, units, updates
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.overfit.change import Change
     from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
-    from torchdebug_magics.instruments.overfit.training import Training
+    from torchdebug_magics.instruments.overfit.training.change import Change
+    from torchdebug_magics.instruments.overfit.training.training import Training
 
 __all__ = ["Diagnosis", "diagnose"]
 

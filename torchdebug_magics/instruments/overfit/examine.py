@@ -12,12 +12,13 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed, number
 from torchdebug_magics.instrument import Examined
 from torchdebug_magics.instruments.overfit.diagnose import Diagnosis, diagnose
-from torchdebug_magics.instruments.overfit.leaks import leaks_of
 from torchdebug_magics.instruments.overfit.report import OverfitReport
-from torchdebug_magics.instruments.overfit.subjects import Subject, subject_of
+from torchdebug_magics.instruments.overfit.subject.leaks import leaks_of
+from torchdebug_magics.instruments.overfit.subject.subjects import Subject, subject_of
 from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
 from torchdebug_magics.instruments.overfit.suspects.units import unusual_weights
-from torchdebug_magics.instruments.overfit.training import Progress, Training
+from torchdebug_magics.instruments.overfit.training.steps import Progress
+from torchdebug_magics.instruments.overfit.training.training import Training
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.interrupted import interrupts_held
@@ -25,7 +26,7 @@ from torchdebug_magics.probing.kept_state import KeptState
 from torchdebug_magics.probing.rerun.replay_state import eager
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.overfit.change import Change
+    from torchdebug_magics.instruments.overfit.training.change import Change
 
 __all__ = ["examine", "explained"]
 

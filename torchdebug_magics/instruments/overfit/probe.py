@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.overfit.batches import cut, samples_in
 from torchdebug_magics.instruments.overfit.examine import explained
 from torchdebug_magics.instruments.overfit.report import OverfitReport
-from torchdebug_magics.instruments.overfit.subjects import Subject
-from torchdebug_magics.instruments.overfit.training import Progress, Training
+from torchdebug_magics.instruments.overfit.subject.batches import cut, samples_in
+from torchdebug_magics.instruments.overfit.subject.subjects import Subject
+from torchdebug_magics.instruments.overfit.training.steps import Progress
+from torchdebug_magics.instruments.overfit.training.training import Training
 from torchdebug_magics.probing.attributes import Names
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks

@@ -12,7 +12,7 @@ from torchdebug_magics.instruments.overfit.report import in_words
 if TYPE_CHECKING:
     from torchdebug_magics.html.page import Block, Status
     from torchdebug_magics.instruments.overfit.report import OverfitReport
-    from torchdebug_magics.instruments.overfit.training import Progress
+    from torchdebug_magics.instruments.overfit.training.steps import Progress
 
 __all__ = ["live", "page"]
 

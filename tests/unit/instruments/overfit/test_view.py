@@ -16,7 +16,7 @@ from torchdebug_magics.format import sparkline
 from torchdebug_magics.html import markup, plain
 from torchdebug_magics.html.page import Chart, Facts, Table
 from torchdebug_magics.instruments.overfit.report import OverfitReport, Trial
-from torchdebug_magics.instruments.overfit.training import Progress
+from torchdebug_magics.instruments.overfit.training.steps import Progress
 from torchdebug_magics.instruments.overfit.view import live, page
 
 STALLED: dict[str, Any] = {

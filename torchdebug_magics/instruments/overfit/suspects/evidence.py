@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.format import plural
-from torchdebug_magics.instruments.overfit.observed_step import Activation, called_name, line_of_step
+from torchdebug_magics.instruments.overfit.training.function_calls import called_name, line_of_step
 
 if TYPE_CHECKING:
     import torch
 
-    from torchdebug_magics.instruments.overfit.training import Training
+    from torchdebug_magics.instruments.overfit.training.observed_step import Activation
+    from torchdebug_magics.instruments.overfit.training.training import Training
     from torchdebug_magics.report import Location
 
 __all__ = ["Evidence", "at_line"]

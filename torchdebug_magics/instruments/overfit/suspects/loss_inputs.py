@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from torchdebug_magics.format import number
-from torchdebug_magics.instruments.overfit.change import Change, OnCall
-from torchdebug_magics.instruments.overfit.observed_step import called_name
 from torchdebug_magics.instruments.overfit.suspects.wrong_inputs import of_changed, over_the_batch, wrong_input
+from torchdebug_magics.instruments.overfit.training.change import Change, OnCall
+from torchdebug_magics.instruments.overfit.training.function_calls import called_name
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.overfit.loss_calls import LossCall
     from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
+    from torchdebug_magics.instruments.overfit.training.loss_calls import LossCall
 
 __all__ = ["suspects"]
 

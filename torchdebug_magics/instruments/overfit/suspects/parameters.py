@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.format import listed, plural
-from torchdebug_magics.instruments.overfit.change import Change, Undo
-from torchdebug_magics.instruments.overfit.observed_step import Cut, called_name, line_of_step
+from torchdebug_magics.instruments.overfit.training.change import Change, Undo
+from torchdebug_magics.instruments.overfit.training.function_calls import called_name, line_of_step
 from torchdebug_magics.probing.where import frames_above
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
+    from torchdebug_magics.instruments.overfit.training.observed_step import Cut
 
 __all__ = ["frozen", "suspects"]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from torchdebug_magics.format import number
-from torchdebug_magics.instruments.overfit.change import Change
 from torchdebug_magics.instruments.overfit.suspects.loss_inputs import rows_of
+from torchdebug_magics.instruments.overfit.training.change import Change
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence

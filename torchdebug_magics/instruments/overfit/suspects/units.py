@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 
 from torchdebug_magics.format import listed, number
-from torchdebug_magics.instruments.overfit.change import Change
 from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence, at_line
+from torchdebug_magics.instruments.overfit.training.change import Change
 from torchdebug_magics.probing.rng import RandomState
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.overfit.observed_step import Activation
+    from torchdebug_magics.instruments.overfit.training.observed_step import Activation
 
 __all__ = ["suspects", "unusual_weights"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.format import number
-from torchdebug_magics.instruments.overfit.change import Change, Undo
+from torchdebug_magics.instruments.overfit.training.change import Change, Undo
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.tensors import tensors_in
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.overfit.subjects import ModelSteps
+    from torchdebug_magics.instruments.overfit.subject.subjects import ModelSteps
 
 __all__ = ["leaks_of"]
 

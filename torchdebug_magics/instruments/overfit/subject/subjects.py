@@ -12,14 +12,14 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.overfit.batches import Reading, cut, loss_of, readings, samples_in
-from torchdebug_magics.instruments.overfit.subset import subset
-from torchdebug_magics.instruments.overfit.trainers import parts_of_trainer
+from torchdebug_magics.instruments.overfit.subject.batches import Reading, cut, loss_of, readings, samples_in
+from torchdebug_magics.instruments.overfit.subject.subset import subset
+from torchdebug_magics.instruments.overfit.subject.trainers import parts_of_trainer
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.written import called_from, writes_of
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.overfit.training import Training
+    from torchdebug_magics.instruments.overfit.training.training import Training
 
 __all__ = ["ModelSteps", "OwnSteps", "Subject", "subject_of"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from torchdebug_magics.instruments.overfit.loss_calls import LossCall
+    from torchdebug_magics.instruments.overfit.training.loss_calls import LossCall
 
 __all__ = ["Goal"]
 

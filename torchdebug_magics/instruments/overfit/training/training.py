@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-import random
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.overfit.batches import is_label
-from torchdebug_magics.instruments.overfit.goal import Goal
-from torchdebug_magics.instruments.overfit.observed_step import FunctionCalls, ObservedStep
+from torchdebug_magics.instruments.overfit.subject.batches import is_label
+from torchdebug_magics.instruments.overfit.training.function_calls import FunctionCalls
+from torchdebug_magics.instruments.overfit.training.goal import Goal
+from torchdebug_magics.instruments.overfit.training.held_still import other_numbers, without_dropout
+from torchdebug_magics.instruments.overfit.training.observed_step import ObservedStep
 from torchdebug_magics.probing.dry_runs.leaves import rebuilt
 from torchdebug_magics.probing.function_modes import take_off
 from torchdebug_magics.probing.modules import unwrapped
@@ -23,10 +23,11 @@ from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.tensors import tensors_in
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.overfit.change import Change, Undo
+    from torchdebug_magics.instruments.overfit.training.change import Change, Undo
+    from torchdebug_magics.instruments.overfit.training.steps import Steps
     from torchdebug_magics.probing.hooks import Hooks
 
-__all__ = ["Progress", "Steps", "Training"]
+__all__ = ["Training"]
 
 _SURE = 2
 """So many steps one after the other have to be good."""
@@ -35,25 +36,6 @@ _HALF, _NO_BETTER = 2, 0.8
 _EVERY = 10
 _BY_HEART = 0.5
 """Of the loss by chance."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What the live view shows."""
-
-    doing: str
-    losses: tuple[float, ...]
-    trials: tuple[tuple[str, float], ...] = ()
-
-
-class Steps(Protocol):
-    """How the steps of a training are made."""
-
-    models: Mapping[str, torch.nn.Module]
-    """Those that are known beforehand, by name."""
-
-    def run(self, training: Training) -> None:
-        """Call `training.begin`, make a step, and call `training.end` with its loss, until that says so."""
 
 
 @dataclass(eq=False)
@@ -136,7 +118,7 @@ class Training:
         """A step begins: with the same random numbers as every other."""
         self._random.put_back()
         if self._is_checking:
-            _other_numbers()
+            other_numbers()
         self._values.clear()
         self._step_stack = self._stack.enter_context(ExitStack())
         is_first = not self.losses
@@ -216,7 +198,7 @@ class Training:
 
     def _meet(self, name: str, model: torch.nn.Module) -> None:
         self.models[name] = model = unwrapped(model)
-        _without_dropout(model)
+        without_dropout(model)
         self._paths = {id(module): path for path, module in self.named_modules().items()}
         if self.change is not None and self.change.on_models is not None:
             self.change.on_models(self.named_modules(), self.named_parameters())
@@ -331,15 +313,6 @@ class Training:
         self.first.forget()
 
 
-def _other_numbers() -> None:
-    """Let every generator go on from another place."""
-    torch.rand(1)
-    random.random()  # noqa: S311 - not for secrets
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.random()
-
-
 def _numbers(loss: Any) -> list[float]:
     """The loss of a step, or of each batch of an epoch; none where it cannot be told."""
     if isinstance(loss, list):
@@ -347,15 +320,6 @@ def _numbers(loss: Any) -> list[float]:
     if isinstance(loss, (int, float)):
         return [float(loss)]
     return [float(one.detach().float().sum()) for one in tensors_in(loss)][:1]
-
-
-def _without_dropout(model: torch.nn.Module) -> None:
-    """What is dropped at random tells equal samples apart; to be undone with the training."""
-    for part in model.modules():
-        if isinstance(part, torch.nn.modules.dropout._DropoutNd):
-            part.p = 0.0
-        elif isinstance(part, (torch.nn.RNNBase, torch.nn.MultiheadAttention)):
-            part.dropout = 0.0
 
 
 def _joined(name: str, path: str, models: Mapping[str, Any]) -> str:

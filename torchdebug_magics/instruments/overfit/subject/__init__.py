@@ -1,0 +1,1 @@
+"""What is trained, from what was named: a model, its batch and its loss; a function; a loader; a trainer."""
