@@ -8,16 +8,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.errors import SessionError
+from torchdebug_magics.ranks.report import RanksReport
 from torchdebug_magics.session import Session
 
 if TYPE_CHECKING:
     from collections import deque
 
     from torchdebug_magics.html.page import Page
+    from torchdebug_magics.probing.children.rank_session import Job
+    from torchdebug_magics.ranks.compared import Compared
     from torchdebug_magics.report import Report
 
 __all__ = ["Examined", "Instrument", "Option"]
 
+_FOLLOWED = "torchdebug_magics.probing.children.following:FollowedRanks"
+_RANKS_VIEW = "torchdebug_magics.ranks.view:page"
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -65,6 +70,8 @@ class Instrument:
     """``module:callable`` from the options, as keywords, to a `Probe`; None for what has no session, and only examines."""
     view: str
     """``module:callable`` from a report to a `Page`."""
+    over_ranks: str | None = None
+    """``module:callable`` from a rank's report to what of it is `Compared` with the other ranks'; None where processes are not followed."""
     live_view: str | None = None
     """``module:callable`` from the probe's live snapshot to a `Page`."""
     lasting: bool = False
@@ -159,7 +166,20 @@ class Instrument:
         told = {name: value for name, (is_asked, value) in known.items() if is_asked}
         if after is not None and self.after_error is not None:
             told["last_error"] = f"{type(after).__name__}: {after}".strip().splitlines()[0]
-        return Session(_load(self.probe)(**self._known(options), **told))
+        return Session(self._following(_load(self.probe)(**self._known(options), **told), options))
+
+    def session_in_rank(self, job: Job) -> Session[Any]:
+        """The same in a process that another session has launched."""
+        return Session(self._following(_load(self.probe or "")(**job.options), job.options, job))
+
+    def compared(self, report: Report) -> Compared:
+        """What of a rank's report is held against the other ranks'."""
+        compared: Compared = _load(self.over_ranks or "")(report)
+        return compared
+
+    def _following(self, probe: Any, options: Mapping[str, object], job: Job | None = None) -> Any:
+        """The probe, and with it every rank that is launched while it watches."""
+        return probe if self.over_ranks is None else _load(_FOLLOWED)(probe, self.name, options, self.compared, job)
 
     def report_on(
         self,
@@ -194,7 +214,7 @@ class Instrument:
 
     def page(self, report: Report) -> Page:
         """What a view shows of a report."""
-        page: Page = _load(self.view)(report)
+        page: Page = _load(self.view)(report) if not isinstance(report, RanksReport) else _load(_RANKS_VIEW)(report, self.page)
         return page
 
     def live_page(self, snapshot: object) -> Page:

@@ -29,6 +29,7 @@ LAYOUT = {
     "jupyter",
     "machine",
     "probing",
+    "ranks",
     "report",
     "session",
     "tracebacks",
@@ -44,17 +45,20 @@ VIOLATIONS = {
         ("session.py", "def late():\n    import IPython.display"),
         ("machine/planted.py", "import IPython"),
         ("tracebacks.py", "import torchdebug_magics.jupyter"),
+        ("ranks/planted.py", "import IPython"),
     ],
     "reports-pure": [
         ("instruments/other/report.py", "import torch"),
         ("report.py", "import numpy"),
         ("format.py", "import torchdebug_magics.html"),
         ("instruments/other/report.py", "from torchdebug_magics.probing import planted"),
+        ("ranks/merging.py", "import torch"),
     ],
     "views-without-torch": [
         ("instruments/other/view.py", "import torch"),
         ("html/planted.py", "import torchdebug_magics.probing"),
         ("instruments/other/view.py", "import torchdebug_magics.instruments.other.probe"),
+        ("ranks/view.py", "import torchdebug_magics.probing"),
     ],
     "machine-without-torch": [
         ("machine/planted.py", "import torch"),

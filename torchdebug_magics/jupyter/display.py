@@ -10,6 +10,7 @@ from uuid import uuid4
 from IPython.core.displaypub import CapturingDisplayPublisher
 
 from torchdebug_magics import catalog
+from torchdebug_magics.ranks.report import RanksReport
 from torchdebug_magics.report import Report
 
 if TYPE_CHECKING:
@@ -163,6 +164,8 @@ class _WidgetChannel:
 
 def row_of(report: Report) -> Instrument | None:
     """The instrument whose report this is: the one in whose package its class is defined."""
+    if isinstance(report, RanksReport):
+        return catalog.instrument(report.instrument)
     home = type(report).__module__
     for name, module in catalog.INSTRUMENTS.items():
         if home == module or home.startswith(f"{module}."):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.machine.process import rss_bytes
 from torchdebug_magics.probing.gauges import Gauges
-from torchdebug_magics.probing.ranks import rank
+from torchdebug_magics.probing.this_rank import rank
 from torchdebug_magics.report import Mark
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ The first two optimizer steps are recorded op by op, with their lines; after the
     options=(Option("--every-step", "record every step; the loop stays slow", {"action": "store_true"}),),
     probe=f"{_HERE}.probe:AutogradProbe",
     view=f"{_HERE}.view:page",
+    over_ranks=f"{_HERE}.over_ranks:compared",
     live_view=f"{_HERE}.view:live_page",
     examine=f"{_HERE}.loss_reach:examine",
     subjects="LOSS",

@@ -27,6 +27,7 @@ parameter, after 64 steps at every fourth step. Steps count from 0.""",
     ),
     probe=f"{_HERE}.probe:GradProbe",
     view=f"{_HERE}.view:page",
+    over_ranks=f"{_HERE}.over_ranks:compared",
     live_view=f"{_HERE}.view:live_page",
     lasting=True,
 )

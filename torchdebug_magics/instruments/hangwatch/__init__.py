@@ -32,6 +32,7 @@ restarted, the next `%load_ext torchdebug_magics` says where it hung. For ranks 
     ),
     probe=f"{_HERE}.probe:HangProbe",
     view=f"{_HERE}.view:page",
+    over_ranks=f"{_HERE}.over_ranks:compared",
     live_view=f"{_HERE}.view:live_page",
     lasting=True,
     black_box=True,

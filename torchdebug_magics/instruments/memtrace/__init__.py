@@ -36,6 +36,7 @@ Nothing is computed differently, CUDA is not initialised, and no peak counter of
     ),
     probe=f"{_HERE}.probe:MemtraceProbe",
     view=f"{_HERE}.view:page",
+    over_ranks=f"{_HERE}.over_ranks:compared",
     live_view=f"{_HERE}.view:live_page",
     black_box=True,
     examine=f"{_HERE}.comparison:compared",

@@ -30,6 +30,7 @@ yours, changed, and run again to see that the step is then finite. The parameter
     ),
     probe=f"{_HERE}.probe:NanProbe",
     view=f"{_HERE}.view:page",
+    over_ranks=f"{_HERE}.over_ranks:compared",
     live_view=f"{_HERE}.view:live_page",
     examine=f"{_HERE}.graph_postmortem:examine",
     subjects="LOSS",

@@ -29,6 +29,7 @@ Where the forward breaks, the rows up to there are shown, where the mismatching 
     ),
     probe=f"{_HERE}.probe:ShapesProbe",
     view=f"{_HERE}.view:page",
+    over_ranks=f"{_HERE}.over_ranks:compared",
     live_view=None,
     examine=f"{_HERE}.examine:examine",
     subjects="MODEL INPUT",

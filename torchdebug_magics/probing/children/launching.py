@@ -18,7 +18,7 @@ from torchdebug_magics.machine.process_state import ProcessState, process_state
 from torchdebug_magics.probing.children.agent import Agent
 from torchdebug_magics.probing.wrappers import unwrap_all, wrap
 
-__all__ = ["Child", "Children"]
+__all__ = ["Child", "Children", "remembered", "start_method"]
 
 _FORK_WAIT_S = 0.5
 
@@ -107,7 +107,7 @@ class Children:
 
     def _start(self, original: Callable[..., Any], process: BaseProcess) -> Any:
         __tracebackhide__ = True
-        method = str(getattr(process, "_start_method", None) or _default_method())
+        method = start_method(process)
         if method != "fork":
             # The agent is pickled first, and begins before the rest, which may fail to arrive.
             process.__dict__ = {"_torchdebug_agent": self._agent, **vars(process)}
@@ -119,15 +119,24 @@ class Children:
             if got:
                 self.fork_lock.release()
             process.__dict__.pop("_torchdebug_agent", None)
-            self._remember(process, method)
+            child = remembered(process, method)
+            if child is not None:
+                self.started[child.pid] = child
 
-    def _remember(self, process: BaseProcess, method: str) -> None:
-        handle = getattr(process, "_popen", None)
-        pid = getattr(handle, "pid", None)
-        if pid is None:
-            return
-        state = process_state(pid)
-        self.started[pid] = Child(pid, process.name, method, state.started_s if state is not None else 0.0, handle)
+
+def start_method(process: BaseProcess) -> str:
+    """How it is, or will be, started: ``"fork"``, ``"spawn"`` or ``"forkserver"``."""
+    return str(getattr(process, "_start_method", None) or _default_method())
+
+
+def remembered(process: BaseProcess, method: str) -> Child | None:
+    """A process that was just started; None where that failed."""
+    handle = getattr(process, "_popen", None)
+    pid = getattr(handle, "pid", None)
+    if pid is None:
+        return None
+    state = process_state(pid)
+    return Child(pid, process.name, method, state.started_s if state is not None else 0.0, handle)
 
 
 def _runs(pid: int, started_s: float) -> bool:

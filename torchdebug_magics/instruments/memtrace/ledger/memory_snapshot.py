@@ -17,7 +17,7 @@ import torch
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.memtrace.ledger.snapshot_history import history
-from torchdebug_magics.probing.ranks import rank, world_size
+from torchdebug_magics.probing.this_rank import rank, world_size
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.ledger.blocks import Ledger

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["rank", "world_size"]
+__all__ = ["device", "rank", "world_size"]
 
 
 def rank() -> int | None:
@@ -19,6 +19,12 @@ def world_size() -> int:
     """How many processes the job has."""
     group = _group()
     return _number("WORLD_SIZE") or 1 if group is None else int(group.get_world_size())
+
+
+def device() -> str:
+    """The accelerator that this process uses, such as ``"cuda:1"``; ``"cpu"`` where it has begun none."""
+    cuda: Any = sys.modules.get("torch.cuda")
+    return f"cuda:{cuda.current_device()}" if cuda is not None and cuda.is_initialized() else "cpu"
 
 
 def _group() -> Any:

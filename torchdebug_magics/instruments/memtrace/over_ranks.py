@@ -1,0 +1,30 @@
+"""What of one rank's memory is held against the other ranks'."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.ranks.compared import Compared
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.memtrace.report import MemtraceReport, Site
+
+__all__ = ["compared"]
+
+_MOST_SITES = 20
+
+
+def compared(report: MemtraceReport) -> Compared:
+    """Its peak, and the lines that take the most: a rank that is out of line has one that the others have not."""
+    sizes = sorted(((_size_bytes(site, report.steps_count), site) for site in report.sites), key=lambda pair: -pair[0])
+    return Compared(
+        worked=bool(report.ops_count or report.interrupts or report.oom),
+        found_at=(report.steps_count, 0) if report.oom or report.growth or report.graph_growth or report.interrupts else None,
+        size_bytes=report.rss_peak_bytes if report.is_light else report.peak_bytes,
+        sites=tuple((site.module or site.category, size, site.location) for size, site in sizes[:_MOST_SITES]),
+    )
+
+
+def _size_bytes(site: Site, steps_count: int) -> int:
+    """What it keeps, or else takes in a step."""
+    return max(site.live_bytes, site.allocated_bytes // max(1, steps_count))

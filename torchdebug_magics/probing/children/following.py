@@ -1,0 +1,153 @@
+"""Lets what a session launches run under the same instrument, and puts the ranks' reports together with its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any
+
+from torchdebug_magics.probing.children.launching import Child, remembered, start_method
+from torchdebug_magics.probing.children.rank_records import Launched, collected
+from torchdebug_magics.probing.children.rank_session import ATTRIBUTE, Job, RankSession, left
+from torchdebug_magics.probing.wrappers import unwrap_all, wrap
+from torchdebug_magics.ranks.merging import held_details, merged
+
+if TYPE_CHECKING:
+    from torchdebug_magics.ranks.compared import Compared, RankRecord
+    from torchdebug_magics.report import Report
+
+__all__ = ["FollowedRanks"]
+
+_HELPERS = frozenset({
+    ("torch.utils.data._utils.worker", "_worker_loop"), ("torch.utils.data._utils.pin_memory", "_pin_memory_loop"),
+    ("multiprocessing.pool", "worker"), ("concurrent.futures.process", "_process_worker"), ("multiprocessing.managers", "_run_server"),
+})  # fmt: skip
+"""What serves a process, and trains nothing."""
+
+
+class FollowedRanks:
+    """A probe around the instrument's own, which watches the process that launches the ranks."""
+
+    def __init__(
+        self, inner: Any, instrument: str, options: Mapping[str, Any], compare: Callable[[Any], Compared], job: Job | None = None
+    ) -> None:
+        self._inner = inner
+        self._instrument = instrument
+        self._options = options
+        self._compare = compare
+        self._is_rank = job is not None
+        """Then what it launches belongs to the job of its own launcher, who puts all together."""
+        self._job = job
+        self._launched: list[Launched] = []
+        self._records: list[RankRecord] = []
+        self._owner = os.getpid()
+
+    def attach(self, stack: ExitStack) -> None:
+        """The inner probe's, and an eye on every process that `multiprocessing` starts."""
+        self._owner = os.getpid()
+        self._inner.attach(stack)
+        wrap(stack, self, BaseProcess, "start", self._start)
+        stack.push(self._ended)
+
+    def sweep(self) -> None:
+        """Of both; the folder was read when the session ended."""
+        self._forget()
+        self._remove_folder()
+
+    def report(self) -> Report:
+        """The inner probe's, or the ranks' where there were any."""
+        own: Report = self._inner.report()
+        if not any(one.compared.worked or one.rank.state != "finished" for one in self._records):
+            return own
+        compared = self._compare(own)
+        if compared.worked and not any(one.is_in_job or one.compared.found_at for one in self._records):
+            return own  # what it launched helped it, and did nothing wrong
+        return merged(self._instrument, self._records, held_details(self._records), own if compared.found_at is not None else None)
+
+    def live(self) -> object | None:
+        """Of the lowest rank that runs, else of the launcher."""
+        if self._job is not None and not self._is_rank:
+            running = [one.standing for one in left(self._job.folder).values() if one.standing is not None and one.record is None]
+            if seen := [one for one in running if one.live is not None]:
+                return min(seen, key=lambda one: one.rank).live
+        snapshot: object | None = self._inner.live()
+        return snapshot
+
+    def kept(self) -> dict[str, object]:
+        """The inner probe's."""
+        kept: dict[str, object] = self._inner.kept()
+        return kept
+
+    def traceback_of(self, error: BaseException) -> list[str]:
+        """The inner probe's, where it has one."""
+        ask = getattr(self._inner, "traceback_of", None)
+        return [] if ask is None else ask(error)
+
+    def standing(self) -> str:
+        """The inner probe's, where it has one."""
+        ask = getattr(self._inner, "standing", None)
+        return "" if ask is None else ask()
+
+    def _start(self, original: Callable[[BaseProcess], None], process: BaseProcess) -> None:
+        __tracebackhide__ = True
+        if os.getpid() != self._owner or _is_helper(process):
+            return original(process)
+        with contextlib.suppress(OSError):  # no room for a folder: then nothing is followed
+            self._job = self._job or self._new_job()
+        if self._job is None:
+            return original(process)
+        method, outer = start_method(process), vars(process).get(ATTRIBUTE)
+        # The last that is pickled: it begins when all that the target imports is there. With two magics, each has one.
+        vars(process)[ATTRIBUTE] = RankSession(self._job, len(self._launched), self._forget, outer)
+        try:
+            return original(process)
+        finally:
+            if os.getpid() == self._owner:
+                vars(process).pop(ATTRIBUTE, None)
+                child: Child | None = remembered(process, method)
+                if child is not None:
+                    self._launched.append(Launched(child, _cannot_arrive(process, method)))
+
+    def _new_job(self) -> Job:
+        folder = os.path.join(tempfile.gettempdir(), f"tdm{secrets.token_hex(6)}")  # noqa: PTH118 - as the other folders for children
+        os.mkdir(folder, 0o700)  # noqa: PTH102 - the same
+        return Job(folder=folder, instrument=self._instrument, options=dict(self._options), launcher=os.getpid())
+
+    def _ended(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if self._job is not None and not self._is_rank and os.getpid() == self._owner:
+            self._records = collected(self._job.folder, self._launched, is_hurried=isinstance(error, KeyboardInterrupt))
+
+    def _forget(self) -> None:
+        """In a fork, too: nothing of the launcher's session is to be left in it."""
+        unwrap_all(self)
+        self._inner.sweep()
+
+    def _remove_folder(self) -> None:
+        if self._job is not None and not self._is_rank and os.getpid() == self._owner:
+            shutil.rmtree(self._job.folder, ignore_errors=True)
+
+
+def _is_helper(process: BaseProcess) -> bool:
+    target = vars(process).get("_target")
+    return (getattr(target, "__module__", ""), getattr(target, "__name__", "")) in _HELPERS
+
+
+def _cannot_arrive(process: BaseProcess, method: str) -> str:
+    """Why a function of a notebook reaches no process but a fork; empty where it can be imported."""
+    main = sys.modules.get("__main__")
+    if method == "fork" or hasattr(main, "__file__"):
+        return ""
+    values = (vars(process).get("_target"), *vars(process).get("_args", ()))
+    name = next((one.__name__ for one in values if getattr(one, "__module__", "") == "__main__" and hasattr(one, "__name__")), "")
+    return (
+        f"a process that `{method}` starts cannot import `{name}` from the notebook: use 'fork', or put `{name}` into a file"
+        if name
+        else ""
+    )

@@ -1,0 +1,72 @@
+"""Reads what the ranks of a job have left, and says of each how it ended."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.probing.children.rank_session import Left, left
+from torchdebug_magics.ranks.compared import Compared, RankRecord
+from torchdebug_magics.ranks.report import Rank
+
+if TYPE_CHECKING:
+    from torchdebug_magics.probing.children.launching import Child
+    from torchdebug_magics.ranks.report import RankState
+
+__all__ = ["Launched", "collected"]
+
+_END_S = 2.0
+"""A rank that ends as the cell of its launcher does may still be writing its report."""
+
+
+@dataclass(frozen=True, eq=False)
+class Launched:
+    """A process that the session has seen start."""
+
+    child: Child
+    cannot_arrive: str
+    """Why its function cannot be imported in it, or nothing."""
+
+
+def collected(folder: str, launched: Sequence[Launched], *, is_hurried: bool) -> list[RankRecord]:
+    """One record a process; `is_hurried`: the user has pressed Stop, and nobody is waited for."""
+    children = {one.child.pid: one for one in launched}
+    found = left(folder)
+    end_s = time.monotonic() + (0 if is_hurried else _END_S)
+    while any(_is_ending(one.child, found) for one in launched) and time.monotonic() < end_s:
+        time.sleep(0.02)
+        found = left(folder)
+    records = [_record(pid, children.get(pid), found.get(pid, Left()), number) for number, pid in enumerate({**children, **found})]
+    return _numbered(records)
+
+
+def _is_ending(child: Child, found: Mapping[int, Left]) -> bool:
+    return child.exit_code() is None and child.pid in found and found[child.pid].record is None
+
+
+def _record(pid: int, launched: Launched | None, found: Left, number: int) -> RankRecord:
+    code = None if launched is None else launched.child.exit_code()
+    if found.record is not None:
+        return found.record if code is None else replace(found.record, rank=replace(found.record.rank, exit_code=code))
+    standing = found.standing
+    error = launched.cannot_arrive if launched is not None and standing is None and code else ""
+    own = Rank(
+        rank=number if standing is None else standing.rank, host=socket.gethostname(), pid=pid,
+        device="cpu" if standing is None else standing.device, state="raised" if error else _state(code), exit_code=code, report=None,
+        elapsed_s=0.0 if standing is None else standing.elapsed_s, error=error, location=None if standing is None else standing.location,
+    )  # fmt: skip
+    return RankRecord(rank=own, compared=Compared(worked=False), is_in_job=standing is not None and standing.is_in_job)
+
+
+def _state(code: int | None) -> RankState:
+    return "interrupted" if code is None else "finished" if code == 0 else "died"
+
+
+def _numbered(records: list[RankRecord]) -> list[RankRecord]:
+    """As they say themselves; where two say the same, as those of two launches do, in the order in which they began."""
+    if len({one.rank.rank for one in records}) == len(records):
+        return records
+    return [replace(one, rank=replace(one.rank, rank=number)) for number, one in enumerate(records)]

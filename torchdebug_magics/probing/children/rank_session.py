@@ -1,0 +1,228 @@
+"""The session of one rank: opened where a launched process begins, closed where it ends, its report left in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from multiprocessing import current_process, util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchdebug_magics.machine.sampler import Sampler
+from torchdebug_magics.probing import this_rank
+from torchdebug_magics.probing.where import is_user_code, locate, location, user_frame
+from torchdebug_magics.ranks.compared import Compared, RankRecord
+from torchdebug_magics.ranks.report import Rank
+
+if TYPE_CHECKING:
+    from torchdebug_magics.ranks.report import RankState
+    from torchdebug_magics.report import Location
+    from torchdebug_magics.session import Session
+
+__all__ = ["ATTRIBUTE", "Job", "Left", "RankSession", "Standing", "left", "record_of"]
+
+ATTRIBUTE = "_torchdebug_rank"
+"""Of a `multiprocessing` process that runs under an instrument."""
+_EVERY_S = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the processes that one session launches have in common; it travels to each of them."""
+
+    folder: str
+    instrument: str
+    options: Mapping[str, Any]
+    launcher: int
+    """Its process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where a rank stands; what is left of one that is killed."""
+
+    rank: int
+    pid: int
+    device: str
+    location: Location | None
+    elapsed_s: float
+    is_in_job: bool = False
+    live: object = field(default=None, compare=False)
+    """For the live view."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a process has left."""
+
+    standing: Standing | None = None
+    record: RankRecord | None = None
+
+
+class RankSession:
+    """Held by the process object that is about to start. It begins in the new process by itself, whatever way that is started."""
+
+    def __init__(self, job: Job, index: int, inherited: Callable[[], None], outer: RankSession | None = None) -> None:
+        self.job = job
+        self._outer = outer
+        """Of the magic above this one."""
+        self.index = index
+        """The how manieth process of the job: its rank, where nobody knows better."""
+        self._inherited = inherited
+        """Takes out what a fork has inherited of the launcher's session."""
+        self._session: Session[Any] | None = None
+        self._began_s = 0.0
+        self._last: util.Finalize | None = None
+        self._stack = ExitStack()
+        self._rank: int | None = None
+        self._world_size = 1
+        self._pid = 0
+        """Of the process that was spawned for it."""
+        util.register_after_fork(self, RankSession.begin)  # held weakly; called in every process, also a spawned one
+
+    def __reduce__(self) -> tuple[Callable[..., RankSession], tuple[object, ...]]:
+        return _arrived, (self.job, self.index, self._outer)
+
+    def begin(self) -> None:
+        """Open the session in the process that this belongs to, once; a failure leaves it as it would be without."""
+        if os.getpid() == self.job.launcher or not (self._pid == os.getpid() or self._is_of(vars(current_process()).get(ATTRIBUTE))):
+            return
+        if not self._began_s:
+            self._began_s = time.monotonic()
+            with contextlib.suppress(Exception):
+                self._inherited()
+            if "torch" in sys.modules:  # it is not ours to import it
+                with contextlib.suppress(Exception):
+                    self._open()
+        if self._last is None or not self._last.still_active():  # a fork server forgets what was registered before a process runs
+            self._last = util.Finalize(None, self.end, exitpriority=1000)  # before those that end its threads and pools
+
+    def _is_of(self, rank: RankSession | None) -> bool:
+        """Whether it is the session of this process, or around that."""
+        return rank is not None and (rank is self or self._is_of(rank._outer))
+
+    def _open(self) -> None:
+        from torchdebug_magics import catalog  # noqa: PLC0415 - a row names its probe: each would import the other
+
+        session = catalog.instrument(self.job.instrument).session_in_rank(self.job)
+        session.__enter__()
+        self._session = session
+        self._stack.enter_context(Sampler(self._stand, name="rank", every_s=_EVERY_S, first_s=0.05))
+
+    def end(self) -> None:
+        """Called while the process ends: close the session, and leave what it found."""
+        error = _ending_error()
+        session, self._session = self._session, None
+        with contextlib.suppress(Exception):
+            self._stack.close()
+        if session is None:
+            return
+        with contextlib.suppress(Exception):
+            session.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
+        with contextlib.suppress(Exception):
+            _leave(self.job, f"{os.getpid()}.record", self._record(session, error))
+
+    def number(self) -> int:
+        """Of this rank, as torch or its launcher has it; else its place among the processes that were started."""
+        known = this_rank.rank()
+        self._rank = self._rank if known is None else known  # it may leave its group before its end
+        self._world_size = max(self._world_size, this_rank.world_size())
+        return self.index if self._rank is None else self._rank
+
+    def _stand(self) -> None:
+        session = self._session
+        if session is None:
+            return
+        frame = user_frame(sys._current_frames().get(threading.main_thread().ident or 0))
+        standing = Standing(
+            rank=self.number(), pid=os.getpid(), device=this_rank.device(), location=None if frame is None else locate(frame),
+            elapsed_s=time.monotonic() - self._began_s, is_in_job=self._world_size > 1, live=session.live(),
+        )  # fmt: skip
+        _leave(self.job, f"{os.getpid()}.standing", standing)
+
+    def _record(self, session: Session[Any], error: BaseException | None) -> RankRecord:
+        record = record_of(self.job.instrument, self.number(), session, error, time.monotonic() - self._began_s)
+        return replace(record, is_in_job=self._world_size > 1)
+
+
+def record_of(instrument: str, rank: int, session: Session[Any], error: BaseException | None, elapsed_s: float) -> RankRecord:
+    """Of this process."""
+    from torchdebug_magics import catalog  # noqa: PLC0415 - as above
+
+    report = session.report
+    compared: Compared = catalog.instrument(instrument).compared(report)
+    own = Rank(
+        rank=rank, host=socket.gethostname(), pid=os.getpid(), device=this_rank.device(), state=_state(error),
+        exit_code=None if error is None else 1, report=report, elapsed_s=elapsed_s, error=_text(error), location=_place(error),
+    )  # fmt: skip
+    return RankRecord(rank=own, compared=compared)
+
+
+def left(folder: str) -> dict[int, Left]:
+    """What each process of a job has left so far, by its number."""
+    found: dict[int, Left] = {}
+    with contextlib.suppress(OSError):
+        for file in Path(folder).iterdir():
+            pid, _, kind = file.name.partition(".")
+            with contextlib.suppress(Exception):  # written by a version that was reloaded meanwhile, or taken away
+                if kind in {"standing", "record"}:
+                    value = pickle.loads(file.read_bytes())  # noqa: S301 - our own, in a private folder
+                    found[int(pid)] = replace(found.get(int(pid), Left()), **{kind: value})
+    return found
+
+
+def _arrived(job: Job, index: int, outer: RankSession | None) -> RankSession:
+    """In a process that was spawned, when all else that it takes has arrived; nothing is called there after a fork, as there is none."""
+    rank = RankSession(job, index, _nothing, outer)
+    rank._pid = os.getpid()
+    rank.begin()
+    return rank
+
+
+def _nothing() -> None:
+    """What a spawned process inherits."""
+
+
+def _leave(job: Job, name: str, value: object) -> None:
+    """Whole or not at all, whenever the process is killed."""
+    with contextlib.suppress(OSError):
+        new = Path(job.folder, f"{name}~")
+        new.write_bytes(pickle.dumps(value))
+        new.replace(Path(job.folder, name))
+
+
+def _ending_error() -> BaseException | None:
+    """The exception that ends the process; torch's launcher turns one into an exit code."""
+    error = sys.exc_info()[1]
+    if isinstance(error, SystemExit):
+        if error.code in {0, None}:
+            return None
+        return error.__context__ or error
+    return error
+
+
+def _state(error: BaseException | None) -> RankState:
+    return "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
+
+
+def _text(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def _place(error: BaseException | None) -> Location | None:
+    if error is None:
+        return None
+    walked = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
+    return location(walked[-1][0].co_filename, walked[-1][1], walked[-1][0].co_name) if walked else None

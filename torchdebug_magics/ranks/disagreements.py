@@ -1,0 +1,200 @@
+"""Where ranks differ that should agree: one pass over what each tells, whatever their number."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from torchdebug_magics.format import byte_size, listed, number, plural
+from torchdebug_magics.ranks.compared import Compared, Details, RankRecord
+from torchdebug_magics.ranks.report import RankFinding, RankFindingKind
+
+if TYPE_CHECKING:
+    from torchdebug_magics.report import Location
+
+__all__ = ["Asked", "disagreements", "ranks_named"]
+
+_UNEVEN = 1.25
+"""Times the median: what is above is out of line."""
+_LEAST_UNEVEN_BYTES = 16 << 20
+_NAMED = 8
+"""Ranks in a sentence."""
+
+Asked = Callable[[RankFindingKind, int | None, Sequence[int]], Mapping[int, Details]]
+"""From a moment, and some ranks, to the details of each: the only thing for which a rank may have to be asked again."""
+
+
+class _Said(NamedTuple):
+    sentence: str
+    fix: str
+
+
+def disagreements(records: Sequence[RankRecord], details: Asked) -> tuple[RankFinding, ...]:
+    """Every finding about the ranks themselves, the earliest first."""
+    found = [_overflow(records), *_moments(records, details), _uneven(records)]
+    return tuple(one for one in found if one is not None)
+
+
+def ranks_named(ranks: Sequence[int]) -> str:
+    """``rank 3``, or ``ranks 0, 2 and 5``."""
+    shown = [str(one) for one in ranks[:_NAMED]] + ([f"{len(ranks) - _NAMED} more"] if len(ranks) > _NAMED else [])
+    return f"rank {shown[0]}" if len(shown) == 1 else f"ranks {listed(shown)}"
+
+
+# The collective -----------------------------------------------------------------------------------------------------------
+
+
+def _overflow(records: Sequence[RankRecord]) -> RankFinding | None:
+    """All put finite numbers into a sum, and what came out is not."""
+    with_findings = [one for one in records if one.compared.found_at is not None]
+    sums = [one.compared.sum for one in with_findings if one.compared.is_received and one.compared.sum is not None]
+    if not sums or len(sums) < len(records):
+        return None
+    largest = max(sums, key=lambda one: one.local_peak)
+    if sum(one.local_peak for one in sums) <= largest.limit:
+        return None
+    what = f" of {largest.tensor}" if largest.tensor else ""
+    return RankFinding(
+        kind="collective_overflow",
+        ranks=tuple(one.rank.rank for one in with_findings),
+        step=min(one.compared.found_at[0] for one in with_findings if one.compared.found_at is not None),
+        tensor=largest.tensor,
+        location=largest.location,
+        fix="sum the gradients in float32 (no fp16 in `register_comm_hook`), or divide by the world size before the sum",
+        sentence=f"the gradients{what} are finite on each of {len(records)} ranks (up to {number(largest.local_peak)}), "
+        f"and their sum over the ranks leaves the range of {largest.dtype} ({number(largest.limit)})",
+    )
+
+
+# What must agree, and what must not ----------------------------------------------------------------------------------------
+
+
+def _moments(records: Sequence[RankRecord], details: Asked) -> list[RankFinding]:
+    """The first disagreement of each kind."""
+    digests: dict[tuple[RankFindingKind, int | None], dict[int, int]] = defaultdict(dict)
+    places: dict[tuple[RankFindingKind, int | None], Location | None] = {}
+    for record in records:
+        for moment in record.compared.moments:
+            digests[moment.kind, moment.step][record.rank.rank] = moment.digest
+            places.setdefault((moment.kind, moment.step), moment.location)
+    found: dict[RankFindingKind, RankFinding] = {}
+    batches = {step: held for (kind, step), held in digests.items() if kind == "same_batch"}
+    if (same := _same_batch(batches)) is not None:
+        found["same_batch"] = _finding("same_batch", *same, "", places["same_batch", same[1]])
+    for (kind, step), held in sorted(digests.items(), key=lambda item: -1 if item[0][1] is None else item[0][1]):
+        if kind == "same_batch" or kind in found or len(set(held.values())) < 2:  # noqa: PLR2004 - two that differ
+            continue
+        odd, usual = _odd_ones(held)
+        tensor = _first_that_differs(details(kind, step, (usual, odd[0])))
+        found[kind] = _finding(kind, odd, step, tensor, places[kind, step])
+    order = ("initial_weights", "same_batch", "replicas_part", "buffers_drift", "shapes_differ")
+    return [found[kind] for kind in order if kind in found and not (kind == "replicas_part" and _was_so_from_the_start(found))]
+
+
+def _was_so_from_the_start(found: Mapping[RankFindingKind, RankFinding]) -> bool:
+    """Replicas that were never equal do not part."""
+    return "initial_weights" in found and found["replicas_part"].step == 0
+
+
+def _same_batch(batches: Mapping[int | None, Mapping[int, int]]) -> tuple[tuple[int, ...], int | None] | None:
+    """The ranks that had the same batch at every step that is known, and the first such step."""
+    together: Counter[tuple[int, ...]] = Counter()
+    first: dict[tuple[int, ...], int | None] = {}
+    for step, held in batches.items():
+        by_digest: dict[int, list[int]] = defaultdict(list)
+        for rank, digest in held.items():
+            by_digest[digest].append(rank)
+        for ranks in map(tuple, by_digest.values()):
+            together[ranks] += 1
+            first.setdefault(ranks, step)
+    for ranks, times in together.most_common():
+        if len(ranks) > 1 and times == len(batches):
+            return ranks, first[ranks]
+    return None
+
+
+def _odd_ones(held: Mapping[int, int]) -> tuple[tuple[int, ...], int]:
+    """The ranks that differ from most, or from rank 0's where there is no majority, and one of the usual ones."""
+    counted = Counter(held.values()).most_common()
+    lowest = held[min(held)]
+    usual = lowest if counted[0][1] == dict(counted)[lowest] else counted[0][0]
+    return tuple(rank for rank, digest in sorted(held.items()) if digest != usual), min(rank for rank in held if held[rank] == usual)
+
+
+def _first_that_differs(details: Mapping[int, Details]) -> str:
+    """The first name, in the rank's own order, whose value is not the same."""
+    held = list(details.values())
+    if len(held) < 2:  # noqa: PLR2004 - nothing to compare
+        return ""
+    names = list(dict.fromkeys(name for one in held for name in one))
+    return next((name for name in names if len({one.get(name) for one in held}) > 1), "")
+
+
+def _finding(kind: RankFindingKind, ranks: tuple[int, ...], step: int | None, tensor: str, location: Location | None) -> RankFinding:
+    said = _SAID[kind](ranks_named(ranks), step, tensor)
+    return RankFinding(kind=kind, ranks=ranks, step=step, tensor=tensor, location=location, fix=said.fix, sentence=said.sentence)
+
+
+def _after(step: int | None) -> str:
+    return "" if step is None else f" after {plural(step, 'step')}" if step else " before the first step"
+
+
+_SAID: Mapping[RankFindingKind, Callable[[str, int | None, str], _Said]] = {
+    "initial_weights": lambda ranks, _, tensor: _Said(
+        f"the initial weights of {ranks} differ from the others'" + (f", first {tensor}" if tensor else ""),
+        "call `torch.manual_seed(seed)` with the same seed on every rank before the model is made",
+    ),
+    "same_batch": lambda ranks, step, _: _Said(
+        f"{ranks} drew the same batch at every step" if not step else f"{ranks} drew the same batch from step {step} on",
+        "use `DataLoader(..., sampler=DistributedSampler(dataset))`, or draw with a generator seeded with `seed + rank`",
+    ),
+    "replicas_part": lambda ranks, step, tensor: _Said(
+        f"the weights of {ranks} part from the others'{_after(step)}" + (f", first {tensor}" if tensor else ""),
+        "average the gradients of every parameter on every rank before `optimizer.step()`, as DistributedDataParallel does",
+    ),
+    "buffers_drift": lambda ranks, step, tensor: _Said(
+        f"the buffers of {ranks} drift from the others'{_after(step)}" + (f", first {tensor}" if tensor else ""),
+        "use `nn.SyncBatchNorm.convert_sync_batchnorm(model)`, or `broadcast_buffers=True` in DistributedDataParallel",
+    ),
+    "shapes_differ": lambda ranks, _, tensor: _Said(
+        f"the shapes of {ranks} differ from the others'" + (f", first at {tensor}" if tensor else ""),
+        "give every rank batches of the same size: `drop_last=True`, or pad to the longest over all ranks",
+    ),
+}
+
+
+# Memory --------------------------------------------------------------------------------------------------------------------
+
+
+def _uneven(records: Sequence[RankRecord]) -> RankFinding | None:
+    """The rank that takes more than the others, and which of its lines does."""
+    sizes = sorted((one.compared.size_bytes, one.rank.rank) for one in records if one.compared.size_bytes is not None)
+    if len(sizes) < 2:  # noqa: PLR2004 - nothing to compare
+        return None
+    usual, most = sizes[(len(sizes) - 1) // 2][0], sizes[-1][0]
+    if most < _UNEVEN * usual or most - usual < _LEAST_UNEVEN_BYTES:
+        return None
+    above = tuple(sorted(rank for size, rank in sizes if size >= _UNEVEN * usual and size - usual >= _LEAST_UNEVEN_BYTES))
+    by_rank = {one.rank.rank: one.compared for one in records}
+    other = by_rank[next(rank for size, rank in sizes if size == usual)]
+    what, extra, location = _site_out_of_line(by_rank[sizes[-1][1]], other)
+    where = f": {byte_size(extra)} more in {what}" if what else ""
+    return RankFinding(
+        kind="uneven_memory",
+        ranks=above,
+        step=None,
+        tensor=what,
+        location=location,
+        fix=f"let every rank do the same at {location}"
+        if location is not None
+        else "give every rank the same share of the data and of the model",
+        sentence=f"{ranks_named(above)} took {byte_size(most)} where the others took {byte_size(usual)}{where}",
+    )
+
+
+def _site_out_of_line(most: Compared, other: Compared) -> tuple[str, int, Location | None]:
+    usual = {(what, str(where)): size for what, size, where in other.sites}
+    extra = [(size - usual.get((what, str(where)), 0), what, where) for what, size, where in most.sites]
+    size, what, where = max(extra, key=lambda one: one[0], default=(0, "", None))
+    return (what, size, where) if size > 0 else ("", 0, None)

@@ -1,0 +1,113 @@
+"""What the ranks of a job found, in one report: a row a rank, where they differ, and the report of the rank in which it began."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from torchdebug_magics.report import Location, Report
+
+__all__ = ["Rank", "RankFinding", "RankFindingKind", "RankState", "RanksReport"]
+
+RankState: TypeAlias = Literal["finished", "raised", "interrupted", "died"]
+RankFindingKind: TypeAlias = Literal[
+    "same_batch", "initial_weights", "replicas_part", "buffers_drift", "uneven_memory", "shapes_differ", "collective_overflow"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One process of a job."""
+
+    rank: int
+    host: str
+    pid: int
+    device: str
+    """Such as ``"cuda:1"``; ``"cpu"`` where no accelerator was in use."""
+    state: RankState
+    exit_code: int | None
+    """Negative for a signal; None where the process had not ended, or nobody knows."""
+    report: Report | None
+    """Its own; None where it left none."""
+    elapsed_s: float
+    error: str = ""
+    """In which it ended, such as ``"ValueError: no such class"``."""
+    location: Location | None = None
+    """The innermost line of the user's code at that error, or where it was last seen."""
+
+    @property
+    def verdict(self) -> str:
+        """Of its own report, or how it ended."""
+        return self.report.verdict if self.report is not None else self.ending
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in a few words."""
+        at = f" at {self.location}" if self.location is not None else ""
+        match self.state:
+            case "raised":
+                return f"raised {self.error}{at}" if self.error else f"ended with exit code {self.exit_code}{at}"
+            case "interrupted":
+                return f"was interrupted{at}" if self.exit_code is not None or self.report is not None else f"had not ended{at}"
+            case "died":
+                code = self.exit_code or 0
+                return f"was ended by signal {-code}{at}" if code < 0 else f"exited with code {code}{at}"
+            case _:
+                return "finished"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFinding:
+    """Where ranks differ that should agree, or agree where they should differ."""
+
+    kind: RankFindingKind
+    ranks: tuple[int, ...]
+    """Those out of line; of ``same_batch``, those with the same one."""
+    step: int | None
+    """Optimizer steps completed before it; None where that is not known, or it is of the whole run."""
+    tensor: str
+    """The parameter, buffer, module or input that tells; empty where none does."""
+    location: Location | None
+    fix: str
+    sentence: str
+    """What differs, in one sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksReport(Report):
+    """The ranks' reports in one. It has every field of the instrument's own report, taken from rank `first`, or else from rank 0."""
+
+    instrument: str
+    ranks: tuple[Rank, ...]
+    """In order."""
+    first: int | None
+    """The rank whose finding came first; None where no rank has one."""
+    rank_findings: tuple[RankFinding, ...] = ()
+    shown: Report | None = None
+    """The instrument's own report whose fields these are."""
+    sentence: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """Which rank first, and what is wrong there; or that all is well on all of them."""
+        return self.sentence
+
+    def rank(self, number: int) -> Rank:
+        """The rank of that number; a KeyError where it is not here."""
+        for one in self.ranks:
+            if one.rank == number:
+                return one
+        raise KeyError(number)
+
+    def to_dict(self) -> dict[str, Any]:
+        """With the fields of the instrument's own report."""
+        own = super().to_dict()
+        del own["shown"]
+        return {**({} if self.shown is None else self.shown.to_dict()), **own}
+
+    def __getattr__(self, name: str) -> Any:
+        shown = self.__dict__.get("shown")  # not there yet while it is unpickled
+        if shown is None or name.startswith("__"):
+            msg = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(msg)
+        return getattr(shown, name)

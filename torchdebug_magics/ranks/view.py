@@ -1,0 +1,84 @@
+"""What a report of many ranks shows: the verdict, where ranks differ, a row a rank, then the page of the rank in which it began."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.html.page import Facts, Fold, Note, Page, Table
+
+if TYPE_CHECKING:
+    from torchdebug_magics.format import Format
+    from torchdebug_magics.html.page import Block, Cell, Status
+    from torchdebug_magics.ranks.report import Rank, RankFinding, RanksReport
+    from torchdebug_magics.report import Report
+
+__all__ = ["page"]
+
+_COLUMNS = ("rank", "host", "process", "device", "state", "seconds", "verdict")
+_LIKE = 4
+"""So many ranks that tell the same are one row."""
+
+
+def page(report: RanksReport, page_of: Callable[[Report], Page]) -> Page:
+    """The ranks above the page of one of them."""
+    own = None if report.shown is None else page_of(report.shown)
+    blocks: list[Block] = [_facts(one) for one in report.rank_findings]
+    blocks.append(_table(report))
+    blocks += [Note(problem, "warn") for problem in report.problems]
+    if own is not None and own.blocks:
+        shown = next((one.rank for one in report.ranks if one.report is report.shown), None)
+        title = "The process that launched the ranks" if shown is None else f"Rank {shown}"
+        said = set(report.problems)
+        inner = tuple(one for one in own.blocks if not (isinstance(one, Note) and one.text in said))
+        blocks += [Fold(title, inner)] if report.first is None else [Note(title), *inner]
+    return Page(report.instrument, _status(report, own), report.verdict, tuple(blocks))
+
+
+def _status(report: RanksReport, own: Page | None) -> Status:
+    if report.rank_findings or any(one.state in {"raised", "died"} for one in report.ranks):
+        return "bad"
+    return "info" if own is None else own.status
+
+
+def _facts(finding: RankFinding) -> Facts:
+    where = () if finding.location is None else (("line", _line(finding)),)
+    return Facts((*where, ("fix", finding.fix)), title="")
+
+
+def _line(finding: RankFinding) -> str:
+    assert finding.location is not None
+    return f"{finding.location}: `{finding.location.source}`" if finding.location.source else str(finding.location)
+
+
+def _table(report: RanksReport) -> Table:
+    groups = _alike(report.ranks)
+    rows = [_row(group) for group in groups]
+    odd = {report.first, *(rank for one in report.rank_findings if one.kind != "same_batch" for rank in one.ranks)}
+    marked = frozenset(at for at, group in enumerate(groups) if any(one.rank in odd or one.state in {"raised", "died"} for one in group))
+    whole = Table("Ranks", _COLUMNS, [_row([one]) for one in report.ranks], _FORMATS) if len(groups) < len(report.ranks) else None
+    return Table("Ranks", _COLUMNS, rows, _FORMATS, marked=marked, whole=whole)
+
+
+_FORMATS: Mapping[str, Format] = {"seconds": "seconds", "verdict": "prose"}
+
+
+def _alike(ranks: Sequence[Rank]) -> list[list[Rank]]:
+    """Those that tell the same, where they are many, in one group; in the order of the first of each."""
+    by_text: dict[tuple[str, str], list[Rank]] = {}
+    for one in ranks:
+        by_text.setdefault((one.state, one.verdict), []).append(one)
+    groups = [part for group in by_text.values() for part in ([group] if len(group) >= _LIKE else [[one] for one in group])]
+    return sorted(groups, key=lambda group: group[0].rank)
+
+
+def _row(group: Sequence[Rank]) -> tuple[Cell, ...]:
+    first = group[0]
+    if len(group) == 1:
+        return (str(first.rank), first.host, str(first.pid), first.device, first.state, first.elapsed_s, first.verdict)
+    hosts, devices = {one.host for one in group}, {one.device for one in group}
+    longest_s = max(one.elapsed_s for one in group)
+    return (
+        f"{len(group)} ranks", first.host if len(hosts) == 1 else f"{len(hosts)} hosts", "",
+        first.device if len(devices) == 1 else f"{len(devices)} devices", first.state, longest_s, first.verdict,
+    )  # fmt: skip
