@@ -31,7 +31,7 @@ class Rank:
     """Its own; None where it left none."""
     elapsed_s: float
     error: str = ""
-    """In which it ended, such as ``"ValueError: no such class"``."""
+    """In which it ended, such as ``"ValueError: no such class"``; of one that could not begin, why."""
     location: Location | None = None
     """The innermost line of the user's code at that error, or where it was last seen."""
 
@@ -46,12 +46,13 @@ class Rank:
         at = f" at {self.location}" if self.location is not None else ""
         match self.state:
             case "raised":
-                return f"raised {self.error}{at}" if self.error else f"ended with exit code {self.exit_code}{at}"
+                return f"raised {self.error}{at}"
             case "interrupted":
                 return f"was interrupted{at}" if self.exit_code is not None or self.report is not None else f"had not ended{at}"
             case "died":
                 code = self.exit_code or 0
-                return f"was ended by signal {-code}{at}" if code < 0 else f"exited with code {code}{at}"
+                ended = f"was ended by signal {-code}{at}" if code < 0 else f"exited with code {code}{at}"
+                return f"{ended}: {self.error}" if self.error else ended
             case _:
                 return "finished"
 

@@ -141,13 +141,12 @@ def _is_helper(process: BaseProcess) -> bool:
 
 def _cannot_arrive(process: BaseProcess, method: str) -> str:
     """Why a function of a notebook reaches no process but a fork; empty where it can be imported."""
-    main = sys.modules.get("__main__")
-    if method == "fork" or hasattr(main, "__file__"):
+    if method == "fork":
         return ""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
     values = (vars(process).get("_target"), *vars(process).get("_args", ()))
-    name = next((one.__name__ for one in values if getattr(one, "__module__", "") == "__main__" and hasattr(one, "__name__")), "")
-    return (
-        f"a process that `{method}` starts cannot import `{name}` from the notebook: use 'fork', or put `{name}` into a file"
-        if name
-        else ""
-    )
+    codes = [one.__code__ for one in values if getattr(one, "__module__", "") == "__main__" and hasattr(one, "__code__")]
+    name = next((code.co_name for code in codes if code.co_filename != file), "")
+    if not name:
+        return ""
+    return f"a process that {method!r} starts cannot import `{name}` from the notebook: use start_method='fork', or put `{name}` into a file"

@@ -55,7 +55,7 @@ def _record(pid: int, launched: Launched | None, found: Left, number: int) -> Ra
     error = launched.cannot_arrive if launched is not None and standing is None and code else ""
     own = Rank(
         rank=number if standing is None else standing.rank, host=socket.gethostname(), pid=pid,
-        device="cpu" if standing is None else standing.device, state="raised" if error else _state(code), exit_code=code, report=None,
+        device="cpu" if standing is None else standing.device, state=_state(code), exit_code=code, report=None,
         elapsed_s=0.0 if standing is None else standing.elapsed_s, error=error, location=None if standing is None else standing.location,
     )  # fmt: skip
     return RankRecord(rank=own, compared=Compared(worked=False), is_in_job=standing is not None and standing.is_in_job)

@@ -33,6 +33,8 @@ __all__ = ["ATTRIBUTE", "Job", "Left", "RankSession", "Standing", "left", "recor
 ATTRIBUTE = "_torchdebug_rank"
 """Of a `multiprocessing` process that runs under an instrument."""
 _EVERY_S = 0.25
+_LONGEST = 160
+"""Characters of an error's text in a row of the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,8 +219,9 @@ def _state(error: BaseException | None) -> RankState:
 def _text(error: BaseException | None) -> str:
     if error is None:
         return ""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    text = next(iter(str(error).strip().splitlines()), "")
+    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _place(error: BaseException | None) -> Location | None:

@@ -1,0 +1,123 @@
+"""What the ranks of these tests run: small data-parallel trainings over gloo, which meet through a file."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch._dynamo  # as the first step of an optimizer does, in 3 s: once here, not in each fork
+from torch import distributed
+from torch.utils.data import DataLoader, TensorDataset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def group(rank: int, world_size: int, store: str) -> Iterator[None]:
+    """A gloo group for the time of a block."""
+    distributed.init_process_group("gloo", rank=rank, world_size=world_size, init_method=f"file://{store}")
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def train(rank: int, world_size: int, store: str, fault: str = "", at: int = 1, out: str = "") -> None:
+    """Five steps; at step 3 something happens to rank `at`."""
+    with group(rank, world_size, store):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        generator = torch.Generator().manual_seed(rank)
+        for step in range(5):
+            x = torch.rand(8, 4, generator=generator) + 1
+            if rank == at and step == 3:
+                happens(fault, x, f"{store}.happened")
+            loss = (x.log() * model(x)).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            average(model, world_size)
+            optimizer.step()
+        if out:
+            torch.save(model.state_dict(), f"{out}{rank}")
+
+
+def average(model: torch.nn.Module, world_size: int) -> None:
+    """Of all gradients, over the ranks."""
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        distributed.all_reduce(parameter.grad)
+        parameter.grad /= world_size
+
+
+def happens(fault: str, x: torch.Tensor, told: str) -> None:
+    """`told`: the file that says so, of what the test waits for."""
+    match fault:
+        case "nan":
+            x[2] = -1
+        case "raises":
+            msg = f"no such class on rank {distributed.get_rank()}"
+            raise ValueError(msg)
+        case "is killed":
+            time.sleep(1.5)  # so that it has said where it stands
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "leaves":
+            os._exit(3)
+        case "hangs":
+            Path(told).touch()
+            time.sleep(60)
+
+
+def train_alone(rank: int, fault: str = "") -> None:
+    """Without a group: three steps of its own."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        x = torch.rand(8, 4) + 1
+        if rank == 1 and step == 1:
+            happens(fault, x, "")
+        (x.log() * model(x)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def raise_each(rank: int) -> None:
+    """A different error on each rank."""
+    torch.zeros(1)
+    raise (ValueError, KeyError, OSError)[rank](f"of rank {rank}")
+
+
+def launch_more(rank: int, world_size: int, store: str) -> None:
+    """A launcher that is launched itself: rank 0 starts the other one."""
+    del rank
+    other = multiprocessing.get_context("fork").Process(target=train, args=(1, world_size, store, "nan"))
+    other.start()
+    try:
+        train(0, world_size, store)
+    finally:
+        other.join()
+
+
+def load(loader_workers: int = 2) -> None:
+    """A training whose data come from worker processes."""
+    data = DataLoader(TensorDataset(torch.rand(16, 4)), batch_size=4, num_workers=loader_workers, multiprocessing_context="fork")
+    model = torch.nn.Linear(4, 1)
+    for (x,) in data:
+        model(x).mean().backward()
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def tensors(number: int) -> Any:
+    """What a helper computes."""
+    return (torch.arange(number) ** 2).sum().item()
+

@@ -1,0 +1,227 @@
+"""What a session launches comes back in its report, whatever becomes of it, and nothing is left of it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import tempfile
+import threading
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import multiprocessing as torch_multiprocessing
+
+import torchdebug_magics
+from tests.unit.ranks import programs
+from torchdebug_magics import catalog
+from torchdebug_magics.html import plain
+from torchdebug_magics.instruments.nanhunt.report import NanReport
+from torchdebug_magics.probing.children.rank_session import ATTRIBUTE
+from torchdebug_magics.ranks.report import RanksReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HERE = "tests/unit/ranks/programs.py"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No folder, and no other `start`, of ours."""
+    folder, start = tmp_path_factory.mktemp("job"), BaseProcess.start
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield
+    assert BaseProcess.start is start
+    assert list(folder.glob("tdm*")) == []
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
+
+
+def launched(target: Callable[..., object], *args: tuple[Any, ...], method: str = "fork") -> list[Any]:
+    """One process for each tuple of arguments, joined."""
+    processes = [multiprocessing.get_context(method).Process(target=target, args=one) for one in args]  # type: ignore[attr-defined]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert all(ATTRIBUTE not in vars(process) for process in processes)
+    return processes
+
+
+def hunted(target: Callable[..., object], *args: tuple[Any, ...], method: str = "fork", **options: Any) -> Any:
+    with torchdebug_magics.nanhunt(**options) as session:
+        launched(target, *args, method=method)
+    return session.report
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_the_rank_in_which_it_was_born(method: str, store: str) -> None:
+    report = hunted(programs.train, (0, 2, store, "nan"), (1, 2, store, "nan"), method=method)
+    assert isinstance(report, RanksReport)
+    assert (report.first, [one.rank for one in report.ranks]) == (1, [0, 1])
+    assert report.verdict.startswith("Rank 1 of 2: NaN born at step 3 · forward of log")
+    assert report.finding.op == "log"  # every field of that rank's own report
+    assert report.finding.location.file.endswith(HERE)
+    assert report.rank(1).report.finding == report.finding
+    assert (report.rank(1).state, report.rank(1).exit_code, report.rank(1).error.partition(":")[0]) == ("raised", 1, "NonFiniteError")
+    assert report.rank(0).state == "raised", "its peer was gone"
+    assert report.rank(0).report.finding is None
+    with pytest.raises(KeyError):
+        report.rank(2)
+
+
+def test_it_travels_and_is_shown(store: str) -> None:
+    report = hunted(programs.train, (0, 2, store, "nan"), (1, 2, store, "nan"))
+    again = pickle.loads(pickle.dumps(report))  # noqa: S301 - our own
+    assert again.to_json() == report.to_json()
+    assert again.rank(1).report.finding == report.finding
+    written = json.loads(report.to_json())
+    assert (written["verdict"], written["first"], written["found"]) == (report.verdict, 1, True)
+    assert [one["state"] for one in written["ranks"]] == ["raised", "raised"]
+    text = plain.render(catalog.instrument("nanhunt").page(report))
+    assert "Rank 1 of 2" in text
+    assert "x.log()" in text
+
+
+def test_healthy_ranks_are_one_sentence_and_unharmed(store: str, tmp_path: Path) -> None:
+    launched(programs.train, *((rank, 2, store, "", 1, str(tmp_path / "plain")) for rank in range(2)))
+    report = hunted(programs.train, *((rank, 2, f"{store}2", "", 1, str(tmp_path / "watched")) for rank in range(2)))
+    assert report.first is None
+    assert report.verdict.startswith("2 ranks, nothing found on any; rank 0: No NaN and no infinity")
+    assert [(one.state, one.exit_code, one.error) for one in report.ranks] == [("finished", 0, "")] * 2
+    for rank in range(2):
+        weights, watched = (torch.load(tmp_path / f"{name}{rank}") for name in ("plain", "watched"))
+        assert all(torch.equal(weights[name], watched[name]) for name in weights)
+
+
+def test_torch_spawn(store: str) -> None:
+    with torchdebug_magics.nanhunt() as session, pytest.raises(Exception, match="NaN born at step 3"):
+        torch_multiprocessing.spawn(programs.train, (2, store, "nan"), nprocs=2)
+    assert session.report.first == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "state", "code"), [("raises", "raised", 1), ("is killed", "died", -signal.SIGKILL), ("leaves", "died", 3)]
+)
+def test_how_a_rank_ends(fault: str, state: str, code: int, store: str) -> None:
+    report = hunted(programs.train, (0, 2, store, fault), (1, 2, store, fault))
+    ended = report.rank(1)
+    assert (ended.state, ended.exit_code) == (state, code)
+    assert report.first is None
+    assert "Rank 1" in report.verdict
+    assert report.rank(0).report is not None, "the others' reports come all the same"
+    if fault == "is killed":
+        assert ended.location is not None
+        assert ended.location.source == "time.sleep(1.5)  # so that it has said where it stands"
+        assert "signal 9" in report.verdict
+    if fault == "raises":
+        assert ended.error == "ValueError: no such class on rank 1"
+
+
+def test_different_errors() -> None:
+    report = hunted(programs.raise_each, (0,), (1,), (2,))
+    assert [one.error.partition(":")[0] for one in report.ranks] == ["ValueError", "KeyError", "OSError"]
+    assert "Rank 0 raised ValueError: of rank 0" in report.verdict
+
+
+def test_a_rank_that_hangs_when_the_user_stops(store: str) -> None:
+    processes: list[Any] = []
+
+    def stop() -> None:
+        while not Path(f"{store}.happened").exists():
+            time.sleep(0.1)
+        time.sleep(1.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=stop, daemon=True).start()
+    try:
+        with torchdebug_magics.nanhunt() as session, pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the interrupt comes while it waits
+            context = multiprocessing.get_context("fork")
+            processes += [context.Process(target=programs.train, args=(rank, 2, store, "hangs")) for rank in range(2)]
+            for process in processes:
+                process.start()
+            for process in processes:
+                process.join()
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    report: Any = session.report
+    assert [one.state for one in report.ranks] == ["interrupted", "interrupted"]
+    assert report.rank(1).location.source == "time.sleep(60)"
+    assert "had not ended" in report.rank(1).verdict
+
+
+def test_processes_without_a_group() -> None:
+    report = hunted(programs.train_alone, (0, "nan"), (1, "nan"))
+    assert (report.first, report.finding.op) == (1, "log")
+
+
+def test_a_launcher_that_is_launched(store: str) -> None:
+    report = hunted(programs.launch_more, (0, 2, store))
+    assert (report.first, len(report.ranks)) == (1, 2)
+
+
+def test_helpers_are_no_ranks() -> None:
+    with torchdebug_magics.nanhunt() as session:
+        programs.load()
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            assert pool.map(programs.square, range(4)) == [0, 1, 4, 9]
+        launched(programs.tensors, (4,))
+    assert isinstance(session.report, NanReport)
+    assert session.report.backward_count == 4
+
+
+def test_what_the_launcher_finds_itself_comes_first() -> None:
+    with torchdebug_magics.nanhunt(keep_going=True) as session:
+        launched(programs.train_alone, (0,))
+        programs.train_alone(1, "nan")
+    report: Any = session.report
+    assert report.finding.op == "log"
+    assert not report.verdict.startswith("Rank")
+
+
+def test_two_magics(store: str) -> None:
+    with torchdebug_magics.nanhunt() as hunt, torchdebug_magics.memtrace() as trace:
+        launched(programs.train, (0, 2, store), (1, 2, store))
+    for session in (hunt, trace):
+        assert [one.state for one in session.report.ranks] == ["finished", "finished"]
+    assert trace.report.steps_count == 5
+    assert "2 ranks, nothing found" in hunt.report.verdict
+
+
+@pytest.mark.parametrize("name", ["autograd", "gradwatch", "hangwatch", "memgauge", "memtrace", "shapes"])
+def test_each_instrument_follows(name: str, store: str) -> None:
+    with getattr(torchdebug_magics, name)() as session:
+        launched(programs.train, (0, 2, store), (1, 2, store))
+    report = session.report
+    assert [one.state for one in report.ranks] == ["finished", "finished"]
+    assert all(one.report is not None for one in report.ranks)
+    assert report.rank_findings == ()
+    assert report.verdict
+    assert plain.render(catalog.instrument(name).page(report))
+
+
+def test_the_live_view_is_that_of_the_lowest_rank(store: str) -> None:
+    seen: list[Any] = []
+    with torchdebug_magics.nanhunt() as session:
+        context = multiprocessing.get_context("fork")
+        processes = [context.Process(target=programs.train, args=(rank, 2, store, "is killed")) for rank in range(2)]
+        for process in processes:
+            process.start()
+        while any(process.is_alive() for process in processes):
+            seen.append(session.live())
+            time.sleep(0.05)
+        for process in processes:
+            process.join()
+    assert any(one.steps_count for one in seen if one is not None)
