@@ -120,4 +120,3 @@ def square(number: int) -> int:
 def tensors(number: int) -> Any:
     """What a helper computes."""
     return (torch.arange(number) ** 2).sum().item()
-

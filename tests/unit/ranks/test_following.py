@@ -82,7 +82,7 @@ def test_the_rank_in_which_it_was_born(method: str, store: str) -> None:
 
 def test_it_travels_and_is_shown(store: str) -> None:
     report = hunted(programs.train, (0, 2, store, "nan"), (1, 2, store, "nan"))
-    again = pickle.loads(pickle.dumps(report))  # noqa: S301 - our own
+    again = pickle.loads(pickle.dumps(report))
     assert again.to_json() == report.to_json()
     assert again.rank(1).report.finding == report.finding
     written = json.loads(report.to_json())

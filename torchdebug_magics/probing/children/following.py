@@ -104,6 +104,7 @@ class FollowedRanks:
         if self._job is None:
             return original(process)
         method, outer = start_method(process), vars(process).get(ATTRIBUTE)
+        cannot_arrive = _cannot_arrive(process, method)
         # The last that is pickled: it begins when all that the target imports is there. With two magics, each has one.
         vars(process)[ATTRIBUTE] = RankSession(self._job, len(self._launched), self._forget, outer)
         try:
@@ -113,7 +114,7 @@ class FollowedRanks:
                 vars(process).pop(ATTRIBUTE, None)
                 child: Child | None = remembered(process, method)
                 if child is not None:
-                    self._launched.append(Launched(child, _cannot_arrive(process, method)))
+                    self._launched.append(Launched(child, cannot_arrive))
 
     def _new_job(self) -> Job:
         folder = os.path.join(tempfile.gettempdir(), f"tdm{secrets.token_hex(6)}")  # noqa: PTH118 - as the other folders for children
@@ -149,4 +150,6 @@ def _cannot_arrive(process: BaseProcess, method: str) -> str:
     name = next((code.co_name for code in codes if code.co_filename != file), "")
     if not name:
         return ""
-    return f"a process that {method!r} starts cannot import `{name}` from the notebook: use start_method='fork', or put `{name}` into a file"
+    return (
+        f"a process that {method!r} starts cannot import `{name}` from the notebook: use start_method='fork', or put `{name}` into a file"
+    )
