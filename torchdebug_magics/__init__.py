@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.errors import DeterminismError, NonFiniteError, SessionError, TorchDebugError
     from torchdebug_magics.instrument import Instrument
+    from torchdebug_magics.ranks.report import RanksReport
     from torchdebug_magics.report import Report
     from torchdebug_magics.session import Session
 
@@ -41,9 +42,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "autograd", "deterministic", "gradwatch",
-    "hangwatch", "last_session", "memclean", "memgauge", "memmark", "memtrace", "nanhunt", "overfit", "shapes", "show", "shrink",
-    "shrunk", "stepzero", "subset", "verify",
+    "DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "autograd", "deterministic", "gather",
+    "gradwatch", "hangwatch", "last_session", "memclean", "memgauge", "memmark", "memtrace", "nanhunt", "overfit", "shapes", "show",
+    "shrink", "shrunk", "stepzero", "subset", "verify",
 ]  # fmt: skip
 
 
@@ -79,6 +80,16 @@ def show(report: Report, *, widget: bool = False) -> None:
     from torchdebug_magics.jupyter import extension  # noqa: PLC0415 - late: importing the package costs next to nothing
 
     extension.show(report, widget=widget)
+
+
+def gather(report: Report) -> RanksReport | None:
+    """Put the reports of all ranks of the default process group together: on rank 0 the one report of all, on every other rank None.
+
+    Every rank has to call it, with its own report of the same instrument, as any collective of ``torch.distributed``; a rank that does not
+    lets the others wait as long as the group's timeout says. A `TorchDebugError` where no group is initialized.
+    """
+    gathered: RanksReport | None = importlib.import_module("torchdebug_magics.probing.gathering").gather(report)
+    return gathered
 
 
 def verify(function: Callable[[], object], **options: Any) -> Report:

@@ -6,10 +6,13 @@ import importlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from torchdebug_magics.ranks.report import RanksReport
+
 if TYPE_CHECKING:
     from torchdebug_magics.instrument import Instrument
+    from torchdebug_magics.report import Report
 
-__all__ = ["INSTRUMENTS", "instrument", "instruments"]
+__all__ = ["INSTRUMENTS", "instrument", "instrument_of", "instruments"]
 
 INSTRUMENTS = {
     "nanhunt": "torchdebug_magics.instruments.nanhunt",
@@ -32,6 +35,15 @@ def instrument(name: str) -> Instrument:
     """The row of that name; a KeyError where there is none."""
     row: Instrument = importlib.import_module(INSTRUMENTS[name]).INSTRUMENT
     return row
+
+
+def instrument_of(report: Report) -> Instrument | None:
+    """The row whose report this is: the one in whose package its class is defined."""
+    if isinstance(report, RanksReport):
+        return instrument(report.instrument)
+    home = type(report).__module__
+    name = next((name for name, module in INSTRUMENTS.items() if home == module or home.startswith(f"{module}.")), None)
+    return None if name is None else instrument(name)
 
 
 def instruments() -> Iterator[Instrument]:

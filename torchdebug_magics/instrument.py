@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.errors import SessionError
+from torchdebug_magics.ranks.compared import Compared
 from torchdebug_magics.ranks.report import RanksReport
+from torchdebug_magics.ranks.transport import is_cut
 from torchdebug_magics.session import Session
 
 if TYPE_CHECKING:
@@ -16,13 +18,12 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.html.page import Page
     from torchdebug_magics.probing.children.rank_session import Job
-    from torchdebug_magics.ranks.compared import Compared
     from torchdebug_magics.report import Report
 
 __all__ = ["Examined", "Instrument", "Option"]
 
 _FOLLOWED = "torchdebug_magics.probing.children.following:FollowedRanks"
-_RANKS_VIEW = "torchdebug_magics.ranks.view:page"
+_RANKS_VIEW, _SHORT_VIEW = "torchdebug_magics.ranks.view:page", "torchdebug_magics.ranks.view:short_page"
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -174,7 +175,7 @@ class Instrument:
 
     def compared(self, report: Report) -> Compared:
         """What of a rank's report is held against the other ranks'."""
-        compared: Compared = _load(self.over_ranks or "")(report)
+        compared: Compared = _load(self.over_ranks)(report) if self.over_ranks else Compared()
         return compared
 
     def _following(self, probe: Any, options: Mapping[str, object], job: Job | None = None) -> Any:
@@ -214,7 +215,11 @@ class Instrument:
 
     def page(self, report: Report) -> Page:
         """What a view shows of a report."""
-        page: Page = _load(self.view)(report) if not isinstance(report, RanksReport) else _load(_RANKS_VIEW)(report, self.page)
+        page: Page
+        if isinstance(report, RanksReport):
+            page = _load(_RANKS_VIEW)(report, self.page)
+        else:
+            page = _load(_SHORT_VIEW)(report, self.name) if is_cut(report) else _load(self.view)(report)
         return page
 
     def live_page(self, snapshot: object) -> Page:

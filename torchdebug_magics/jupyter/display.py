@@ -10,7 +10,6 @@ from uuid import uuid4
 from IPython.core.displaypub import CapturingDisplayPublisher
 
 from torchdebug_magics import catalog
-from torchdebug_magics.ranks.report import RanksReport
 from torchdebug_magics.report import Report
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.html.page import Page
     from torchdebug_magics.instrument import Instrument
 
-__all__ = ["MODES", "Channel", "Mode", "ReportFormatter", "Screen", "row_of"]
+__all__ = ["MODES", "Channel", "Mode", "ReportFormatter", "Screen"]
 
 Mode = Literal["auto", "widget", "frozen", "text"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -162,17 +161,6 @@ class _WidgetChannel:
 # Reports show themselves --------------------------------------------------------------------------------------------
 
 
-def row_of(report: Report) -> Instrument | None:
-    """The instrument whose report this is: the one in whose package its class is defined."""
-    if isinstance(report, RanksReport):
-        return catalog.instrument(report.instrument)
-    home = type(report).__module__
-    for name, module in catalog.INSTRUMENTS.items():
-        if home == module or home.startswith(f"{module}."):
-            return catalog.instrument(name)
-    return None
-
-
 class ReportFormatter:
     """Let a report that is a cell's value show its page."""
 
@@ -191,7 +179,7 @@ class ReportFormatter:
         self._bundles.pop(Report, None)
 
     def _bundle(self, report: Report, include: object = None, exclude: object = None) -> dict[str, str]:  # noqa: ARG002 - IPython's signature
-        row = row_of(report)
+        row = catalog.instrument_of(report)
         try:
             text, html = (str(report), "") if row is None else self._screen.draw(row.page(report))
         except Exception as failure:  # noqa: BLE001 - as in Screen.show()

@@ -10,7 +10,7 @@ from IPython.core.getipython import get_ipython
 from torchdebug_magics import catalog
 from torchdebug_magics.jupyter.cell import CellSessions
 from torchdebug_magics.jupyter.completion import FlagCompleter
-from torchdebug_magics.jupyter.display import ReportFormatter, Screen, row_of
+from torchdebug_magics.jupyter.display import ReportFormatter, Screen
 from torchdebug_magics.jupyter.front_door import FrontDoor
 from torchdebug_magics.jupyter.lasting import LastingSessions
 from torchdebug_magics.jupyter.magics import Homes, InstrumentMagic
@@ -112,7 +112,7 @@ def show(report: Report, *, widget: bool = False) -> None:
     """Show a report as its magic does; where no IPython with the extension runs, print it."""
     shell = get_ipython()
     extension = None if shell is None else loaded(shell)
-    row = row_of(report)
+    row = catalog.instrument_of(report)
     if row is None:
         print(report)  # noqa: T201 - a script has no other screen
     elif extension is not None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from IPython.core.error import UsageError
 from IPython.core.magic import no_var_expand
 
-from torchdebug_magics import __version__
+from torchdebug_magics import __version__, catalog
 from torchdebug_magics.html.page import Facts, Note, Page, Table
 from torchdebug_magics.jupyter.arguments import without_comment
-from torchdebug_magics.jupyter.display import MODES, Screen, row_of
+from torchdebug_magics.jupyter.display import MODES, Screen
 from torchdebug_magics.machine import summary
 
 if TYPE_CHECKING:
@@ -120,6 +120,6 @@ class FrontDoor:
             self._screen.say("there is no report yet")
             return
         report = self._reports[-1][1]
-        row = next((row for row in self._rows if row.name == self._reports[-1][0]), None) or row_of(report)
+        row = next((row for row in self._rows if row.name == self._reports[-1][0]), None) or catalog.instrument_of(report)
         if row is not None:
             self._screen.show(report, row)

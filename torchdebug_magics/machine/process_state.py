@@ -13,6 +13,7 @@ from torchdebug_magics.machine.files import read
 
 __all__ = [
     "ProcessState",
+    "age_s",
     "catches",
     "child_pids",
     "command_of",
@@ -52,7 +53,7 @@ class ProcessState:
     cpu_s: float
     threads_count: int
     started_s: float
-    """Since the start of the system."""
+    """Since the start of the system; without ``/proc``, since the epoch."""
     exit_code: int | None
     """Of a process that has ended and that nobody has waited for; negative for a signal."""
 
@@ -65,6 +66,13 @@ class ProcessState:
 def has_proc() -> bool:
     """Whether this system tells of other processes under ``/proc``."""
     return os.path.exists("/proc/self/stat")  # noqa: PTH110 - asked often
+
+
+def age_s() -> float:
+    """For how long this process runs."""
+    state = process_state(os.getpid())
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME) if has_proc() else time.time()
+    return 0.0 if state is None else max(0.0, now_s - state.started_s)
 
 
 def process_state(pid: int) -> ProcessState | None:

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchdebug_magics.format import byte_size, listed, number, plural
+from torchdebug_magics.format import byte_size, number, plural
 from torchdebug_magics.ranks.compared import Compared, Details, RankRecord
 from torchdebug_magics.ranks.report import RankFinding, RankFindingKind
 
@@ -39,7 +39,7 @@ def disagreements(records: Sequence[RankRecord], details: Asked) -> tuple[RankFi
 def ranks_named(ranks: Sequence[int]) -> str:
     """``rank 3``, or ``ranks 0, 2 and 5``."""
     shown = [str(one) for one in ranks[:_NAMED]] + ([f"{len(ranks) - _NAMED} more"] if len(ranks) > _NAMED else [])
-    return f"rank {shown[0]}" if len(shown) == 1 else f"ranks {listed(shown)}"
+    return f"rank {shown[0]}" if len(shown) == 1 else f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 # The collective -----------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def _moments(records: Sequence[RankRecord], details: Asked) -> list[RankFinding]
             digests[moment.kind, moment.step][record.rank.rank] = moment.digest
             places.setdefault((moment.kind, moment.step), moment.location)
     found: dict[RankFindingKind, RankFinding] = {}
-    batches = {step: held for (kind, step), held in digests.items() if kind == "same_batch"}
+    batches = {step: held for (kind, step), held in digests.items() if kind == "same_batch" and len(held) > 1}
     if (same := _same_batch(batches)) is not None:
         found["same_batch"] = _finding("same_batch", *same, "", places["same_batch", same[1]])
     for (kind, step), held in sorted(digests.items(), key=lambda item: -1 if item[0][1] is None else item[0][1]):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.format import capitalised, plural
 from torchdebug_magics.ranks.disagreements import disagreements, ranks_named
 from torchdebug_magics.ranks.report import RanksReport
+from torchdebug_magics.ranks.transport import says_cut
 
 if TYPE_CHECKING:
     from torchdebug_magics.ranks.compared import RankRecord
@@ -93,9 +94,11 @@ def _all_well(records: Sequence[RankRecord]) -> str:
 
 
 def _problems(records: Sequence[RankRecord]) -> tuple[str, ...]:
-    """Each once, with the ranks that have it."""
+    """Each once, with the ranks that have it; that a rank was shortened to travel is said by its own report alone."""
     by_problem: dict[str, list[int]] = {}
     for one in records:
         for problem in one.rank.report.problems if one.rank.report is not None else ():
+            if says_cut(problem):
+                continue
             by_problem.setdefault(problem, []).append(one.rank.rank)
     return tuple(f"{ranks_named(ranks)}: {problem}" for problem, ranks in by_problem.items())

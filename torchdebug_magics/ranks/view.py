@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.ranks.report import Rank, RankFinding, RanksReport
     from torchdebug_magics.report import Report
 
-__all__ = ["page"]
+__all__ = ["page", "short_page"]
 
 _COLUMNS = ("rank", "host", "process", "device", "state", "seconds", "verdict")
 _LIKE = 4
@@ -33,6 +33,11 @@ def page(report: RanksReport, page_of: Callable[[Report], Page]) -> Page:
         inner = tuple(one for one in own.blocks if not (isinstance(one, Note) and one.text in said))
         blocks += [Fold(title, inner)] if report.first is None else [Note(title), *inner]
     return Page(report.instrument, _status(report, own), report.verdict, tuple(blocks))
+
+
+def short_page(report: Report, instrument: str) -> Page:
+    """Of a report that was shortened to travel, and is whole only in its own rank."""
+    return Page(instrument, "info", report.verdict, tuple(Note(problem, "info") for problem in report.problems))
 
 
 def _status(report: RanksReport, own: Page | None) -> Status:

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing import this_rank
 from torchdebug_magics.probing.where import is_user_code, locate, location, user_frame
-from torchdebug_magics.ranks.compared import Compared, RankRecord
+from torchdebug_magics.ranks.compared import RankRecord
 from torchdebug_magics.ranks.report import Rank
 
 if TYPE_CHECKING:
     from torchdebug_magics.ranks.report import RankState
-    from torchdebug_magics.report import Location
+    from torchdebug_magics.report import Location, Report
     from torchdebug_magics.session import Session
 
 __all__ = ["ATTRIBUTE", "Job", "Left", "RankSession", "Standing", "left", "record_of"]
@@ -152,16 +152,15 @@ class RankSession:
         _leave(self.job, f"{os.getpid()}.standing", standing)
 
     def _record(self, session: Session[Any], error: BaseException | None) -> RankRecord:
-        record = record_of(self.job.instrument, self.number(), session, error, time.monotonic() - self._began_s)
+        record = record_of(self.job.instrument, self.number(), session.report, error, time.monotonic() - self._began_s)
         return replace(record, is_in_job=self._world_size > 1)
 
 
-def record_of(instrument: str, rank: int, session: Session[Any], error: BaseException | None, elapsed_s: float) -> RankRecord:
+def record_of(instrument: str, rank: int, report: Report, error: BaseException | None, elapsed_s: float) -> RankRecord:
     """Of this process."""
     from torchdebug_magics import catalog  # noqa: PLC0415 - as above
 
-    report = session.report
-    compared: Compared = catalog.instrument(instrument).compared(report)
+    compared = catalog.instrument(instrument).compared(report)
     own = Rank(
         rank=rank, host=socket.gethostname(), pid=os.getpid(), device=this_rank.device(), state=_state(error),
         exit_code=None if error is None else 1, report=report, elapsed_s=elapsed_s, error=_text(error), location=_place(error),

@@ -1,0 +1,97 @@
+"""Ranks put together: which was first, what the others are, and one line for those that tell the same."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.ranks.built import LINE, WELL, record, with_moments, without_report
+from torchdebug_magics import catalog
+from torchdebug_magics.html import plain
+from torchdebug_magics.ranks.merging import held_details, merged
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torchdebug_magics.ranks.compared import RankRecord
+    from torchdebug_magics.ranks.report import RanksReport
+
+
+def put_together(records: Sequence[RankRecord]) -> RanksReport:
+    return merged("nanhunt", records, held_details(records))
+
+
+def shown(report: RanksReport) -> str:
+    return plain.render(catalog.instrument("nanhunt").page(report))
+
+
+def test_the_first_rank_is_the_one_of_the_earliest_step() -> None:
+    report = put_together([record(0), record(1, "NaN at step 9", found_at=(9, 1)), record(2, "NaN at step 3", found_at=(3, 4))])
+    assert report.first == 2
+    assert report.verdict == "Rank 2 of 3: NaN at step 3"
+    assert report.sentence == report.verdict
+    assert report.found
+    assert report.rank(1).report is not None
+
+
+def test_of_the_same_step_one_of_its_own_comes_before_one_that_was_received() -> None:
+    records = [
+        record(0, "NaN received", found_at=(3, 4), is_received=True),
+        record(1, "NaN from sqrt in backward", found_at=(3, 4)),
+        record(2, "NaN received", found_at=(3, 4), is_received=True),
+    ]
+    random.Random(1).shuffle(records)
+    report = put_together(records)
+    assert report.first == 1
+    assert report.verdict == "Rank 1 of 3: NaN from sqrt in backward · ranks 0 and 2 received it with the averaged gradients"
+    assert [one.rank for one in report.ranks] == [0, 1, 2]
+
+
+def test_the_fields_are_those_of_the_first_rank_or_of_rank_0() -> None:
+    assert put_together([record(1, "b"), record(0, "a")]).shown.sentence == "a"  # type: ignore[union-attr]
+    assert put_together([record(0, "a"), record(1, "b", found_at=(0, 0))]).shown.sentence == "b"  # type: ignore[union-attr]
+    with pytest.raises(AttributeError):
+        put_together([without_report(0, state="died", exit_code=-9)]).steps_count  # noqa: B018
+    with pytest.raises(KeyError):
+        put_together([record(0)]).rank(4)
+
+
+def test_all_is_well() -> None:
+    report = put_together([record(rank) for rank in range(3)])
+    assert (report.first, report.verdict) == (None, f"All 3 ranks: {WELL}")
+
+
+def test_a_rank_that_died_is_in_the_verdict_and_one_that_was_ended_for_it_is_not() -> None:
+    died = without_report(1, state="died", exit_code=-9, location=LINE)
+    report = put_together([without_report(0, state="died", exit_code=-15), died])
+    assert report.verdict == "Rank 1 was ended by signal 9 at train.py:12 in train"
+
+
+def test_what_differs_is_said_beside_what_was_found() -> None:
+    records = [with_moments(rank, "replicas_part", {2: rank}) for rank in range(2)]
+    report = put_together(records)
+    assert report.first == 1
+    assert report.verdict == "The weights of rank 1 part from the others' after 2 steps"
+    assert report.to_dict()["rank_findings"][0]["kind"] == "replicas_part"
+
+
+def test_equal_rows_fold_into_one() -> None:
+    odd = record(17, "NaN at step 3", found_at=(3, 1))
+    text = shown(put_together([odd, *(record(rank) for rank in range(64) if rank != 17)]))
+    assert "63 ranks" in text
+    assert text.count(WELL) == 1
+    assert "NaN at step 3" in text
+
+
+def test_few_rows_stay_apart() -> None:
+    text = shown(put_together([record(0), record(1)]))
+    assert text.count(WELL) >= 2
+
+
+def test_a_problem_of_many_is_said_once() -> None:
+    records = [record(rank) for rank in range(3)]
+    records = [replace(one, rank=replace(one.rank, report=replace(one.rank.report, problems=("no room",)))) for one in records]  # type: ignore[type-var]
+    assert put_together(records).problems == ("ranks 0, 1 and 2: no room",)

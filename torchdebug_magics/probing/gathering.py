@@ -1,0 +1,71 @@
+"""Puts the reports of a job's ranks together over its own process group: reports -> merged on rank 0 -> what that asks for, if anything."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import distributed
+
+from torchdebug_magics import catalog
+from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.machine.process_state import age_s
+from torchdebug_magics.probing.children.rank_session import record_of
+from torchdebug_magics.ranks.merging import merged
+from torchdebug_magics.ranks.transport import packed, unpacked
+
+if TYPE_CHECKING:
+    from torchdebug_magics.ranks.compared import Details, RankRecord
+    from torchdebug_magics.ranks.report import RankFindingKind, RanksReport
+    from torchdebug_magics.report import Report
+
+__all__ = ["gather"]
+
+_ROOM_BYTES = 64 << 20
+"""For all that have a finding: what rank 0 receives is as many times the largest as there are ranks."""
+
+
+def gather(report: Report) -> RanksReport | None:
+    """See `torchdebug_magics.gather`."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        msg = "gather() needs a process group: call it in each rank between init_process_group() and destroy_process_group()"
+        raise TorchDebugError(msg)
+    row = catalog.instrument_of(report)
+    if row is None:
+        msg = "gather() takes a report, such as `session.report` after `with torchdebug_magics.nanhunt() as session:`"
+        raise TorchDebugError(msg)
+    own = record_of(row.name, distributed.get_rank(), report, sys.exc_info()[1], age_s())
+    records = _records(own)
+    if own.rank.rank:
+        while _asked(None, own) is not None:
+            pass
+        return None
+    try:
+        return merged(row.name, records, lambda kind, step, ranks: _asked((kind, step, ranks), own) or {})
+    finally:
+        _asked(None, own)
+
+
+def _records(own: RankRecord) -> list[RankRecord]:
+    """Of all ranks, without their details; only on rank 0."""
+    number = distributed.get_world_size()
+    is_first = own.rank.rank == 0
+    parts: list[Any] = [None] * number
+    distributed.gather_object(b"" if is_first else packed(own, _ROOM_BYTES // number), parts if is_first else None)
+    return [own, *unpacked(parts[1:])] if is_first else []
+
+
+def _asked(question: tuple[RankFindingKind, int | None, Sequence[int]] | None, own: RankRecord) -> Mapping[int, Details] | None:
+    """What each of the ranks in rank 0's question tells of that moment, in every rank; None when rank 0 has no more questions."""
+    question = _broadcast(question, 0)
+    if question is None:
+        return None
+    kind, step, ranks = question
+    return {rank: _broadcast(own.compared.details.get((kind, step), {}) if rank == own.rank.rank else None, rank) for rank in ranks}
+
+
+def _broadcast(value: Any, source: int) -> Any:
+    values = [value]
+    distributed.broadcast_object_list(values, source)
+    return values[0]

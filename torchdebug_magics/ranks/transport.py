@@ -1,0 +1,83 @@
+"""Makes a rank small enough to travel: of one without a finding, at most 4 KB, so that ten thousand of them have room in one process."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import operator
+import pickle
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchdebug_magics.ranks.compared import RankRecord
+    from torchdebug_magics.report import Report
+
+__all__ = ["HEALTHY_BYTES", "is_cut", "packed", "says_cut", "unpacked"]
+
+HEALTHY_BYTES = 4096
+"""Of a rank that finished and found nothing, before it is compressed: in memory it takes a few times as much."""
+_ATTEMPTS = ((64, 64), (16, 16), (8, 8), (8, 0))
+"""Of a list of more items than the first, how many are kept; fewer than eight may be a point or a shape."""
+_CUT = "shortened on the way to rank 0: "
+
+
+def packed(record: RankRecord, most_bytes: int | None = None) -> bytes:
+    """Without its details; `most_bytes` is what a rank with a finding may take, any size by default."""
+    record = record.without_details()
+    is_healthy = record.compared.found_at is None and record.rank.state == "finished"
+    limit = HEALTHY_BYTES if is_healthy else most_bytes
+    data = pickle.dumps(record, pickle.HIGHEST_PROTOCOL)
+    for most, kept in _ATTEMPTS:
+        if limit is None or len(data) <= limit:
+            break
+        data = pickle.dumps(_with_note(record, _shortened(record, most, kept)), pickle.HIGHEST_PROTOCOL)
+    return zlib.compress(data)
+
+
+def unpacked(parts: Iterable[bytes]) -> list[RankRecord]:
+    """As they were packed, one a rank."""
+    was_enabled = gc.isenabled()
+    gc.disable()  # it would look through all of them again and again, while nothing of it is garbage
+    try:
+        return [pickle.loads(zlib.decompress(one)) for one in parts]  # noqa: S301 - from ranks of the same job
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def is_cut(report: Report) -> bool:
+    """Whether it was shortened on its way: then its lists may no longer fit together."""
+    return any(map(says_cut, report.problems))
+
+
+def says_cut(problem: str) -> bool:
+    """Whether that line of a report says only this."""
+    return problem.startswith(_CUT)
+
+
+def _shortened(value: Any, most: int, kept: int) -> Any:
+    """With the first `kept` of whatever has more than `most` items, all the way down."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = (field.name for field in dataclasses.fields(value) if field.init)
+        changed = {name: new for name in fields if (new := _shortened(old := getattr(value, name), most, kept)) is not old}
+        return replace(value, **changed) if changed else value
+    if isinstance(value, Mapping):
+        pairs = list(value.items())[: kept if len(value) > most else None]
+        small = {key: _shortened(item, most, kept) for key, item in pairs}
+        return value if len(small) == len(value) and all(small[key] is item for key, item in pairs) else small
+    if type(value) in {tuple, list}:
+        items = [_shortened(item, most, kept) for item in value[: kept if len(value) > most else None]]
+        return value if len(items) == len(value) and all(map(operator.is_, items, value)) else type(value)(items)
+    return value
+
+
+def _with_note(whole: RankRecord, small: RankRecord) -> RankRecord:
+    """The report says itself which of its fields are not whole."""
+    report, before = small.rank.report, whole.rank.report
+    if report is None or before is None or report is before:
+        return small
+    names = [field.name for field in dataclasses.fields(report) if getattr(report, field.name) is not getattr(before, field.name)]
+    return replace(small, rank=replace(small.rank, report=replace(report, problems=(*report.problems, f"{_CUT}{', '.join(names)}"))))
