@@ -14,6 +14,7 @@ import torchdebug_magics
 from torchdebug_magics import catalog
 from torchdebug_magics.errors import SessionError
 from torchdebug_magics.instrument import Instrument, Option
+from torchdebug_magics.report import Report
 from torchdebug_magics.session import Session
 
 
@@ -113,7 +114,7 @@ def test_an_instrument_without_options_says_so(row: Instrument) -> None:
 
 
 def test_views_are_given_what_they_show(row: Instrument) -> None:
-    report: Any = object()
+    report = Report()
     page: Any = row.page(report)
     live: Any = row.live_page("snapshot")
     assert page.args == (report,)
