@@ -48,7 +48,7 @@ def rows(finding: Finding, report: NanReport) -> tuple[tuple[str, str], ...]:
     """Name and value of all that is known."""
     is_graph = report.replay == "graph"
     known = (
-        ("what", f"{_kind(finding)}, born {_born(finding, is_graph=is_graph)}"),
+        ("what", f"{_kind(finding)}, {_born(finding, is_graph=is_graph)}"),
         ("when", "" if is_graph else _when(finding)),
         ("module", "" if is_graph else _module(finding)),
         ("rows", _rows(finding)),
@@ -97,13 +97,15 @@ def _kind(finding: Finding) -> str:
 
 
 def _born(finding: Finding, *, is_graph: bool) -> str:
+    if finding.averaging is not None:
+        return "from the averaging of gradients over ranks"
     phases = {**_PHASES, **_GRAPH_PHASES} if is_graph else _PHASES
     if finding.phase == "optimizer" and finding.sink.startswith("gradient of "):
         where = "in {sink}, before the optimizer's update"
     else:
         where = phases[finding.phase]
     maker = _MAKERS["backward"] if finding.is_tangent else _MAKERS.get(finding.phase, "") if finding.op else ""
-    return f"{where}{maker}".format(
+    return f"born {where}{maker}".format(
         since=finding.since.removeprefix("bad "), tensor=_tensor(finding.tensor or ""), op=finding.op, sink=sink(finding)
     )
 

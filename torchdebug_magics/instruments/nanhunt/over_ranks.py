@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.ranks.compared import Compared
+from torchdebug_magics.ranks.compared import Compared, Sum
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.report import NanReport
+    from torchdebug_magics.instruments.nanhunt.report import Finding, NanReport
 
 __all__ = ["compared"]
 
@@ -20,6 +20,12 @@ def compared(report: NanReport) -> Compared:
     finding = report.finding
     if finding is None:
         return Compared(worked=worked)
-    return Compared(
-        worked=worked, found_at=(finding.step, _STAGES.index(finding.phase)), is_received=finding.diagnosis == "averaged_from_other_ranks"
-    )
+    is_received = finding.diagnosis == "averaged_from_other_ranks"
+    return Compared(worked=worked, found_at=(finding.step, _STAGES.index(finding.phase)), is_received=is_received, sum=_sum(finding))
+
+
+def _sum(finding: Finding) -> Sum | None:
+    given = finding.averaging
+    if given is None:
+        return None
+    return Sum(dtype=given.dtype, local_peak=given.local_peak, limit=given.limit, tensor=given.tensor, location=finding.location)

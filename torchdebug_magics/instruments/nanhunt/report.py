@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import number
+from torchdebug_magics.instruments.nanhunt.averaging import Averaging
 from torchdebug_magics.report import Location, Report
 
-__all__ = ["Finding", "Kind", "LayerRow", "NanReport", "PathStep", "Phase"]
+__all__ = ["Averaging", "Finding", "Kind", "LayerRow", "NanReport", "PathStep", "Phase"]
 
 Kind: TypeAlias = Literal["nan", "inf"]
 Phase: TypeAlias = Literal["data", "parameter", "forward", "loss", "backward", "optimizer"]
@@ -85,6 +86,8 @@ class Finding:
     """What it was there: an infinity at birth is often NaN by then."""
     weights: str = ""
     """What became of the parameters: ``"weights untouched"``, ``"weights already bad"``."""
+    averaging: Averaging | None = None
+    """Of gradients that came bad from an averaging over ranks: what this rank gave to it."""
 
     def sentence(self) -> str:
         """The finding on one line, birth first."""
@@ -110,7 +113,7 @@ class Finding:
 
     def _parts(self) -> tuple[str, ...]:
         kind = "Inf" if self.kind == self.sink_kind == "inf" else "NaN"  # as it shows: an infinity may be a NaN when it reaches the loss
-        when = f"{kind} born at step {self.step}"
+        when = f"{kind} {'came' if self.averaging is not None else 'born'} at step {self.step}"
         diverged = self.diagnosis == "lr_too_high" and self.phase != "optimizer"
         what = f"the run diverged; {self.op} was the first to leave the range" if diverged else self._what()
         return (when, what, self._where(), self._line(), *self.details(), self.weights)
@@ -118,6 +121,8 @@ class Finding:
     def _what(self) -> str:
         if self.is_tangent:
             return f"forward-mode derivative of {self.op}"
+        if self.averaging is not None:
+            return f"with the averaging of gradients over ranks; those of rank {self.averaging.rank} are finite before it"
         return self._born()
 
     def _born(self) -> str:

@@ -8,7 +8,8 @@
 - **start** and **undo**: `replay_state.ReplayState` puts everything as it was at the step's start, and as it is now again, whatever
   interrupts come; `undone_writes` undoes writes into tensors.
 - **run**: `step_rerun.StepRerun` executes that code under an `observer.Observer`, feeds each model call what it was given
-  (`recorded_arguments`), stops right after the sink, and says in a `Replayed` whether the loss was the same to the last bit.
+  (`recorded_arguments`), sends nothing to other ranks (`probing.alone`), stops right after the sink, and says in a `Replayed` whether
+  the loss was the same to the last bit.
 
 How an instrument uses it::
 
@@ -26,7 +27,7 @@ How an instrument uses it::
     def around(original, *args, **kwargs):      # in place of torch.autograd.backward (and .grad)
         tensors = tuple(tensors_in(args[0]))
         if rerun.active:                        # a call of the replayed code itself
-            return rerun.sink_call(original, tensors, *args, **kwargs)
+            return rerun.sink_call(rerun.backward(original), tensors, *args, **kwargs)
         result = original(*args, **kwargs)
         step = recorder.step
         step.backwards += 1

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import torch
 
 from torchdebug_magics.probing.rerun.observer import Observer
 from torchdebug_magics.probing.tensors import is_bad
+
+if TYPE_CHECKING:
+    from torch.nn.parallel import DistributedDataParallel
+
+    from torchdebug_magics.probing.alone.unsent_collectives import Exchange
 
 __all__ = ["Attempt", "CannotReplay", "ObserverT", "Replayed", "agree", "badly_alike", "no_less_bad", "same_bits", "same_kinds"]
 
@@ -51,6 +56,10 @@ class Replayed(Generic[ObserverT]):
     """The variables of the replayed statements, to name tensors by."""
     finished: bool = False
     """Whether it came as far as it was to come."""
+    exchanges: tuple[Exchange, ...] = ()
+    """What the step exchanges with other ranks, and its replay did not."""
+    averaging: tuple[DistributedDataParallel, ...] = ()
+    """The models whose gradients a step averages over ranks, and its replay did not."""
 
 
 def same_bits(left: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> bool:

@@ -20,6 +20,7 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from torchdebug_magics.probing.alone.lone_rerun import LoneRerun
 from torchdebug_magics.probing.buffers import BufferKeeper
 from torchdebug_magics.probing.rerun.undone_writes import Writes
 from torchdebug_magics.probing.rng import RandomState
@@ -49,6 +50,7 @@ class ReplayState:
         guard: Guard,
     ) -> None:
         self._step, self._before, self._guard = step, before, guard
+        self.alone = LoneRerun(modules)
         self._gradients = [(leaf, leaf.grad) for leaf in leaves]
         self._random, self._flags = RandomState.take(), Flags()
         self._buffers = BufferKeeper(inner for module in modules for inner in module.modules()).take()
@@ -59,6 +61,7 @@ class ReplayState:
 
     def start(self) -> None:
         """All as it was when the step began."""
+        self.alone.start()
         for leaf, _ in self._gradients:
             leaf.grad = None
         for kept in self._step.buffers:
@@ -78,6 +81,7 @@ class ReplayState:
         _write_into(self._inputs)
         self._buffers.put_back()
         self._objects.put_back(self._guard)
+        self.alone.put_back()
         for leaf, gradient in self._gradients:
             leaf.grad = gradient
         self._random.put_back()

@@ -84,6 +84,11 @@ class Step:
     """Ids of the modules whose state was taken."""
     _forgotten: dict[int, Entry] = field(default_factory=dict)
 
+    @property
+    def backward_number(self) -> int:
+        """Which backward() of the step was the last, 1-based; without a model call the step begins right before it."""
+        return max(1, self.backwards) if self.entries else 1
+
     def add(self, entry: Entry) -> None:
         """One more call; of the oldest, when there are many, no more is known than that there were so many."""
         self.entries.append(entry)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchdebug_magics.probing.alone.unsent_collectives import OthersNeeded
 from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.places import iterators_in
 from torchdebug_magics.probing.quiet import quiet
@@ -19,13 +20,13 @@ from torchdebug_magics.probing.rerun.attempt import Attempt, CannotReplay, Obser
 from torchdebug_magics.probing.rerun.recorded_arguments import Feed
 from torchdebug_magics.probing.rerun.replay_state import ReplayState, eager
 from torchdebug_magics.probing.rerun.step import Step
-from torchdebug_magics.probing.rerun.step_slice import Slice, cut, guesses, rest
-from torchdebug_magics.probing.source.statement_lists import read_before_written
+from torchdebug_magics.probing.rerun.step_slice import Slice, cut, cut_graphs, guesses, rest, values_in
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 from torchdebug_magics.probing.transforms import base_of, outside_transforms
 from torchdebug_magics.probing.where import frames_above
 
 if TYPE_CHECKING:
+    from torchdebug_magics.probing.alone.lone_rerun import LoneRerun
     from torchdebug_magics.probing.rerun.step import Position
     from torchdebug_magics.probing.rerun.step_recorder import StepRecorder
 
@@ -168,6 +169,10 @@ class StepRerun(Generic[ObserverT]):
             agree(names.get(name), then, same_kinds, unknown=True) for name, then in part.guessed.items()
         )
 
+    def backward(self, original: Any) -> Any:
+        """What to call in place of ``torch.autograd.backward``: a reducer must not hear of the gradients of a replay."""
+        return original if self._state is None else partial(self._state.alone.backward, original)
+
     def inner_call(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """A first derivative that is a part of the loss: its ops belong to forward ops, too."""
         if self._replayed is None or self._in_backward:
@@ -196,6 +201,14 @@ class StepRerun(Generic[ObserverT]):
         replayed.finished = True
         raise _Enough
 
+    @staticmethod
+    def _kept_alone(replayed: Replayed[ObserverT], alone: LoneRerun) -> Replayed[ObserverT]:
+        """The replay with what it did not send; none, where it would have needed an answer."""
+        if alone.collectives.refused:
+            raise CannotReplay(alone.collectives.refused)
+        replayed.exchanges, replayed.averaging = tuple(alone.collectives.exchanges), tuple(alone.wrappers)
+        return replayed
+
     def _run(self, step: Step, attempt: Attempt, part: Slice | None, run: Any, reached: Sequence[object] = ()) -> Replayed[ObserverT]:
         if not all(entry.unchanged() for entry in step.entries):
             msg = "the model writes into its input, which is not what it was any more"
@@ -204,16 +217,20 @@ class StepRerun(Generic[ObserverT]):
         self._attempt, self._part, self._seen = attempt, part, 0
         self._feed = Feed(step.entries, part.code if part is not None else None, replayed.observer)
         try:
-            cut = _cut_graphs(part) if part is not None else {}
+            cut = cut_graphs(part) if part is not None else {}
             attempt.leaves.update(cut)
             before = None if part is None else step.before if step.entries else self.recorder.between
             entered, guard = self.recorder.entered(), self.recorder.guard
-            self._state = ReplayState(step, before, attempt.leaves.values(), entered, [*_values_in(part), *reached], guard)
+            try:
+                self._state = ReplayState(step, before, attempt.leaves.values(), entered, [*values_in(part), *reached], guard)
+            except OthersNeeded as reason:
+                raise CannotReplay(str(reason)) from None
             self._state.start()
             self.recorder.feed(self._feed)
             with quiet(), eager(), contextlib.ExitStack() as stack:
                 stack.enter_context(self._state.writes.listener(self.recorder.hooks))
                 replayed.observer.attach(stack)
+                self._state.alone.attach(stack, self.recorder.hooks)
                 try:
                     run()
                 except _Enough:
@@ -222,29 +239,10 @@ class StepRerun(Generic[ObserverT]):
                     raise
                 except Exception as error:  # noqa: BLE001 - the replayed code is the user's: its failure means the replay went another way
                     replayed.problem = f"the replay raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            return replayed
+            return self._kept_alone(replayed, self._state.alone)
         finally:
             try:
                 self.recover()
             except BaseException:  # an interrupt in the middle of it
                 self.recover()
                 raise
-
-
-def _values_in(part: Slice | None) -> list[object]:
-    """What the names in the statements stand for: all that they can reach begins there."""
-    if part is None:
-        return []
-    used = {node.id for statement in part.statements for node in ast.walk(statement) if isinstance(node, ast.Name)}
-    return [part.names[name] for name in used & part.names.keys()]
-
-
-def _cut_graphs(part: Slice) -> dict[int, torch.Tensor]:
-    """Variables whose graph was made before the statements, and is gone since the backward(): leaves in their place."""
-    cut: dict[int, torch.Tensor] = {}
-    for name in read_before_written(list(part.statements)):
-        value = part.names.get(name)
-        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-            leaf = part.names[name] = value.detach().requires_grad_()
-            cut[id(leaf)] = leaf
-    return cut

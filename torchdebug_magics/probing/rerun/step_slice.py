@@ -23,7 +23,7 @@ from torchdebug_magics.probing.where import adopt_timed, local_values, owner
 if TYPE_CHECKING:
     from torchdebug_magics.probing.rerun.step import Position, Step
 
-__all__ = ["Slice", "cut", "guesses", "rest"]
+__all__ = ["Slice", "cut", "cut_graphs", "guesses", "rest", "values_in"]
 
 
 @dataclass(frozen=True)
@@ -209,3 +209,22 @@ def _compiled(end: Position, before: list[ast.stmt], step: list[ast.stmt], early
     code, given = runnable(statements, end.frame, end.line, Drawn(statements, now, end.line))
     made = {name: now[name] for name in written(step) & now.keys()}
     return Slice(code, {**now, **early, **given}, tuple(statements), made, {name: now[name] for name in guessed if name in now})
+
+
+def values_in(part: Slice | None) -> list[object]:
+    """What the names in the statements stand for: all that they can reach begins there."""
+    if part is None:
+        return []
+    used = {node.id for statement in part.statements for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    return [part.names[name] for name in used & part.names.keys()]
+
+
+def cut_graphs(part: Slice) -> dict[int, torch.Tensor]:
+    """Variables whose graph was made before the statements, and is gone since the backward(): leaves in their place."""
+    cut: dict[int, torch.Tensor] = {}
+    for name in read_before_written(list(part.statements)):
+        value = part.names.get(name)
+        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+            leaf = part.names[name] = value.detach().requires_grad_()
+            cut[id(leaf)] = leaf
+    return cut

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -27,9 +28,11 @@ __all__ = [
     "bad_outputs",
     "is_further_back",
     "names_a_maker",
+    "needs_others",
     "same_gradients",
     "sinks_of",
     "variables_of",
+    "why_not_reproduced",
 ]
 
 StepReplay: TypeAlias = "Replayed[Trace]"
@@ -49,6 +52,8 @@ class Inquiry:
     leaves: dict[int, torch.Tensor]
     chain: tuple[Position, ...]
     context: Context
+    only_adds: bool = False
+    """Whether there were bad gradients before the call: it may only have added to them."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,22 @@ def same_gradients(replayed: StepReplay, inquiry: Inquiry) -> bool:
     """Whether a bad loss has made the elements of the gradients bad that it made bad before."""
     pairs = ((leaf.grad, replayed.gradients.get(str(key))) for key, leaf in inquiry.leaves.items())
     return not any(map(is_bad, replayed.losses)) or all(agree(now, then, no_less_bad, unknown=True) for then, now in pairs)
+
+
+def needs_others(replayed: StepReplay) -> bool:
+    """Whether a loss that other ranks have a part in may be bad because of theirs: what this rank gives is finite."""
+    given = [math.isfinite(one.peak) for one in replayed.exchanges]
+    return any(given) and (replayed.reproduced is False or any(map(is_bad, replayed.losses)))
+
+
+def why_not_reproduced(replayed: StepReplay) -> str:
+    """A line for the report."""
+    if replayed.exchanges:
+        return f"not reproduced: the step depends on what other ranks send it (`{replayed.exchanges[0].op}`), and its replay is alone"
+    return (
+        "not reproduced: the replay gave other numbers, so the step depends on something that cannot be put back"
+        " (outside randomness, a clock, data read anew)"
+    )
 
 
 def variables_of(chain: tuple[Position, ...]) -> dict[str, Any]:

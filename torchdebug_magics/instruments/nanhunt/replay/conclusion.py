@@ -43,7 +43,7 @@ def conclude(
             return Outcome(write(evidence), bad_tensors(evidence), rows, replayed.reproduced, way, evidence)
     if only_births:
         return Outcome(None, {})
-    if not sinks and replayed.reproduced:
+    if not sinks and replayed.reproduced and (inquiry.only_adds or not replayed.averaging):
         note("the gradients were bad before this backward(): it only added to them")
         return Outcome(None, {})
     if sinks:
@@ -54,7 +54,8 @@ def conclude(
 def bare(inquiry: Inquiry) -> Outcome:
     """What is known without a replay: that the loss, or a gradient, is bad, and who asked for it."""
     losses = [tensor for tensor in inquiry.tensors if kind_of(tensor)]
-    gradients = [leaf.grad for leaf in inquiry.leaves.values() if leaf.grad is not None and kind_of(leaf.grad)]
+    own = () if inquiry.only_adds else inquiry.leaves.values()
+    gradients = [leaf.grad for leaf in own if leaf.grad is not None and kind_of(leaf.grad)]
     if not losses and not gradients:
         return Outcome(None, {})
     frame = user_frame(inquiry.chain[0].frame) if inquiry.chain else None

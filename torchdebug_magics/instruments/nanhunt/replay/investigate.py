@@ -9,6 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.nanhunt.fixes.verified_fix import Again, with_verified_fix
+from torchdebug_magics.instruments.nanhunt.replay.averaged_gradients import averaged
 from torchdebug_magics.instruments.nanhunt.replay.bad_samples import made_by_a_data_set
 from torchdebug_magics.instruments.nanhunt.replay.bad_step import (
     Inquiry,
@@ -18,9 +19,11 @@ from torchdebug_magics.instruments.nanhunt.replay.bad_step import (
     bad_outputs,
     is_further_back,
     names_a_maker,
+    needs_others,
     same_gradients,
     sinks_of,
     variables_of,
+    why_not_reproduced,
 )
 from torchdebug_magics.instruments.nanhunt.replay.conclusion import bare, conclude
 from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import at_scale_one, live_scalers, may_be_scaling
@@ -49,31 +52,21 @@ class Investigator:
 
     def sink(self, step: Step, inquiry: Inquiry) -> Outcome:
         """A backward (or grad) call whose loss or gradients are bad."""
-        attempt = Attempt(inquiry.tensors, _number(step), inquiry.leaves)
-        scalers = self._overflows(step, inquiry, attempt)
-        if scalers is not None:
+        attempt = Attempt(inquiry.tensors, step.backward_number, inquiry.leaves)
+        if (scalers := self._overflows(step, inquiry, attempt)) is not None:
             return Outcome(None, {}, overflow=scalers)
-        again: Again = partial(self._rerun.statements, step, inquiry.chain, attempt)
-        replayed: StepReplay | None
-        try:
-            replayed = again()
-            problem = "" if replayed.finished else replayed.problem or "the replay did not reach backward()"
-        except CannotReplay as reason:
-            replayed, problem = None, f"the step could not be run again as a whole: {reason}"
-        if replayed is None or problem:
-            inner = self._inside(step, inquiry)
-            if inner is None:
-                self._note(problem)
-                return self._by_modules(step, inquiry, attempt)
-            replayed, again = inner
-        replayed.reproduced = replayed.reproduced and same_gradients(replayed, inquiry)
+        if (held := self._replayed(step, inquiry, attempt)) is None:
+            return self._by_modules(step, inquiry, attempt)
+        replayed, again = held
+        if (found := averaged(inquiry, replayed, self._rerun)) is not None:
+            return found
+        replayed.reproduced = replayed.reproduced and (bool(replayed.averaging) or same_gradients(replayed, inquiry))
         if replayed.reproduced is False and (rest := self._rest(step, inquiry, attempt)) is not None:
             replayed, again = rest, partial(self._rerun.rest, step, inquiry.chain, attempt)
-        if replayed.reproduced is False:
-            self._note(
-                "not reproduced: the replay gave other numbers, so the step depends on something that cannot be put back"
-                " (outside randomness, a clock, data read anew)"
-            )
+        if needs_others(replayed) or replayed.reproduced is False:
+            self._note(why_not_reproduced(replayed))
+        if needs_others(replayed):
+            return self._by_modules(step, inquiry, attempt)
         outcome = conclude(inquiry, replayed, sinks_of(replayed, inquiry), "statements", self._note)
         earlier = self._before_the_model(step, inquiry, attempt, outcome)
         outcome, again = (outcome, again) if earlier is None else earlier
@@ -82,6 +75,21 @@ class Investigator:
             if reading is not None:
                 return self._with_fix(outcome, inquiry, reading, bad_outputs, only_births=True, what="the bad sample, made")
         return self._with_fix(outcome, inquiry, again, lambda one: sinks_of(one, inquiry))
+
+    def _replayed(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> tuple[StepReplay, Again] | None:
+        """The step, or only the function that calls backward(), run again; None where neither can be, with a note that says why."""
+        again: Again = partial(self._rerun.statements, step, inquiry.chain, attempt)
+        try:
+            replayed = again()
+            if replayed.finished:
+                return replayed, again
+            problem = replayed.problem or "the replay did not reach backward()"
+        except CannotReplay as reason:
+            problem = f"the step could not be run again as a whole: {reason}"
+        inner = self._inside(step, inquiry)
+        if inner is None:
+            self._note(problem)
+        return inner
 
     def _with_fix(
         self,
@@ -150,12 +158,14 @@ class Investigator:
 
     def update(self, step: Step, inquiry: Inquiry, *, inside: bool) -> Outcome | None:
         """Gradients that are bad when an optimizer steps, maybe `inside` a backward(); None where that cannot be run again."""
-        number = step.backwards + 1 if inside and step.entries else _number(step)
+        number = step.backwards + 1 if inside and step.entries else step.backward_number
         attempt = Attempt(inquiry.tensors, number, inquiry.leaves, until_update=True)
         try:
             replayed = self._rerun.statements(step, inquiry.chain, attempt)
         except CannotReplay:
             return None
+        if (found := averaged(inquiry, replayed, self._rerun)) is not None:
+            return found
         sinks = sinks_of(replayed, inquiry)
         outcome = (
             replace(conclude(inquiry, replayed, sinks, "statements", self._note), evidence=None) if replayed.finished and sinks else None
@@ -204,7 +214,7 @@ class Investigator:
 
     def look(self, step: Step, inquiry: Inquiry) -> tuple[LayerRow, ...]:
         """The layer table of a step with nothing wrong."""
-        replayed = self._rerun.statements(step, inquiry.chain, Attempt(inquiry.tensors, _number(step), inquiry.leaves))
+        replayed = self._rerun.statements(step, inquiry.chain, Attempt(inquiry.tensors, step.backward_number, inquiry.leaves))
         return replayed.observer.layer_rows()
 
     def _overflows(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> tuple[Any, ...] | None:
@@ -237,8 +247,3 @@ class Investigator:
         if bad:
             return replace(conclude(inquiry, replayed, bad, "module", self._note), evidence=None)
         return bare(inquiry)
-
-
-def _number(step: Step) -> int:
-    """Which backward() of the step this is, 1-based; without a model call the step begins right before it."""
-    return max(1, step.backwards) if step.entries else 1

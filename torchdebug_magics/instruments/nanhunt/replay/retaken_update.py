@@ -12,12 +12,14 @@ import torch
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import walk
+from torchdebug_magics.probing.alone.unsent_collectives import UnsentCollectives
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.quiet import quiet
 from torchdebug_magics.probing.rerun.undone_writes import Writes
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.snapshot import Snapshot
+from torchdebug_magics.probing.this_rank import rank
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth
@@ -47,6 +49,8 @@ def retaken(
             stack.enter_context(quiet())
             stack.enter_context(writes.listener())
             trace.attach(stack)
+            if rank() is not None:
+                stack.enter_context(UnsentCollectives().listener())
             _without_hooks(type(optimizer).step)(double)
         births: list[Birth] = [birth for birth in walk(trace, [twin.detach()]) if birth.op is not None]
     except Exception:  # noqa: BLE001 - one that wants a closure, or keeps more than its state, cannot be run so: the op stays unknown

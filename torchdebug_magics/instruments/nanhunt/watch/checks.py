@@ -18,10 +18,10 @@ from torchdebug_magics.instruments.nanhunt.watch import update_checks as updates
 from torchdebug_magics.instruments.nanhunt.watch.computing_cells import Computed
 from torchdebug_magics.instruments.nanhunt.watch.model_outputs import ModelOutputs
 from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import Overflows, skips
-from torchdebug_magics.instruments.nanhunt.watch.sentinel import Leaves, survey
+from torchdebug_magics.instruments.nanhunt.watch.sentinel import Leaves, site, survey
 from torchdebug_magics.instruments.nanhunt.watch.undone_updates import Undos
 from torchdebug_magics.instruments.nanhunt.watch.weights_before import Beginning
-from torchdebug_magics.probing.rerun.frame_positions import caller, frame_chain
+from torchdebug_magics.probing.rerun.frame_positions import frame_chain
 from torchdebug_magics.probing.tensors import kind_of
 from torchdebug_magics.probing.transforms import base_of
 from torchdebug_magics.probing.where import user_frame
@@ -64,10 +64,14 @@ class Checks:
         self.output = ModelOutputs(tally, recorder, investigator, guard, self._context).look
         self.is_half_updated = False
         """Whether the backward() that runs now has seen an update."""
+        self._were_bad = False
+        """Whether there were bad gradients before the backward() that runs now."""
 
     def before_backward(self) -> None:
-        """Only after an overflow: are its gradients still there? Then what follows is the same skipped step."""
-        self._overflows.look_before(self._recorder.entered())
+        """Only after bad gradients: are they still there? Then what follows adds to them, and is the same step where a scaler skips it."""
+        entered = self._recorder.entered()
+        self._overflows.look_before(entered)
+        self._were_bad = not math.isfinite(self._tally.last_peak) and updates.hold_bad_gradients(entered)
 
     def backward(self, tensors: tuple[torch.Tensor, ...], result: Any, *, keeps: bool) -> Outcome | None:
         """One reduction over the loss and all gradients, right after they were computed."""
@@ -76,7 +80,7 @@ class Checks:
         self.is_half_updated = False
         self._note_going_on()
         self._undos.saw(step.buffers)
-        leaves = self._leaves.of(_site(), tensors, self._recorder.parameters())
+        leaves = self._leaves.of(site(), tensors, self._recorder.parameters())
         results = [base_of(one) for one in result if isinstance(one, torch.Tensor)] if isinstance(result, (tuple, list)) else []
         gradients = [gradient for leaf in leaves.values() if (gradient := leaf.grad) is not None]
         loss, peak = survey(tensors, [*gradients, *results])
@@ -106,7 +110,8 @@ class Checks:
         """
         held = updates.gradients_of(optimizer)
         overflowed = bool(self._overflows.run)
-        changed = [gradient for _, gradient in held if overflowed or self._versions.get(id(gradient)) != gradient._version]
+        unseen = overflowed or (updates.averages_by_hand(self._recorder.entered()) and math.isfinite(self._tally.last_peak))
+        changed = [gradient for _, gradient in held if unseen or self._versions.get(id(gradient)) != gradient._version]
         if not changed or self._tally.is_full or math.isfinite(survey((), changed)[1]) or skips(optimizer):
             return None
         leaves = {**(self._recorder.parameters() if inside is not None else {}), **{id(one): one for one, _ in held}}
@@ -134,7 +139,7 @@ class Checks:
 
     def _may_spoil(self, optimizer: torch.optim.Optimizer) -> bool:
         """The first update of each optimizer, and those with a risk of their own."""
-        return id(optimizer) not in self._updated or updates.is_risky(optimizer, next(reversed(self._tally.history), math.inf))
+        return id(optimizer) not in self._updated or updates.is_risky(optimizer, self._tally.last_peak)
 
     def parameters(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
         """Parameters after an update that may have gone wrong: any other shows in the next loss, or at the end of the cell."""
@@ -189,7 +194,7 @@ class Checks:
             return None
         context = self._context()
         self._tally.phase = f"replaying step {context.step}"
-        inquiry = Inquiry(tensors, leaves, frame_chain(sys._getframe(1)), context)
+        inquiry = Inquiry(tensors, leaves, frame_chain(sys._getframe(1)), context, only_adds=self._were_bad)
         try:
             outcome = self._investigator.sink(self._recorder.step, inquiry)
         except (KeyboardInterrupt, SystemExit):
@@ -242,9 +247,3 @@ class Checks:
     def _name(self, parameter: torch.Tensor) -> str:
         names = (name for root in self._recorder.roots() for name, one in root.named_parameters() if one is parameter)
         return next(names, None) or name_nearby(parameter, sys._getframe(1))
-
-
-def _site() -> tuple[object, int] | None:
-    """Which place in the user's program called backward()."""
-    frame = caller(sys._getframe(1))
-    return None if frame is None else (frame.f_code, frame.f_lasti)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from dataclasses import replace
@@ -49,6 +50,11 @@ class Tally:
     def has_findings(self) -> bool:
         """Whether anything was found."""
         return bool(self._findings)
+
+    @property
+    def last_peak(self) -> float:
+        """The largest magnitude at the last backward(); infinite before the first one, of which nothing is known."""
+        return next(reversed(self.history), math.inf)
 
     def checked(self, loss: float, peak: float) -> None:
         """One backward() was looked at."""

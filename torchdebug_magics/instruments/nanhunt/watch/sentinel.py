@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Hashable, Iterable
 from typing import Any
 
@@ -12,9 +13,10 @@ from torch._C._autograd import _get_sequence_nr
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.probing.graphs import leaves_of
+from torchdebug_magics.probing.rerun.frame_positions import caller
 from torchdebug_magics.probing.tensors import are_ordinary, dense, extremes, largest, peak_of
 
-__all__ = ["Leaves", "survey"]
+__all__ = ["Leaves", "site", "survey"]
 
 _MOST_PLACES = 1000
 
@@ -46,6 +48,12 @@ def _peak(*values: float) -> float:
 def _unseen() -> contextlib.AbstractContextManager[Any]:
     """Our reductions are not shown to a dispatch mode of the user's."""
     return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else contextlib.nullcontext()
+
+
+def site() -> tuple[object, int] | None:
+    """Which place in the user's program is running now."""
+    frame = caller(sys._getframe(1))
+    return None if frame is None else (frame.f_code, frame.f_lasti)
 
 
 class Leaves:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from torchdebug_magics.instruments.nanhunt.causes.diagnose import Diagnosis, diagnose
 from torchdebug_magics.instruments.nanhunt.finding import here, kind_word, marked
 from torchdebug_magics.instruments.nanhunt.replay.retaken_update import retaken
 from torchdebug_magics.instruments.nanhunt.report import Finding
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import survey
-from torchdebug_magics.probing.tensors import NAN, kind_of
+from torchdebug_magics.probing.tensors import NAN, kind_of, largest
+from torchdebug_magics.probing.this_rank import world_size
 from torchdebug_magics.probing.where import excerpt, location
 
 if TYPE_CHECKING:
@@ -26,7 +29,10 @@ _LARGE, _HUGE = 1e4, 1e15
 _SMALLEST = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}
 """What is no larger is 0 in that type."""
 
-__all__ = ["bad_gradient", "bad_parameter", "calls_again", "gradients_of", "is_risky", "nothing_known", "parameters_of"]
+__all__ = [
+    "averages_by_hand", "bad_gradient", "bad_parameter", "calls_again", "gradients_of", "hold_bad_gradients", "is_risky", "nothing_known",
+    "parameters_of",
+]  # fmt: skip
 
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -37,6 +43,16 @@ def gradients_of(optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, t
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """What an update has changed."""
     return [parameter for parameter, _ in gradients_of(optimizer)]
+
+
+def averages_by_hand(models: Iterable[torch.nn.Module]) -> bool:
+    """Whether collectives of the user's may have written the gradients: a tensor's version tells nothing of them."""
+    return world_size() > 1 and not any(isinstance(model, DistributedDataParallel) for model in models)
+
+
+def hold_bad_gradients(models: Iterable[torch.nn.Module]) -> bool:
+    """Whether a parameter of these has one now."""
+    return not math.isfinite(largest(one.grad for model in models for one in model.parameters() if one.grad is not None))
 
 
 def is_risky(optimizer: torch.optim.Optimizer, peak: float) -> bool:

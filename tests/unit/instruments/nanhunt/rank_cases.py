@@ -1,0 +1,249 @@
+"""Trainings in two gloo ranks, for `test_ranks`: each case returns plain data from each rank."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import torchdebug_magics
+from torchdebug_magics.errors import NonFiniteError
+
+if TYPE_CHECKING:
+    from multiprocessing.queues import Queue
+
+    from torchdebug_magics.instruments.nanhunt.report import NanReport
+
+BAD = 2
+"""The step that goes wrong."""
+Loss = Callable[[int, int, torch.Tensor], torch.Tensor]
+Result = dict[str, Any]
+
+
+class Net(torch.nn.Module):
+    """Leaves its side branch out in every other call, as `find_unused_parameters` is for."""
+
+    def __init__(self, *, skips: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.side, self.last = (
+            torch.nn.Linear(4, 8),
+            torch.nn.BatchNorm1d(8),
+            torch.nn.Linear(8, 8),
+            torch.nn.Linear(8, 1),
+        )
+        self.calls, self.skips = 0, skips
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        hidden = self.norm(self.first(x)).relu()
+        if not self.skips or self.calls % 2:
+            hidden = hidden + self.side(hidden)
+        return self.last(hidden)
+
+
+def batch(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(6, 4, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def square(_rank: int, _step: int, out: torch.Tensor) -> torch.Tensor:
+    return (out**2).mean()
+
+
+def sqrt_of_zero(rank: int, step: int, out: torch.Tensor) -> torch.Tensor:
+    if rank == 1 and step == BAD:
+        return torch.sqrt(out * 0).mean()
+    return (out**2).mean()
+
+
+def large(_rank: int, step: int, out: torch.Tensor) -> torch.Tensor:
+    return (out**2).mean() * (1e6 if step == BAD else 1)
+
+
+def train(
+    model: torch.nn.Module, rank: int, loss: Loss, *, steps: int = 5, nan_row: bool = False, after: Callable[[Any], None] | None = None
+) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(steps):
+        x = batch(rank, step)
+        if nan_row and rank == 1 and step == BAD:
+            x[3, 1] = float("nan")
+        optimizer.zero_grad()
+        out = model(x)
+        value = loss(rank, step, out)
+        value.backward()
+        if after is not None:
+            after(model)
+        optimizer.step()
+
+
+def hunted(model: torch.nn.Module, run: Callable[[], None], **options: Any) -> Result:
+    raised = ""
+    session = torchdebug_magics.nanhunt(**options)
+    try:
+        with session:
+            run()
+    except NonFiniteError as error:
+        raised = type(error).__name__
+    weights = torch.cat([one.detach().flatten() for one in model.parameters()])
+    report: NanReport = session.report
+    return {"report": report, "raised": raised, "finite": bool(torch.isfinite(weights).all()), "left": left(model)}
+
+
+def left(model: torch.nn.Module) -> list[str]:
+    """What a replay has left on a wrapper."""
+    return [name for name in ("_pre_forward", "_post_forward") if name in vars(model)]
+
+
+def averaged(model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
+def averaged_in_one(model: torch.nn.Module) -> None:
+    gradients = [one.grad for one in model.parameters() if one.grad is not None]
+    flat = torch.cat([one.flatten() for one in gradients]) / dist.get_world_size()
+    dist.all_reduce(flat)
+    for gradient, part in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def bad_batch(rank: int) -> Result:
+    model = DistributedDataParallel(Net())
+    return hunted(model, partial(train, model, rank, square, nan_row=True))
+
+
+def born_in_backward(rank: int) -> Result:
+    model = DistributedDataParallel(Net(), gradient_as_bucket_view=True)
+    return hunted(model, partial(train, model, rank, sqrt_of_zero))
+
+
+def static_graph(rank: int) -> Result:
+    model = DistributedDataParallel(Net(), static_graph=True)
+    return hunted(model, partial(train, model, rank, sqrt_of_zero), layers=True)
+
+
+def bad_parameter(rank: int) -> Result:
+    model = DistributedDataParallel(Net())
+    with torch.no_grad():
+        model.module.first.weight[2, 1] = float("nan")
+    return hunted(model, partial(train, model, rank, square))
+
+
+def compressed(rank: int) -> Result:
+    model = DistributedDataParallel(Net())
+    model.register_comm_hook(None, fp16_compress_hook)
+    return hunted(model, partial(train, model, rank, large))
+
+
+def by_hand(rank: int) -> Result:
+    model = Net()
+    return hunted(model, partial(train, model, rank, sqrt_of_zero, after=averaged), keep_going=True)
+
+
+def by_hand_in_one(rank: int) -> Result:
+    model = Net()
+    return hunted(model, partial(train, model, rank, sqrt_of_zero, after=averaged_in_one), keep_going=True)
+
+
+def in_float16(rank: int) -> Result:
+    model = torch.nn.Linear(4, 1).half()
+
+    def run() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(4):
+            optimizer.zero_grad()
+            (model(batch(rank, step).half()).sum() * (7000.0 if step == BAD else 1.0)).backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            optimizer.step()
+
+    return hunted(model, run)
+
+
+def accumulated(rank: int) -> Result:
+    model = DistributedDataParallel(Net())
+
+    def run() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(4):
+            optimizer.zero_grad()
+            with model.no_sync():
+                square(rank, step, model(batch(rank, step))).backward()
+            sqrt_of_zero(rank, step, model(batch(rank, step + 50))).backward()
+            optimizer.step()
+
+    return hunted(model, run)
+
+
+def loss_of_all(rank: int) -> Result:
+    """A loss that every rank computes from what all of them sent: NaN of rank 1 is in the loss of rank 0."""
+    model = Net()
+
+    def run() -> None:
+        for step in range(4):
+            out = model(batch(rank, step))
+            if rank == 1 and step == BAD:
+                out = torch.log(-out.abs())
+            total = out.detach().sum()
+            dist.all_reduce(total)
+            (out.sum() * total).backward()
+
+    return hunted(model, run, keep_going=True)
+
+
+def healthy(rank: int) -> dict[str, bool]:
+    """Whether a training is the same to the last bit with a replay of steps 0, 1, 3 and 7, for each kind of reducer."""
+    same = {}
+    for name, options in {
+        "plain": {},
+        "view": {"gradient_as_bucket_view": True},
+        "static": {"static_graph": True},
+        "unused": {"find_unused_parameters": True},
+    }.items():
+        weights = []
+        for watched in (False, True):
+            model = DistributedDataParallel(Net(skips=name == "unused"), **options)
+            if watched:
+                result = hunted(model, partial(train, model, rank, square, steps=9), layers=True)
+                same[f"{name} looked"] = bool(result["report"].layers) and not result["report"].found and not result["left"]
+            else:
+                train(model, rank, square, steps=9)
+            weights.append([one.detach().clone() for one in (*model.parameters(), *model.buffers())])
+        same[name] = all(map(torch.equal, *weights))
+    return same
+
+
+CASES = {
+    one.__name__: one
+    for one in (
+        bad_batch, born_in_backward, static_graph, bad_parameter, compressed, by_hand, by_hand_in_one, in_float16, accumulated, loss_of_all,
+        healthy,
+    )
+}  # fmt: skip
+
+
+def run(rank: int, store: str, queue: Queue[Any]) -> None:
+    """One rank: every case in turn."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=dt.timedelta(seconds=30))
+    for name, case in CASES.items():
+        try:
+            queue.put((name, rank, case(rank)))
+        except Exception as error:
+            queue.put((name, rank, repr(error)))
+        dist.barrier()
+    queue.close()
+    queue.join_thread()
+    sys.stdout.flush()
+    os._exit(0)  # a rank that has failed leaves gloo without an end

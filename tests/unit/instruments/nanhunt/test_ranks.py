@@ -1,0 +1,139 @@
+"""What a hunt does inside each rank of a distributed job: its replay never communicates, and gradients that came bad are told as such."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.multiprocessing as mp
+
+from tests.unit.instruments.nanhunt import rank_cases
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torchdebug_magics.instruments.nanhunt.report import Finding
+
+pytestmark = pytest.mark.timeout(120)
+MOST_S = 80.0
+"""For all cases together, and the start of two processes; a deadlock ends then."""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, Any]]:
+    """By case and rank."""
+    context = mp.get_context("spawn")
+    told: Any = context.Queue()
+    store = tmp_path_factory.mktemp("ranks") / "store"
+    processes = [context.Process(target=rank_cases.run, args=(rank, str(store), told)) for rank in range(2)]
+    found: dict[str, dict[int, Any]] = defaultdict(dict)
+    until = time.monotonic() + MOST_S
+    for process in processes:
+        process.start()
+    try:
+        for _ in range(2 * len(rank_cases.CASES)):
+            name, rank, result = told.get(timeout=max(0.0, until - time.monotonic()))
+            found[name][rank] = result
+    except queue.Empty:
+        pass  # each test says what of its case is missing
+    finally:
+        for process in processes:
+            process.join(5.0)
+            process.kill()
+            process.join()
+        told.close()
+        told.join_thread()
+    return found
+
+
+@pytest.fixture
+def of(outcomes: dict[str, dict[int, Any]]) -> Callable[[str, int], Any]:
+    def of(case: str, rank: int) -> Any:
+        assert rank in outcomes[case], f"rank {rank} never came to the end of {case}"
+        assert not isinstance(outcomes[case][rank], str), outcomes[case][rank]
+        return outcomes[case][rank]
+
+    return of
+
+
+def finding_of(result: Any) -> Finding:
+    assert result["report"].finding is not None, result["report"]
+    return result["report"].finding
+
+
+def is_received(result: Any, rank: int, line: str) -> None:
+    finding = finding_of(result)
+    assert (finding.diagnosis, finding.phase, finding.op) == ("averaged_from_other_ranks", "backward", None)
+    assert finding.location is not None
+    assert finding.location.source == line
+    assert f"the gradients of this rank (rank {rank}) are finite before it" in finding.explanation
+    assert finding.averaging is not None
+    assert (finding.averaging.rank, finding.averaging.world_size) == (rank, 2)
+    assert result["report"].reproduced is True
+
+
+@pytest.mark.parametrize("case", ["bad_batch", "born_in_backward", "static_graph", "accumulated"])
+def test_the_rank_that_has_made_it_tells_where_and_the_other_that_it_came_with_the_averaging(case: str, of: Any) -> None:
+    here, there = of(case, 1), of(case, 0)
+    finding = finding_of(here)
+    if case == "bad_batch":
+        assert (finding.phase, finding.diagnosis, finding.tensor, finding.rows) == ("data", "bad_data_row", "x", (3,))
+    else:
+        assert (finding.phase, finding.op, finding.diagnosis) == ("backward", "sqrt", "sqrt_zero")
+        assert "is finite" in finding.fix
+    assert finding.averaging is None
+    line = "value.backward()" if case != "accumulated" else "sqrt_of_zero(rank, step, model(batch(rank, step + 50))).backward()"
+    is_received(there, 0, line)
+    for result in (here, there):
+        assert result["raised"] == "NonFiniteError"
+        assert result["finite"]
+        assert not result["left"]
+        assert finding_of(result).step == rank_cases.BAD
+
+
+def test_a_bad_parameter_is_each_ranks_own(of: Any) -> None:
+    for rank in range(2):
+        finding = finding_of(of("bad_parameter", rank))
+        assert (finding.phase, finding.tensor, finding.averaging) == ("parameter", "module.first.weight", None)
+
+
+def test_a_hook_that_compresses_to_float16_is_asked_what_it_sums_in(of: Any) -> None:
+    for rank in range(2):
+        is_received(of("compressed", rank), rank, "value.backward()")
+        finding = finding_of(of("compressed", rank))
+        assert finding.averaging is not None
+        assert (finding.averaging.dtype, finding.averaging.limit) == ("float16", 65504.0)
+        assert finding.averaging.may_overflow
+        assert "float32" in finding.fix
+
+
+@pytest.mark.parametrize(("case", "line"), [("by_hand", "dist.all_reduce(parameter.grad)"), ("by_hand_in_one", "dist.all_reduce(flat)")])
+def test_gradients_that_are_averaged_by_hand(case: str, line: str, of: Any) -> None:
+    assert finding_of(of(case, 1)).op == "sqrt"
+    is_received(of(case, 0), 0, line)
+    finding = finding_of(of(case, 0))
+    assert finding.averaging is not None
+    assert not finding.averaging.may_overflow
+
+
+def test_a_sum_in_float16_that_overflows_leaves_no_trace_in_a_tensors_version(of: Any) -> None:
+    for rank in range(2):
+        result = of("in_float16", rank)
+        is_received(result, rank, "dist.all_reduce(parameter.grad)")
+        assert finding_of(result).averaging.may_overflow
+        assert result["finite"]
+
+
+def test_a_loss_with_what_others_sent_names_no_op_of_this_rank(of: Any) -> None:
+    finding = finding_of(of("loss_of_all", 0))
+    assert (finding.phase, finding.op) == ("loss", None)
+    assert any("depends on what other ranks send it (`allreduce`)" in line for line in of("loss_of_all", 0)["report"].problems)
+    assert finding_of(of("loss_of_all", 1)).op == "log"
+
+
+def test_a_healthy_training_is_the_same_to_the_last_bit(of: Any) -> None:
+    for rank in range(2):
+        assert [name for name, same in of("healthy", rank).items() if not same] == []

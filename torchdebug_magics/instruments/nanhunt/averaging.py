@@ -1,0 +1,51 @@
+"""What a rank knows of gradients that were finite before they were averaged over ranks, and are not after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchdebug_magics.format import number
+
+__all__ = ["Averaging"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging:
+    """What this rank gave to the averaging of gradients that brought NaN or an infinity."""
+
+    dtype: str
+    """Of the numbers that were summed, such as ``"float16"``."""
+    local_peak: float
+    """The largest magnitude of what this rank gave."""
+    limit: float
+    """The largest number of that type."""
+    world_size: int
+    tensor: str = ""
+    """The first parameter whose gradient came back bad."""
+    rank: int = 0
+    """The rank whose gradients these are."""
+
+    @property
+    def may_overflow(self) -> bool:
+        """Whether as much from each rank leaves the range of the type."""
+        return self.local_peak * self.world_size > self.limit
+
+    def explanation(self, kind: str) -> str:
+        """What is known in this rank, in one sentence."""
+        own = f"the gradients of this rank (rank {self.rank}) are finite before it"
+        came = f"{kind} came with the averaging of the gradients over ranks: {own}"
+        if not self.may_overflow:
+            return came
+        return (
+            f"{came}, and as large as {number(self.local_peak)}: summed over {self.world_size} ranks in {self.dtype} they can leave its "
+            f"range, which ends at {number(self.limit)}"
+        )
+
+    def fix(self) -> str:
+        """What to do about it, as far as one rank can tell."""
+        if not self.may_overflow:
+            return "look at the reports of the other ranks: the one whose own gradients are bad names the cause"
+        return (
+            "reduce the gradients in float32 (no communication hook that compresses to float16; autocast in place of `model.half()`), or"
+            f" divide them by the number of ranks before the sum: `p.grad /= {self.world_size}` ahead of `all_reduce`"
+        )

@@ -1,0 +1,113 @@
+"""What keeps a rerun in one rank: the other ranks do not run their step again, and would never answer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from torchdebug_magics.probing.alone.unsent_collectives import OthersNeeded, UnsentCollectives
+from torchdebug_magics.probing.graphs import leaves_of
+from torchdebug_magics.probing.modules import live
+from torchdebug_magics.probing.tensors import tensors_in
+from torchdebug_magics.probing.this_rank import rank
+from torchdebug_magics.probing.wrappers import behind
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+__all__ = ["LoneRerun"]
+
+
+class LoneRerun:
+    """Keeps what runs between `start` and `put_back` in this process; outside a job there is nothing to do.
+
+    No context manager, and `put_back` may be called twice: an interrupt must not leave it half done.
+    """
+
+    def __init__(self, modules: Iterable[torch.nn.Module] = ()) -> None:
+        self.is_in_job = rank() is not None
+        self.collectives = UnsentCollectives()
+        self.wrappers: list[DistributedDataParallel] = live(DistributedDataParallel) if self.is_in_job else []
+        if self.is_in_job and any(map(_is_spread, modules)):
+            msg = "the model's parameters are spread over ranks, so that no rank can call it alone"
+            raise OthersNeeded(msg)
+        if any(wrapper.mixed_precision is not None for wrapper in self.wrappers):
+            msg = "DistributedDataParallel casts its model's parameters"
+            raise OthersNeeded(msg)
+        self._before = [(vars(wrapper), dict(vars(wrapper))) for wrapper in self.wrappers]
+
+    def start(self) -> None:
+        """From now on a model that averages its gradients is called as the model that it wraps: nothing is broadcast or awaited."""
+        for wrapper in self.wrappers:
+            vars(wrapper).update(_pre_forward=partial(_moved, wrapper), _post_forward=_as_it_is)
+
+    def attach(self, stack: ExitStack, owner: object = None) -> None:
+        """Answer collectives until the stack closes; to be entered last, so that all others see what an answer copies."""
+        if self.is_in_job:
+            stack.enter_context(self.collectives.listener(owner))
+
+    def put_back(self) -> None:
+        """Everything as it was."""
+        for attributes, before in self._before:
+            for name in ("_pre_forward", "_post_forward"):
+                attributes.pop(name, None)
+                if name in before:
+                    attributes[name] = before[name]
+
+    def backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """As ``original``, which is `torch.autograd.backward`; where a reducer would count the gradients, without its hooks."""
+        inside = torch._C._current_autograd_node() is not None
+        if not any(inside or wrapper.static_graph or wrapper.find_unused_parameters for wrapper in self.wrappers):
+            return original(*args, **kwargs)
+        return _without_hooks([one for wrapper in self.wrappers for one in wrapper.parameters() if one.requires_grad], *args, **kwargs)
+
+
+def _is_spread(module: torch.nn.Module) -> bool:
+    """Whether FSDP, or tensor parallelism, has left only a part of its parameters here."""
+    fsdp, dtensors = sys.modules.get("torch.distributed.fsdp"), sys.modules.get("torch.distributed.tensor")
+    kinds = tuple(kind for name in ("FullyShardedDataParallel", "FSDPModule") if (kind := getattr(fsdp, name, None)) is not None)
+    shard = getattr(dtensors, "DTensor", ())
+    return any(isinstance(part, kinds) for part in module.modules()) or any(isinstance(one, shard) for one in module.parameters())
+
+
+def _moved(wrapper: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
+    if not wrapper.device_ids:
+        return inputs, kwargs
+    moved, named = wrapper.to_kwargs(inputs, kwargs, torch.device(wrapper.device_type, wrapper.device_ids[0]))
+    return moved[0], named[0]
+
+
+def _as_it_is(output: Any) -> Any:
+    return output
+
+
+def _without_hooks(
+    parameters: list[torch.nn.Parameter],
+    tensors: Any,
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    grad_variables: Any = None,
+    inputs: Any = None,
+) -> None:
+    """Gradients are taken, and then added to those of the leaves: no hook on what adds them in the graph is called."""
+    outputs = list(tensors_in(tensors))
+    reached = [*leaves_of(outputs), *parameters] if inputs is None else tensors_in(inputs)
+    leaves = list({id(leaf): leaf for leaf in reached}.values())
+    given = grad_tensors if grad_variables is None else grad_variables
+    gradients = behind(torch.autograd.grad)(
+        outputs,
+        leaves,
+        given if given is None or isinstance(given, (list, tuple)) else [given],
+        retain_graph,
+        create_graph,
+        allow_unused=True,
+    )
+    for leaf, gradient in zip(leaves, gradients, strict=True):
+        if gradient is not None:
+            leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
