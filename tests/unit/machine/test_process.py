@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import subprocess
 import sys
@@ -18,9 +19,12 @@ MIB = 2**20
 SLACK = 8 * MIB
 
 
-def occupy(size_mib: int) -> bytearray:
-    """Every page is written, so that it counts."""
-    return bytearray(b"x") * (size_mib * MIB)
+def occupy(size_mib: int) -> mmap.mmap:
+    """Every page is written, so that it counts; mapped anew, as the heap of a process that ran other tests may have room."""
+    room = mmap.mmap(-1, size_mib * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for start in range(0, len(room), mmap.PAGESIZE):
+        room[start] = 1
+    return room
 
 
 def test_rss_is_the_systems():

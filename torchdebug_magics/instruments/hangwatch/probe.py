@@ -104,7 +104,7 @@ class HangProbe:
         self._is_open = False
         self._watcher.end()
         self._ended_by = "itself" if error is None else "error"
-        was_stopped = self._getting_out.has_stopped_now or self._getting_out.was_pressed
+        was_stopped = self._getting_out.has_stopped or self._getting_out.was_pressed
         if error is not None and (isinstance(error, KeyboardInterrupt) or was_stopped):
             self._ended_by = "--stop" if self._getting_out.has_stopped else "Stop"
             self._interrupted_at = _lines(trace if trace is not None or error is None else error.__traceback__)
