@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pkgutil
+import random
 import sys
 import threading
 from multiprocessing.process import BaseProcess
@@ -143,6 +144,10 @@ def _places() -> Iterator[tuple[Any, str]]:
     yield torch.autograd.graph, "disable_saved_tensors_hooks"
     yield from ((torch.optim.Optimizer, "zero_grad"), (torch.nn.Module, "zero_grad"))
     yield from ((torch, "compile"), (torch_module, "_has_any_global_hook"), (BaseProcess, "start"), (threading, "excepthook"))
+    yield from ((torch.distributed, "all_reduce"), (torch.distributed, "broadcast")) if torch.distributed.is_available() else ()
+    yield from ((torch.nn.parallel.DistributedDataParallel, "__init__"), (random, "seed"), (torch, "manual_seed"))
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        yield numpy, "seed"
     yield from tracers()
     if (place := _switch()) is not None:
         yield place

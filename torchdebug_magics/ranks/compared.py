@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from torchdebug_magics.ranks.report import Rank, RankFindingKind
@@ -16,8 +16,7 @@ Details = Mapping[str, int]
 """A digest, or a size, by the name of the tensor or module."""
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """A state that ranks should have in common (or, of ``same_batch``, should not), in one digest."""
 
     kind: RankFindingKind
@@ -25,6 +24,8 @@ class Moment:
     step: int | None
     digest: int
     location: Location | None = None
+    of: int = 0
+    """What it is a state of, such as one of two models: only moments of the same are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchdebug_magics.format import byte_size, number, plural
@@ -20,9 +21,16 @@ _UNEVEN = 1.25
 _LEAST_UNEVEN_BYTES = 16 << 20
 _NAMED = 8
 """Ranks in a sentence."""
+_AFTER_START = frozenset({"replicas_part", "buffers_drift"})
 
 Asked = Callable[[RankFindingKind, int | None, Sequence[int]], Mapping[int, Details]]
 """From a moment, and some ranks, to the details of each: the only thing for which a rank may have to be asked again."""
+
+
+class _Key(NamedTuple):
+    kind: RankFindingKind
+    step: int | None
+    of: int
 
 
 class _Said(NamedTuple):
@@ -72,29 +80,34 @@ def _overflow(records: Sequence[RankRecord]) -> RankFinding | None:
 
 def _moments(records: Sequence[RankRecord], details: Asked) -> list[RankFinding]:
     """The first disagreement of each kind."""
-    digests: dict[tuple[RankFindingKind, int | None], dict[int, int]] = defaultdict(dict)
-    places: dict[tuple[RankFindingKind, int | None], Location | None] = {}
+    digests: dict[_Key, dict[int, int]] = defaultdict(dict)
+    places: dict[_Key, Location | None] = {}
     for record in records:
         for moment in record.compared.moments:
-            digests[moment.kind, moment.step][record.rank.rank] = moment.digest
-            places.setdefault((moment.kind, moment.step), moment.location)
+            key = _Key(moment.kind, moment.step, moment.of)
+            digests[key][record.rank.rank] = moment.digest
+            places.setdefault(key, moment.location)
     found: dict[RankFindingKind, RankFinding] = {}
-    batches = {step: held for (kind, step), held in digests.items() if kind == "same_batch" and len(held) > 1}
-    if (same := _same_batch(batches)) is not None:
-        found["same_batch"] = _finding("same_batch", *same, "", places["same_batch", same[1]])
-    for (kind, step), held in sorted(digests.items(), key=lambda item: -1 if item[0][1] is None else item[0][1]):
+    for of in dict.fromkeys(key.of for key in digests if key.kind == "same_batch"):
+        batches = {key.step: held for key, held in digests.items() if key.kind == "same_batch" and key.of == of and len(held) > 1}
+        if "same_batch" not in found and (same := _same_batch(batches)) is not None:
+            found["same_batch"] = _finding("same_batch", *same, "", places[_Key("same_batch", same[1], of)])
+    for key, held in sorted(digests.items(), key=lambda item: -1 if item[0].step is None else item[0].step):
+        kind, step, of = key
         if kind == "same_batch" or kind in found or len(set(held.values())) < 2:  # noqa: PLR2004 - two that differ
             continue
+        if kind in _AFTER_START and "initial_weights" in found and len(set(digests[_Key("replicas_part", 0, of)].values())) > 1:
+            continue  # never equal: they do not part
         odd, usual = _odd_ones(held)
         tensor = _first_that_differs(details(kind, step, (usual, odd[0])))
-        found[kind] = _finding(kind, odd, step, tensor, places[kind, step])
+        found[kind] = _finding(kind, odd, step, tensor, places[key])
+        if kind == "initial_weights" and len(set(digests[_Key("replicas_part", 0, of)].values())) == 1:
+            sentence = f"{found[kind].sentence}: DistributedDataParallel puts rank 0's in their place"
+            found[kind] = replace(found[kind], sentence=sentence)
+    if "replicas_part" in found:
+        found.pop("buffers_drift", None)
     order = ("initial_weights", "same_batch", "replicas_part", "buffers_drift", "shapes_differ")
-    return [found[kind] for kind in order if kind in found and not (kind == "replicas_part" and _was_so_from_the_start(found))]
-
-
-def _was_so_from_the_start(found: Mapping[RankFindingKind, RankFinding]) -> bool:
-    """Replicas that were never equal do not part."""
-    return "initial_weights" in found and found["replicas_part"].step == 0
+    return [found[kind] for kind in order if kind in found]
 
 
 def _same_batch(batches: Mapping[int | None, Mapping[int, int]]) -> tuple[tuple[int, ...], int | None] | None:
@@ -140,22 +153,30 @@ def _after(step: int | None) -> str:
     return "" if step is None else f" after {plural(step, 'step')}" if step else " before the first step"
 
 
+def _first(tensor: str) -> str:
+    return f", first {tensor}" if tensor else ""
+
+
 _SAID: Mapping[RankFindingKind, Callable[[str, int | None, str], _Said]] = {
     "initial_weights": lambda ranks, _, tensor: _Said(
-        f"the initial weights of {ranks} differ from the others'" + (f", first {tensor}" if tensor else ""),
-        "call `torch.manual_seed(seed)` with the same seed on every rank before the model is made",
+        f"the initial weights of {ranks} differ from the others'{_first(tensor)}",
+        "call `torch.manual_seed(seed)` with the same seed on every rank before the model is made, and with `seed + rank` after it",
     ),
     "same_batch": lambda ranks, step, _: _Said(
         f"{ranks} drew the same batch at every step" if not step else f"{ranks} drew the same batch from step {step} on",
         "use `DataLoader(..., sampler=DistributedSampler(dataset))`, or draw with a generator seeded with `seed + rank`",
     ),
     "replicas_part": lambda ranks, step, tensor: _Said(
-        f"the weights of {ranks} part from the others'{_after(step)}" + (f", first {tensor}" if tensor else ""),
-        "average the gradients of every parameter on every rank before `optimizer.step()`, as DistributedDataParallel does",
+        f"the weights of {ranks} part from the others'{_after(step)}{_first(tensor)}",
+        f"average the gradient of {f'`{tensor}`' if tensor else 'every parameter'} over the ranks before `optimizer.step()`, as "
+        "DistributedDataParallel does, with the same optimizer options on every rank"
+        if step != 0
+        else "load or change weights on every rank, or before `DistributedDataParallel(model)`, which gives every rank those of rank 0",
     ),
     "buffers_drift": lambda ranks, step, tensor: _Said(
-        f"the buffers of {ranks} drift from the others'{_after(step)}" + (f", first {tensor}" if tensor else ""),
-        "use `nn.SyncBatchNorm.convert_sync_batchnorm(model)`, or `broadcast_buffers=True` in DistributedDataParallel",
+        f"the buffers of {ranks} drift from the others'{_after(step)}{_first(tensor)}",
+        "use `nn.SyncBatchNorm.convert_sync_batchnorm(model)` (on GPUs), or `for buffer in model.buffers(): dist.broadcast(buffer, 0)` "
+        "before they are used or saved",
     ),
     "shapes_differ": lambda ranks, _, tensor: _Said(
         f"the shapes of {ranks} differ from the others'" + (f", first at {tensor}" if tensor else ""),

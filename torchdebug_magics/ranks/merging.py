@@ -28,8 +28,10 @@ def held_details(records: Sequence[RankRecord]) -> Asked:
     return lambda kind, step, ranks: {rank: by_rank[rank].get((kind, step), {}) for rank in ranks}
 
 
-def merged(instrument: str, records: Sequence[RankRecord], details: Asked, own: Report | None = None) -> RanksReport:
-    """One report of all ranks; `own` is that of the process that launched them, where it found something itself."""
+def merged(
+    instrument: str, records: Sequence[RankRecord], details: Asked, own: Report | None = None, problems: tuple[str, ...] = ()
+) -> RanksReport:
+    """One report of all ranks; `own` is that of the process that launched them, where it found something itself, `problems` are its."""
     records = sorted(records, key=lambda one: one.rank.rank)
     findings = disagreements(records, details)
     first = _first(records)
@@ -42,7 +44,7 @@ def merged(instrument: str, records: Sequence[RankRecord], details: Asked, own: 
         first=first if first is not None or not findings else findings[0].ranks[0],
         rank_findings=findings,
         shown=shown,
-        problems=_problems(records),
+        problems=(*problems, *_problems(records)),
         sentence=own.verdict if own is not None else _sentence(records, first, findings),
     )
 

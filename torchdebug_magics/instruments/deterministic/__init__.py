@@ -34,6 +34,10 @@ them, with files and finished work in another order; then once more from where t
 its line, worst first, in `depends_on`: an op that draws from a generator that nothing seeded, a sum in another order, the weights or the
 list that the next run finds changed (`carried`).
 
+Ranks that the cell launches are each seeded alike, and held against one another: whether they draw the same batch, begin with the same
+weights, and keep them. Their weights are compared by digest after each of the first steps, then ever more rarely, or, with --ranks, after
+each. --against compares a rank with the same rank of an earlier run. --verify, --cost and --save look at the launching process only.
+
 Nothing is added to the cost of torch's own flags; those may double the time of a training step. --verify takes the time of two runs or
 more, and looks at every op; an interrupt ends them, and the report keeps what was found. With -o NAME, what each op gave is written
 down, for a later --against.""",
@@ -54,10 +58,12 @@ down, for a later --against.""",
             "how far numbers may be apart, relative to the larger (default: every bit is compared)",
             {"type": float, "metavar": "R"},
         ),
+        Option("--ranks", "in ranks that the cell launches: compare replicas after every step of the optimizer", {"action": "store_true"}),
         Option("--cost", "measure how much slower the cell is, and by which setting", {"action": "store_true"}),
     ),
     probe=f"{_HERE}.probe:DeterministicProbe",
     view=f"{_HERE}.view:page",
+    over_ranks=f"{_HERE}.over_ranks:compared",
     lasting=True,
     line_lasts=True,
     runs_again=True,

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
 from torchdebug_magics.instruments.deterministic.prints.against import agreeing_count, compared, earlier_print
 from torchdebug_magics.instruments.deterministic.prints.printing import Printer
+from torchdebug_magics.instruments.deterministic.prints.prints_by_rank import PrintsByRank
 from torchdebug_magics.instruments.deterministic.twice.beginning.leftovers import Leftovers
 from torchdebug_magics.instruments.deterministic.twice.cost import measured
 from torchdebug_magics.instruments.deterministic.twice.left_results import plain_results_of, results_of
@@ -56,8 +58,9 @@ class Inquiry:
         self._body: Body | None = asked.get("body")
         self._verify, self._cost = bool(asked.get("verify")), bool(asked.get("cost"))
         self._save, self._rtol, self._against = asked.get("save"), asked.get("rtol"), asked.get("against")
-        self._earlier: Fingerprint | None = None
-        is_printed = bool(self._save or self._against or (asked.get("kept") and self._body is not None))
+        self._earlier: Fingerprint | PrintsByRank | None = None
+        self._in_rank, self._kept, self._has_ranks = bool(asked.get("in_rank")), bool(asked.get("kept")), False
+        is_printed = bool(self._save or self._against or (self._kept and (self._body is not None or self._in_rank)))
         self._recording = Recording()
         self._hooks = Hooks()
         self._printer = Printer(self._recording, self._hooks) if is_printed else None
@@ -79,6 +82,15 @@ class Inquiry:
             if self._printer is not None:
                 self._printer.attach(stack, live_modules(), self._guard)
             self._recorder.attach(stack)
+
+    def options_in_rank(self) -> dict[str, object]:
+        """What is asked of a rank that is launched now, where it is to be compared; it is then not this process that is."""
+        self._has_ranks = True
+        if self._verify or self._cost or self._save:
+            self._guard.note("--verify, --cost and --save look at the process that launches the ranks, not at the ranks")
+        earlier = self._earlier if isinstance(self._earlier, PrintsByRank) or self._earlier is None else PrintsByRank({0: self._earlier})
+        compares = {} if earlier is None else {"against": replace(earlier, name=_called(self._against)), "rtol": self._rtol}
+        return {"kept": self._kept, **compares}
 
     def sweep(self) -> None:
         """Finish what an interrupt cut short."""
@@ -212,14 +224,17 @@ class Inquiry:
             self._guard.note(f"{self._save} was not written, as the cell raised {type(error).__name__}")
         elif self._save:
             self._guard.run(f"writing {self._save}", self._write, Path(self._save).expanduser())
-        if self._earlier is None:
+        earlier = self._earlier
+        if isinstance(earlier, PrintsByRank):
+            earlier = earlier.of_this_process() if self._in_rank else None
+        if earlier is None or self._has_ranks:
             return
         self.found |= {"against": _called(self._against), "rtol": self._rtol}
         if error is not None:
             self.found["not_verified"] = f"the cell raised {type(error).__name__}"
             return
-        divergence = compared(self._earlier, fingerprint, rtol=self._rtol)
-        agreeing = agreeing_count(self._earlier, fingerprint) if divergence is None and self._rtol is None else len(fingerprint)
+        divergence = compared(earlier, fingerprint, rtol=self._rtol)
+        agreeing = agreeing_count(earlier, fingerprint) if divergence is None and self._rtol is None else len(fingerprint)
         self.found |= {"verified": divergence is None, "divergence": divergence, "ops_count": agreeing}
 
     def _write(self, path: Path) -> None:
@@ -227,4 +242,6 @@ class Inquiry:
 
 
 def _called(named: object) -> str:
+    if isinstance(named, PrintsByRank):
+        return named.name
     return named if isinstance(named, str) else str(named) if isinstance(named, Path) else "the earlier run"

@@ -6,8 +6,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypedDict
 
 from torchdebug_magics.instruments.deterministic.inquiry import Inquiry
+from torchdebug_magics.instruments.deterministic.replicas.replica_watch import ReplicaWatch
 from torchdebug_magics.instruments.deterministic.report import DeterministicReport, LiveRitual
 from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
+from torchdebug_magics.probing import this_rank
 from torchdebug_magics.probing.guard import Guard
 
 if TYPE_CHECKING:
@@ -33,27 +35,43 @@ class Asked(TypedDict, total=False):
     """What the session watches; None where it is no cell."""
     kept: bool
     """Whether the report is kept under a name."""
+    in_rank: bool
+    """Whether this is a process that the session of another has launched."""
 
 
 class DeterministicProbe:
     """One cell's, or that of all cells until ``%deterministic off``. Wrong options are a `TorchDebugError`."""
 
-    def __init__(self, *, seed: int = 42, strict: bool = False, keep_rng: bool = False, **asked: Unpack[Asked]) -> None:
+    def __init__(
+        self, *, seed: int = 42, strict: bool = False, keep_rng: bool = False, ranks: bool = False, **asked: Unpack[Asked]
+    ) -> None:
         self._guard = Guard()
         self._ritual = Ritual(seed, strict=strict, keep_rng=keep_rng, guard=self._guard)
-        self._keep_rng = keep_rng
+        self._strict, self._keep_rng = strict, keep_rng
         self._inquiry = Inquiry(asked, self._ritual, self._guard, strict=strict)
         self._live: LiveRitual | None = None
+        self._ranks = ranks
+        is_rank = asked.get("in_rank") or this_rank.world_size() > 1
+        self._replicas = ReplicaWatch(self._guard, every=ranks) if is_rank else None
 
     def attach(self, stack: ExitStack) -> None:
         """Seed and set everything."""
         self._ritual.attach(stack)
         self._live = LiveRitual(self._ritual.seed, len(self._ritual.settings), self._ritual.generators)
         stack.callback(self._close)
+        if self._replicas is not None:
+            self._replicas.attach(stack, self._ritual.seedables)
         self._inquiry.attach(stack)
+
+    def options_in_rank(self) -> dict[str, object]:
+        """With which a rank runs that the cell launches: what runs the cell again is left out."""
+        ritual = {"seed": self._ritual.seed, "strict": self._strict, "keep_rng": self._keep_rng}
+        return {**ritual, "ranks": self._ranks, "in_rank": True, **self._inquiry.options_in_rank()}
 
     def sweep(self) -> None:
         """Undo what an interrupt has left."""
+        if self._replicas is not None:
+            self._replicas.sweep()
         self._inquiry.sweep()
         self._ritual.undo()
 
@@ -78,6 +96,7 @@ class DeterministicProbe:
             threads_count=ritual.threads_count,
             too_late=ritual.too_late,
             warnings=ritual.warnings,
+            replica=self._guard.run("the record of the replicas", self._replicas.record) if self._replicas is not None else None,
             problems=tuple(self._guard.problems),
             **self._inquiry.found,
         )

@@ -12,6 +12,7 @@ from torchdebug_magics.report import Location, Report
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
+    from torchdebug_magics.instruments.deterministic.replicas.replica_record import ReplicaRecord
 
 __all__ = [
     "Cause", "Cost", "Dependence", "DeterministicReport", "Divergence", "LiveRitual", "Loader", "On", "Potential", "SeededBy", "Setting",
@@ -175,6 +176,8 @@ class DeterministicReport(Report):
     costs: tuple[Cost, ...] = ()
     fingerprint: Fingerprint | None = None
     """What each op gave, for a later comparison; None where it was not recorded."""
+    replica: ReplicaRecord | None = None
+    """Of a process of a job that trains: digests that are compared with the other ranks'."""
 
     @property
     def verdict(self) -> str:

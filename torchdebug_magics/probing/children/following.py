@@ -69,7 +69,9 @@ class FollowedRanks:
         compared = self._compare(own)
         if compared.worked and not any(one.is_in_job or one.compared.found_at for one in self._records):
             return own  # what it launched helped it, and did nothing wrong
-        return merged(self._instrument, self._records, held_details(self._records), own if compared.found_at is not None else None)
+        return merged(
+            self._instrument, self._records, held_details(self._records), own if compared.found_at is not None else None, own.problems
+        )
 
     def live(self) -> object | None:
         """Of the lowest rank that runs, else of the launcher."""
@@ -119,7 +121,9 @@ class FollowedRanks:
     def _new_job(self) -> Job:
         folder = os.path.join(tempfile.gettempdir(), f"tdm{secrets.token_hex(6)}")  # noqa: PTH118 - as the other folders for children
         os.mkdir(folder, 0o700)  # noqa: PTH102 - the same
-        return Job(folder=folder, instrument=self._instrument, options=dict(self._options), launcher=os.getpid())
+        ask = getattr(self._inner, "options_in_rank", None)
+        options = self._options if ask is None else ask()
+        return Job(folder=folder, instrument=self._instrument, options=dict(options), launcher=os.getpid())
 
     def _ended(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._job is not None and not self._is_rank and os.getpid() == self._owner:

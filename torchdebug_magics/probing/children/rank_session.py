@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.report import Location, Report
     from torchdebug_magics.session import Session
 
-__all__ = ["ATTRIBUTE", "Job", "Left", "RankSession", "Standing", "left", "record_of"]
+__all__ = ["ATTRIBUTE", "Job", "Left", "RankSession", "Standing", "left", "rank_here", "record_of"]
 
 ATTRIBUTE = "_torchdebug_rank"
 """Of a `multiprocessing` process that runs under an instrument."""
@@ -166,6 +166,12 @@ def record_of(instrument: str, rank: int, report: Report, error: BaseException |
         exit_code=None if error is None else 1, report=report, elapsed_s=elapsed_s, error=_text(error), location=_place(error),
     )  # fmt: skip
     return RankRecord(rank=own, compared=compared)
+
+
+def rank_here() -> int | None:
+    """The number of the rank that this process is; None where no session has launched it."""
+    session: RankSession | None = vars(current_process()).get(ATTRIBUTE)
+    return this_rank.rank() if session is None else session.number()
 
 
 def left(folder: str) -> dict[int, Left]:

@@ -43,6 +43,8 @@ class Plan:
     is_pointwise: bool
     is_marker: bool
     """Whether it computes nothing, as the profiler's own."""
+    is_collective: bool
+    """Whether what it gives comes from other processes, and may still be on its way."""
 
 
 @cache
@@ -63,4 +65,5 @@ def plan_of(func: Any) -> Plan:
         index_at=_INDEX_AT.get(base.removesuffix("_"), -1),
         is_pointwise=is_pointwise(func),
         is_marker=base.startswith("profiler::"),
+        is_collective=str(func).startswith(("c10d.", "_c10d_functional.")),
     )

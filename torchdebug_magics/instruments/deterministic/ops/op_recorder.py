@@ -110,6 +110,10 @@ class Recorder:
         plan = plan_of(func)
         if plan.is_marker or self._is_passed_by:
             return
+        if plan.is_collective:  # what it gives is read when the next op takes it
+            for tensor in (*tensors(args), *tensors(result)):
+                self._forget(memory_of(tensor))
+            return
         try:
             self._take_down(plan, args, result, self.lines.here(sys._getframe(2)))
         except Exception as error:  # noqa: BLE001 - as above

@@ -13,7 +13,9 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
 from torchdebug_magics.instruments.deterministic.prints.alignment import Run, is_new, text_of
 from torchdebug_magics.instruments.deterministic.prints.changes import MADE_ANEW, difference, divergence, reason
+from torchdebug_magics.instruments.deterministic.prints.prints_by_rank import PrintsByRank, prints_of_ranks
 from torchdebug_magics.instruments.deterministic.report import DeterministicReport
+from torchdebug_magics.ranks.report import RanksReport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,11 +26,15 @@ if TYPE_CHECKING:
 __all__ = ["agreeing_count", "compared", "earlier_print"]
 
 
-def earlier_print(named: object, namespace: Mapping[str, object]) -> Fingerprint:
+def earlier_print(named: object, namespace: Mapping[str, object]) -> Fingerprint | PrintsByRank:
     """The fingerprint in a report, in the variable of that name, or in a file; a `TorchDebugError` where there is none."""
     value = namespace.get(named, named) if isinstance(named, str) else named
-    if isinstance(value, DeterministicReport):
-        if value.fingerprint is None:
+    if isinstance(value, PrintsByRank):
+        return value
+    if isinstance(value, RanksReport) and (by_rank := prints_of_ranks(value)) is not None:
+        return by_rank
+    if isinstance(value, (DeterministicReport, RanksReport)):
+        if isinstance(value, RanksReport) or value.fingerprint is None:
             msg = f"--against {named}: that report has no fingerprint: run its cell again with `-o {named}` or `--save FILE`"
             raise TorchDebugError(msg)
         return value.fingerprint

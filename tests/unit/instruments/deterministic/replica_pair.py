@@ -1,0 +1,60 @@
+"""Runs every case on this rank of two, each in a session of its own, and writes what was found: ``replica_pair RANK FOLDER``."""
+
+from __future__ import annotations
+
+import datetime as dt
+import pickle
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from tests.unit.instruments.deterministic import replica_cases as cases
+from torchdebug_magics.instruments.deterministic.probe import DeterministicProbe
+from torchdebug_magics.probing.children.rank_session import record_of
+from torchdebug_magics.session import Session
+
+
+def digest(model: torch.nn.Module) -> list[list[float]]:
+    return [one.flatten().tolist() for one in model.state_dict().values()]
+
+
+def run(name: str, case: Any, rank: int) -> tuple[Any, list[list[float]]]:
+    session: Session[Any] = Session(DeterministicProbe(seed=42, in_rank=True, ranks="every" in name))
+    with session:
+        trained = digest(case(rank))
+    return record_of("deterministic", rank, session, None, 0.0), trained
+
+
+def _begin_anew() -> None:
+    """As each process begins."""
+    torch.seed()
+    random.seed()
+    np.random.set_state(np.random.RandomState().get_state())  # noqa: NPY002
+    np.random.mtrand._rand = np.random.RandomState()  # type: ignore[attr-defined]
+
+
+def main(rank: int, folder: str) -> None:
+    limit = dt.timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=limit)
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    begin_s = time.perf_counter()
+    everything = {**{name: case for name, (case, _) in cases.PLANTED.items()}, **cases.HEALTHY, **cases.OWN_SEED}
+    for name, case in everything.items():
+        print(name, round(time.perf_counter() - begin_s, 1), flush=True)
+        _begin_anew()
+        plain = digest(case(rank)) if name in cases.HEALTHY else None
+        record, trained = run(name, case, rank)
+        found[name] = record, plain, trained
+    Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,5 @@
+"""What a rank notes of its replicas of a model, so that ranks can be compared: collectives -> replicas -> digests at checkpoints -> record.
+
+Only what is meant to be equal is noted: models under DistributedDataParallel, and parameters that a manual loop averages or broadcasts. No
+collective is issued: the digests are compared when the ranks' reports come together.
+"""

@@ -1,0 +1,158 @@
+"""One model of which each rank has a replica: its digests at the start and at checkpoints."""
+
+from __future__ import annotations
+
+import weakref
+from array import array
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from torchdebug_magics.instruments.deterministic.ops.digest import number_of, of_plain, of_tensor
+from torchdebug_magics.instruments.deterministic.replicas.checkpoints import Checkpoints
+from torchdebug_magics.probing.storages import storages
+from torchdebug_magics.ranks.compared import Moment
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.replicas.collective_notes import Group
+    from torchdebug_magics.instruments.deterministic.replicas.step_batches import Batch
+    from torchdebug_magics.ranks.compared import Details
+    from torchdebug_magics.ranks.report import RankFindingKind
+    from torchdebug_magics.report import Location
+
+__all__ = ["Replica", "digests_of", "weights_of"]
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+"""No DTensor, and no flat parameter of FSDP: a rank has its own part of those."""
+Digests = dict[str, int]
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters that are whole on this rank."""
+    return {name: one for name, one in model.named_parameters() if type(one) in _PLAIN}
+
+
+def digests_of(tensors: dict[str, torch.Tensor]) -> Digests:
+    """Of each."""
+    return {name: of_tensor(one) for name, one in tensors.items()}
+
+
+def _buffers_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a checkpoint holds: others are caches, of any length."""
+    for path, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if type(buffer) in _PLAIN and buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f"{path}.{name}".lstrip("."), buffer
+
+
+class Replica:
+    """Of a model that is alive; once it is not, nothing more is noted."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        group: Group,
+        *,
+        names: Collection[str] | None,
+        but: Collection[str],
+        every: bool,
+        place: Location | None,
+    ) -> None:
+        weights = self._chosen(weights_of(model), names, but)
+        self.model = weakref.ref(model)
+        self.label = ""
+        """Before the names of its tensors, where there are several replicas."""
+        self.compares_buffers = True
+        self.is_whole = True
+        """Whether nothing of the model is the rank's own: then its batches are, or should be."""
+        self.is_averaged = True
+        """Whether its gradients are known to be; else its weights were broadcast, and no more."""
+        self.initial: Digests | None = None
+        self.batches: dict[int, Batch] = {}
+        self.place = place
+        """Where it was made."""
+        self.called: Location | None = None
+        self.step_place: Location | None = None
+        self._names, self._but = names, but
+        self.steps_count = 0
+        self._passes_count = -1
+        """At its last step."""
+        self._noted: Checkpoints[tuple[tuple[str, ...], array[int]]] = Checkpoints(len(weights), every=every)
+        self._first_buffers: Digests = {}
+        self._last_buffers: Digests = {}
+        self._names_of: dict[int, str] = {}
+        """By the address of the storage."""
+        self._shared: set[str] = set()
+        """What the user makes equal by collectives of their own: it may differ between two of those."""
+        kinds = [f"{name} {tuple(one.shape)} {one.dtype} {one.device.type}" for name, one in weights.items()]
+        self.of = of_plain([*map(str, group), *kinds]) & 0x7FFFFFFF
+
+    def holds(self, ids: Collection[int]) -> bool:
+        """Whether one of these is a parameter of its model."""
+        model = self.model()
+        return model is not None and any(id(one) in ids for one in model.parameters())
+
+    def share(self, storage: int) -> bool:
+        """Note that a tensor of its model goes through a collective, if this is the storage of one."""
+        if storage in self._names_of:
+            self._shared.add(self._names_of[storage])
+        return storage in self._names_of
+
+    def begin(self) -> None:
+        """Its first step begins."""
+        self._note(0)
+        self._first_buffers = self._last_buffers
+
+    def stepped(self, passes_count: int) -> bool:
+        """An optimizer has taken a step, after so many passes; whether that is one to be noted."""
+        if passes_count == self._passes_count:
+            return False  # several optimizers share the weights
+        self._passes_count = passes_count
+        self.steps_count += 1
+        is_due = self._noted.is_due(self.steps_count)
+        if is_due:
+            self._note(self.steps_count)
+        return is_due
+
+    def digests(self) -> Digests:
+        """Of its weights, now."""
+        model = self.model()
+        return {} if model is None else digests_of(self._weights(model))
+
+    def moments(self, *, with_batches: bool) -> Iterator[tuple[Moment, Details]]:
+        """What the ranks of its group have in common, in the order of time."""
+        if self.initial is not None:
+            yield self._moment("initial_weights", 0, self.initial, self.place)
+        if with_batches and len({digest for digest, _ in self.batches.values()}) > 1:  # always the same one is a test's
+            for step, (digest, place) in self.batches.items():
+                yield Moment("same_batch", step, digest, place, self.of), {}
+        for step, (names, values) in self._noted.held.items():
+            weights = {name: value for name, value in zip(names, values, strict=True) if name not in self._shared}
+            yield self._moment("replicas_part", step, weights, self.step_place)
+        moved = {name: value for name, value in self._last_buffers.items()
+                 if name not in self._shared and self._first_buffers.get(name) != value}  # fmt: skip
+        if moved:
+            yield self._moment("buffers_drift", max(self._noted.held, default=0), moved, self.called)
+
+    def _moment(self, kind: RankFindingKind, step: int, digests: Digests, place: Location | None) -> tuple[Moment, Details]:
+        digest = number_of((of_plain(list(digests)), *digests.values())) & 0xFFFFFFFF
+        return Moment(kind, step, digest, place, self.of), {self.label + name: value for name, value in digests.items()}
+
+    def _note(self, step: int) -> None:
+        model = self.model()
+        if model is None:
+            return
+        weights = self._weights(model)
+        buffers = {name: one for name, one in _buffers_of(model) if name not in self._but} if self.compares_buffers else {}
+        named = {**weights, **buffers}
+        self._names_of = {storage._cdata: name for name, one in named.items() for storage in storages(one)}
+        self._noted.note(step, (tuple(weights), array("Q", map(of_tensor, weights.values()))))
+        self._last_buffers = digests_of(buffers)
+
+    def _weights(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        return self._chosen(weights_of(model), self._names, self._but)
+
+    @staticmethod
+    def _chosen(weights: dict[str, torch.Tensor], names: Collection[str] | None, but: Collection[str]) -> dict[str, torch.Tensor]:
+        return {name: one for name, one in weights.items() if name not in but and (names is None or name in names)}

@@ -1,0 +1,210 @@
+"""Watches the replicas of a rank: made by DistributedDataParallel, or by a loop that averages gradients itself."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torchdebug_magics.instruments.deterministic.replicas.collective_notes import CollectiveNotes, group_of
+from torchdebug_magics.instruments.deterministic.replicas.replica import Replica, digests_of, weights_of
+from torchdebug_magics.instruments.deterministic.replicas.replica_record import ReplicaRecord
+from torchdebug_magics.instruments.deterministic.replicas.step_batches import StepBatches
+from torchdebug_magics.probing.compiling import is_being_compiled, is_being_traced
+from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.modules import live_modules
+from torchdebug_magics.probing.outermost import OutermostCalls
+from torchdebug_magics.probing.where import locate, user_frame
+from torchdebug_magics.probing.wrappers import wrap
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.replicas.collective_notes import Group
+    from torchdebug_magics.instruments.deterministic.ritual.seedable import Seedable
+    from torchdebug_magics.probing.guard import Guard
+    from torchdebug_magics.report import Location
+
+__all__ = ["ReplicaWatch"]
+
+
+class ReplicaWatch:
+    """For one process of a job; `every`: look at all weights after each step."""
+
+    def __init__(self, guard: Guard, *, every: bool) -> None:
+        self._guard = guard
+        self._every = every
+        self._hooks = Hooks()
+        self._notes = CollectiveNotes(self._hooks, guard, self._shared)
+        self._batches = StepBatches(self._hooks, guard)
+        self._calls = OutermostCalls(self._hooks, guard, self._entered, lambda *_: None)
+        self._replicas: list[Replica] = []
+        self._models: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
+        """Those that were called since the last step."""
+        self._steps: list[int] = []
+        """Optimizers whose step runs, one inside another."""
+        self._made: weakref.WeakKeyDictionary[torch.nn.Module, Location | None] = weakref.WeakKeyDictionary()
+        self._passes_count = 0
+        """Forward and backward: what lies between two steps."""
+        self._has_worked = False
+
+    def attach(self, stack: ExitStack, seedables: Iterable[Seedable]) -> None:
+        """To be called when the ritual has seeded."""
+        self._notes.attach(stack)
+        self._batches.attach(stack, seedables)
+        self._calls.attach(stack, list(live_modules()))
+        self._hooks.autograd_calls(stack, "backward", self._backward)
+        self._hooks.module_birth(stack, self._born, self._born)
+        self._hooks.loader_batches(stack, self._drawn)
+        self._hooks.optimizer_steps(stack, self._before_step, self._after_step)
+        wrap(stack, self._hooks, DistributedDataParallel, "__init__", self._wrapped)
+
+    def sweep(self) -> None:
+        """Remove what an interrupt left."""
+        self._hooks.sweep(self._calls.modules())
+
+    def record(self) -> ReplicaRecord | None:
+        """What was noted; None where nothing ran that it looks at."""
+        known = [one for one in self._replicas if one.is_averaged or not self._notes.sums_count]  # else it may be averaged as a copy
+        noted = [one for replica in known for one in replica.moments(with_batches=not self._batches.is_doubtful)]
+        details: dict[Any, dict[str, int]] = {}
+        for moment, digests in noted:
+            details.setdefault((moment.kind, moment.step), {}).update(digests)
+        return ReplicaRecord(tuple(moment for moment, _ in noted), details) if self._has_worked else None
+
+    # What happens, in the order of a step --------------------------------------------------------------------------------
+
+    def _born(self, module: torch.nn.Module) -> None:
+        if module not in self._made:
+            self._made[module] = self._guard.run("the look for a line", _here)
+
+    def _wrapped(self, original: Any, wrapper: Any, module: Any = None, *args: Any, **kwargs: Any) -> None:
+        """DistributedDataParallel gives every rank the weights of rank 0."""
+        __tracebackhide__ = True
+        given = (module,) if module is not None else ()
+        model = kwargs.get("module", module)
+        before = self._look("the look at a model", lambda: digests_of(weights_of(model))) if isinstance(model, torch.nn.Module) else None
+        original(wrapper, *given, *args, **kwargs)
+        if before is not None:
+            self._look("the look at a replica", self._replicate, wrapper, model, before)
+
+    def _replicate(self, wrapper: Any, model: torch.nn.Module, before: dict[str, int]) -> None:
+        group = group_of(wrapper.process_group)
+        replica = self._add(model, group, None, wrapper.parameters_to_ignore, _here())
+        if replica is not None:
+            replica.initial = {name: digest for name, digest in before.items() if name not in wrapper.parameters_to_ignore}
+            replica.compares_buffers = not wrapper.broadcast_buffers  # else they are rank 0's from the next call on
+
+    def _entered(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        self._has_worked = True
+        self._passes_count += 1
+        if module.training and torch.is_grad_enabled():
+            self._models[id(module)] = module
+            if self._batches.is_wanted:
+                self._look("the look at a batch", self._batches.given, module, (args, kwargs))
+
+    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        self._passes_count += 1
+        return original(*args, **kwargs)
+
+    def _drawn(self, original: Any, iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        batch = original(iterator, *args, **kwargs)
+        if self._calls.is_ours():
+            self._guard.run("the look at a loader", self._batches.drawn)
+        return batch
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self._calls.is_ours():
+            if id(optimizer) in self._steps:  # that step has raised
+                del self._steps[self._steps.index(id(optimizer)) :]
+            self._steps.append(id(optimizer))
+            if len(self._steps) == 1:
+                self._look("the look before a step", self._begin, optimizer)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self._calls.is_ours() and id(optimizer) in self._steps:
+            del self._steps[self._steps.index(id(optimizer)) :]
+            if not self._steps:
+                self._look("the look after a step", self._end, optimizer)
+
+    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
+        self._has_worked = True
+        ids = _ids(optimizer)
+        for model in list(self._models.values()):
+            if not isinstance(model, DistributedDataParallel) and all(one.model() is not model for one in self._replicas):
+                self._find(model, ids)
+        for replica in self._of(ids):
+            if not replica.steps_count:
+                replica.begin()
+                replica.called = self._batches.called
+
+    def _end(self, optimizer: torch.optim.Optimizer) -> None:
+        batch = self._batches.step()
+        for replica in self._of(_ids(optimizer)):
+            if batch is not None and replica.is_whole:
+                replica.batches.setdefault(replica.steps_count, batch)
+            if replica.stepped(self._passes_count) and replica.step_place is None:
+                replica.step_place = _here()
+        self._batches.forget()
+        self._notes.forget()
+        self._models.clear()
+
+    # Replicas ------------------------------------------------------------------------------------------------------------
+
+    def _find(self, model: torch.nn.Module, ids: set[int]) -> None:
+        """A model whose gradients were averaged, or whose weights were broadcast, before its first step."""
+        weights = {name: one for name, one in weights_of(model).items() if id(one) in ids and one.grad is not None}
+        averaged = {name: self._notes.group(one.grad) for name, one in weights.items()}
+        groups = {name: group for name, one in weights.items() if (group := averaged[name] or self._notes.group(one))}
+        if not groups:
+            return
+        group = Counter(groups.values()).most_common(1)[0][0]
+        names = {name for name, where in groups.items() if where == group}
+        reduced, whole = (sum(weights[name].numel() for name in some) for some in (names, weights))
+        is_whole = 2 * reduced >= whole  # the others were forgotten; with a few of many, they are each rank's own, as in tensor parallelism
+        replica = self._add(model, group, set(weights) if is_whole else names, (), self._made.get(model) or _here())
+        if replica is not None:
+            replica.initial, replica.is_whole, replica.is_averaged = replica.digests(), is_whole, any(averaged.values())
+
+    def _add(
+        self, model: torch.nn.Module, group: Group, names: set[str] | None, but: Iterable[str], place: Location | None
+    ) -> Replica | None:
+        if len(group) < 2 or not weights_of(model):  # noqa: PLR2004 - alone
+            return None
+        self._replicas = [one for one in self._replicas if one.model() is not model]
+        replica = Replica(model, group, names=names, but=frozenset(but), every=self._every, place=place)
+        if self._replicas:
+            replica.label = f"{type(model).__name__}{len(self._replicas) + 1}."
+            replica.of += sum(one.of == replica.of for one in self._replicas)
+        self._replicas.append(replica)
+        return replica
+
+    def _of(self, ids: set[int]) -> list[Replica]:
+        return [one for one in self._replicas if one.holds(ids)]
+
+    def _shared(self, storage: int) -> bool:
+        return any(one.share(storage) for one in self._replicas)
+
+    def _look(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
+        """Nothing of ours is seen by a mode of the user's, or becomes part of a graph."""
+        captures = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        if not self._calls.is_ours() or captures or is_being_compiled() or is_being_traced():
+            return None
+        with _disable_current_modes(), torch.no_grad():
+            return self._guard.run(what, call, *args)
+
+
+def _ids(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(one) for group in optimizer.param_groups for one in group["params"]}
+
+
+def _here() -> Location | None:
+    frame = user_frame(sys._getframe())
+    return None if frame is None else locate(frame)
