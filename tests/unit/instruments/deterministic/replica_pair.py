@@ -28,7 +28,7 @@ def run(name: str, case: Any, rank: int) -> tuple[Any, list[list[float]]]:
     session: Session[Any] = Session(DeterministicProbe(seed=42, in_rank=True, ranks="every" in name))
     with session:
         trained = digest(case(rank))
-    return record_of("deterministic", rank, session, None, 0.0), trained
+    return record_of("deterministic", rank, session.report, None, 0.0), trained
 
 
 def _begin_anew() -> None:

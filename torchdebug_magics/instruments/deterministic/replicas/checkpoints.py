@@ -8,7 +8,7 @@ __all__ = ["Checkpoints"]
 
 _MOST = 256
 _LEAST = 16
-_MOST_DIGESTS = 1 << 16
+_MOST_DIGESTS = 1 << 17
 
 T = TypeVar("T")
 
@@ -28,9 +28,10 @@ class Checkpoints(Generic[T]):
         return step >= self._next
 
     def note(self, step: int, value: T) -> None:
-        """Of a step that is due; where there is no more room, every second one is forgotten."""
+        """Of a step that is due; where there is no more room, every second one of the later half is forgotten."""
         self.held[step] = value
         if len(self.held) >= self._most:
-            self.held = {one: self.held[one] for one in list(self.held)[::2]}
+            steps, half = list(self.held), len(self.held) // 2
+            self.held = {one: self.held[one] for one in (*steps[:half], *steps[half::2])}
             self._spacing *= 2
         self._next = step + self._spacing * (1 if self._every else max(1, step // 4))

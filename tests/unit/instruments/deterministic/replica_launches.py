@@ -1,0 +1,77 @@
+"""Launches ranks under ``deterministic()``, as a user's file does, and writes each report: ``replica_launches FOLDER``."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.utils.data import DataLoader
+
+import torchdebug_magics
+from tests.unit.instruments.deterministic.replica_cases import data, net, sharded, train
+from torchdebug_magics import catalog
+
+
+def train_rank(rank: int, folder: str, kind: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    if kind != "unseeded":
+        torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(net())
+    loader: Any = DataLoader(data(), batch_size=4, shuffle=True) if kind == "unseeded" else sharded(rank)
+    train(model, loader, torch.optim.SGD(model.parameters(), lr=0.2 if kind == "another_rate" and rank else 0.1))
+    dist.destroy_process_group()
+
+
+def without_torch(_rank: int) -> None:
+    """A helper, that is no rank of anything."""
+
+
+def launch(kind: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(train_rank, args=(folder, kind), nprocs=2, start_method="fork")
+
+
+def reported(run: Callable[[], object], *, kept: bool = False, **options: object) -> Any:
+    instrument = catalog.instrument("deterministic")
+    session = instrument.session_of_cell(options, kept=kept, body=None)
+    if kept:  # as with `-o` above a cell
+        session = instrument.session_of_cell(options, kept=True, body=_Cell())
+    with session:
+        run()
+    return session.report
+
+
+class _Cell:
+    """What is known of the cell in which a session stands."""
+
+    refusal = ""
+    namespace: dict[str, object] = {}  # noqa: RUF012 - never written
+    variables: dict[str, object] = {}  # noqa: RUF012
+
+
+def main(folder: str) -> None:
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {"unseeded": reported(lambda: launch("unseeded"))}
+    found["saved"] = reported(lambda: launch("good"), save=f"{folder}/run.json", ranks=True)
+    first = found["kept"] = reported(lambda: launch("good"), kept=True)
+    found["against_all"] = reported(lambda: launch("good"), against=first)
+    found["against_another"] = reported(lambda: launch("another_rate"), against=first)
+    found["against_one"] = reported(lambda: launch("another_rate"), against=first.rank(0).report)
+    found["helper"] = reported(lambda: mp.start_processes(without_torch, nprocs=1, start_method="fork"))
+    with torchdebug_magics.deterministic() as alone:
+        train(net(), DataLoader(data(), batch_size=4))
+    found["alone"] = alone.report
+    Path(folder, "found.pickle").write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,142 @@
+"""Ranks whose replicas are compared: what is wrong between them is named, what is healthy is not, and neither is changed."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.unit.instruments.deterministic import replica_cases as cases
+from torchdebug_magics.instruments.deterministic.replicas.checkpoints import Checkpoints
+from torchdebug_magics.ranks.merging import held_details, merged
+from torchdebug_magics.ranks.report import RanksReport
+from torchdebug_magics.ranks.transport import HEALTHY_BYTES
+
+if TYPE_CHECKING:
+    from torchdebug_magics.ranks.compared import RankRecord
+
+pytestmark = pytest.mark.timeout(240)
+_LIMIT_S = 200
+_HERE = "tests.unit.instruments.deterministic"
+
+
+def _run(root: Path, *programs: tuple[str, ...]) -> None:
+    """Together, and killed together."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", *one], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for one in programs
+    ]
+    try:
+        for process in started:
+            said, _ = process.communicate(timeout=_LIMIT_S)
+            assert process.returncode == 0, said[-4000:]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def pair(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Of each rank: (record, what was trained in a plain run, and under us), by case."""
+    folder = str(tmp_path_factory.mktemp("pair"))
+    _run(root, *((f"{_HERE}.replica_pair", str(rank), folder) for rank in range(2)))
+    return [pickle.loads(Path(folder, f"{rank}.pickle").read_bytes()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def launches(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = str(tmp_path_factory.mktemp("launches"))
+    _run(root, (f"{_HERE}.replica_launches", folder))
+    found: dict[str, Any] = pickle.loads(Path(folder, "found.pickle").read_bytes())
+    return found
+
+
+def _report(pair: list[dict[str, Any]], name: str) -> RanksReport:
+    records: list[RankRecord] = [one[name][0] for one in pair]
+    return merged("deterministic", records, held_details(records))
+
+
+@pytest.mark.parametrize("name", cases.PLANTED)
+def test_planted(pair: list[dict[str, Any]], name: str) -> None:
+    report, (_, expected) = _report(pair, name), cases.PLANTED[name]
+    assert [one.kind for one in report.rank_findings] == [expected.kind]
+    finding = report.rank_findings[0]
+    assert (finding.step, finding.tensor) == (expected.step, expected.tensor)
+    assert finding.ranks == ((0, 1) if expected.kind == "same_batch" else (1,))
+    assert finding.location is not None
+    assert expected.source in finding.location.source
+    assert finding.location.file.endswith("replica_cases.py")
+    assert finding.sentence[1:] in report.verdict
+    assert finding.fix
+    assert not report.problems
+
+
+@pytest.mark.parametrize("name", [*cases.HEALTHY, *cases.OWN_SEED])
+def test_healthy(pair: list[dict[str, Any]], name: str) -> None:
+    report = _report(pair, name)
+    assert report.rank_findings == ()
+    assert report.problems == ()
+
+
+@pytest.mark.parametrize("name", cases.HEALTHY)
+def test_unharmed(pair: list[dict[str, Any]], name: str) -> None:
+    for _, plain, trained in (one[name] for one in pair):
+        assert trained == plain
+
+
+def test_a_healthy_rank_travels_whole(pair: list[dict[str, Any]]) -> None:
+    sizes = [len(pickle.dumps(one[name][0].without_details(), pickle.HIGHEST_PROTOCOL)) for one in pair for name in cases.HEALTHY]
+    assert max(sizes) < HEALTHY_BYTES
+
+
+def test_weights_that_ddp_puts_right_are_said_to_be(pair: list[dict[str, Any]]) -> None:
+    assert "DistributedDataParallel puts rank 0's in their place" in _report(pair, "seed_by_rank_before_ddp").verdict
+    assert "DistributedDataParallel" not in _report(pair, "seed_by_rank_without_broadcast").verdict
+
+
+def test_a_fork_has_its_parents_generator(launches: dict[str, Any]) -> None:
+    assert [one.kind for one in launches["unseeded"].rank_findings] == ["same_batch"]
+
+
+def test_what_runs_the_cell_again_is_left_out_in_ranks(launches: dict[str, Any]) -> None:
+    report = launches["saved"]
+    assert isinstance(report, RanksReport)
+    assert report.problems == ("--verify, --cost and --save look at the process that launches the ranks, not at the ranks",)
+    assert [one.report.fingerprint for one in report.ranks if one.report is not None] == [None, None]
+
+
+def test_against_compares_each_rank_with_the_same_rank(launches: dict[str, Any]) -> None:
+    assert [one.report.verified for one in launches["against_all"].ranks] == [True, True]
+    assert [one.report.verified for one in launches["against_another"].ranks] == [False, False]
+    assert launches["against_another"].first == 0
+
+
+def test_against_one_report_compares_rank_0(launches: dict[str, Any]) -> None:
+    assert [one.report.verified for one in launches["against_one"].ranks] == [False, None]
+
+
+def test_a_process_without_torch_is_no_rank(launches: dict[str, Any]) -> None:
+    assert not isinstance(launches["helper"], RanksReport)
+
+
+def test_nothing_is_watched_outside_of_ranks(launches: dict[str, Any]) -> None:
+    assert launches["alone"].replica is None
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_checkpoints_are_few_and_dense_at_first(every: bool) -> None:
+    steps: Checkpoints[int] = Checkpoints(4, every=every)
+    for step in range(100_000):
+        if steps.is_due(step):
+            steps.note(step, step)
+    held = list(steps.held)
+    assert held[:8] == list(range(8))
+    assert len(held) <= 256
+    assert held[-1] > 75_000
