@@ -11,7 +11,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Gauge", "Location", "Mark", "Report", "own_traceback"]
+from torchdebug_magics.format import shape
+
+__all__ = ["Gauge", "Location", "Mark", "Report", "Sharding", "own_traceback"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,21 @@ def own_traceback(calls: Iterable[Location], ends_in: str) -> list[str]:
     """Lines that stand for a traceback: the user's own calls, the outermost first, then what came of them."""
     shown = [f"  {call}" + (f": {call.source}" if call.source else "") for call in calls]
     return ["Traceback of your own code (most recent call last):", *shown, ends_in]
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """A tensor that several ranks hold together, and the part that one process has."""
+
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    local_shape: tuple[int, ...]
+    """Of the part in this process."""
+    placements: tuple[str, ...]
+    """One for each dimension of the device mesh, such as ``"Shard(0)"`` or ``"Replicate()"``."""
+
+    def __str__(self) -> str:
+        return f"{shape(self.shape)} as {', '.join(self.placements)}: {shape(self.local_shape)} here"
 
 
 @dataclass(frozen=True)

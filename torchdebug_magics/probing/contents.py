@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from torchdebug_magics.probing.shards import local_of
+from torchdebug_magics.probing.storages import is_freed
+
 __all__ = ["Contents", "memory_of"]
 
 
@@ -27,9 +30,10 @@ class Contents:
         self._kept: dict[tuple[Any, ...], _Kept] = {}
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """Copy it, unless that was done before."""
+        """Copy it, unless that was done before; of a DTensor, the part in this process."""
+        tensor = local_of(tensor)
         key = memory_of(tensor), tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
-        if key not in self._kept:
+        if key not in self._kept and not (key[0] and is_freed(tensor)):
             self._kept[key] = _kept(tensor, tensor.detach())
 
     def __len__(self) -> int:
@@ -86,6 +90,8 @@ def _kept(tensor: torch.Tensor, place: torch.Tensor) -> _Kept:
 
 def _write(kept: _Kept) -> None:
     tensor, place, copy, version = kept
+    if memory_of(place) and is_freed(place):
+        return
     with torch.inference_mode():  # one that was made in it is written in it alone; any other one can be, too
         place.copy_(copy)
     if not tensor.is_inference():  # a graph of the user's that saved it finds it as it was

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchdebug_magics.probing.compiling import not_compiled
+from torchdebug_magics.probing.shards import is_shard_type
 
 __all__ = ["OpListener", "ResultListener", "Run"]
 
@@ -55,7 +56,8 @@ class OpListener(TorchDispatchMode):
 class ResultListener(TorchDispatchMode):
     """Calls ``listener(func, args, result)`` after each op, ``failed(func, error)`` where one raises; as cheap as a mode can be.
 
-    Where there is one, ``before(func, args, kwargs)`` is called before each op.
+    Where there is one, ``before(func, args, kwargs)`` is called before each op. `takes_apart`: of an op on a DTensor, what it computes and
+    communicates in this process is shown in its place.
     """
 
     def __init__(
@@ -65,12 +67,14 @@ class ResultListener(TorchDispatchMode):
         owner: object = None,
         *,
         before: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None,
+        takes_apart: bool = False,
     ) -> None:
         super().__init__()
         self._torchdebug_owner = owner
         self._listener = listener
         self._failed = failed
         self._before = before
+        self._takes_apart = takes_apart
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -85,6 +89,8 @@ class ResultListener(TorchDispatchMode):
     @not_compiled(nor_what_it_calls=True)
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         __tracebackhide__ = True
+        if self._takes_apart and any(map(is_shard_type, types)):
+            return NotImplemented  # it takes itself apart, and its parts come by again
         keywords = kwargs or {}
         if self._before is not None:
             self._before(func, args, keywords)

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["Owner", "bytes_of", "owner_of", "storages"]
+__all__ = ["Owner", "bytes_of", "is_freed", "owner_of", "storages"]
 
 Owner = Literal["torch", "borrowed", "file"]
 """Whose memory a storage is: torch's own, another library's (``from_numpy``), or a mapped file's."""
@@ -33,6 +33,11 @@ def storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
             yield from _own(part)
         else:
             yield from storages(part)
+
+
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Whether a plain tensor's memory was taken from it, as FSDP does between two calls of a module: to read or write it ends the process."""
+    return not tensor.is_meta and tensor.numel() > 0 and not tensor.untyped_storage().nbytes()
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:

@@ -13,6 +13,9 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
+from torchdebug_magics.probing.shards import is_shard, local_of
+from torchdebug_magics.probing.storages import is_freed
+
 __all__ = [
     "INF", "NAN", "are_ordinary", "bad_mask", "dense", "extremes", "is_bad", "is_traced", "kind_of", "largest", "peak_of", "sizes_of",
     "tensors_in",
@@ -60,8 +63,9 @@ def is_traced(tensor: torch.Tensor) -> bool:
 def dense(tensor: torch.Tensor) -> torch.Tensor | None:
     """Its floating or complex numbers as a plain strided tensor, or None where there are none to look at.
 
-    A ZeroTensor must not reach `isfinite` (it kills the process), nor a meta, fake or functorch tensor `bool()`.
+    Of a DTensor, those of the part that is in this process. A ZeroTensor must not reach `isfinite` (it kills the process), nor a meta, fake or functorch tensor `bool()`.
     """
+    tensor = local_of(tensor)
     if (
         is_lazy(tensor)
         or not (tensor.is_floating_point() or tensor.is_complex())
@@ -79,7 +83,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor | None:
         tensor = tensor.contiguous().values()
     elif tensor.layout is not torch.strided:
         tensor = tensor.values()
-    if tensor.numel() == 0:
+    if tensor.numel() == 0 or (type(tensor) in _PLAIN and is_freed(tensor)):
         return None
     return tensor.float() if tensor.dtype in _FLOAT8 else tensor
 
@@ -111,7 +115,7 @@ def _ends(numbers: torch.Tensor) -> list[float]:
 def bad_mask(tensor: torch.Tensor, kinds: int = NAN | INF) -> torch.Tensor | None:
     """Where it holds a value of `kinds`; None where it cannot be looked at or its own indices are not those of its numbers."""
     numbers = dense(tensor)
-    if numbers is None or tensor.layout is not torch.strided or tensor.is_nested:
+    if numbers is None or tensor.layout is not torch.strided or tensor.is_nested or is_shard(tensor):
         return None
     if kinds == NAN | INF:
         return ~torch.isfinite(numbers)

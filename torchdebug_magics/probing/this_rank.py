@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["device", "rank", "world_size"]
+__all__ = ["collectives_count", "device", "rank", "world_size"]
 
 
 def rank() -> int | None:
@@ -25,6 +25,13 @@ def device() -> str:
     """The accelerator that this process uses, such as ``"cuda:1"``; ``"cpu"`` where it has begun none."""
     cuda: Any = sys.modules.get("torch.cuda")
     return f"cuda:{cuda.current_device()}" if cuda is not None and cuda.is_initialized() else "cpu"
+
+
+def collectives_count() -> int:
+    """How many collectives this process has begun so far, in groups of several ranks."""
+    world: Any = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)  # private: no other way leads to all groups
+    groups = list(getattr(world, "pg_map", ())) if _group() is not None else []
+    return sum(int(group._get_sequence_number_for_group()) for group in groups if group.size() > 1)
 
 
 def _group() -> Any:

@@ -19,6 +19,7 @@ from torchdebug_magics.instruments.autograd.report import Cut, Finding, GraphRep
 from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.modules import live_modules, parts_of
 from torchdebug_magics.probing.names import user_names
+from torchdebug_magics.probing.shards import local_of
 from torchdebug_magics.probing.storages import storages
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _of_models_reached(members: list[tuple[str, torch.Tensor]], reached: dict[in
 
 
 def _reach(name: str, tensor: torch.Tensor, reached: dict[int, int]) -> Reach:
-    norm = float(tensor.grad.detach().double().norm()) if tensor.grad is not None and tensor.grad.layout is torch.strided else None
+    norm = float(local_of(tensor.grad).detach().double().norm()) if tensor.grad is not None and tensor.grad.layout is torch.strided else None
     steps = reached.get(id(tensor))
     return Reach(name=name, reached=steps is not None, path_length=steps, grad_norm=norm, is_frozen=not tensor.requires_grad)
 

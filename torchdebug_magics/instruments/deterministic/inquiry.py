@@ -28,6 +28,7 @@ from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.instruments.deterministic.twice.verify import NOT_SEEN, second_run
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_modules
+from torchdebug_magics.probing.this_rank import collectives_count
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Inquiry"]
 
 _TAKEN = "--strict: the cell names {}, and a second run cannot take from it again: make it in the cell itself"
+_COLLECTIVES = "{} calls of collectives: a second run on this rank would wait for the other ranks"
 _NO_CELL = "--{} runs the code again: write `%%deterministic --{}` above a cell, or call `torchdebug_magics.verify(function)`"
 
 
@@ -68,6 +70,7 @@ class Inquiry:
         self._runs: Runs | None = None
         self._leftovers = Leftovers({})
         self._outside = Outside({}, guard, strict=strict)
+        self._collectives_before = 0
 
     def attach(self, stack: ExitStack) -> None:
         """Look at what was asked, and record from here; when the stack closes, the answers are sought."""
@@ -136,6 +139,7 @@ class Inquiry:
             raise DeterminismError(_TAKEN.format(names[0]))
         self._draws = Draws(self._ritual.seedables)
         self._outside, self._runs = outside, runs
+        self._collectives_before = collectives_count()
         self._outside.first(stack, self._body.variables)
 
     def _seen(self, seen: Seen, op: Op) -> None:
@@ -170,6 +174,9 @@ class Inquiry:
             return
         if self._outside.refusal:
             self.found["not_verified"] = self._outside.refusal
+            return
+        if begun := collectives_count() - self._collectives_before:
+            self.found["not_verified"] = _COLLECTIVES.format(begun)
             return
         written = self._recorder.contents.tensors()
         self._draws.over()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchdebug_magics.instruments.gradwatch.chance_level import classes_of
 from torchdebug_magics.probing.graphs import leaves_of
+from torchdebug_magics.probing.shards import local_of
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +66,7 @@ class LossWatch:
             self.wants_leaves = False
         self.is_scaled = loss.grad_fn is not None and loss.grad_fn.name() == "MulBackward0"
         self.backward_count += 1
-        value = loss.detach()
+        value = local_of(loss).detach()
         self.total = value.clone() if self.total is None or self.total.device != value.device else self.total + value
         self.count += 1
         if self._ahead is None:

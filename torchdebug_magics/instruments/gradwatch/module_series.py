@@ -60,6 +60,8 @@ class ModuleSeries:
     """Their ids."""
     is_matrix: bool = False
     """Whether one of those that train has two dimensions or more."""
+    is_sharded: bool = False
+    """Whether other ranks hold parts of them: of those nothing is known here."""
     is_half: bool = False
     """Whether they are of 16 bits."""
     norms: Bins = field(default_factory=lambda: Bins(max))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from torchdebug_magics.instruments.gradwatch.step_meter import StepMeter
+from torchdebug_magics.probing.shards import local_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -155,7 +156,8 @@ def _numbers(norm: float, weight: float, update: float, zeros: float, count: flo
 
 
 def can_be_measured(parameter: torch.Tensor) -> bool:
-    """Whether it is a plain tensor of floating-point numbers; of any other kind no hidden operation is asked for."""
+    """Whether it, or the part of it that is here, is a plain tensor of floating-point numbers; of any other kind no hidden operation is asked for."""
+    parameter = local_of(parameter)
     return (
         type(parameter) in _PLAIN
         and not parameter.is_meta

@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.gradwatch.loss_watch import LossWatch
 from torchdebug_magics.instruments.gradwatch.optimizer_watch import OptimizerWatch
 from torchdebug_magics.instruments.gradwatch.rules.findings import found_in, has_warning
 from torchdebug_magics.instruments.gradwatch.run_record import RunRecord
 from torchdebug_magics.instruments.gradwatch.step_log import StepLog
+from torchdebug_magics.instruments.gradwatch.step_meter import gradient_of
 from torchdebug_magics.instruments.gradwatch.verdict import verdict
 from torchdebug_magics.probing.compiling import is_being_compiled
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.lines import Line, Lines
+from torchdebug_magics.probing.shards import is_shard, local_of, shards_note
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
 
 if TYPE_CHECKING:
@@ -110,7 +113,8 @@ class GradProbe:
 
     def _around_clipping(self, original: Any, parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if self._is_ours() and isinstance(total_norm, torch.Tensor) and not is_traced(total_norm) and isinstance(parameters, (list, tuple)):
+        is_known = isinstance(total_norm, torch.Tensor) and not is_traced(total_norm) and not is_shard(total_norm)
+        if self._is_ours() and is_known and isinstance(parameters, (list, tuple)):
             self._guard.run("the look at clipping", self._losses.clipped, list(parameters), float(max_norm), total_norm)
         return original(parameters, max_norm, total_norm, *args, **kwargs)
 
@@ -128,7 +132,7 @@ class GradProbe:
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        if any(is_traced(one) for one in parameters[:1]):
+        if any(is_traced(local_of(one)) for one in parameters[:1]):
             return
         with _ours():
             watch = self._watch_of(optimizer, parameters)
@@ -174,7 +178,11 @@ class GradProbe:
         made = OptimizerWatch(parameters, series, history)
         self._watches[id(optimizer)] = weakref.ref(optimizer), made
         if unmeasured := len(parameters) - made.measured_count:
-            self._guard.note(f"{unmeasured} of {len(parameters)} parameters are not measured: sharded, empty, on meta or no plain tensors")
+            self._guard.note(f"{unmeasured} of {len(parameters)} parameters are not measured: empty, on meta or no plain tensors")
+        if note := shards_note(parameters, "norms, ratios and zeros are"):
+            self._guard.note(note)
+        if apart := sum(one.grad is not None and gradient_of(one) is None for one in parameters):
+            self._guard.note(f"{plural(apart, 'gradient')} not measured: laid out over the ranks otherwise than their parameters")
         return made
 
     def _read(self, watch: OptimizerWatch) -> None:

@@ -14,6 +14,7 @@ from torchdebug_magics.instruments.gradwatch.report import GradReport, LiveGrad,
 from torchdebug_magics.instruments.gradwatch.rules.growth_rules import divergence, spike
 from torchdebug_magics.instruments.gradwatch.step_history import Moment, StepHistory
 from torchdebug_magics.probing.names import variable_of
+from torchdebug_magics.probing.shards import is_shard, local_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -74,8 +75,9 @@ class RunRecord:
                 one = self.grid.series[key] = ModuleSeries(replace(owner, model=key[0], path=key[1]))
             if id(parameter) not in one.parameters:
                 one.parameters.add(id(parameter))
-                one.count += parameter.numel()
+                one.count += local_of(parameter).numel()
                 one.is_matrix = one.is_matrix or (parameter.requires_grad and parameter.dim() > 1)
+                one.is_sharded = one.is_sharded or is_shard(parameter)
                 one.is_half = parameter.element_size() == 2  # noqa: PLR2004 - bytes
             if history not in one.histories:
                 one.histories.append(history)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Measured", "StepMeter"]
+from torchdebug_magics.probing.shards import is_shard, local_of
+
+__all__ = ["Measured", "StepMeter", "gradient_of"]
 
 _SAMPLE = 1024
 """Elements of each parameter: a norm is then off by about 2%."""
@@ -58,10 +60,13 @@ class Measured:
 
 
 class StepMeter:
-    """For parameters on one device: holds `_SAMPLE` elements of each, three times, and no tensor of the user's."""
+    """For parameters on one device: holds `_SAMPLE` elements of each, three times, and no tensor of the user's.
+
+    Of a DTensor, the part in this process is measured.
+    """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        real = [_real(one) for one in tensors]
+        real = [_real(local_of(one)) for one in tensors]
         wide = any(one.dtype is torch.float64 for one in real)
         self.device = tensors[0].device
         self.sizes = [min(one.numel(), _SAMPLE) for one in real]
@@ -99,7 +104,7 @@ class StepMeter:
 
     def gradients(self, tensors: Sequence[torch.Tensor]) -> None:
         """Take the gradients of the tensors that are present and have one."""
-        gradients = [tensors[at].grad for at in self._present]
+        gradients = [gradient_of(tensors[at]) for at in self._present]
         if any(one is None for one in gradients):
             self._present = [at for at, one in zip(self._present, gradients, strict=True) if one is not None]
         found = [one for one in gradients if one is not None]
@@ -130,7 +135,7 @@ class StepMeter:
     def _copy(self, part: int, tensors: Sequence[torch.Tensor]) -> None:
         """Samples of the present tensors into their rows."""
         rows, samples, strides = [], [], self._strides
-        for at, tensor in zip(self._present, tensors, strict=True):
+        for at, tensor in zip(self._present, map(local_of, tensors), strict=True):
             stride, row = strides[at], self._rows[part][at]
             if tensor.layout is not torch.strided:
                 row.fill_(1)  # of a sparse gradient the zeros are not stored
@@ -141,6 +146,15 @@ class StepMeter:
             )
         if rows:
             torch._foreach_copy_(rows, samples)
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """In this process; None where it is laid out otherwise than its parameter, as a sum that is yet to be made over the ranks."""
+    gradient: Any = tensor.grad
+    if gradient is None or not is_shard(gradient):
+        return gradient  # type: ignore[no-any-return]
+    weight: Any = tensor
+    return local_of(gradient) if gradient.placements == weight.placements else None
 
 
 def _stride(count: int, size: int) -> int:

@@ -33,7 +33,8 @@ from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.heap import given_out_bytes
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.interrupted import traceback_of
-from torchdebug_magics.probing.modules import ModuleCalls, parts_of
+from torchdebug_magics.probing.modules import ModuleCalls, live_modules, parts_of
+from torchdebug_magics.probing.shards import shards_note
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -153,6 +154,8 @@ class MemtraceProbe:
     def _concluded(self, error: BaseException | None) -> MemtraceReport:
         self._course.end()
         self._watch.ends()
+        if note := shards_note((one for module in live_modules() for one in module._parameters.values() if one is not None), "sizes are"):
+            self._guard.note(note)
         seen = Seen(
             ledger=self._ledger,
             tracer=self._course.tracer,

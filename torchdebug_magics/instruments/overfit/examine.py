@@ -14,6 +14,7 @@ from torchdebug_magics.instrument import Examined
 from torchdebug_magics.instruments.overfit.diagnose import Diagnosis, diagnose
 from torchdebug_magics.instruments.overfit.report import OverfitReport
 from torchdebug_magics.instruments.overfit.subject.leaks import leaks_of
+from torchdebug_magics.instruments.overfit.subject.sharded import refuse_sharded
 from torchdebug_magics.instruments.overfit.subject.subjects import Subject, subject_of
 from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
 from torchdebug_magics.instruments.overfit.suspects.units import unusual_weights
@@ -49,6 +50,7 @@ def examine(
             raise TorchDebugError(msg)
     guard = Guard()
     before = KeptState(values, guard)
+    refuse_sharded(before.of_kind(torch.Tensor))
     try:
         subject = subject_of(values, names, keywords or {}, samples)
     finally:

@@ -25,6 +25,7 @@ from torchdebug_magics.probing.dry_runs.inputs import Inputs, readings, zeros
 from torchdebug_magics.probing.dry_runs.leaves import is_lazy, named_tensors
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.shards import ranks_of
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.source import Site
@@ -146,6 +147,8 @@ def _fake(model: torch.nn.Module, inputs: Inputs) -> Seen:
 def _checked(seen: Seen) -> Seen:
     """A forward that came through without data: run for real where an op in it may refuse a value, and that is quick."""
     run = seen.run
+    if _ranks(seen.model) > 1:
+        return seen
     described = next(seen.inputs.specs(), None) is not None
     mixed = _is_half_meta(seen.model, seen.inputs)
     if not (run.unchecked or mixed) or described or run.flops > QUICK_FLOPS or run.saved_bytes > _QUICK_BYTES:
@@ -180,6 +183,8 @@ def _confirmed(seen: Seen, error: Exception) -> Seen:
         seen.error = seen.error or error
     elif seen.mode == "meta":
         seen.notes.append("the weights are on `meta`, so that a real run could not confirm this")
+    elif _ranks(seen.model) > 1:
+        seen.notes.append("the model is sharded, so that a real run on this rank alone could not confirm this")
     elif run.flops <= _SHORT_FLOPS:
         for_real = _real(seen.model, seen.inputs)
         if for_real.error is None:
@@ -190,10 +195,18 @@ def _confirmed(seen: Seen, error: Exception) -> Seen:
 
 
 def _fallback(model: torch.nn.Module, inputs: Inputs, error: Exception) -> Seen:
+    if (ranks := _ranks(model)) > 1:
+        msg = f"{_why(error)}, and the model is sharded over {ranks} ranks: run `%shapes --real` of it on all of them"
+        raise TorchDebugError(msg)
     for_real = _real(model, inputs)
     if for_real.error is None or str(for_real.error) != str(error):  # else it is the model's own, and not one of fakes
         for_real.notes.append(f"run for real, as {_why(error)}")
     return for_real
+
+
+def _ranks(model: torch.nn.Module) -> int:
+    """Of a sharded model, on how many ranks a forward has to run at the same time: a real one communicates."""
+    return ranks_of((*model.parameters(), *model.buffers()))
 
 
 def _real(model: torch.nn.Module, inputs: Inputs) -> Seen:

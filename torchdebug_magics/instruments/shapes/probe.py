@@ -64,6 +64,7 @@ class ShapesProbe:
         self._seen: dict[int, dict[Any, int]] = {}
         self._parts: dict[int, torch.nn.Module] = {}
         self._flops = 0
+        self._has_shared_flops = False
         self._inner: set[int] = set()
         """Ids of the parts of models that are known: their calls are nothing new, and are passed by first of all."""
         self._running: ExitStack | None = None
@@ -105,7 +106,9 @@ class ShapesProbe:
         """The rows so far, and why the cell failed where a shape was the reason."""
         failure = self._failed.failure if self._failed is not None else None
         counts = {self._parts[one]: sum(seen.values()) for one, seen in self._seen.items()}
-        watched = Watched(self._calls, self._parameters, self._formulas, self._flops, self._saved.total_bytes, counts)
+        watched = Watched(
+            self._calls, self._parameters, self._formulas, self._flops, self._has_shared_flops, self._saved.total_bytes, counts
+        )
         report = of_cell(watched, self._layout, failure, self._guard.problems)
         suspect = self._origins.suspects.first if failure is None else None
         self._seen, self._parts, self._calls, self._parameters = {}, {}, Calls(None, Parameters()), Parameters()  # no module is held on
@@ -223,6 +226,7 @@ class ShapesProbe:
             running.close()
         if self._arithmetic is not None:
             self._flops += self._arithmetic.total
+            self._has_shared_flops |= self._arithmetic.has_shards
             self._arithmetic = None
 
     def _ended(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:

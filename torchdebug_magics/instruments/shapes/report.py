@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import byte_size, count, listed, plural
-from torchdebug_magics.report import Location, Report
+from torchdebug_magics.report import Location, Report, Sharding
 
 __all__ = ["Failure", "Fix", "Layout", "Mode", "Need", "Row", "Shape", "ShapesReport", "Step"]
 
@@ -44,6 +45,8 @@ class Row:
     """The outputs' shapes in terms of the symbolic inputs, such as ``"(B, T, 4*D)"``; empty unless asked for."""
     input_formula: str = ""
     """The inputs' shapes, likewise."""
+    shards: Mapping[str, Sharding] = field(default_factory=dict)
+    """Own parameters and outputs of which other ranks hold parts, by name; the output's is ``"output"``."""
     note: str = ""
 
 
@@ -169,6 +172,12 @@ class ShapesReport(Report):
     uncounted_ops: tuple[str, ...] = ()
     """Ops that ran and whose arithmetic no formula counts: elementwise ones, normalisations and the like."""
     param_bytes: int
+    sharded_over: int = 1
+    """How many ranks hold parts of the parameters."""
+    local_param_bytes: int | None = None
+    """Of `param_bytes`, what this process holds; None where that is all."""
+    has_shared_flops: bool = False
+    """Whether ops computed on tensors that several ranks hold: FLOPs are then those of all these ranks together."""
     buffer_bytes: int = 0
     activation_bytes: int
     unused: tuple[str, ...] = ()
@@ -190,6 +199,14 @@ class ShapesReport(Report):
         return "" if self.suspect is None or self.failure is not None else _broken(self.suspect)
 
     @property
+    def size(self) -> str:
+        """Of the parameters, and of the part of them in this process."""
+        whole = byte_size(self.param_bytes)
+        if self.local_param_bytes is None:
+            return whole
+        return f"{whole}, sharded over {self.sharded_over} ranks: {byte_size(self.local_param_bytes)} here"
+
+    @property
     def verdict(self) -> str:
         """What it takes and gives, or where it broke and what to change."""
         if (wrong := self.failure or self.suspect) is not None:
@@ -201,11 +218,12 @@ class ShapesReport(Report):
                 "put `%%shapes` above a cell that calls a model, write `%shapes model input`, or `%shapes` right after a cell that failed"
             )
             return f"no module was called: {ways}"
-        size = f"{self.model or 'the cell'}: {count(self.total_params)} parameters ({byte_size(self.param_bytes)})"
+        size = f"{self.model or 'the cell'}: {count(self.total_params)} parameters ({self.size})"
         if self.mode == "params":
             return f"{size}, {plural(len(self.rows), 'module')}; name an input to see shapes: `%shapes model (1, 3, 224, 224)`"
         ends = f", {self.inputs} → {_outputs(self.rows)}" if self.inputs and self.rows else ""
-        cost = f"{count(self.total_flops)} FLOPs, {byte_size(self.activation_bytes)} of activations kept for backward"
+        flops = f"{count(self.total_flops)} FLOPs{' of all ranks together' if self.has_shared_flops else ''}"
+        cost = f"{flops}, {byte_size(self.activation_bytes)} of activations kept for backward"
         return f"{size}{ends}, {cost}{_idle(self.unused)}"
 
 

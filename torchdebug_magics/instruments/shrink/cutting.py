@@ -119,7 +119,7 @@ class _Cutter:
     def find_input(self) -> None:
         """The first reading of the input, and the first way, in which the forward of the whole model comes through."""
         if (wrapper := sharded_by(self._model)) is not None:
-            msg = f"{wrapper} holds the parameters of every layer: shrink the model first, then wrap it"
+            msg = f"{wrapper} holds the parameters of every layer: shrink the model first, then wrap it or shard it"
             raise _NotShrunkError(msg)
         self._find_stacks()
         asked, error = self._asked, None

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import listed, plural, shape
+from torchdebug_magics.probing.shards import is_shard
 from torchdebug_magics.probing.where import is_user_code, location
 
 if TYPE_CHECKING:
@@ -22,9 +23,10 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def sharded_by(model: nn.Module) -> str | None:
-    """The class of a wrapper that has taken account of every parameter, or None."""
+    """What has taken account of every parameter, the class of a wrapper or a `DTensor` in the place of each; or None."""
     names = (kind.__name__ for part in model.modules() for kind in type(part).__mro__)
-    return next((name for name in names if name in _SHARDED), None)
+    found = next((name for name in names if name in _SHARDED), None)
+    return found or ("a mesh of ranks" if any(map(is_shard, model.parameters())) else None)
 
 
 def failure(error: Exception | None) -> tuple[str, str]:

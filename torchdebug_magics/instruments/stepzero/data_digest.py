@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from torchdebug_magics.probing.shards import local_of
 from torchdebug_magics.probing.tensors import tensors_in
 
 __all__ = ["digest_of"]
@@ -49,6 +50,7 @@ def _parts(value: Any) -> Iterator[bytes]:
 
 
 def _numbers(tensor: torch.Tensor) -> Iterator[bytes]:
+    tensor = local_of(tensor)
     yield repr((tensor.dtype, tuple(tensor.shape))).encode()
     if tensor.is_meta or not tensor.numel() or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return

@@ -9,6 +9,7 @@ import torch
 
 from torchdebug_magics.instruments.stepzero.report import FROZEN, BufferRow, ParameterRow
 from torchdebug_magics.instruments.stepzero.zero_state import Trained, ZeroState, address
+from torchdebug_magics.probing.shards import local_of, shards_note
 
 __all__ = ["movement"]
 
@@ -19,6 +20,7 @@ def movement(trained: Trained, zero: ZeroState) -> Rows:
     """(parameters that moved, the furthest first; those that did not; buffers that changed; what cannot be compared)."""
     parameters, buffers = trained.parameters(), trained.buffers()
     problems = [f"`{name}` is no longer in the model" for name in zero.tensors if name not in parameters and name not in buffers]
+    problems += filter(None, [shards_note(parameters.values(), "distances are")])
     distances = {name: _distance(name, tensor, zero, problems) for name, tensor in {**parameters, **buffers}.items()}
     reasons = _Reasons(trained, zero, stepped=any(distances[name] for name in parameters))
     moved: list[ParameterRow] = []
@@ -53,7 +55,8 @@ class _Reasons:
     def in_learning_rates(self, parameter: torch.Tensor, distance: float) -> float | None:
         """The root mean square change of an element."""
         rate = float(self._groups.get(id(parameter), {}).get("lr", 0.0))
-        return distance / math.sqrt(parameter.numel()) / rate if rate and parameter.numel() else None
+        count = local_of(parameter).numel()
+        return distance / math.sqrt(count) / rate if rate and count else None
 
     def why_moved(self, name: str, parameter: torch.Tensor) -> str:
         """What is odd in that it did; nothing for what is trained."""
@@ -78,7 +81,7 @@ class _Reasons:
         """Of one that is trained, after a step."""
         state = self._states.get(id(parameter))
         if parameter.grad is not None:
-            if not bool(parameter.grad.detach().any()):
+            if not bool(local_of(parameter.grad).detach().any()):
                 return "zero gradient"
             return "first gradient after the last step" if self._states and state is None else "updates round to zero"
         if state is not None:
@@ -88,12 +91,12 @@ class _Reasons:
 
 def _holds_something(value: Any) -> bool:
     """Whether it is a moment of an optimizer that is not zero; a count of steps is none."""
-    return isinstance(value, torch.Tensor) and value.dim() > 0 and bool(value.any())
+    return isinstance(value, torch.Tensor) and value.dim() > 0 and bool(local_of(value).any())
 
 
 def _distance(name: str, tensor: torch.Tensor, zero: ZeroState, problems: list[str]) -> float | None:
     """None where there is nothing to compare with."""
-    kept = zero.tensors.get(name)
+    kept, tensor = zero.tensors.get(name), local_of(tensor)
     if kept is None or kept.shape != tensor.shape:
         problems.append(f"`{name}` {'is new' if kept is None else 'has another shape than at step zero'}: not compared")
         return None

@@ -13,6 +13,7 @@ from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.stepzero.data_digest import digest_of
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.shards import local_of
 
 __all__ = ["Trained", "ZeroState", "address"]
 
@@ -45,7 +46,7 @@ class ZeroState:
     """Copies of all of it."""
 
     tensors: Mapping[str, torch.Tensor]
-    """Parameters and buffers, by name."""
+    """Parameters and buffers, by name; of a DTensor, the part in this process."""
     frozen: tuple[str, ...]
     optimizers: tuple[dict[str, Any], ...]
     random: RandomState
@@ -74,10 +75,10 @@ class ZeroState:
         now: dict[str, torch.Tensor] = {**trained.parameters(), **trained.buffers()}
         with torch.no_grad():
             for name, kept in self.tensors.items():
-                if name not in now or now[name].shape != kept.shape:
+                if name not in now or local_of(now[name]).shape != kept.shape:
                     problems.append(f"`{name}` {'has another shape' if name in now else 'is no longer in the model'}: not restored")
                 else:
-                    now[name].copy_(kept)
+                    local_of(now[name]).copy_(kept)
         if len(trained.optimizers) != len(self.optimizers):
             problems.append(
                 f"step zero has {plural(len(self.optimizers), 'optimizer')}, you passed {len(trained.optimizers)}: none is restored"
@@ -93,7 +94,7 @@ class ZeroState:
     def shared_with(self, trained: Trained) -> int:
         """Bytes of kept tensors whose memory is still the model's."""
         now: dict[str, torch.Tensor] = {**trained.parameters(), **trained.buffers()}
-        return sum(_bytes(kept) for name, kept in self.tensors.items() if name in now and address(kept) == address(now[name]) != 0)
+        return sum(_bytes(kept) for name, kept in self.tensors.items() if name in now and address(kept) == address(local_of(now[name])) != 0)
 
     @property
     def bytes(self) -> int:
@@ -128,6 +129,7 @@ def address(tensor: torch.Tensor) -> int:
 
 def _kept(tensor: torch.Tensor) -> torch.Tensor:
     """Of a GPU's in the memory of the system."""
+    tensor = local_of(tensor)
     if _may_be_shared(tensor):
         return torch._lazy_clone(tensor.detach())
     plain = tensor.detach()
@@ -146,4 +148,4 @@ def _may_be_shared(tensor: torch.Tensor) -> bool:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_meta else tensor.numel() * tensor.element_size()
+    return 0 if tensor.is_meta else local_of(tensor).numel() * tensor.element_size()

@@ -13,6 +13,7 @@ from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdebug_magics.probing.dry_runs.flops import scratch_bytes
+from torchdebug_magics.probing.shards import is_shard_type
 
 if TYPE_CHECKING:
     from torchdebug_magics.probing.dry_runs.faking import Fakes
@@ -67,6 +68,8 @@ class Arithmetic(TorchDispatchMode):
         self._writes = writes
         self._ran = ran
         self.total = 0
+        self.has_shards = False
+        """Whether ops ran on tensors that several ranks hold, and were counted as of whole ones."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -92,6 +95,7 @@ class Arithmetic(TorchDispatchMode):
         if any(isinstance(one, torch.Tensor) and one.is_nested for one in args):
             self._formulas.leave_out(func)  # of the older kind, which has no sizes to count by
             return func(*args, **kwargs)
+        self.has_shards = self.has_shards or any(map(is_shard_type, types))
         whole = self._in_parts(func, args, kwargs)
         return self._followed(func, args, kwargs) if whole is NotImplemented else whole
 

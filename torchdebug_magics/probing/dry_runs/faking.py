@@ -22,6 +22,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
+from torchdebug_magics.probing.shards import held_of
+
 __all__ = ["CannotBeFakedError", "Fakes", "ValueFailure"]
 
 _MOST = 1 << 20
@@ -57,7 +59,7 @@ class Fakes:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake of a tensor; a fake stays itself. One on ``meta`` becomes one on the CPU, where factories put theirs."""
-        if isinstance(tensor, FakeTensor):
+        if _is_fake(tensor):
             return tensor
         if tensor.device.type == "meta":
             return self._of_meta(tensor)
@@ -181,7 +183,7 @@ def _found_in(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_fake(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, FakeTensor)
+    return isinstance(tensor, FakeTensor) or isinstance(held_of(tensor), FakeTensor)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
+from torchdebug_magics.probing.shards import held_of
+
 __all__ = ["is_lazy", "memory_of", "named_tensors", "rebuilt", "sizes"]
 
 _DEEP = 8
@@ -58,7 +60,8 @@ def _whole(size: Any) -> int:
 
 
 def memory_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """Where its numbers are, if it is of the plain kind."""
+    """Where its numbers are, if it is of the plain kind; of a DTensor, those in this process."""
+    tensor = held_of(tensor)
     if tensor.is_nested or tensor.layout != torch.strided or is_lazy(tensor) or tensor._is_zerotensor():
         return None
     try:

@@ -11,6 +11,7 @@ import torch
 
 from torchdebug_magics.probing.holders.containers import Named, place
 from torchdebug_magics.probing.holders.outside import is_a, names_of_type
+from torchdebug_magics.probing.shards import held_of
 
 __all__ = [
     "addresses_of",
@@ -53,7 +54,8 @@ def storages_of(value: Any) -> tuple[torch.UntypedStorage, ...]:
 
 
 def _of_each_part(tensor: Any, ask: Callable[[Any], T]) -> tuple[T, ...]:
-    """A sparse tensor consists of several."""
+    """A sparse tensor consists of several; of a DTensor, the part in this process: it has no memory itself."""
+    tensor = held_of(tensor)
     parts = _PARTS.get(_BASE.layout.__get__(tensor), ())
     try:
         if not parts:
@@ -68,6 +70,7 @@ def shown_bytes(tensor: Any) -> int | None:
     """Of the memory that it stands for: less than all of it for a part; None for one that is no strided tensor."""
     if not is_a(type(tensor), _BASE) or _BASE.layout.__get__(tensor) is not torch.strided:
         return None
+    tensor = held_of(tensor)
     return int(_BASE.numel(tensor) * _BASE.element_size(tensor))
 
 

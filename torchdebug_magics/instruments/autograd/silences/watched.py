@@ -15,6 +15,7 @@ from torchdebug_magics.instruments.autograd.silences.leaking_batch import BatchL
 from torchdebug_magics.instruments.autograd.silences.stale_values import StaleValue, stale_value
 from torchdebug_magics.instruments.autograd.training_course import Backward, Course, Step, Zeroed
 from torchdebug_magics.probing.names import variable_of
+from torchdebug_magics.probing.shards import local_of
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.autograd.recording.op_recorder import Recorder
@@ -144,8 +145,8 @@ def tensors_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def is_nonzero(gradient: torch.Tensor | None) -> bool:
-    """Whether there is one, and it is not all zero."""
+    """Whether there is one, and it is not all zero; of a DTensor, in this process."""
     if gradient is None or gradient.is_meta:
         return False
-    values = gradient._values() if gradient.layout is torch.sparse_coo else gradient
+    values = gradient._values() if gradient.layout is torch.sparse_coo else local_of(gradient)
     return bool(values.count_nonzero())

@@ -13,6 +13,9 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from torchdebug_magics.probing.shards import local_of
+from torchdebug_magics.probing.storages import is_freed
+
 __all__ = ["EMPTY", "folded", "number_of", "of_plain", "of_tensor"]
 
 EMPTY = 0x9E3779B97F4A7C15
@@ -31,12 +34,13 @@ def folded(first: int, second: int) -> int:
 
 
 def of_tensor(tensor: torch.Tensor) -> int:
-    """Of its bytes, shape and dtype. What has no numbers to look at has a shape all the same."""
+    """Of its bytes, shape and dtype; of a DTensor, those of the part in this process. What has no numbers to look at has a shape all the same."""
+    tensor = local_of(tensor)
     if isinstance(tensor, FakeTensor) or tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return EMPTY
     digest = EMPTY
     for part in _parts(tensor):
-        bits = _on_device(part) if part.device.type != "cpu" else _in_memory(part)
+        bits = 0 if is_freed(part) else _on_device(part) if part.device.type != "cpu" else _in_memory(part)
         digest = folded(folded(digest, bits), _of_kind(part.dtype, tuple(part.shape)))
     return digest
 

@@ -95,7 +95,7 @@ class Recorder:
 
     def attach(self, stack: ExitStack) -> None:
         """From here until the stack closes."""
-        listener = dispatch.ResultListener(self._after, _ignore, self._hooks, before=self._before)
+        listener = dispatch.ResultListener(self._after, _ignore, self._hooks, before=self._before, takes_apart=True)
         put_unnoticed(stack, listener, len(modes()))
 
     def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

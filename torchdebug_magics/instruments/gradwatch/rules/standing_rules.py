@@ -36,10 +36,10 @@ class Suspects(NamedTuple):
 
 
 def dead(grid: Grid, history: StepHistory) -> Suspects | None:
-    """Modules on which the loss depends, with a gradient of zeros only, up to the end."""
+    """Modules on which the loss depends, with a gradient of zeros only, up to the end; not of shards, as another may have the rest."""
     if history.most_rate == 0 or any(one.loss == 0 for one in history.moments):
         return None  # nothing is to be learned, or no more: a hinge loss that has reached 0
-    found = [one for one in grid.ordered() if one.zero_run >= _DEAD_STEPS and one.is_used]
+    found = [one for one in grid.ordered() if one.zero_run >= _DEAD_STEPS and one.is_used and not one.is_sharded]
     return Suspects(found, min(one.zero_since for one in found), float(found[-1].zero_run)) if found else None
 
 

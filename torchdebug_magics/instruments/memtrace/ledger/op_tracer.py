@@ -64,7 +64,7 @@ class Tracer:
         if not self.is_on:
             self.is_on = True
             self._calls.attach(self._stack)
-            put_unnoticed(self._stack, ResultListener(self._seen, self._raised, self._calls.hooks), self._below)
+            put_unnoticed(self._stack, ResultListener(self._seen, self._raised, self._calls.hooks, takes_apart=True), self._below)
 
     def off(self) -> None:
         """Follow none; what is alive is followed to its death all the same."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.overfit.subject.batches import is_label
+from torchdebug_magics.instruments.overfit.subject.sharded import refuse_sharded
 from torchdebug_magics.instruments.overfit.training.function_calls import FunctionCalls
 from torchdebug_magics.instruments.overfit.training.goal import Goal
 from torchdebug_magics.instruments.overfit.training.held_still import other_numbers, without_dropout
@@ -197,6 +198,7 @@ class Training:
         return {_joined(name, path, self.models): one for name, model in self.models.items() for path, one in model.named_modules()}
 
     def _meet(self, name: str, model: torch.nn.Module) -> None:
+        refuse_sharded(model.parameters())
         self.models[name] = model = unwrapped(model)
         without_dropout(model)
         self._paths = {id(module): path for path, module in self.named_modules().items()}

@@ -12,12 +12,15 @@ from torchdebug_magics.instruments.shapes.report import Row, Shape
 from torchdebug_magics.probing.dry_runs.leaves import named_tensors, sizes
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import unwrapped
+from torchdebug_magics.probing.shards import sharding_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import ExitStack
 
     import torch
+
+    from torchdebug_magics.report import Sharding
 
 __all__ = ["Calls", "Running", "shapes"]
 
@@ -44,6 +47,8 @@ class Running:
     taken: tuple[tuple[Any, ...], ...] = ()
     """The inputs' sizes, likewise."""
     owned: Owned = NOTHING
+    shards: dict[str, Sharding] = field(default_factory=dict)
+    """Of the outputs of which other ranks hold parts, by name."""
 
 
 class Calls:
@@ -125,6 +130,8 @@ class Calls:
             (name, sizes(tensor), str(tensor.dtype).removeprefix("torch."), self._device or str(tensor.device))
             for name, tensor in named_tensors(output)
         )
+        of_outputs = ((name or "output", sharding_of(tensor)) for name, tensor in named_tensors(output))
+        running.shards = {name: sharding for name, sharding in of_outputs if sharding is not None}
         if self._symbolic:
             running.symbols = tuple(tuple(tensor.shape) for _, tensor in named_tensors(output))
 
@@ -167,5 +174,6 @@ def _row(running: Running) -> Row:
         trainable_params=running.owned.trainable,
         flops=running.flops,
         activation_bytes=running.saved_bytes,
+        shards={**running.owned.shards, **running.shards},
         note=", ".join(notes),
     )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchdebug_magics.probing.dry_runs.leaves import is_lazy
 from torchdebug_magics.probing.modules import followed
+from torchdebug_magics.probing.shards import local_of, ranks_of, sharding_of
+
+if TYPE_CHECKING:
+    from torchdebug_magics.report import Sharding
 
 __all__ = ["NOTHING", "Owned", "Parameters", "own_parameters", "packed_weights"]
 
@@ -21,6 +25,8 @@ class Owned:
     params: int
     trainable: int
     note: str
+    shards: Mapping[str, Sharding] = field(default_factory=dict)
+    """Of the parameters of which other ranks hold parts, by name."""
 
 
 NOTHING = Owned(0, 0, "")
@@ -82,13 +88,23 @@ class Parameters:
 
     @property
     def trainable_bytes(self) -> int:
-        """Their size, as gradients will have it."""
-        return sum(size(one) * one.element_size() for one in self._tensors.values() if one.requires_grad)
+        """Their size in this process, as gradients will have it."""
+        return sum(size(local_of(one)) * one.element_size() for one in self._tensors.values() if one.requires_grad)
 
     @property
     def bytes(self) -> int:
         """Of all parameters."""
         return sum(size(one) * one.element_size() for one in self._tensors.values()) + self._packed_bytes
+
+    @property
+    def sharded_over(self) -> int:
+        """How many ranks hold parts of them."""
+        return ranks_of(self._tensors.values())
+
+    @property
+    def local_bytes(self) -> int:
+        """Of the parts of parameters in this process."""
+        return sum(size(one) * one.element_size() for one in map(local_of, self._tensors.values())) + self._packed_bytes
 
     @property
     def buffers(self) -> int:
@@ -108,6 +124,7 @@ class Parameters:
         params = sum(one.numel() for one in packed_weights(module))
         trainable = 0
         notes: list[str] = []
+        shards: dict[str, Sharding] = {}
         if isinstance(module, torch.jit.ScriptModule):
             notes.append("scripted: its parts are not seen")
         if id(module) not in self._held and any(True for _ in own_parameters(module)):
@@ -118,8 +135,9 @@ class Parameters:
                 notes.append(f"{name} shared with {owner or 'the root'}")
                 continue
             params += size(parameter)
+            shards |= {name: sharding} if (sharding := sharding_of(parameter)) is not None else {}
             trainable += size(parameter) if parameter.requires_grad else 0
-        return Owned(params, trainable, ", ".join(notes))
+        return Owned(params, trainable, ", ".join(notes), shards)
 
 
 def own_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -47,6 +47,8 @@ class Forward:
     parameters: Parameters
     formulas: FlopFormulas
     flops: int
+    has_shared_flops: bool
+    """Whether some are of ops on tensors that several ranks hold: then they are of all these ranks together."""
     saved_bytes: int
     given: Inputs
     """The tensors that the model was called with."""
@@ -139,6 +141,7 @@ def forward(
         parameters=parameters,
         formulas=formulas,
         flops=arithmetic.total,
+        has_shared_flops=arithmetic.has_shards,
         saved_bytes=saved.total_bytes,
         given=given,
         output=output,

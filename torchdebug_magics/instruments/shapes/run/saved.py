@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchdebug_magics.probing.dry_runs.leaves import memory_of
+from torchdebug_magics.probing.shards import held_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -54,15 +55,18 @@ class Saved:
         given: dict[int, int] = {}
         for tensor in {id(one): one for one in inputs}.values():
             if (memory := memory_of(tensor)) is not None:
-                given[memory._cdata] = given.get(memory._cdata, 0) + tensor.numel() * tensor.element_size()
+                given[memory._cdata] = given.get(memory._cdata, 0) + held_of(tensor).numel() * tensor.element_size()
                 self.put_at(tensor, min(given[memory._cdata], memory.nbytes()))
 
     def leave_out(self, model: torch.nn.Module) -> None:
         """Its parameters and buffers are there anyway."""
         for module in model.modules():
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
-                if tensor is not None:
-                    self._is_new(tensor)
+            self._leave_out(module)
+
+    def _leave_out(self, module: torch.nn.Module) -> None:
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                self._is_new(tensor)
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -91,15 +95,17 @@ class Saved:
                 _push_saved_tensors_default_hooks(self._pack, _unpack)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        if (current := self._calls.current) is not None:
+            self._leave_out(current.module)  # FSDP puts its weights in place only when the module is about to be called
         if self._is_new(tensor):
             size_bytes = self._size(tensor)
             self.total_bytes += size_bytes
-            if (current := self._calls.current) is not None:
+            if current is not None:
                 current.saved_bytes += size_bytes
         return tensor
 
     def _size(self, tensor: torch.Tensor) -> int:
-        memory = tensor.untyped_storage()
+        memory = held_of(tensor).untyped_storage()
         told = self._sizes.get(memory._cdata)
         return told[1] if told is not None else memory.nbytes()
 

@@ -68,6 +68,10 @@ def _share(node: Node, everything: Whole) -> float | None:
     return node.flops / everything.flops if node.flops and everything.flops else None
 
 
+def _shards(node: Node, _: Whole) -> str | None:
+    return listed([f"{name} {sharding}" for name, sharding in node.first.shards.items()]) or None
+
+
 def _note(node: Node, everything: Whole) -> str:
     """Without what the table shows anyway: that a call is not the first, and that those around a failure did not return either."""
     broken = ["broke here"] if any(row is everything.broken for row in node.rows) else []
@@ -87,6 +91,7 @@ COLUMNS = (
     Column("FLOPs", "count", lambda node, _: node.flops or None),
     Column("share of FLOPs", "share", _share),
     Column("activations", "bytes", lambda node, _: node.activation_bytes or None),
+    Column("shards", "text", _shards),
     Column("note", "prose", _note),
 )
 _KNOWN = frozenset({"", "called before", "did not return"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.shapes.explain import explained
 from torchdebug_magics.instruments.shapes.follow.parameters import Parameters
@@ -41,7 +41,7 @@ def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
         uncounted_ops=run.formulas.names(),
         unchecked_ops=run.unchecked if seen.error is None else (),
         checked_ops=run.checked,
-        param_bytes=run.parameters.bytes,
+        **_sharding(run.parameters, run.has_shared_flops),
         buffer_bytes=run.parameters.buffer_bytes,
         activation_bytes=run.saved_bytes,
         unused=unused,
@@ -61,6 +61,7 @@ class Watched:
     parameters: Parameters
     formulas: FlopFormulas
     flops: int
+    has_shared_flops: bool
     saved_bytes: int
     counts: Mapping[torch.nn.Module, int]
     """How often each model was called in all."""
@@ -80,13 +81,19 @@ def of_cell(watched: Watched, layout: Layout, failure: Failure | None, problems:
         buffer_count=watched.parameters.buffers,
         total_flops=watched.flops,
         uncounted_ops=watched.formulas.names(),
-        param_bytes=watched.parameters.bytes,
+        **_sharding(watched.parameters, watched.has_shared_flops),
         buffer_bytes=watched.parameters.buffer_bytes,
         activation_bytes=watched.saved_bytes,
         mode="real",
         failure=failure,
         layout=layout,
     )
+
+
+def _sharding(parameters: Parameters, has_shared_flops: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002 - a field
+    ranks = parameters.sharded_over
+    sizes = {"param_bytes": parameters.bytes, "sharded_over": ranks}
+    return sizes if ranks == 1 else {**sizes, "local_param_bytes": parameters.local_bytes, "has_shared_flops": has_shared_flops}
 
 
 def params_only(model: torch.nn.Module, layout: Layout) -> ShapesReport:
@@ -100,7 +107,7 @@ def params_only(model: torch.nn.Module, layout: Layout) -> ShapesReport:
         trainable_params=parameters.trainable,
         buffer_count=parameters.buffers,
         total_flops=0,
-        param_bytes=parameters.bytes,
+        **_sharding(parameters),
         buffer_bytes=parameters.buffer_bytes,
         activation_bytes=0,
         mode="params",

@@ -21,18 +21,19 @@ _HOW = {
     "real": "the forward ran for real",
     "params": "the forward was not run",
 }
+_SHARED = "; what ranks compute together, on DTensors, is counted once, for all of them"
 
 
 def totals_of(report: ShapesReport) -> list[tuple[str, str]]:
     """Parameters, FLOPs, activations, and how they were found; a name and a text each."""
     frozen = report.total_params - report.trainable_params
     trained = f"{report.trainable_params:,} trainable, {frozen:,} frozen" if frozen else "all trainable" if report.total_params else ""
-    found = [("parameters", ", ".join(filter(None, (f"{report.total_params:,} ({byte_size(report.param_bytes)})", trained))))]
+    found = [("parameters", ", ".join(filter(None, (f"{report.total_params:,} ({report.size})", trained))))]
     if report.buffer_count:
         found.append(("buffers", f"{report.buffer_count:,} ({byte_size(report.buffer_bytes)})"))
     if report.mode != "params":
         until = " up to the failure" if report.failure else " in one forward"
-        found.append(("FLOPs", f"{count(report.total_flops)}{until}; 2 per multiply-add"))
+        found.append(("FLOPs", f"{count(report.total_flops)}{until}; 2 per multiply-add{_SHARED if report.has_shared_flops else ''}"))
         found.append(("activations", f"{byte_size(report.activation_bytes)} kept for the backward pass{until if report.failure else ''}"))
     if any(row.formula for row in report.rows):
         fixed = f"{report.symbols}; the others" if report.symbols else "they"

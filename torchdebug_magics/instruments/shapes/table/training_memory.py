@@ -38,7 +38,7 @@ def needs(model: torch.nn.Module, parameters: Parameters, activation_bytes: int,
 
 
 def _need(name: str, tensors: int, parameters: Parameters, activation_bytes: int, batch: int | None, limit: _Limit) -> Need:
-    held_bytes = parameters.bytes + parameters.buffer_bytes
+    held_bytes = parameters.local_bytes + parameters.buffer_bytes
     state_bytes = tensors * parameters.trainable_bytes
     fixed_bytes = held_bytes + parameters.trainable_bytes + state_bytes
     return Need(

@@ -66,5 +66,6 @@ def row_of(path: str, module: torch.nn.Module, owned: Owned = NOTHING, note: str
         depth=path.count(".") + 1 if path else 0,
         own_params=owned.params,
         trainable_params=owned.trainable,
+        shards=owned.shards,
         note=", ".join(filter(None, (note, owned.note))),
     )
