@@ -11,8 +11,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from torchdebug_magics.format import shape
-
 __all__ = ["Gauge", "Location", "Mark", "Report", "Sharding", "own_traceback"]
 
 
@@ -54,7 +52,8 @@ class Sharding:
     """One for each dimension of the device mesh, such as ``"Shard(0)"`` or ``"Replicate()"``."""
 
     def __str__(self) -> str:
-        return f"{shape(self.shape)} as {', '.join(self.placements)}: {shape(self.local_shape)} here"
+        whole, here = (" x ".join(map(str, sizes)) or "()" for sizes in (self.shape, self.local_shape))
+        return f"{whole} as {', '.join(self.placements)}: {here} here"
 
 
 @dataclass(frozen=True)

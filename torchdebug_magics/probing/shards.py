@@ -14,7 +14,7 @@ import torch
 
 from torchdebug_magics.report import Sharding
 
-__all__ = ["held_of", "is_shard", "is_shard_type", "local_of", "ranks_of", "shards_note", "sharding_of"]
+__all__ = ["held_of", "is_shard", "is_shard_type", "local_of", "ranks_of", "sharding_of", "shards_note"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 

@@ -36,7 +36,7 @@ def storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
 
 
 def is_freed(tensor: torch.Tensor) -> bool:
-    """Whether a plain tensor's memory was taken from it, as FSDP does between two calls of a module: to read or write it ends the process."""
+    """Whether a plain tensor's memory was freed under it, as FSDP does between two calls of a module: to read it kills the process."""
     return not tensor.is_meta and tensor.numel() > 0 and not tensor.untyped_storage().nbytes()
 
 

@@ -63,7 +63,8 @@ def is_traced(tensor: torch.Tensor) -> bool:
 def dense(tensor: torch.Tensor) -> torch.Tensor | None:
     """Its floating or complex numbers as a plain strided tensor, or None where there are none to look at.
 
-    Of a DTensor, those of the part that is in this process. A ZeroTensor must not reach `isfinite` (it kills the process), nor a meta, fake or functorch tensor `bool()`.
+    Of a DTensor, those of the part in this process. A ZeroTensor must not reach `isfinite` (it kills the process), nor a meta, fake or
+    functorch tensor `bool()`.
     """
     tensor = local_of(tensor)
     if (

@@ -88,7 +88,9 @@ def _of_models_reached(members: list[tuple[str, torch.Tensor]], reached: dict[in
 
 
 def _reach(name: str, tensor: torch.Tensor, reached: dict[int, int]) -> Reach:
-    norm = float(local_of(tensor.grad).detach().double().norm()) if tensor.grad is not None and tensor.grad.layout is torch.strided else None
+    norm = (
+        float(local_of(tensor.grad).detach().double().norm()) if tensor.grad is not None and tensor.grad.layout is torch.strided else None
+    )
     steps = reached.get(id(tensor))
     return Reach(name=name, reached=steps is not None, path_length=steps, grad_norm=norm, is_frozen=not tensor.requires_grad)
 

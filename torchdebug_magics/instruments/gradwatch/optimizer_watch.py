@@ -156,7 +156,7 @@ def _numbers(norm: float, weight: float, update: float, zeros: float, count: flo
 
 
 def can_be_measured(parameter: torch.Tensor) -> bool:
-    """Whether it, or the part of it that is here, is a plain tensor of floating-point numbers; of any other kind no hidden operation is asked for."""
+    """Whether it, or its part in this process, is a plain floating-point tensor; of any other kind no hidden operation is asked for."""
     parameter = local_of(parameter)
     return (
         type(parameter) in _PLAIN

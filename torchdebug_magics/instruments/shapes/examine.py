@@ -196,7 +196,7 @@ def _confirmed(seen: Seen, error: Exception) -> Seen:
 
 def _fallback(model: torch.nn.Module, inputs: Inputs, error: Exception) -> Seen:
     if (ranks := _ranks(model)) > 1:
-        msg = f"{_why(error)}, and the model is sharded over {ranks} ranks: run `%shapes --real` of it on all of them"
+        msg = f"{_why(error)}, and the model is sharded over {ranks} ranks: run `%shapes --real` on all of them"
         raise TorchDebugError(msg)
     for_real = _real(model, inputs)
     if for_real.error is None or str(for_real.error) != str(error):  # else it is the model's own, and not one of fakes

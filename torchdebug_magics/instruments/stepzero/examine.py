@@ -16,6 +16,7 @@ from torchdebug_magics.instruments.stepzero.data_digest import digest_of
 from torchdebug_magics.instruments.stepzero.movement import movement
 from torchdebug_magics.instruments.stepzero.report import DataRow, StepzeroReport
 from torchdebug_magics.instruments.stepzero.zero_state import Trained, ZeroState, steps_of
+from torchdebug_magics.probing.shards import is_shard, local_of
 
 __all__ = ["examine"]
 
@@ -51,6 +52,9 @@ def examine(*values: Any, names: Sequence[str] = (), file: str = "", restore: bo
 
 
 def _with_file(trained: Trained, path: Path, *, restore: bool) -> StepzeroReport:
+    if any(map(is_shard, trained.parameters().values())):
+        msg = "--file writes what one process holds, and the model is sharded: leave it out, or save with `torch.distributed.checkpoint`"
+        raise TorchDebugError(msg)
     if path.exists():
         zero = zero_file.read(path)
         return _restored(trained, zero, str(path)) if restore else _compared(trained, zero, str(path))
@@ -135,6 +139,7 @@ def _sizes(trained: Trained, zero: ZeroState) -> dict[str, Any]:
     return {
         "parameters_count": len(parameters),
         "elements_count": elements,
+        "local_elements_count": sum(local_of(parameter).numel() for parameter in parameters.values()),
         "held_bytes": zero.bytes - shared,
         "shared_bytes": shared,
     }

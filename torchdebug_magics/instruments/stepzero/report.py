@@ -64,6 +64,8 @@ class StepzeroReport(Report):
     data: tuple[DataRow, ...] = ()
     parameters_count: int = 0
     elements_count: int = 0
+    local_elements_count: int | None = None
+    """Of these, those in this process: fewer where ranks share a model; None where that was not looked at."""
     held_bytes: int = 0
     """Memory of step zero that is not shared with the model."""
     shared_bytes: int = 0
@@ -91,7 +93,9 @@ class StepzeroReport(Report):
         if self.action == "kept":
             shared = f", {byte_size(self.shared_bytes)} shared with the model" if self.shared_bytes else ""
             held = "" if self.file else f" · holds {byte_size(self.held_bytes)}{shared}"
-            sizes = f"{plural(self.parameters_count, 'parameter')} ({count(self.elements_count)} elements)"
+            is_part = self.local_elements_count not in {None, self.elements_count}
+            here = f", {count(self.local_elements_count or 0)} of them in this process" if is_part else ""
+            sizes = f"{plural(self.parameters_count, 'parameter')} ({count(self.elements_count)} elements{here})"
             return f"Step zero is kept{where}: {sizes}, buffers, optimizer and random state{held}"
         return capitalised(" · ".join(self._moves()))
 

@@ -94,7 +94,9 @@ class ZeroState:
     def shared_with(self, trained: Trained) -> int:
         """Bytes of kept tensors whose memory is still the model's."""
         now: dict[str, torch.Tensor] = {**trained.parameters(), **trained.buffers()}
-        return sum(_bytes(kept) for name, kept in self.tensors.items() if name in now and address(kept) == address(local_of(now[name])) != 0)
+        return sum(
+            _bytes(kept) for name, kept in self.tensors.items() if name in now and address(kept) == address(local_of(now[name])) != 0
+        )
 
     @property
     def bytes(self) -> int:

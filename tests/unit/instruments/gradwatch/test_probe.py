@@ -170,7 +170,7 @@ def test_parameters_that_are_no_plain_tensors_are_said_to_be_left_out() -> None:
     with torchdebug_magics.gradwatch() as session:
         (weight.sum() + plain.sum()).backward()
         optimizer.step()
-    assert session.report.problems == ("1 of 2 parameters are not measured: sharded, empty, on meta or no plain tensors",)
+    assert session.report.problems == ("1 of 2 parameters are not measured: empty, on meta or no plain tensors",)
 
 
 def test_batches_are_counted_by_loader_and_only_where_they_are_used(observe: Observe) -> None:

@@ -373,7 +373,7 @@ def test_gradients_and_the_inputs_own_graph_stay():
 
 @pytest.mark.parametrize("real", [False, True], ids=["fake", "real"])
 def test_the_model_dies_with_its_last_name(real):
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Keeping())
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Keeping(), nn.ReLU())  # which saves its own result for the backward pass
     held = [weakref.ref(one) for one in (model, model[0].weight, model[1])]
     report = torchdebug_magics.shapes(model, torch.randn(2, WIDTH), real=real)
     failed = torchdebug_magics.shapes(model, torch.randn(2, 7))

@@ -34,7 +34,7 @@ def folded(first: int, second: int) -> int:
 
 
 def of_tensor(tensor: torch.Tensor) -> int:
-    """Of its bytes, shape and dtype; of a DTensor, those of the part in this process. What has no numbers to look at has a shape all the same."""
+    """Of its bytes, shape and dtype; of a DTensor, of its part in this process. What has no numbers to look at has a shape all the same."""
     tensor = local_of(tensor)
     if isinstance(tensor, FakeTensor) or tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return EMPTY

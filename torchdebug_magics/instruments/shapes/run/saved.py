@@ -14,6 +14,7 @@ from torch._C._autograd import (
 )
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.probing.dry_runs.leaves import memory_of
 from torchdebug_magics.probing.shards import held_of
@@ -102,7 +103,12 @@ class Saved:
             self.total_bytes += size_bytes
             if current is not None:
                 current.saved_bytes += size_bytes
-        return tensor
+        if tensor.is_leaf:
+            return tensor
+        with _disable_current_modes():
+            return (
+                tensor.detach()
+            )  # a node that holds its own result, as that of a ReLU does, would hold itself, this and the model for ever
 
     def _size(self, tensor: torch.Tensor) -> int:
         memory = held_of(tensor).untyped_storage()

@@ -90,7 +90,7 @@ def of_cell(watched: Watched, layout: Layout, failure: Failure | None, problems:
     )
 
 
-def _sharding(parameters: Parameters, has_shared_flops: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002 - a field
+def _sharding(parameters: Parameters, has_shared_flops: bool = False) -> dict[str, Any]:
     ranks = parameters.sharded_over
     sizes = {"param_bytes": parameters.bytes, "sharded_over": ranks}
     return sizes if ranks == 1 else {**sizes, "local_param_bytes": parameters.local_bytes, "has_shared_flops": has_shared_flops}

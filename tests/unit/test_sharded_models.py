@@ -1,0 +1,160 @@
+"""Every instrument on two real gloo ranks that share a model: the same numbers and collectives, and no part that passes for the whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchdebug_magics
+from tests.unit.sharded_cases import KINDS, MOST_S, WATCHED, Transformer
+
+_SCRIPT = Path(__file__).with_name("sharded_cases.py")
+_OF_SHARDS = {
+    "memtrace": "sizes are of the shards in this process",
+    "gradwatch": "norms, ratios and zeros are of the shards in this process",
+}
+
+
+def run(folder: Path, size: int) -> list[dict[str, Any]]:
+    """What each of so many ranks found; no rank outlives its time."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(_SCRIPT), str(rank), str(size), str(folder)],
+            cwd=folder,
+            env=environment,
+            stderr=(folder / f"{rank}.log").open("w"),
+        )
+        for rank in range(size)
+    ]
+    try:
+        codes = [rank.wait(MOST_S + 10) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert codes == [0] * size, "\n".join((folder / f"{rank}.log").read_text()[-2000:] for rank in range(size))
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """By rank, then by the name of the case."""
+    return run(tmp_path_factory.mktemp("two"), 2)
+
+
+def of(facts: list[dict[str, Any]], case: str) -> list[dict[str, Any]]:
+    found = [one[case] for one in facts]
+    assert not any("raised" in one for one in found), found
+    return found
+
+
+@pytest.mark.parametrize(("instrument", "kind"), WATCHED)
+def test_under_an_instrument_each_rank_computes_and_communicates_as_without(facts, instrument, kind):
+    for plain, under in zip(of(facts, f"plain {kind}"), of(facts, f"{instrument} {kind}"), strict=True):
+        assert (under["state"], under["collectives"]) == (plain["state"], plain["collectives"])
+        unsaid = [one for one in under["problems"] if _OF_SHARDS.get(instrument, " times; the first call") not in one]
+        assert [one for one in unsaid if not one.startswith("1 gradient not measured: laid out")] == []
+        assert any(_OF_SHARDS.get(instrument, "") in one for one in (*under["problems"], ""))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_looks_at_once_needs_no_other_rank_and_leaves_no_trace(facts, kind):
+    for plain, alone in zip(of(facts, f"plain {kind}"), of(facts, f"alone {kind}"), strict=True):
+        assert (alone["state"], alone["collectives"]) == (plain["state"], plain["collectives"])
+
+
+def test_shapes_name_the_whole_and_the_part_of_each_parameter(facts):
+    report = of(facts, "alone tensor parallel")[0]["shapes"]["report"]
+    rows = {row["path"]: row for row in report["rows"]}
+    assert rows["up"]["shards"]["weight"] == {"shape": [64, 32], "local_shape": [32, 32], "placements": ["Shard(0)"]}
+    assert rows["up"]["shards"]["bias"]["local_shape"] == [32]
+    assert rows["down"]["shards"]["weight"] == {"shape": [32, 64], "local_shape": [32, 32], "placements": ["Shard(1)"]}
+    assert rows["down"]["shards"]["bias"]["placements"] == ["Replicate()"]
+    assert (report["param_bytes"], report["local_param_bytes"], report["sharded_over"]) == (16768, 4 * (2 * 32 * 32 + 32 + 32), 2)
+    assert report["has_shared_flops"]
+    assert "sharded over 2 ranks: 8.2 KiB here), x 8 x 32 float32 → 8 x 32, 65.5K FLOPs of all ranks together" in report["verdict"]
+
+
+def test_shapes_of_outputs_that_are_dtensors(facts):
+    rows = {row["path"]: row for row in of(facts, "shapes dtensors")[1]["report"]["rows"]}
+    assert rows["up"]["output_shapes"] == [[8, 64]]
+    assert rows["up"]["shards"]["output"] == {"shape": [8, 64], "local_shape": [8, 32], "placements": ["Shard(1)"]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shapes_without_and_with_computing_agree(facts, kind):
+    without, computed = of(facts, f"alone {kind}")[0]["shapes"]["report"], of(facts, f"shapes {kind}")[0]["report"]
+    for name in ("total_params", "local_param_bytes", "total_flops", "activation_bytes", "has_shared_flops"):
+        assert without[name] == computed[name]
+
+
+def test_what_fsdp_gathers_is_no_activation(facts):
+    report = of(facts, "alone fsdp")[0]["shapes"]["report"]
+    assert not report["has_shared_flops"]  # each rank computes whole layers of its own batch
+    whole = torchdebug_magics.shapes(Transformer(), torch.zeros(4, 8, dtype=torch.int64))
+    assert report["activation_bytes"] == whole.activation_bytes
+
+
+def test_what_needs_data_is_not_run_on_one_rank_alone(facts):
+    alone, _ = of(facts, "needs_data")
+    assert alone["error"].startswith("TorchDebugError: the forward needs data")
+    assert "sharded over 2 ranks: run `%shapes --real` on all of them" in alone["error"]
+    assert alone["collectives"] == 0
+
+
+def test_memory_is_what_this_process_holds(facts):
+    report = of(facts, "memtrace tensor parallel")[1]["report"]
+    assert report["peak"]["by_category"]["parameter"] == 4 * (2 * 32 * 32 + 32 + 32)
+    for one in of(facts, "held_memory"):
+        (held,) = one["report"]["holdings"]
+        assert held["held_bytes"] == pytest.approx(2 << 20, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_step_zero_is_kept_compared_and_restored_by_shards(facts, kind):
+    for one in of(facts, f"restored {kind}"):
+        assert one["first"] == one["second"]
+        assert one["file"].startswith("TorchDebugError: --file writes what one process holds, and the model is sharded")
+        assert not one["is_written"]
+    kept, moved = (of(facts, f"alone {kind}")[0][name] for name in ("stepzero", "moved"))
+    report = kept["report"]
+    assert report["held_bytes"] + report["shared_bytes"] == 4 * report["local_elements_count"] < 4 * report["elements_count"]
+    assert f"{moved['report']['parameters_count']} parameters moved" in moved["verdict"]
+    assert moved["problems"][0].endswith("are sharded: distances are of the shards in this process")
+
+
+def test_zeros_in_one_shard_are_no_dead_module(facts):
+    for one in of(facts, "one_shard_of_zeros"):
+        assert one["verdict"].startswith("Gradients and updates look healthy: 20 steps of 1 module")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_second_run_waits_for_ranks_that_do_not_run_again(facts, kind):
+    for plain, one in zip(of(facts, f"plain {kind}"), of(facts, f"verified {kind}"), strict=True):
+        assert f"not compared: {plain['collectives']} calls of collectives" in one["verdict"]
+        assert one["state"] == plain["state"]
+
+
+def test_what_cannot_work_on_a_sharded_model_says_what_to_do_first(facts):
+    for kind in KINDS:
+        alone = of(facts, f"alone {kind}")[0]
+        assert alone["shrink"]["verdict"].endswith("shrink the model first, then wrap it or shard it")
+        assert alone["overfit"].startswith("TorchDebugError: the model is sharded over ranks: overfit it before `fully_shard`")
+    for one in of(facts, "overfitted fsdp"):
+        assert one["error"] == of(facts, "alone fsdp")[0]["overfit"]
+        assert one["is_same"]
+
+
+def test_one_rank_alone_is_run_twice_as_any_process(tmp_path):
+    facts = run(tmp_path, 1)
+    for kind in KINDS[:2]:
+        (one,) = of(facts, f"verified {kind}")
+        assert one["verdict"].startswith("Same numbers twice")
+        assert one["state"] == of(facts, f"plain {kind}")[0]["state"]
