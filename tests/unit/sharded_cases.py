@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import torchdebug_magics
-from torchdebug_magics.probing.shards import sharding_of
+from torchdebug_magics.probing.shards import local_of, sharding_of
 from torchdebug_magics.probing.this_rank import collectives_count
 
 MOST_S = 200
@@ -178,6 +178,20 @@ def verified(kind: str, rank: int, mesh: DeviceMesh) -> dict[str, Any]:
     return {**told(torchdebug_magics.verify(training.run)), "state": training.state()}
 
 
+def compared(kind: str, rank: int, mesh: DeviceMesh) -> dict[str, Any]:
+    """Three runs: the second as the first, the third with another weight on rank 1."""
+    found = []
+    for run in range(3):
+        training, options = Training(kind, rank, mesh), {"against": f"print{rank}.json"} if run else {"save": f"print{rank}.json"}
+        if run == 2 and rank == 1:
+            with torch.no_grad():
+                local_of(next(training.model.parameters())).view(-1)[0] += 1
+        with torchdebug_magics.deterministic(**options) as session:
+            training.run()
+        found.append(session.report.verdict)
+    return {"same": found[1], "changed": found[2]}
+
+
 def overfitted(kind: str, rank: int, mesh: DeviceMesh) -> dict[str, Any]:
     training, session = Training(kind, rank, mesh), torchdebug_magics.overfit()
     training.batches = torch.utils.data.DataLoader(torch.randint(48, (16, 8)), batch_size=4)  # type: ignore[assignment]
@@ -244,7 +258,7 @@ def cases() -> dict[str, Any]:
     found: dict[str, Any] = {"asked": (asked, "")}
     for kind in KINDS:
         found[f"plain {kind}"] = plain, kind
-    for kind, case in itertools.product(KINDS, (alone, restored, verified)):
+    for kind, case in itertools.product(KINDS, (alone, restored, verified, compared)):
         found[f"{case.__name__} {kind}"] = case, kind
     for case in (one_shard_of_zeros, needs_data, held_memory):
         found[case.__name__] = case, ""

@@ -142,6 +142,15 @@ def test_no_second_run_waits_for_ranks_that_do_not_run_again(facts, kind):
         assert one["state"] == plain["state"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_runs_are_compared_rank_by_rank_and_no_op_is_blamed_for_what_another_rank_has_sent(facts, kind):
+    for one in of(facts, f"compared {kind}"):
+        assert one["same"].startswith("Same numbers as print")
+        assert one["changed"].startswith("Different from print")
+        assert "received" in one["changed"]
+        assert "equal inputs" not in one["changed"]
+
+
 def test_what_cannot_work_on_a_sharded_model_says_what_to_do_first(facts):
     for kind in KINDS:
         alone = of(facts, f"alone {kind}")[0]

@@ -61,7 +61,7 @@ def broken_nodes(tensors: Iterable[torch.Tensor]) -> Iterator[Broken]:
 def saved_names(node: Any) -> tuple[str, ...]:
     """The attributes under which a node hands out what it saved."""
     names = dir(type(node))
-    tensors = [name.removeprefix("_raw") for name in names if name.startswith("_raw_saved_")]
+    tensors = [name.removeprefix("_raw") for name in names if name.startswith("_raw_saved_") and name.removeprefix("_raw") in names]
     return (*tensors, *(["saved_tensors"] if "saved_tensors" in names else []))
 
 

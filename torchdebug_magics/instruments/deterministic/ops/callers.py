@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import takewhile
 from types import FrameType
 
 import torch
@@ -19,13 +20,15 @@ _CALL_THE_USERS = ("/twice/body.py", "/twice/function.py")
 """Our own that call what the user has given us."""
 _COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/_aot_autograd/", "/torchinductor_")
 _COMPILED = ("<eval_with_key>", *_COMPILERS)
+_SHARDING = "/torch/distributed/tensor/_sharding_prop.py"
+"""Where ops on DTensors are first tried on tensors without data; what came of it is then known, so that no later run does it again."""
 _DISABLED = "DisableContext."
 """In the name of what torch puts around functions of its own that are not to be compiled, such as `zero_grad`, and around compiled ones."""
 
 
 def is_passed_by(frame: FrameType | None) -> bool:
     """Whether the op that is called from `frame` is none of the cell's own."""
-    return _is_ours(frame) or _is_compilers(frame)
+    return _is_ours(frame) or _is_compilers(frame) or _is_of_sharding(frame)
 
 
 def _is_ours(frame: FrameType | None) -> bool:
@@ -56,6 +59,13 @@ def _is_compilers(frame: FrameType | None) -> bool:
             return True
         inner = file
     return False
+
+
+def _is_of_sharding(frame: FrameType | None) -> bool:
+    if "torch.distributed.tensor" not in sys.modules:
+        return False
+    files = (one.f_code.co_filename.replace("\\", "/") for one in frames_above(frame))
+    return any(file.endswith(_SHARDING) for file in takewhile(lambda file: owner(file) == "torch", files))
 
 
 def _is_disabled(frame: FrameType) -> bool:

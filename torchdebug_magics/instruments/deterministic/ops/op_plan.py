@@ -10,9 +10,9 @@ import torch
 
 from torchdebug_magics.probing.ops import is_movement, is_overwriting, is_pointwise, is_uninitialised, is_writing_in_part, op_name
 
-__all__ = ["Plan", "plan_of"]
+__all__ = ["Plan", "is_collective", "plan_of"]
 
-
+_COLLECTIVES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 _INDEX_AT = {"index": 1, "index_put": 1, "masked_select": 1, "masked_fill": 1, "take": 1, "embedding": 1} | dict.fromkeys(
     ("index_select", "gather", "scatter", "index_copy", "index_fill", "index_add"), 2
 )
@@ -44,7 +44,12 @@ class Plan:
     is_marker: bool
     """Whether it computes nothing, as the profiler's own."""
     is_collective: bool
-    """Whether what it gives comes from other processes, and may still be on its way."""
+    """Whether it gives what other ranks have sent, perhaps later: nothing is read of it, and who reads it is given it from outside."""
+
+
+def is_collective(name: str) -> bool:
+    """Whether an op of that name, such as ``c10d._allgather_base_.default``, communicates with other ranks."""
+    return name.partition(".")[0] in _COLLECTIVES
 
 
 @cache
@@ -65,5 +70,5 @@ def plan_of(func: Any) -> Plan:
         index_at=_INDEX_AT.get(base.removesuffix("_"), -1),
         is_pointwise=is_pointwise(func),
         is_marker=base.startswith("profiler::"),
-        is_collective=str(func).startswith(("c10d.", "_c10d_functional.")),
+        is_collective=is_collective(str(func)),
     )

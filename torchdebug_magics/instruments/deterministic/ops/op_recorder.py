@@ -110,10 +110,6 @@ class Recorder:
         plan = plan_of(func)
         if plan.is_marker or self._is_passed_by:
             return
-        if plan.is_collective:  # what it gives is read when the next op takes it
-            for tensor in (*tensors(args), *tensors(result)):
-                self._forget(memory_of(tensor))
-            return
         try:
             self._take_down(plan, args, result, self.lines.here(sys._getframe(2)))
         except Exception as error:  # noqa: BLE001 - as above
@@ -138,6 +134,8 @@ class Recorder:
         self.inputs.clear()
         self._overwritten.clear()
         plan = plan_of(func)
+        if plan.is_collective:
+            return
         if plan.is_overwriting:
             args, kwargs = self._without_overwritten(args, kwargs)
         elif plan.base in _RESIZING:
@@ -198,14 +196,16 @@ class Recorder:
                 self._tainted.pop(memory_of(tensor), None)
         for tensor in results:
             memory = memory_of(tensor)
-            if memory and memory not in self.inputs and memory not in self._overwritten and not plan.is_view:
+            if memory and memory not in self.inputs and memory not in self._overwritten and not (plan.is_view or plan.is_collective):
                 self._know(tensor.untyped_storage(), memory)
                 self._made.add(memory)
+        for tensor in (*results, *tensors(args)) if plan.is_collective else ():
+            self._forget(memory_of(tensor))  # what is in it then is read when the next op takes it
         gave = EMPTY
         kept_count = self._kept_count if plan.base in _RESIZING else 0
         if plan.is_empty and any(tensor.numel() > kept_count for tensor in results):
             self._new_memory(results, Empty(plan, line), kept_count)
-        elif not plan.is_view:
+        elif not (plan.is_view or plan.is_collective):
             for tensor in numbers(results) or self._written:
                 gave = folded(gave, of_tensor(tensor))
             if not results and not self._written:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torchdebug_magics.instruments.deterministic.ops.op_plan import is_collective
 from torchdebug_magics.instruments.deterministic.prints.alignment import Run, edited_lines, is_new, roots, text_of
 from torchdebug_magics.instruments.deterministic.prints.draws import repeated, shifted
 from torchdebug_magics.instruments.deterministic.prints.edits import Edit, edit_behind, edit_with
@@ -33,16 +34,17 @@ def difference(before: Fingerprint, now: Fingerprint) -> Divergence | None:
         return _of_strangers(earlier, later)
     first = found[0]
     edit = edit_behind(earlier, later, edited, later.ops[first].place)
-    shift = shifted(earlier, later, edited, first)
+    may_be_others = edit is None and _received(later, first) is not None
+    shift = None if may_be_others else shifted(earlier, later, edited, first)
     if shift is not None:
         edit = edit or edit_with(("seed",) if shift.other is None else (), earlier, later, edited)
         if edit is None or shift.other is not None:
             return divergence(later, shift.number, "unseeded_generator", shift.explanation, shift.fix, other=shift.other)
         return _of_edit(later, first, edit)
-    again = repeated(earlier, later, first)
+    again = None if may_be_others else repeated(earlier, later, first)
     if again is not None:
         return divergence(later, again.number, "state_leak", again.explanation, again.fix, other=again.other)
-    updated = updated_otherwise(earlier, later, first)
+    updated = None if may_be_others else updated_otherwise(earlier, later, first)
     if updated is not None:
         edit = edit or edit_with(updated.words, earlier, later, edited)
         if edit is None or not updated.words:
@@ -76,6 +78,10 @@ def _of_inputs(earlier: Run, later: Run, first: int, edited: Mapping[str, str], 
         said = f"`{later.ops[foreign].op}` received different input than in the earlier run, created outside PyTorch"
         return divergence(later, foreign, "outside_data", said, MADE_ANEW)
     partner = _partner(earlier, later, first)
+    received = _received(later, first)
+    if received is not None:
+        said = f"`{op.op}` differs after `{received.op}` received numbers from other ranks, which are not compared: see their reports"
+        return divergence(later, first, "outside_data", said)
     if partner is not None and _same_inputs(earlier, partner, later, first):
         return divergence(later, first, *reason(*prints, op, "gave other bits in"))
     edit = edit_with(("",), earlier, later, edited)
@@ -86,6 +92,11 @@ def _of_inputs(earlier: Run, later: Run, first: int, edited: Mapping[str, str], 
         )
     other = None if partner is None else earlier.ops[partner].place
     return divergence(later, first, "control_flow", f"{said}, which the earlier run had elsewhere: they come in another order", other=other)
+
+
+def _received(later: Run, number: int) -> OpPrint | None:
+    """The last collective before an op: what other ranks sent may be behind any difference from there on."""
+    return next((one for one in reversed(later.ops[:number]) if is_collective(one.op)), None)
 
 
 def _of_edit(later: Run, number: int, edit: Edit) -> Divergence:

@@ -128,7 +128,7 @@ class Printer:
             self._updates[-1] = self._updates[-1]._replace(end=self._count)
 
     def _summary(self, op: Op) -> tuple[float, float]:
-        if op.plan.is_view or op.plan.is_empty:
+        if op.plan.is_view or op.plan.is_empty or op.plan.is_collective:
             return 0.0, 0.0
         total = magnitude = 0.0
         for tensor in tensors_in(op.result) if op.result is not None else op.written:

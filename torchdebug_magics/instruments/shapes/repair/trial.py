@@ -11,6 +11,7 @@ from torchdebug_magics.instruments.shapes.run.forward import Forward, forward
 from torchdebug_magics.probing.dry_runs.faking import Fakes
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.shards import ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,8 +82,9 @@ class Trials:
         return self._with(edits, None) if self._is_quick(run) else None
 
     def _is_quick(self, run: Forward) -> bool:
-        """Whether it may be run for real."""
-        return run.flops <= _QUICK_FLOPS and not any(one.device.type == "meta" for one in self.model.parameters())
+        """Whether it may be run for real; never one that would wait for other ranks."""
+        parameters = list(self.model.parameters())
+        return run.flops <= _QUICK_FLOPS and ranks_of(parameters) == 1 and not any(one.device.type == "meta" for one in parameters)
 
     def _with(self, edits: Sequence[Edit], fakes: Fakes | None) -> Forward | None:
         inputs: Any = self.inputs
