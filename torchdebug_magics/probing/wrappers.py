@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
     from types import FrameType
 
-__all__ = ["MARK", "behind", "tracers", "unwrap_all", "wrap", "wrap_switch"]
+__all__ = ["MARK", "tracers", "unwrap_all", "wrap", "wrap_switch"]
 
 MARK = "_torchdebug_owner"
 """Found by name, as `%autoreload` replaces classes and would defeat `isinstance`."""
@@ -102,13 +102,6 @@ def _only(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What a wrapper that was closed in the middle of a call still does."""
     __tracebackhide__ = True
     return original(*args, **kwargs)
-
-
-def behind(function: Any) -> Any:
-    """The function of torch's in whose place wrappers stand."""
-    while hasattr(function, MARK):
-        function = function.original
-    return function
 
 
 def wrap(stack: ExitStack, owner: object, holder: Any, name: str, around: Callable[..., Any]) -> None:

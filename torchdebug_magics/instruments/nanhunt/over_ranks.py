@@ -21,7 +21,10 @@ def compared(report: NanReport) -> Compared:
     if finding is None:
         return Compared(worked=worked)
     is_received = finding.diagnosis == "averaged_from_other_ranks"
-    return Compared(worked=worked, found_at=(finding.step, _STAGES.index(finding.phase)), is_received=is_received, sum=_sum(finding))
+    # What could not be traced comes after all that could: it may be another rank's.
+    is_traced = finding.op is not None or finding.diagnosis is not None
+    stage = _STAGES.index(finding.phase) + (0 if is_traced else len(_STAGES))
+    return Compared(worked=worked, found_at=(finding.step, stage), is_received=is_received, sum=_sum(finding))
 
 
 def _sum(finding: Finding) -> Sum | None:

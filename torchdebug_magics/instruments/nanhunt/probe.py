@@ -85,7 +85,6 @@ class NanProbe:
     def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         keeps = kwargs.get("retain_graph") or kwargs.get("create_graph") or any(args[2:4])
-        original = self._rerun.backward(original) if self._rerun.active else original
         return self._around(original, args, kwargs, keeps=bool(keeps))
 
     def _around_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:

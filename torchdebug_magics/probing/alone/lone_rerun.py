@@ -11,11 +11,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from torchdebug_magics.probing.alone.unsent_collectives import OthersNeeded, UnsentCollectives
-from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.modules import live
-from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.this_rank import rank
-from torchdebug_magics.probing.wrappers import behind
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -39,6 +36,9 @@ class LoneRerun:
         if any(wrapper.mixed_precision is not None for wrapper in self.wrappers):
             msg = "DistributedDataParallel casts its model's parameters"
             raise OthersNeeded(msg)
+        if self.wrappers and torch._C._current_autograd_node() is not None:
+            msg = "a reducer counts the gradients of the backward pass that is running, and would count those of a replay"
+            raise OthersNeeded(msg)
         self._before = [(vars(wrapper), dict(vars(wrapper))) for wrapper in self.wrappers]
 
     def start(self) -> None:
@@ -59,13 +59,6 @@ class LoneRerun:
                 if name in before:
                     attributes[name] = before[name]
 
-    def backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """As ``original``, which is `torch.autograd.backward`; where a reducer would count the gradients, without its hooks."""
-        inside = torch._C._current_autograd_node() is not None
-        if not any(inside or wrapper.static_graph or wrapper.find_unused_parameters for wrapper in self.wrappers):
-            return original(*args, **kwargs)
-        return _without_hooks([one for wrapper in self.wrappers for one in wrapper.parameters() if one.requires_grad], *args, **kwargs)
-
 
 def _is_spread(module: torch.nn.Module) -> bool:
     """Whether FSDP, or tensor parallelism, has left only a part of its parameters here."""
@@ -84,30 +77,3 @@ def _moved(wrapper: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> tup
 
 def _as_it_is(output: Any) -> Any:
     return output
-
-
-def _without_hooks(
-    parameters: list[torch.nn.Parameter],
-    tensors: Any,
-    grad_tensors: Any = None,
-    retain_graph: bool | None = None,
-    create_graph: bool = False,
-    grad_variables: Any = None,
-    inputs: Any = None,
-) -> None:
-    """Gradients are taken, and then added to those of the leaves: no hook on what adds them in the graph is called."""
-    outputs = list(tensors_in(tensors))
-    reached = [*leaves_of(outputs), *parameters] if inputs is None else tensors_in(inputs)
-    leaves = list({id(leaf): leaf for leaf in reached}.values())
-    given = grad_tensors if grad_variables is None else grad_variables
-    gradients = behind(torch.autograd.grad)(
-        outputs,
-        leaves,
-        given if given is None or isinstance(given, (list, tuple)) else [given],
-        retain_graph,
-        create_graph,
-        allow_unused=True,
-    )
-    for leaf, gradient in zip(leaves, gradients, strict=True):
-        if gradient is not None:
-            leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient

@@ -27,7 +27,7 @@ How an instrument uses it::
     def around(original, *args, **kwargs):      # in place of torch.autograd.backward (and .grad)
         tensors = tuple(tensors_in(args[0]))
         if rerun.active:                        # a call of the replayed code itself
-            return rerun.sink_call(rerun.backward(original), tensors, *args, **kwargs)
+            return rerun.sink_call(original, tensors, *args, **kwargs)
         result = original(*args, **kwargs)
         step = recorder.step
         step.backwards += 1

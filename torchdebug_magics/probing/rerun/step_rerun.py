@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -168,10 +167,6 @@ class StepRerun(Generic[ObserverT]):
         return all(agree(names.get(name), then, same_bits, unknown=True) for name, then in part.made.items()) and all(
             agree(names.get(name), then, same_kinds, unknown=True) for name, then in part.guessed.items()
         )
-
-    def backward(self, original: Any) -> Any:
-        """What to call in place of ``torch.autograd.backward``: a reducer must not hear of the gradients of a replay."""
-        return original if self._state is None else partial(self._state.alone.backward, original)
 
     def inner_call(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """A first derivative that is a part of the loss: its ops belong to forward ops, too."""

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import torchdebug_magics
 from torchdebug_magics.errors import NonFiniteError
@@ -29,9 +30,9 @@ Result = dict[str, Any]
 
 
 class Net(torch.nn.Module):
-    """Leaves its side branch out in every other call, as `find_unused_parameters` is for."""
+    """One that skips leaves its side branch out in every other call, as `find_unused_parameters` is for."""
 
-    def __init__(self, *, skips: bool = False) -> None:
+    def __init__(self, *, skips: bool = False, checkpoints: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.first, self.norm, self.side, self.last = (
@@ -40,13 +41,13 @@ class Net(torch.nn.Module):
             torch.nn.Linear(8, 8),
             torch.nn.Linear(8, 1),
         )
-        self.calls, self.skips = 0, skips
+        self.calls, self.skips, self.checkpoints = 0, skips, checkpoints
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         hidden = self.norm(self.first(x)).relu()
         if not self.skips or self.calls % 2:
-            hidden = hidden + self.side(hidden)
+            hidden = hidden + (checkpoint(self.side, hidden, use_reentrant=True) if self.checkpoints else self.side(hidden))
         return self.last(hidden)
 
 
@@ -128,7 +129,7 @@ def born_in_backward(rank: int) -> Result:
 
 
 def static_graph(rank: int) -> Result:
-    model = DistributedDataParallel(Net(), static_graph=True)
+    model = DistributedDataParallel(Net(checkpoints=True), static_graph=True)
     return hunted(model, partial(train, model, rank, sqrt_of_zero), layers=True)
 
 

@@ -25,9 +25,6 @@ def test_outside_a_job_nothing_is_done() -> None:
         alone.attach(stack)
         assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
     alone.put_back()
-    called: list[str] = []
-    alone.backward(lambda: called.append("original"))
-    assert called == ["original"]
 
 
 @pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}])
@@ -43,7 +40,7 @@ def test_the_gradients_are_those_of_what_is_wrapped(rank: int, options: dict[str
         alone.attach(stack)
         for _ in range(2):
             loss = model(x).square().sum()
-            alone.backward(torch.autograd.backward, (loss,))
+            loss.backward()
     alone.put_back()
     alone.put_back()
     assert set(vars(model)) == before
@@ -53,16 +50,18 @@ def test_the_gradients_are_those_of_what_is_wrapped(rank: int, options: dict[str
     assert alone.collectives.exchanges == []
 
 
-def test_a_reducer_that_counts_gradients_counts_none(rank: int) -> None:
-    model, heard = wrapped(find_unused_parameters=True), []
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(heard.append)  # called where the reducer's are
-    alone = LoneRerun([model])
-    alone.start()
-    alone.backward(torch.autograd.backward, (model(torch.randn(5, 2)).sum(),))
-    alone.put_back()
-    assert heard == []
-    assert all(one.grad is not None for one in model.parameters())
+def test_none_in_the_middle_of_a_backward_pass(rank: int) -> None:
+    model, reasons = wrapped(), []
+
+    def hook(_gradient: torch.Tensor) -> None:
+        with pytest.raises(OthersNeeded, match="the backward pass that is running") as error:
+            LoneRerun([model])
+        reasons.append(error)
+
+    doubled = torch.ones(2, requires_grad=True) * 2
+    doubled.register_hook(hook)
+    doubled.sum().backward()
+    assert len(reasons) == 1
 
 
 def test_a_method_that_the_user_has_put_on_the_model_is_put_back(rank: int) -> None:
