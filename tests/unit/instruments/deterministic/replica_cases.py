@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -11,8 +12,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook
 from torch.distributed.algorithms.join import Join
-from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -577,6 +582,91 @@ def rank_0_swaps_weights_after_training(rank: int) -> nn.Module:
     train(model, sharded(rank))
     if rank == 0:
         model.module.load_state_dict({name: one * 0.9 for name, one in model.module.state_dict().items()})
+    return model
+
+
+@healthy
+def sharded_by_fsdp(rank: int) -> nn.Module:
+    seeded()
+    model = net()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    return train(model, sharded(rank), torch.optim.Adam(model.parameters()))
+
+
+@healthy
+def generator_and_discriminator(rank: int) -> nn.Module:
+    seeded()
+    maker, judge = DDP(nn.Linear(2, 4)), DDP(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)))
+    first, second = torch.optim.Adam(maker.parameters()), torch.optim.Adam(judge.parameters())
+    for x, _ in sharded(rank):
+        made = maker(torch.randn(4, 2))
+        second.zero_grad()
+        (judge(made.detach()) - judge(x)).mean().backward()
+        second.step()
+        first.zero_grad()
+        for one in judge.parameters():
+            one.requires_grad_(False)
+        (-judge(made)).mean().backward()
+        first.step()
+        for one in judge.parameters():
+            one.requires_grad_(True)
+    return nn.ModuleList([maker, judge])
+
+
+@healthy
+def closures(rank: int) -> nn.Module:
+    seeded()
+    model = net()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    for x, y in list(sharded(rank))[:4]:
+
+        def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            average(model)
+            dist.all_reduce(whole := loss.detach().clone())
+            return whole / 2
+
+        optimizer.step(closure)
+    return model
+
+
+@healthy
+def compressed_gradients(rank: int) -> nn.Module:
+    seeded()
+    model = DDP(net(), gradient_as_bucket_view=True, find_unused_parameters=True)
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return train(model, sharded(rank))
+
+
+@healthy
+def local_sgd_of_ddp(rank: int) -> nn.Module:
+    seeded()
+    model = DDP(net())
+    state = post_localSGD_hook.PostLocalSGDState(
+        process_group=None, subgroup=None, start_localSGD_iter=1, post_local_gradient_allreduce=False
+    )
+    model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+    averager = PeriodicModelAverager(period=3, warmup_steps=1)
+    optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), averager)
+    return train(model, sharded(rank), optimizer)
+
+
+@healthy
+def compiled(rank: int) -> nn.Module:
+    seeded()
+    model = DDP(net())
+    train(torch.compile(model, backend="eager"), sharded(rank), steps=3)  # type: ignore[arg-type]
+    return model
+
+
+@healthy
+def ddp_that_cannot_be(rank: int) -> nn.Module:
+    seeded()
+    model = net().requires_grad_(False)
+    with contextlib.suppress(RuntimeError):
+        DDP(model)
     return model
 
 

@@ -21,7 +21,7 @@ from torchdebug_magics.session import Session
 
 
 def digest(model: torch.nn.Module) -> list[list[float]]:
-    return [one.flatten().tolist() for one in model.state_dict().values()]
+    return [getattr(one, "to_local", lambda one=one: one)().flatten().tolist() for one in model.state_dict().values()]
 
 
 def run(name: str, case: Any, rank: int) -> tuple[Any, list[list[float]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -61,6 +61,8 @@ class Replica:
     ) -> None:
         weights = self._chosen(weights_of(model), names, but)
         self.model = weakref.ref(model)
+        self.wrapper: weakref.ref[Any] | None = None
+        """Of DistributedDataParallel."""
         self.label = ""
         """Before the names of its tensors, where there are several replicas."""
         self.compares_buffers = True
@@ -87,6 +89,12 @@ class Replica:
         """What the user makes equal by collectives of their own: it may differ between two of those."""
         kinds = [f"{name} {tuple(one.shape)} {one.dtype} {one.device.type}" for name, one in weights.items()]
         self.of = of_plain([*map(str, group), *kinds]) & 0x7FFFFFFF
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its gradients stay on this rank on purpose, and weights are averaged now and then."""
+        hooks = getattr(self.wrapper() if self.wrapper is not None else None, "_comm_hooks", ())
+        return any("localsgd" in getattr(hook, "__name__", "").lower() for hook, _ in hooks)
 
     def holds(self, ids: Collection[int]) -> bool:
         """Whether one of these is a parameter of its model."""

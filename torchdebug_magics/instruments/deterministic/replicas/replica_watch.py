@@ -48,7 +48,8 @@ class ReplicaWatch:
         """Those that were called since the last step."""
         self._steps: list[int] = []
         """Optimizers whose step runs, one inside another."""
-        self._made: weakref.WeakKeyDictionary[torch.nn.Module, Location | None] = weakref.WeakKeyDictionary()
+        self._made: dict[int, tuple[weakref.ref[torch.nn.Module], Location | None]] = {}
+        """Where each model got its first part."""
         self._passes_count = 0
         """Forward and backward: what lies between two steps."""
         self._has_worked = False
@@ -59,7 +60,7 @@ class ReplicaWatch:
         self._batches.attach(stack, seedables)
         self._calls.attach(stack, list(live_modules()))
         self._hooks.autograd_calls(stack, "backward", self._backward)
-        self._hooks.module_birth(stack, self._born, self._born)
+        self._hooks.module_birth(stack, self._born, self._adopted)
         self._hooks.loader_batches(stack, self._drawn)
         self._hooks.optimizer_steps(stack, self._before_step, self._after_step)
         wrap(stack, self._hooks, DistributedDataParallel, "__init__", self._wrapped)
@@ -80,8 +81,15 @@ class ReplicaWatch:
     # What happens, in the order of a step --------------------------------------------------------------------------------
 
     def _born(self, module: torch.nn.Module) -> None:
-        if module not in self._made:
-            self._made[module] = self._guard.run("the look for a line", _here)
+        self._guard.run("the look at a new model", self._note_birth, module)
+
+    def _adopted(self, part: torch.nn.Module) -> None:
+        self._made.pop(id(part), None)
+
+    def _note_birth(self, module: torch.nn.Module) -> None:
+        key = id(module)
+        if key not in self._made:
+            self._made[key] = weakref.ref(module, lambda _: self._made.pop(key, None)), _here()
 
     def _wrapped(self, original: Any, wrapper: Any, module: Any = None, *args: Any, **kwargs: Any) -> None:
         """DistributedDataParallel gives every rank the weights of rank 0."""
@@ -98,6 +106,7 @@ class ReplicaWatch:
         replica = self._add(model, group, None, wrapper.parameters_to_ignore, _here())
         if replica is not None:
             replica.initial = {name: digest for name, digest in before.items() if name not in wrapper.parameters_to_ignore}
+            replica.wrapper = weakref.ref(wrapper)
             replica.compares_buffers = not wrapper.broadcast_buffers  # else they are rank 0's from the next call on
 
     def _entered(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -140,6 +149,7 @@ class ReplicaWatch:
         for model in list(self._models.values()):
             if not isinstance(model, DistributedDataParallel) and all(one.model() is not model for one in self._replicas):
                 self._find(model, ids)
+        self._replicas = [one for one in self._replicas if not one.is_local]
         for replica in self._of(ids):
             if not replica.steps_count:
                 replica.begin()
@@ -169,7 +179,7 @@ class ReplicaWatch:
         names = {name for name, where in groups.items() if where == group}
         reduced, whole = (sum(weights[name].numel() for name in some) for some in (names, weights))
         is_whole = 2 * reduced >= whole  # the others were forgotten; with a few of many, they are each rank's own, as in tensor parallelism
-        replica = self._add(model, group, set(weights) if is_whole else names, (), self._made.get(model) or _here())
+        replica = self._add(model, group, set(weights) if is_whole else names, (), self._made.get(id(model), (None, None))[1] or _here())
         if replica is not None:
             replica.initial, replica.is_whole, replica.is_averaged = replica.digests(), is_whole, any(averaged.values())
 
