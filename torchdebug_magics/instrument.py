@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.errors import SessionError
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.probing.children.rank_session import Job
     from torchdebug_magics.report import Report
 
-__all__ = ["Examined", "Instrument", "Option"]
+__all__ = ["Examined", "Instrument", "Option", "writable_path"]
 
 _FOLLOWED = "torchdebug_magics.probing.children.following:FollowedRanks"
 _RANKS_VIEW, _SHORT_VIEW = "torchdebug_magics.ranks.view:page", "torchdebug_magics.ranks.view:short_page"
@@ -146,6 +148,11 @@ class Instrument:
             print(examined.report)  # noqa: T201 - as it was asked to
         return None
 
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Let a parser know its flags."""
+        for option in self.options:
+            parser.add_argument(option.flag, dest=option.name, help=option.help.replace("%", "%%"), **option.argparse)
+
     def session(self, **options: object) -> Session[Any]:
         """A session that is not yet entered; an unknown option is a TypeError that lists the known ones."""
         return self.session_of_cell(options)
@@ -245,6 +252,15 @@ class Instrument:
                 msg = f"{self.name}() has no option {name!r}; it has {', '.join(names) or 'none'}"
                 raise TypeError(msg)
         return options
+
+
+def writable_path(text: str) -> Path:
+    """Where a report can be written, as a type for argparse."""
+    path = Path(text).expanduser()
+    if path.is_dir() or not path.parent.is_dir():
+        msg = f"{text!r} cannot be written: {'it' if path.is_dir() else 'its folder'} is {'a folder' if path.is_dir() else 'not there'}"
+        raise argparse.ArgumentTypeError(msg)
+    return path
 
 
 def _load(path: str) -> Callable[..., Any]:

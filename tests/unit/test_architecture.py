@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # What the folder of the package may hold (CONTRIBUTING.md has it): a new name belongs in there, and into a contract, first.
 LAYOUT = {
     "__init__",
+    "__main__",
     "catalog",
     "errors",
     "exercises",
@@ -31,6 +32,7 @@ LAYOUT = {
     "probing",
     "ranks",
     "report",
+    "run",
     "session",
     "tracebacks",
 }
@@ -46,6 +48,8 @@ VIOLATIONS = {
         ("machine/planted.py", "import IPython"),
         ("tracebacks.py", "import torchdebug_magics.jupyter"),
         ("ranks/planted.py", "import IPython"),
+        ("run/planted.py", "import torchdebug_magics.jupyter"),
+        ("__main__.py", "import IPython"),
     ],
     "reports-pure": [
         ("instruments/other/report.py", "import torch"),

@@ -8,15 +8,17 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
 from IPython.utils.text import DollarFormatter
 
+from torchdebug_magics.instrument import writable_path
 from torchdebug_magics.jupyter.values import as_argument
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torchdebug_magics.instrument import Instrument
 
 __all__ = ["Arguments", "MagicParser", "without_comment"]
@@ -59,12 +61,11 @@ class MagicParser:
         """What may stand on a line of its own, for Tab."""
         if self.words:
             parser.add_argument("word", nargs="?", metavar="|".join(self.words), help=_on_words(row))
-        for option in row.options:
-            parser.add_argument(option.flag, dest=option.name, help=option.help.replace("%", "%%"), **option.argparse)
+        row.add_options(parser)
         parser.add_argument("-o", "--output", metavar="NAME", type=_name, help="keep the report in the variable NAME, also after an error")
         parser.add_argument("-q", "--quiet", action="store_true", help="show nothing")
         parser.add_argument("-w", "--widget", action="store_true", help="leave an interactive view: filter, sort, expand")
-        parser.add_argument("--json", metavar="PATH", type=_path, help="write the report to a file")
+        parser.add_argument("--json", metavar="PATH", type=writable_path, help="write the report to a file")
         parser.add_argument("-h", "--help", action="store_true", help="show this, and run nothing")
 
     @property
@@ -227,11 +228,3 @@ def _name(text: str) -> str:
         msg = f"{text!r} is not a name for a variable"
         raise argparse.ArgumentTypeError(msg)
     return text
-
-
-def _path(text: str) -> Path:
-    path = Path(text).expanduser()
-    if path.is_dir() or not path.parent.is_dir():
-        msg = f"{text!r} cannot be written: {'it' if path.is_dir() else 'its folder'} is {'a folder' if path.is_dir() else 'not there'}"
-        raise argparse.ArgumentTypeError(msg)
-    return path

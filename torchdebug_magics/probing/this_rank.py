@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["collectives_count", "device", "rank", "world_size"]
+__all__ = ["collectives_count", "device", "launched_as", "rank", "world_size"]
 
 
 def rank() -> int | None:
@@ -19,6 +19,11 @@ def world_size() -> int:
     """How many processes the job has."""
     group = _group()
     return _number("WORLD_SIZE") or 1 if group is None else int(group.get_world_size())
+
+
+def launched_as() -> tuple[int, int]:
+    """(rank, number of ranks) as the launcher says, whatever the program makes of it; (0, 1) where there is none."""
+    return _number("RANK") or 0, _number("WORLD_SIZE") or 1
 
 
 def device() -> str:

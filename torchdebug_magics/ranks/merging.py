@@ -64,7 +64,8 @@ def _shown(records: Sequence[RankRecord], first: int | None) -> Report | None:
 
 def _sentence(records: Sequence[RankRecord], first: int | None, findings: Sequence[RankFinding]) -> str:
     number = len(records)
-    broken = [one.rank for one in records if one.rank.state == "raised" or (one.rank.state == "died" and not _was_ended(one))]
+    broken = [one.rank for one in records if one.rank.state == "raised" or _was_lost(one)]
+    broken.sort(key=lambda one: one.state != "died")  # what the others raise then is that it is gone
     parts = []
     if findings and findings[0].kind == "collective_overflow":
         parts.append(capitalised(findings[0].sentence))
@@ -81,9 +82,10 @@ def _sentence(records: Sequence[RankRecord], first: int | None, findings: Sequen
     return " · ".join(parts)
 
 
-def _was_ended(record: RankRecord) -> bool:
-    """Whether a launcher ended it because of another rank."""
-    return record.rank.exit_code == -15  # noqa: PLR2004 - SIGTERM
+def _was_lost(record: RankRecord) -> bool:
+    """Whether it died by itself, or had not ended when the others had; a launcher's SIGTERM comes because of another rank."""
+    is_missing = record.rank.state == "interrupted" and record.rank.report is None
+    return is_missing or (record.rank.state == "died" and record.rank.exit_code != -15)  # noqa: PLR2004 - SIGTERM
 
 
 def _all_well(records: Sequence[RankRecord]) -> str:

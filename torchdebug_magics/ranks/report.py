@@ -49,6 +49,8 @@ class Rank:
                 return f"raised {self.error}{at}"
             case "interrupted":
                 return f"was interrupted{at}" if self.exit_code is not None or self.report is not None else f"had not ended{at}"
+            case "died" if self.exit_code is None:
+                return f"left no report{at and f', last seen{at}'}"
             case "died":
                 code = self.exit_code or 0
                 ended = f"was ended by signal {-code}{at}" if code < 0 else f"exited with code {code}{at}"

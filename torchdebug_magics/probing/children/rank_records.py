@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.probing.children.rank_session import Left, left
+from torchdebug_magics.probing.children.rank_session import Left, Standing, left
 from torchdebug_magics.ranks.compared import Compared, RankRecord
 from torchdebug_magics.ranks.report import Rank
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.probing.children.launching import Child
     from torchdebug_magics.ranks.report import RankState
 
-__all__ = ["Launched", "collected"]
+__all__ = ["Launched", "collected", "without_report"]
 
 _END_S = 2.0
 """A rank that ends as the cell of its launcher does may still be writing its report."""
@@ -51,14 +50,18 @@ def _record(pid: int, launched: Launched | None, found: Left, number: int) -> Ra
     code = None if launched is None else launched.child.exit_code()
     if found.record is not None:
         return found.record if code is None else replace(found.record, rank=replace(found.record.rank, exit_code=code))
-    standing = found.standing
-    error = launched.cannot_arrive if launched is not None and standing is None and code else ""
+    standing = found.standing or Standing(rank=number, pid=pid, device="cpu", location=None, elapsed_s=0.0)
+    error = launched.cannot_arrive if launched is not None and found.standing is None and code else ""
+    return without_report(standing, _state(code), code, error)
+
+
+def without_report(standing: Standing, state: RankState, exit_code: int | None = None, error: str = "") -> RankRecord:
+    """Of a rank of which nobody knows more than where it was last seen."""
     own = Rank(
-        rank=number if standing is None else standing.rank, host=socket.gethostname(), pid=pid,
-        device="cpu" if standing is None else standing.device, state=_state(code), exit_code=code, report=None,
-        elapsed_s=0.0 if standing is None else standing.elapsed_s, error=error, location=None if standing is None else standing.location,
+        rank=standing.rank, host=standing.host, pid=standing.pid, device=standing.device, state=state, exit_code=exit_code, report=None,
+        elapsed_s=standing.elapsed_s, error=error, location=standing.location,
     )  # fmt: skip
-    return RankRecord(rank=own, compared=Compared(worked=False), is_in_job=standing is not None and standing.is_in_job)
+    return RankRecord(rank=own, compared=Compared(worked=False), is_in_job=standing.is_in_job)
 
 
 def _state(code: int | None) -> RankState:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing import this_rank
-from torchdebug_magics.probing.where import is_user_code, locate, location, user_frame
+from torchdebug_magics.probing.where import frames_above, is_user_code, locate, location, user_frame
 from torchdebug_magics.ranks.compared import RankRecord
 from torchdebug_magics.ranks.report import Rank
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.report import Location, Report
     from torchdebug_magics.session import Session
 
-__all__ = ["ATTRIBUTE", "Job", "Left", "RankSession", "Standing", "left", "rank_here", "record_of"]
+__all__ = ["ATTRIBUTE", "Job", "Left", "RankSession", "Standing", "leave_whole", "left", "rank_here", "record_of", "standing_here"]
 
 ATTRIBUTE = "_torchdebug_rank"
 """Of a `multiprocessing` process that runs under an instrument."""
@@ -54,10 +54,13 @@ class Standing:
 
     rank: int
     pid: int
+    host: str = field(default_factory=socket.gethostname)
     device: str
     location: Location | None
     elapsed_s: float
     is_in_job: bool = False
+    position: int = 0
+    """Another one whenever its main thread has gone on, in whatever code."""
     live: object = field(default=None, compare=False)
     """For the live view."""
 
@@ -144,16 +147,24 @@ class RankSession:
         session = self._session
         if session is None:
             return
-        frame = user_frame(sys._current_frames().get(threading.main_thread().ident or 0))
-        standing = Standing(
-            rank=self.number(), pid=os.getpid(), device=this_rank.device(), location=None if frame is None else locate(frame),
-            elapsed_s=time.monotonic() - self._began_s, is_in_job=self._world_size > 1, live=session.live(),
-        )  # fmt: skip
+        number, live = self.number(), session.live()
+        standing = standing_here(number, time.monotonic() - self._began_s, is_in_job=self._world_size > 1, live=live)
         _leave(self.job, f"{os.getpid()}.standing", standing)
 
     def _record(self, session: Session[Any], error: BaseException | None) -> RankRecord:
         record = record_of(self.job.instrument, self.number(), session.report, error, time.monotonic() - self._began_s)
         return replace(record, is_in_job=self._world_size > 1)
+
+
+def standing_here(rank: int, elapsed_s: float, *, is_in_job: bool, live: object = None) -> Standing:
+    """Of this process; called by any thread."""
+    innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    position = hash(tuple((id(one.f_code), one.f_lasti) for one in frames_above(innermost)))
+    frame = user_frame(innermost)
+    return Standing(
+        rank=rank, pid=os.getpid(), device=this_rank.device(), location=None if frame is None else locate(frame), elapsed_s=elapsed_s,
+        is_in_job=is_in_job, position=position, live=live,
+    )  # fmt: skip
 
 
 def record_of(instrument: str, rank: int, report: Report, error: BaseException | None, elapsed_s: float) -> RankRecord:
@@ -200,11 +211,15 @@ def _nothing() -> None:
 
 
 def _leave(job: Job, name: str, value: object) -> None:
-    """Whole or not at all, whenever the process is killed."""
     with contextlib.suppress(OSError):
-        new = Path(job.folder, f"{name}~")
-        new.write_bytes(pickle.dumps(value))
-        new.replace(Path(job.folder, name))
+        leave_whole(Path(job.folder, name), pickle.dumps(value))
+
+
+def leave_whole(path: Path, data: bytes) -> None:
+    """Whole or not at all, whenever the process is killed."""
+    new = path.with_name(f"{path.name}~")
+    new.write_bytes(data)
+    new.replace(path)
 
 
 def _ending_error() -> BaseException | None:
