@@ -201,6 +201,7 @@ def _uneven(records: Sequence[RankRecord]) -> RankFinding | None:
     other = by_rank[next(rank for size, rank in sizes if size == usual)]
     what, extra, location = _site_out_of_line(by_rank[sizes[-1][1]], other)
     where = f": {byte_size(extra)} more in {what}" if what else ""
+    others = "the others" if len(records) - len(above) > 1 else ranks_named([rank for _, rank in sizes if rank not in above])
     return RankFinding(
         kind="uneven_memory",
         ranks=above,
@@ -210,7 +211,7 @@ def _uneven(records: Sequence[RankRecord]) -> RankFinding | None:
         fix=f"let every rank do the same at {location}"
         if location is not None
         else "give every rank the same share of the data and of the model",
-        sentence=f"{ranks_named(above)} took {byte_size(most)} where the others took {byte_size(usual)}{where}",
+        sentence=f"{ranks_named(above)} took {byte_size(most)} where {others} took {byte_size(usual)}{where}",
     )
 
 

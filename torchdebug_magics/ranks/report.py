@@ -30,6 +30,8 @@ class Rank:
     report: Report | None
     """Its own; None where it left none."""
     elapsed_s: float
+    found: bool = False
+    """Whether its own report has a finding."""
     error: str = ""
     """In which it ended, such as ``"ValueError: no such class"``; of one that could not begin, why."""
     location: Location | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.html.page import Facts, Fold, Note, Page, Table
+from torchdebug_magics.html.page import Code, Facts, Fold, Note, Page, Table
 
 if TYPE_CHECKING:
     from torchdebug_magics.format import Format
@@ -17,27 +17,39 @@ __all__ = ["page", "short_page"]
 
 _COLUMNS = ("rank", "host", "process", "device", "state", "seconds", "verdict")
 _LIKE = 4
-"""So many ranks that tell the same are one row."""
+"""So many ranks on which nothing was found, or that tell the same, are one row."""
+_NEAR = 4
+_LONGEST = 120
+"""Characters of a verdict in a row: the whole stands above the table, or in the rank's own report."""
 
 
 def page(report: RanksReport, page_of: Callable[[Report], Page]) -> Page:
-    """The ranks above the page of one of them."""
+    """What to change, the ranks, then all else of the page of one of them."""
     own = None if report.shown is None else page_of(report.shown)
-    blocks: list[Block] = [_facts(one) for one in report.rank_findings]
-    blocks.append(_table(report))
-    blocks += [Note(problem, "warn") for problem in report.problems]
-    if own is not None and own.blocks:
+    said = _notes(report.shown)
+    inner = () if own is None else tuple(one for one in own.blocks if one not in said)
+    head = _head(inner) if report.first is not None and not report.rank_findings else 0
+    blocks: list[Block] = [*map(_facts, report.rank_findings), *inner[:head], _table(report), *_notes(report)]
+    if inner[head:]:
         shown = next((one.rank for one in report.ranks if one.report is report.shown), None)
-        title = "The process that launched the ranks" if shown is None else f"Rank {shown}"
-        said = set(report.problems)
-        inner = tuple(one for one in own.blocks if not (isinstance(one, Note) and one.text in said))
-        blocks += [Fold(title, inner)] if report.first is None else [Note(title), *inner]
+        whose = "the process that launched the ranks" if shown is None else f"rank {shown}"
+        blocks.append(Fold(f"The report of {whose}", inner[head:]))
     return Page(report.instrument, _status(report, own), report.verdict, tuple(blocks))
 
 
 def short_page(report: Report, instrument: str) -> Page:
     """Of a report that was shortened to travel, and is whole only in its own rank."""
     return Page(instrument, "info", report.verdict, tuple(Note(problem, "info") for problem in report.problems))
+
+
+def _notes(report: Report | None) -> list[Note]:
+    return [] if report is None else [Note(problem, "warn") for problem in report.problems]
+
+
+def _head(blocks: Sequence[Block]) -> int:
+    """How many blocks answer what to change: down to the first excerpt of code, where that is near."""
+    near = [at for at, one in enumerate(blocks[:_NEAR]) if isinstance(one, Code)]
+    return near[0] + 1 if near else min(1, len(blocks))
 
 
 def _status(report: RanksReport, own: Page | None) -> Status:
@@ -72,7 +84,7 @@ def _alike(ranks: Sequence[Rank]) -> list[list[Rank]]:
     """Those that tell the same, where they are many, in one group; in the order of the first of each."""
     by_text: dict[tuple[str, str], list[Rank]] = {}
     for one in ranks:
-        by_text.setdefault((one.state, one.verdict), []).append(one)
+        by_text.setdefault((one.state, one.verdict if one.found or one.report is None else ""), []).append(one)
     groups = [part for group in by_text.values() for part in ([group] if len(group) >= _LIKE else [[one] for one in group])]
     return sorted(groups, key=lambda group: group[0].rank)
 
@@ -80,10 +92,17 @@ def _alike(ranks: Sequence[Rank]) -> list[list[Rank]]:
 def _row(group: Sequence[Rank]) -> tuple[Cell, ...]:
     first = group[0]
     if len(group) == 1:
-        return (str(first.rank), first.host, str(first.pid), first.device, first.state, first.elapsed_s, first.verdict)
+        return (str(first.rank), first.host, str(first.pid), first.device, first.state, first.elapsed_s, _brief(first.verdict))
     hosts, devices = {one.host for one in group}, {one.device for one in group}
     longest_s = max(one.elapsed_s for one in group)
     return (
         f"{len(group)} ranks", first.host if len(hosts) == 1 else f"{len(hosts)} hosts", "",
-        first.device if len(devices) == 1 else f"{len(devices)} devices", first.state, longest_s, first.verdict,
+        first.device if len(devices) == 1 else f"{len(devices)} devices", first.state, longest_s,
+        _brief(first.verdict) if first.found or first.report is None else "nothing found",
     )  # fmt: skip
+
+
+def _brief(verdict: str) -> str:
+    """What happened; where, and what to change, stands above."""
+    text = " · ".join(verdict.split(" · ")[:2]).partition("; ")[0]
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -174,7 +174,8 @@ def record_of(instrument: str, rank: int, report: Report, error: BaseException |
     compared = catalog.instrument(instrument).compared(report)
     own = Rank(
         rank=rank, host=socket.gethostname(), pid=os.getpid(), device=this_rank.device(), state=_state(error),
-        exit_code=None if error is None else 1, report=report, elapsed_s=elapsed_s, error=_text(error), location=_place(error),
+        exit_code=None if error is None else 1, report=report, elapsed_s=elapsed_s, found=compared.found_at is not None, error=_text(error),
+        location=_place(error),
     )  # fmt: skip
     return RankRecord(rank=own, compared=compared)
 
