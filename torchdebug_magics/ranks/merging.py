@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import capitalised, plural
@@ -40,7 +41,7 @@ def merged(
     shown = _shown(records, first) if own is None else own
     return RanksReport(
         instrument=instrument,
-        ranks=tuple(one.rank for one in records),
+        ranks=tuple(replace(one.rank, found=one.compared.found_at is not None) for one in records),
         first=first if first is not None or not findings else findings[0].ranks[0],
         rank_findings=findings,
         shown=shown,

@@ -105,7 +105,7 @@ def test_healthy_ranks_are_one_sentence_and_unharmed(store: str, tmp_path: Path)
 
 
 def test_torch_spawn(store: str) -> None:
-    with torchdebug_magics.nanhunt() as session, pytest.raises(Exception, match="NaN born at step 3"):
+    with torchdebug_magics.nanhunt() as session, pytest.raises(torch_multiprocessing.ProcessRaisedException):  # of either: both raise
         torch_multiprocessing.spawn(programs.train, (2, store, "nan"), nprocs=2)
     assert session.report.first == 1
 

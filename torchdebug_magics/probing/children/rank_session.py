@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import signal
 import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing import current_process, util
 from pathlib import Path
@@ -131,10 +132,11 @@ class RankSession:
             self._stack.close()
         if session is None:
             return
-        with contextlib.suppress(Exception):
-            session.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
-        with contextlib.suppress(Exception):
-            _leave(self.job, f"{os.getpid()}.record", self._record(session, error))
+        with _not_ended_meanwhile():
+            with contextlib.suppress(Exception):
+                session.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
+            with contextlib.suppress(Exception):
+                _leave(self.job, f"{os.getpid()}.record", self._record(session, error))
 
     def number(self) -> int:
         """Of this rank, as torch or its launcher has it; else its place among the processes that were started."""
@@ -174,8 +176,7 @@ def record_of(instrument: str, rank: int, report: Report, error: BaseException |
     compared = catalog.instrument(instrument).compared(report)
     own = Rank(
         rank=rank, host=socket.gethostname(), pid=os.getpid(), device=this_rank.device(), state=_state(error),
-        exit_code=None if error is None else 1, report=report, elapsed_s=elapsed_s, found=compared.found_at is not None, error=_text(error),
-        location=_place(error),
+        exit_code=None if error is None else 1, report=report, elapsed_s=elapsed_s, error=_text(error), location=_place(error),
     )  # fmt: skip
     return RankRecord(rank=own, compared=compared)
 
@@ -205,6 +206,19 @@ def _arrived(job: Job, index: int, outer: RankSession | None) -> RankSession:
     rank._pid = os.getpid()
     rank.begin()
     return rank
+
+
+@contextmanager
+def _not_ended_meanwhile() -> Iterator[None]:
+    """A launcher ends the others as soon as one rank has failed; this one is ending by itself, and only writes its report first."""
+    is_ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if is_ours:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _nothing() -> None:
