@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torchdebug_magics.probing.alone.unsent_collectives import OthersNeeded, UnsentCollectives
 from torchdebug_magics.probing.modules import live
+from torchdebug_magics.probing.shards import is_shard
 from torchdebug_magics.probing.this_rank import rank
 
 if TYPE_CHECKING:
@@ -62,10 +63,9 @@ class LoneRerun:
 
 def _is_spread(module: torch.nn.Module) -> bool:
     """Whether FSDP, or tensor parallelism, has left only a part of its parameters here."""
-    fsdp, dtensors = sys.modules.get("torch.distributed.fsdp"), sys.modules.get("torch.distributed.tensor")
+    fsdp = sys.modules.get("torch.distributed.fsdp")
     kinds = tuple(kind for name in ("FullyShardedDataParallel", "FSDPModule") if (kind := getattr(fsdp, name, None)) is not None)
-    shard = getattr(dtensors, "DTensor", ())
-    return any(isinstance(part, kinds) for part in module.modules()) or any(isinstance(one, shard) for one in module.parameters())
+    return any(isinstance(part, kinds) for part in module.modules()) or any(map(is_shard, module.parameters()))
 
 
 def _moved(wrapper: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:

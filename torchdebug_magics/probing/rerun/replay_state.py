@@ -48,9 +48,10 @@ class ReplayState:
         modules: list[torch.nn.Module],
         reached: Iterable[object],
         guard: Guard,
+        calls_models: bool = True,
     ) -> None:
         self._step, self._before, self._guard = step, before, guard
-        self.alone = LoneRerun(modules)
+        self.alone = LoneRerun(modules if calls_models else ())
         self._gradients = [(leaf, leaf.grad) for leaf in leaves]
         self._random, self._flags = RandomState.take(), Flags()
         self._buffers = BufferKeeper(inner for module in modules for inner in module.modules()).take()

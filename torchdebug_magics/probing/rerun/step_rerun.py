@@ -91,7 +91,7 @@ class StepRerun(Generic[ObserverT]):
         """Re-execute what follows the model's calls, with what they left: for a step whose first part is another one each time."""
         part = rest(step, sink)
         alone = Attempt(attempt.original, 1, attempt.leaves)
-        return self._run(Step(), alone, part, lambda: exec(part.code, part.names))  # noqa: S102 - the user's own statements, once more
+        return self._run(Step(), alone, part, lambda: exec(part.code, part.names), calls_models=False)  # noqa: S102 - as above
 
     def guesses(self, step: Step, sink: tuple[Position, ...], wanted: str) -> Iterator[dict[str, Any]]:
         """What `held` of `statements` may be."""
@@ -204,7 +204,9 @@ class StepRerun(Generic[ObserverT]):
         replayed.exchanges, replayed.averaging = tuple(alone.collectives.exchanges), tuple(alone.wrappers)
         return replayed
 
-    def _run(self, step: Step, attempt: Attempt, part: Slice | None, run: Any, reached: Sequence[object] = ()) -> Replayed[ObserverT]:
+    def _run(
+        self, step: Step, attempt: Attempt, part: Slice | None, run: Any, reached: Sequence[object] = (), *, calls_models: bool = True
+    ) -> Replayed[ObserverT]:
         if not all(entry.unchanged() for entry in step.entries):
             msg = "the model writes into its input, which is not what it was any more"
             raise CannotReplay(msg)
@@ -217,7 +219,7 @@ class StepRerun(Generic[ObserverT]):
             before = None if part is None else step.before if step.entries else self.recorder.between
             entered, guard = self.recorder.entered(), self.recorder.guard
             try:
-                self._state = ReplayState(step, before, attempt.leaves.values(), entered, [*values_in(part), *reached], guard)
+                self._state = ReplayState(step, before, attempt.leaves.values(), entered, [*values_in(part), *reached], guard, calls_models)
             except OthersNeeded as reason:
                 raise CannotReplay(str(reason)) from None
             self._state.start()

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -224,11 +226,26 @@ def healthy(rank: int) -> dict[str, bool]:
     return same
 
 
+def sqrt_of_negative(rank: int, step: int, out: torch.Tensor) -> torch.Tensor:
+    if rank == 1 and step == BAD:
+        return torch.sqrt(-1 - out.abs()).mean()
+    return (out**2).mean()
+
+
+def sharded(rank: int) -> Result:
+    model = Net()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    session = torchdebug_magics.nanhunt(keep_going=True)
+    with session:
+        train(model, rank, sqrt_of_negative)
+    return {"report": session.report}
+
+
 CASES = {
     one.__name__: one
     for one in (
         bad_batch, born_in_backward, static_graph, bad_parameter, compressed, by_hand, by_hand_in_one, in_float16, accumulated, loss_of_all,
-        healthy,
+        healthy, sharded,
     )
 }  # fmt: skip
 

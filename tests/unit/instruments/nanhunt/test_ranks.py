@@ -137,3 +137,11 @@ def test_a_loss_with_what_others_sent_names_no_op_of_this_rank(of: Any) -> None:
 def test_a_healthy_training_is_the_same_to_the_last_bit(of: Any) -> None:
     for rank in range(2):
         assert [name for name, same in of("healthy", rank).items() if not same] == []
+
+
+def test_a_model_in_shards_is_not_called_again_but_what_follows_it_is(of: Any) -> None:
+    for rank in range(2):
+        assert any("spread over ranks" in line for line in of("sharded", rank)["report"].problems)
+    here, there = finding_of(of("sharded", 1)), finding_of(of("sharded", 0))
+    assert (here.phase, here.op, here.step) == ("loss", "sqrt", rank_cases.BAD)
+    assert (there.phase, there.op, there.diagnosis) == ("backward", None, None)

@@ -86,8 +86,7 @@ class Investigator:
             problem = replayed.problem or "the replay did not reach backward()"
         except CannotReplay as reason:
             problem = f"the step could not be run again as a whole: {reason}"
-        inner = self._inside(step, inquiry)
-        if inner is None:
+        if (inner := self._inside(step, inquiry)) is None:
             self._note(problem)
         return inner
 
@@ -241,7 +240,9 @@ class Investigator:
             replayed = self._rerun.modules(step, Attempt(attempt.original, 0, attempt.leaves))
         except CannotReplay as reason:
             self._note(f"the model could not be called again: {reason}")
-            return bare(inquiry)
+            rest = self._rest(step, inquiry, attempt)
+            after = None if rest is None else conclude(inquiry, rest, sinks_of(rest, inquiry), "statements", self._note)
+            return replace(after, evidence=None) if after is not None and names_a_maker(after.finding) else bare(inquiry)
         replayed = replace(replayed, reproduced=None, names=variables_of(inquiry.chain))
         bad = bad_outputs(replayed)
         if bad:
