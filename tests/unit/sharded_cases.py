@@ -218,6 +218,28 @@ def one_shard_of_zeros(_kind: str, rank: int, mesh: DeviceMesh) -> dict[str, Any
     return told(session.report)
 
 
+def reached(kind: str, rank: int, mesh: DeviceMesh) -> dict[str, Any]:
+    """``%autograd loss`` on one rank."""
+    training = Training(kind, rank, mesh)
+    loss = training.loss(training.batches[0])
+    loss.backward(retain_graph=True)
+    before = collectives_count()
+    report = torchdebug_magics.autograd.report_on((loss,), {}, {}).report if rank == 0 else None
+    return {"collectives": collectives_count() - before, **({} if report is None else told(report))}
+
+
+def faulty(kind: str, rank: int, mesh: DeviceMesh) -> dict[str, Any]:
+    """Faults that are found in a model that is not sharded."""
+    without_zeroing = Training(kind, rank, mesh)
+    without_zeroing.optimizer.zero_grad = lambda: None  # type: ignore[method-assign]
+    one_missing = Training(kind, rank, mesh)
+    one_missing.optimizer = torch.optim.AdamW(list(one_missing.model.parameters())[:-1])
+    too_early = Training(kind, rank, mesh)
+    too_early.optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(one.shape)) for one in too_early.model.parameters()])
+    trainings = {"without_zeroing": without_zeroing, "one_missing": one_missing, "too_early": too_early}
+    return {name: watched("autograd", training).verdict for name, training in trainings.items()}
+
+
 def needs_data(_kind: str, rank: int, mesh: DeviceMesh) -> dict[str, Any]:
     """What cannot be run without data is not run for real on one rank alone."""
 
@@ -258,7 +280,7 @@ def cases() -> dict[str, Any]:
     found: dict[str, Any] = {"asked": (asked, "")}
     for kind in KINDS:
         found[f"plain {kind}"] = plain, kind
-    for kind, case in itertools.product(KINDS, (alone, restored, verified, compared)):
+    for kind, case in itertools.product(KINDS, (alone, restored, verified, compared, reached, faulty)):
         found[f"{case.__name__} {kind}"] = case, kind
     for case in (one_shard_of_zeros, needs_data, held_memory):
         found[case.__name__] = case, ""

@@ -130,6 +130,24 @@ def test_step_zero_is_kept_compared_and_restored_by_shards(facts, kind):
     assert moved["problems"][0].endswith("are sharded: distances are of the shards in this process")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_graph_of_a_loss_reaches_parameters_and_not_what_is_gathered_for_them(facts, kind):
+    report = of(facts, f"reached {kind}")[0]
+    count = len(report["report"]["reaches"])
+    assert count == of(facts, f"alone {kind}")[0]["stepzero"]["report"]["parameters_count"]
+    assert report["verdict"].startswith(f"The loss reaches {count} of {count} trainable tensors")
+    assert report["problems"] == [f"{count} of {count} parameters are sharded: gradient norms are of the shards in this process"]
+    assert report["collectives"] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_faults_of_autograd_are_found_in_a_sharded_model_too(facts, kind):
+    for one in of(facts, f"faulty {kind}"):
+        assert "are never set to zero" in one["without_zeroing"]
+        assert "gets gradients, but no optimizer updates it" in one["one_missing"]
+        assert "updates tensors that are not the model's" in one["too_early"] or "ran without gradients" in one["too_early"]
+
+
 def test_zeros_in_one_shard_are_no_dead_module(facts):
     for one in of(facts, "one_shard_of_zeros"):
         assert one["verdict"].startswith("Gradients and updates look healthy: 20 steps of 1 module")

@@ -14,9 +14,14 @@ import torch
 
 from torchdebug_magics.report import Sharding
 
-__all__ = ["held_of", "is_shard", "is_shard_type", "local_of", "ranks_of", "sharding_of", "shards_note"]
+__all__ = ["gathered_for", "held_of", "is_shard", "is_shard_type", "local_of", "ranks_of", "sharding_of", "shards_may_be", "shards_note"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def shards_may_be() -> bool:
+    """Whether there may be DTensors in this process at all."""
+    return "torch.distributed.tensor" in sys.modules
 
 
 def is_shard(tensor: object) -> bool:
@@ -63,6 +68,19 @@ def sharding_of(tensor: torch.Tensor) -> Sharding | None:
 
 def _text(placement: Any) -> str:
     return f"Shard({placement.dim})" if placement.is_shard() and type(placement).__name__ == "Shard" else repr(placement)
+
+
+def gathered_for(modules: Iterable[torch.nn.Module]) -> dict[int, torch.Tensor]:
+    """The `id` of each tensor that FSDP2 gathers and puts in a parameter's place while a module runs -> that parameter."""
+    found: dict[int, torch.Tensor] = {}
+    for module in modules:
+        state_of: Any = getattr(type(module), "_get_fsdp_state", None)
+        state = None if state_of is None else state_of(module)
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for one in (one for group in groups for one in getattr(group, "fsdp_params", ())):
+            if (gathered := getattr(one, "_unsharded_param", None)) is not None:
+                found[id(gathered)] = one.sharded_param
+    return found
 
 
 def ranks_of(tensors: Iterable[torch.Tensor]) -> int:

@@ -19,7 +19,7 @@ from torchdebug_magics.instruments.autograd.report import Cut, Finding, GraphRep
 from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.modules import live_modules, parts_of
 from torchdebug_magics.probing.names import user_names
-from torchdebug_magics.probing.shards import local_of
+from torchdebug_magics.probing.shards import gathered_for, local_of, shards_note
 from torchdebug_magics.probing.storages import storages
 
 if TYPE_CHECKING:
@@ -37,10 +37,14 @@ def examine(*losses: object, names: tuple[str, ...] = (), every_step: bool = Fal
             raise TorchDebugError(msg)
     tensors = [loss for loss in losses if isinstance(loss, torch.Tensor)]
     distance, nodes = _distances(tensors)
-    reached = {id(node.variable): steps for node, steps in nodes if hasattr(node, "variable")}
-    of_model: list[tuple[str, torch.Tensor]] = [(name, one) for name, one in named_members() if isinstance(one, torch.nn.Parameter)]
+    gathered = gathered_for(live_modules())
+    leaves = [(gathered.get(id(node.variable), node.variable), steps) for node, steps in nodes if hasattr(node, "variable")]
+    reached = {id(leaf): steps for leaf, steps in leaves}
+    of_model: list[tuple[str, torch.Tensor]] = [
+        (name, one) for name, one in named_members() if isinstance(one, torch.nn.Parameter) and id(one) not in gathered
+    ]
     known = {id(one) for _, one in of_model}
-    others = [(_name(node.variable), node.variable) for node, _ in nodes if hasattr(node, "variable") and id(node.variable) not in known]
+    others = [(_name(leaf), leaf) for leaf, _ in leaves if id(leaf) not in known]
     reaches = [_reach(name, one, reached) for name, one in _of_models_reached(of_model, reached)]
     reaches += [_reach(name, one, reached) for name, one in others]
     inner = [node for node, _ in nodes if not hasattr(node, "variable")]
@@ -48,6 +52,7 @@ def examine(*losses: object, names: tuple[str, ...] = (), every_step: bool = Fal
     saved = sum(storage_bytes.values())
     problems = [f"the graph has more than {MOST_NODES:,} nodes: the rest was not read"] if distance >= MOST_NODES else []
     problems += ["backward() has freed the saved tensors of this graph: their memory is not counted"] if is_freed else []
+    problems += filter(None, [shards_note((leaf for leaf, _ in leaves), "gradient norms are")])
     cuts = _cuts(reaches, tensors, names)
     finding = _cut(tensors, names, cuts)
     return GraphReport(

@@ -14,8 +14,10 @@ from torchdebug_magics.instruments.autograd.named import stepped_name
 from torchdebug_magics.instruments.autograd.silences.leaking_batch import BatchLeak
 from torchdebug_magics.instruments.autograd.silences.stale_values import StaleValue, stale_value
 from torchdebug_magics.instruments.autograd.training_course import Backward, Course, Step, Zeroed
+from torchdebug_magics.probing.graphs import leaves_of
+from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.names import variable_of
-from torchdebug_magics.probing.shards import local_of
+from torchdebug_magics.probing.shards import gathered_for, is_shard, local_of, shards_may_be
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.autograd.recording.op_recorder import Recorder
@@ -73,6 +75,7 @@ class Watched:
         recorder.look_at_shared_memory()
         graph = [op for tensor in tensors for op in tape.graph_of(id(tensor))]
         leaves = frozenset(use.tensor for op in graph for use in op.reads if use.is_leaf and use.requires_grad)
+        leaves = _with_shards(leaves, tensors)
         with _disable_current_modes(), torch.no_grad():
             held = [one for optimizer in self.optimizers() for one in tensors_of(optimizer) if id(one) in leaves]
             left = frozenset(id(one) for one in held if is_nonzero(one.grad))
@@ -137,6 +140,14 @@ class Watched:
 
 def _has_storage(gradient: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
     return gradient is not None and gradient.layout is torch.strided and not gradient.is_meta
+
+
+def _with_shards(leaves: frozenset[int], tensors: tuple[torch.Tensor, ...]) -> frozenset[int]:
+    """With the DTensors that the graphs end in, by what FSDP and tensor parallelism do to them on the way: no op is seen to do it."""
+    ends = leaves_of(tensors) if shards_may_be() else []
+    gathered = gathered_for(live_modules()) if ends else {}
+    found = (gathered.get(id(one), one) for one in ends)
+    return leaves - gathered.keys() | {id(one) for one in found if is_shard(one)}
 
 
 def tensors_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.probing.dry_runs.leaves import memory_of
-from torchdebug_magics.probing.shards import held_of
+from torchdebug_magics.probing.shards import held_of, is_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -43,6 +43,8 @@ class Saved:
         self._guard = guard
         self._seen: dict[int, StorageWeakRef] = {}  # weak: the address is not given away, and nothing is held
         self._sizes: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._sharded: set[int] = set()
+        """Ids of modules in which FSDP may put gathered parameters just before they are called; those are no activations."""
         self.total_bytes = 0
 
     def put_at(self, tensor: torch.Tensor, size_bytes: int) -> None:
@@ -63,6 +65,8 @@ class Saved:
         """Its parameters and buffers are there anyway."""
         for module in model.modules():
             self._leave_out(module)
+            if any(map(is_shard, module._parameters.values())):
+                self._sharded.add(id(module))
 
     def _leave_out(self, module: torch.nn.Module) -> None:
         for tensor in (*module._parameters.values(), *module._buffers.values()):
@@ -96,8 +100,9 @@ class Saved:
                 _push_saved_tensors_default_hooks(self._pack, _unpack)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        if (current := self._calls.current) is not None:
-            self._leave_out(current.module)  # FSDP puts its weights in place only when the module is about to be called
+        current = self._calls.current
+        if current is not None and id(current.module) in self._sharded:
+            self._leave_out(current.module)
         if self._is_new(tensor):
             size_bytes = self._size(tensor)
             self.total_bytes += size_bytes
