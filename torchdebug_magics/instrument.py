@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.html.page import Page
     from torchdebug_magics.probing.children.rank_session import Job
     from torchdebug_magics.report import Report
+    from torchdebug_magics.run.engines import EngineCell
 
 __all__ = ["Examined", "Instrument", "Option", "writable_path"]
 
@@ -219,6 +220,11 @@ class Instrument:
         """What the error of the cell before can tell, where it can."""
         report: Report | None = _load(self.after_error)(error, **self._known(options)) if self.after_error else None
         return report
+
+    def engine_cell(self, source: str) -> EngineCell:
+        """For a session in a cell that other engines of ipyparallel run, too."""
+        cell: EngineCell = _load("torchdebug_magics.run.engines:EngineCell")(self, source)
+        return cell
 
     def page(self, report: Report) -> Page:
         """What a view shows of a report."""

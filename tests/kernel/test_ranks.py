@@ -126,6 +126,54 @@ def test_the_launchers_of_accelerate_and_lightning(launching: Kernel) -> None:
     assert launching.run(LEFT).stdout.strip() == "[]"
 
 
+PX_SETUP = """\
+import ipyparallel, tempfile, os
+cluster = ipyparallel.Cluster(n=2, log_level=50)
+client = cluster.start_and_connect_sync(activate=True)
+store = os.path.join(tempfile.mkdtemp(), "store")
+for number in client.ids:
+    client[number].push({"rank": number, "store": store}, block=True)
+"""
+PX_JOB = """\
+%%px
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{store}")
+"""
+PX_TRAIN = """\
+%%px
+%%nanhunt -o r
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+for step in range(3):
+    x = torch.rand(8, 4) + 1
+    if rank == BAD and step == 1:
+        x[2] = -1
+    (x.log() * model(x)).mean().backward()
+    if rank != BAD:
+        dist.get_rank()
+"""
+
+
+def test_engines_of_ipyparallel(start_kernel: Callable[[str], Kernel]) -> None:
+    """One report for all engines of a job, in the client, which has loaded nothing itself."""
+    kernel = start_kernel("modern")
+    try:
+        assert kernel.run(PX_SETUP, timeout_s=120).status == "ok"
+        assert kernel.run("%px %load_ext torchdebug_magics", timeout_s=60).status == "ok"
+        assert kernel.run(PX_JOB, timeout_s=60).status == "ok"
+        ran = kernel.run(PX_TRAIN.replace("BAD", "None"), timeout_s=120)
+        assert ran.status == "ok", ran.traceback
+        assert ran.text.count("No NaN and no infinity in the loss and all gradients: 3 backward passes") == 3, "once, and in two rows"
+        assert ran.text.count("All 2 ranks:") == 1
+        ran = kernel.run(PX_TRAIN.replace("BAD", "1"), timeout_s=120)
+        assert ran.text.count("Rank 1 of 2: NaN born at step 0") == 1
+        said = kernel.run("print(client[0].apply_sync(lambda: (r.first, r.finding.op, len(r.ranks))))")
+        assert said.stdout.strip() == "(1, 'log', 2)"
+    finally:
+        kernel.run("cluster.stop_cluster_sync()", timeout_s=60)
+        kernel.stop()
+
+
 LIGHTNING = """\
 import lightning, logging, warnings
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

@@ -58,6 +58,18 @@ def document(request: pytest.FixtureRequest, kernels: None, tmp_path_factory: py
 
 # What the cells of a notebook promise, in the order in which they say it.
 SENTENCES = {
+    "ranks": (
+        r"Rank 1 of 2: NaN born at step 2 · forward of log, .* row 5 · .* rank 0 received it with the averaged gradients",
+        r"^\(1, 'log', \(5,\), \[\(0, 'finished'\), \(1, 'finished'\)\]\)$",
+        r"The weights of rank 1 part from rank 0's after 1 step, first Linear2\.weight",
+        r"^\('replicas_part',\s+1,\s+'Linear2\.weight'",
+        r"Ranks 0 and 1 drew the same batch at every step",
+        r"^\('same_batch',\s+\(0, 1\),\s+'use `DataLoader\(\.\.\., sampler=DistributedSampler\(dataset\)\)`",
+        r"Rank 0 took [\d.]+ MiB where rank 1 took [\d.]+ MiB: [\d.]+ MiB more in .*'outputs'",
+        r"^\('uneven_memory', \(0,\), 'outputs\.append\(out\.detach\(\)\)'\)$",
+        r"2 ranks, nothing found on any; rank 0: No NaN and no infinity",
+        r"^\(None, 6\)$",
+    ),
     "00_tour": (
         r"`attend` expects 64 features, gets 32 from .* verified fix: `attend = nn\.Linear\(32, 1\)`",
         r"Interrupted at .* grows by [\d.]+ MiB each iteration .* 'scores'\[0\].* fix: run the loop under `with torch\.no_grad\(\):`",

@@ -84,7 +84,7 @@ class Screen:
 
     def live_channel(self, *, lasting: bool = False) -> Channel | None:
         """A new channel, or None where no live view is wanted or can be updated; a saved notebook may hold a lasting one."""
-        if not self._rich or self.mode == "frozen" or self._captured:
+        if not self._rich or self.mode == "frozen" or self._captured or self.is_engine:
             return None
         return _WidgetChannel(self) if self.kind == "widgets" and not lasting else _HtmlChannel(self)
 
@@ -95,6 +95,15 @@ class Screen:
             return "text"
         # Colab would save the widget's state, in a form for which GitHub refuses the whole notebook.
         return "html" if "google.colab" in sys.modules or not _has_widgets() else "widgets"
+
+    def cell_source(self) -> str:
+        """The text of the cell that runs."""
+        return str((self.shell.user_ns.get("_ih") or [""])[-1])
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether the cells come from ipyparallel, which shows what every engine shows."""
+        return type(getattr(self.shell, "kernel", None)).__module__.startswith("ipyparallel.")
 
     @property
     def _rich(self) -> bool:

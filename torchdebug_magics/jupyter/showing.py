@@ -34,14 +34,14 @@ class Delivery:
         self.screen = screen
         self._keep = keep
 
-    def __call__(self, report: Report) -> None:
+    def __call__(self, report: Report, *, is_shown: bool = True) -> None:
         """Keep first, show last, so that a failure to show loses nothing."""
         if self.asked.output:
             self.screen.shell.user_ns[self.asked.output] = report
         self._keep(self.row.name, report)
         if self.asked.json:
             self._write(self.asked.json, report)
-        if not self.asked.quiet:
+        if is_shown and not self.asked.quiet:
             self.screen.show(report, self.row, widget=self.asked.widget)
 
     def _write(self, path: Path, report: Report) -> None:
@@ -86,6 +86,8 @@ class ShownSession:
         self._recorder = recorder
         self._live = LiveView(self._draw, deliver.screen, lasting=lasting)
         self._drawn: tuple[object, tuple[str, str]] = (None, ("", ""))
+        screen, row = deliver.screen, deliver.row
+        self._engine = row.engine_cell(screen.cell_source()) if screen.is_engine and row.over_ranks and not lasting else None
         self._after_last_cell: object | None = None
         self._delivered = False
 
@@ -93,7 +95,10 @@ class ShownSession:
         self._session.__enter__()
         if self._deliver.row.black_box:
             self._recorder.start(self)
-        if not self._deliver.asked.quiet and self._deliver.row.live_view:
+        if self._engine is not None:
+            self._engine.begin()
+        is_seen = not (self._deliver.asked.quiet or (self._engine is not None and self._engine.is_told_elsewhere))
+        if is_seen and self._deliver.row.live_view:
             self._live.start()
         return self
 
@@ -104,7 +109,10 @@ class ShownSession:
             self._recorder.stop(self)
             self._live.stop()
             if not self._delivered and (report := self._report()) is not None:
-                self._deliver(report)
+                is_shown = True
+                if self._engine is not None:
+                    report, is_shown = self._engine.merged(report, error), not self._engine.is_told_elsewhere
+                self._deliver(report, is_shown=is_shown)
                 self._delivered = True
 
     def live(self) -> object | None:

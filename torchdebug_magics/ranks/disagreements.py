@@ -91,7 +91,7 @@ def _moments(records: Sequence[RankRecord], details: Asked) -> list[RankFinding]
     for of in dict.fromkeys(key.of for key in digests if key.kind == "same_batch"):
         batches = {key.step: held for key, held in digests.items() if key.kind == "same_batch" and key.of == of and len(held) > 1}
         if "same_batch" not in found and (same := _same_batch(batches)) is not None:
-            found["same_batch"] = _finding("same_batch", *same, "", places[_Key("same_batch", same[1], of)])
+            found["same_batch"] = _finding("same_batch", *same, "", (), places[_Key("same_batch", same[1], of)])
     for key, held in sorted(digests.items(), key=lambda item: -1 if item[0].step is None else item[0].step):
         kind, step, of = key
         if kind == "same_batch" or kind in found or len(set(held.values())) < 2:  # noqa: PLR2004 - two that differ
@@ -100,7 +100,7 @@ def _moments(records: Sequence[RankRecord], details: Asked) -> list[RankFinding]
             continue  # never equal: they do not part
         odd, usual = _odd_ones(held)
         tensor = _first_that_differs(details(kind, step, (usual, odd[0])))
-        found[kind] = _finding(kind, odd, step, tensor, places[key])
+        found[kind] = _finding(kind, odd, step, tensor, [rank for rank in held if rank not in odd], places[key])
         if kind == "initial_weights" and len(set(digests[_Key("replicas_part", 0, of)].values())) == 1:
             sentence = f"{found[kind].sentence}: DistributedDataParallel puts rank 0's in their place"
             found[kind] = replace(found[kind], sentence=sentence)
@@ -144,9 +144,19 @@ def _first_that_differs(details: Mapping[int, Details]) -> str:
     return next((name for name in names if len({one.get(name) for one in held}) > 1), "")
 
 
-def _finding(kind: RankFindingKind, ranks: tuple[int, ...], step: int | None, tensor: str, location: Location | None) -> RankFinding:
-    said = _SAID[kind](ranks_named(ranks), step, tensor)
+def _finding(
+    kind: RankFindingKind, ranks: tuple[int, ...], step: int | None, tensor: str, others: Sequence[int], location: Location | None
+) -> RankFinding:
+    said = _SAID[kind](ranks_named(ranks), _others(others), step, tensor)
     return RankFinding(kind=kind, ranks=ranks, step=step, tensor=tensor, location=location, fix=said.fix, sentence=said.sentence)
+
+
+def _others(ranks: Sequence[int]) -> str:
+    return ranks_named(ranks) if len(ranks) == 1 else "the others"
+
+
+def _those_of(others: str) -> str:
+    return f"{others}'s" if others.startswith("rank ") else f"{others}'"
 
 
 def _after(step: int | None) -> str:
@@ -157,29 +167,29 @@ def _first(tensor: str) -> str:
     return f", first {tensor}" if tensor else ""
 
 
-_SAID: Mapping[RankFindingKind, Callable[[str, int | None, str], _Said]] = {
-    "initial_weights": lambda ranks, _, tensor: _Said(
-        f"the initial weights of {ranks} differ from the others'{_first(tensor)}",
+_SAID: Mapping[RankFindingKind, Callable[[str, str, int | None, str], _Said]] = {
+    "initial_weights": lambda ranks, others, _, tensor: _Said(
+        f"the initial weights of {ranks} differ from {_those_of(others)}{_first(tensor)}",
         "call `torch.manual_seed(seed)` with the same seed on every rank before the model is made, and with `seed + rank` after it",
     ),
-    "same_batch": lambda ranks, step, _: _Said(
+    "same_batch": lambda ranks, _, step, __: _Said(
         f"{ranks} drew the same batch at every step" if not step else f"{ranks} drew the same batch from step {step} on",
         "use `DataLoader(..., sampler=DistributedSampler(dataset))`, or draw with a generator seeded with `seed + rank`",
     ),
-    "replicas_part": lambda ranks, step, tensor: _Said(
-        f"the weights of {ranks} part from the others'{_after(step)}{_first(tensor)}",
+    "replicas_part": lambda ranks, others, step, tensor: _Said(
+        f"the weights of {ranks} part from {_those_of(others)}{_after(step)}{_first(tensor)}",
         f"average the gradient of {f'`{tensor}`' if tensor else 'every parameter'} over the ranks before `optimizer.step()`, as "
         "DistributedDataParallel does, with the same optimizer options on every rank"
         if step != 0
         else "load or change weights on every rank, or before `DistributedDataParallel(model)`, which gives every rank those of rank 0",
     ),
-    "buffers_drift": lambda ranks, step, tensor: _Said(
-        f"the buffers of {ranks} drift from the others'{_after(step)}{_first(tensor)}",
+    "buffers_drift": lambda ranks, others, step, tensor: _Said(
+        f"the buffers of {ranks} drift from {_those_of(others)}{_after(step)}{_first(tensor)}",
         "use `nn.SyncBatchNorm.convert_sync_batchnorm(model)` (on GPUs), or `for buffer in model.buffers(): dist.broadcast(buffer, 0)` "
         "before they are used or saved",
     ),
-    "shapes_differ": lambda ranks, _, tensor: _Said(
-        f"the shapes of {ranks} differ from the others'" + (f", first at {tensor}" if tensor else ""),
+    "shapes_differ": lambda ranks, others, _, tensor: _Said(
+        f"the shapes of {ranks} differ from {_those_of(others)}" + (f", first at {tensor}" if tensor else ""),
         "give every rank batches of the same size: `drop_last=True`, or pad to the longest over all ranks",
     ),
 }
@@ -201,7 +211,7 @@ def _uneven(records: Sequence[RankRecord]) -> RankFinding | None:
     other = by_rank[next(rank for size, rank in sizes if size == usual)]
     what, extra, location = _site_out_of_line(by_rank[sizes[-1][1]], other)
     where = f": {byte_size(extra)} more in {what}" if what else ""
-    others = "the others" if len(records) - len(above) > 1 else ranks_named([rank for _, rank in sizes if rank not in above])
+    others = _others([rank for _, rank in sizes if rank not in above])
     return RankFinding(
         kind="uneven_memory",
         ranks=above,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.ranks.disagreements import Asked
     from torchdebug_magics.ranks.report import RankFindingKind
 
-__all__ = ["Meeting", "meeting_place"]
+__all__ = ["Meeting", "StorePlace", "meeting_place"]
 
 _PATIENCE = timedelta(seconds=5)
 """With a store that does not answer."""
@@ -47,25 +47,28 @@ def meeting_place(rank: int) -> _Place:
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
         with contextlib.suppress(Exception):  # whatever a store that is not there raises
-            return _Store(host, int(port), "/".join(("torchdebug", *job)))
+            distributed: Any = sys.modules["torch.distributed"]  # not ours to import: the script has
+            store = distributed.TCPStore(host, int(port), is_master=False, timeout=_PATIENCE, wait_for_workers=False)
+            return StorePlace(store, "/".join(job))
     return _Folder("/".join((host, port, *job)), [f"{rank}.{kind}" for kind in _KINDS])
 
 
-class _Store:
-    """A client of the launcher's, beside those that the script makes."""
+class StorePlace:
+    """A store of PyTorch's: a client of the launcher's beside those that the script makes, or that of a process group."""
 
-    def __init__(self, host: str, port: int, prefix: str) -> None:
-        distributed: Any = sys.modules["torch.distributed"]  # not ours to import: the script has
-        store = distributed.TCPStore(host, port, is_master=False, timeout=_PATIENCE, wait_for_workers=False)
-        self._store = distributed.PrefixStore(prefix, store)
+    def __init__(self, store: Any, prefix: str) -> None:
+        self._store = sys.modules["torch.distributed"].PrefixStore(f"torchdebug/{prefix}", store)
 
     def put(self, key: str, data: bytes) -> None:
+        """In place of what is there."""
         self._store.set(key, data)
 
     def get(self, key: str) -> bytes | None:
+        """At once; None where nothing is there."""
         return bytes(self._store.get(key)) if self._store.check([key]) else None
 
     def clear(self, keys: Sequence[str]) -> None:
+        """Take them away."""
         for key in keys:
             self._store.delete_key(key)
 

@@ -38,7 +38,8 @@ def test_the_rank_that_differs_is_named(number: int, odd: int) -> None:
     (finding,) = found(records)
     assert (finding.kind, finding.ranks, finding.step, finding.tensor) == ("replicas_part", (odd,), 3, "b.weight")
     assert finding.location == LINE
-    assert finding.sentence == f"the weights of rank {odd} part from the others' after 3 steps, first b.weight"
+    others = "rank 0's" if number == 2 else "the others'"
+    assert finding.sentence == f"the weights of rank {odd} part from {others} after 3 steps, first b.weight"
 
 
 def test_of_two_ranks_the_second_is_held_against_the_first() -> None:

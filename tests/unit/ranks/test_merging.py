@@ -74,7 +74,7 @@ def test_what_differs_is_said_beside_what_was_found() -> None:
     records = [with_moments(rank, "replicas_part", {2: rank}) for rank in range(2)]
     report = put_together(records)
     assert report.first == 1
-    assert report.verdict == "The weights of rank 1 part from the others' after 2 steps"
+    assert report.verdict == "The weights of rank 1 part from rank 0's after 2 steps"
     assert report.to_dict()["rank_findings"][0]["kind"] == "replicas_part"
 
 

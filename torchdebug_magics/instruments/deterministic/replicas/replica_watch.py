@@ -13,6 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchdebug_magics.instruments.deterministic.ops.digest import number_of
 from torchdebug_magics.instruments.deterministic.replicas.collective_notes import CollectiveNotes, group_of
 from torchdebug_magics.instruments.deterministic.replicas.replica import Replica, digests_of, weights_of
 from torchdebug_magics.instruments.deterministic.replicas.replica_record import ReplicaRecord
@@ -149,6 +150,9 @@ class ReplicaWatch:
         for model in list(self._models.values()):
             if not isinstance(model, DistributedDataParallel) and all(one.model() is not model for one in self._replicas):
                 self._find(model, ids)
+        for model in list(self._models.values()):
+            if not isinstance(model, DistributedDataParallel) and all(one.model() is not model for one in self._replicas):
+                self._accompany(model, ids)
         self._replicas = [one for one in self._replicas if not one.is_local]
         for replica in self._of(ids):
             if not replica.steps_count:
@@ -182,6 +186,18 @@ class ReplicaWatch:
         replica = self._add(model, group, set(weights) if is_whole else names, (), self._made.get(id(model), (None, None))[1] or _here())
         if replica is not None:
             replica.initial, replica.is_whole, replica.is_averaged = replica.digests(), is_whole, any(averaged.values())
+
+    def _accompany(self, model: torch.nn.Module, ids: set[int]) -> None:
+        """A model beside one under DistributedDataParallel, which the same optimizer trains: it was forgotten, where it begins alike."""
+        wrapper = next((found for one in self._of(ids) if one.wrapper is not None and (found := one.wrapper()) is not None), None)
+        if wrapper is None:
+            return
+        known = {id(one) for one in wrapper.parameters()}
+        names = {name for name, one in weights_of(model).items() if id(one) in ids - known and one.grad is not None}
+        replica = self._add(model, group_of(wrapper.process_group), names, (), _here()) if names else None
+        if replica is not None:
+            replica.is_whole = False
+            replica.of = (replica.of ^ number_of(replica.digests().values())) & 0x7FFFFFFF  # each rank's own is compared with no other
 
     def _add(
         self, model: torch.nn.Module, group: Group, names: set[str] | None, but: Iterable[str], place: Location | None
