@@ -436,8 +436,8 @@ def test_an_interrupt_in_a_replay_puts_the_state_back(part: str, hook: str) -> N
     with pytest.raises(KeyboardInterrupt), session:
         bad_step(model)
     assert equal(everything(model), wanted) == []
-    assert session._probe._recorder.replaying is None
-    assert not session._probe._rerun.active
+    assert session._probe._inner._recorder.replaying is None
+    assert not session._probe._inner._rerun.active
     assert not _get_current_dispatch_mode_stack()
     assert any("interrupted" in problem for problem in session.report.problems)
     assert session.report.finding is None or session.report.finding.op is None
@@ -481,8 +481,8 @@ def test_an_interrupt_at_any_moment_of_a_replay(delay_s: float) -> None:
         bad_step(model)
     handle.remove()
     assert equal(everything(model), wanted) == []
-    assert session._probe._recorder.replaying is None
-    assert not session._probe._rerun.active
+    assert session._probe._inner._recorder.replaying is None
+    assert not session._probe._inner._rerun.active
     assert not _get_current_dispatch_mode_stack()
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
