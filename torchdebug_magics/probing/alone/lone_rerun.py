@@ -18,7 +18,7 @@ from torchdebug_magics.probing.this_rank import rank
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-__all__ = ["LoneRerun"]
+__all__ = ["LoneRerun", "is_spread"]
 
 
 class LoneRerun:
@@ -27,11 +27,17 @@ class LoneRerun:
     No context manager, and `put_back` may be called twice: an interrupt must not leave it half done.
     """
 
-    def __init__(self, modules: Iterable[torch.nn.Module] = ()) -> None:
+    def __init__(self) -> None:
         self.is_in_job = rank() is not None
         self.collectives = UnsentCollectives()
         self.wrappers: list[DistributedDataParallel] = live(DistributedDataParallel) if self.is_in_job else []
-        if self.is_in_job and any(map(_is_spread, modules)):
+        self._before = [(vars(wrapper), dict(vars(wrapper))) for wrapper in self.wrappers]
+
+    def refuse(self, modules: Iterable[torch.nn.Module]) -> None:
+        """`OthersNeeded` where these cannot be called by one rank, or not now."""
+        if not self.is_in_job:
+            return
+        if any(map(is_spread, modules)):
             msg = "the model's parameters are spread over ranks, so that no rank can call it alone"
             raise OthersNeeded(msg)
         if any(wrapper.mixed_precision is not None for wrapper in self.wrappers):
@@ -40,7 +46,6 @@ class LoneRerun:
         if self.wrappers and torch._C._current_autograd_node() is not None:
             msg = "a reducer counts the gradients of the backward pass that is running, and would count those of a replay"
             raise OthersNeeded(msg)
-        self._before = [(vars(wrapper), dict(vars(wrapper))) for wrapper in self.wrappers]
 
     def start(self) -> None:
         """From now on a model that averages its gradients is called as the model that it wraps: nothing is broadcast or awaited."""
@@ -61,7 +66,7 @@ class LoneRerun:
                     attributes[name] = before[name]
 
 
-def _is_spread(module: torch.nn.Module) -> bool:
+def is_spread(module: torch.nn.Module) -> bool:
     """Whether FSDP, or tensor parallelism, has left only a part of its parameters here."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     kinds = tuple(kind for name in ("FullyShardedDataParallel", "FSDPModule") if (kind := getattr(fsdp, name, None)) is not None)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules import module as torch_module
 
+from torchdebug_magics.probing.alone.lone_rerun import LoneRerun, is_spread
 from torchdebug_magics.probing.dry_runs.leaves import is_lazy
 from torchdebug_magics.probing.modules import followed, unwrapped
 from torchdebug_magics.probing.rng import RandomState
@@ -54,7 +55,17 @@ def untouched(
         for module in modules:
             if not isinstance(module, torch.jit.ScriptModule):
                 _replace(module, stand_in)
+        _keep_alone(stack, modules)
         yield
+
+
+def _keep_alone(stack: ExitStack, modules: list[torch.nn.Module]) -> None:
+    """In a rank of a job nothing is sent; but what is spread over ranks is called in all of them, or in none."""
+    alone = LoneRerun()
+    stack.callback(alone.put_back)
+    alone.start()
+    if not any(map(is_spread, modules)):
+        alone.attach(stack)
 
 
 def _modules(model: torch.nn.Module) -> list[torch.nn.Module]:

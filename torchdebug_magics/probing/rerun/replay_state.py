@@ -51,7 +51,8 @@ class ReplayState:
         calls_models: bool = True,
     ) -> None:
         self._step, self._before, self._guard = step, before, guard
-        self.alone = LoneRerun(modules if calls_models else ())
+        self.alone = LoneRerun()
+        self.alone.refuse(modules if calls_models else ())
         self._gradients = [(leaf, leaf.grad) for leaf in leaves]
         self._random, self._flags = RandomState.take(), Flags()
         self._buffers = BufferKeeper(inner for module in modules for inner in module.modules()).take()

@@ -226,6 +226,22 @@ def healthy(rank: int) -> dict[str, bool]:
     return same
 
 
+def shapes_in_one(rank: int) -> dict[str, bool]:
+    """Whether a dry run of the model in rank 0 alone leaves the training, which broadcasts buffers, as it is."""
+    weights, looked = [], True
+    for asks in (False, True):
+        model = DistributedDataParallel(Net())
+
+        def after(model: torch.nn.Module, asks: bool = asks) -> None:
+            nonlocal looked
+            for real in (False, True) if asks and rank == 0 else ():
+                looked &= torchdebug_magics.shapes(model, batch(0, 0), real=real).failure is None
+
+        train(model, rank, square, after=after)
+        weights.append([one.detach().clone() for one in (*model.parameters(), *model.buffers())])
+    return {"same": all(map(torch.equal, *weights)), "looked": looked}
+
+
 def sqrt_of_negative(rank: int, step: int, out: torch.Tensor) -> torch.Tensor:
     if rank == 1 and step == BAD:
         return torch.sqrt(-1 - out.abs()).mean()
@@ -245,7 +261,7 @@ CASES = {
     one.__name__: one
     for one in (
         bad_batch, born_in_backward, static_graph, bad_parameter, compressed, by_hand, by_hand_in_one, in_float16, accumulated, loss_of_all,
-        healthy, sharded,
+        healthy, shapes_in_one, sharded,
     )
 }  # fmt: skip
 

@@ -139,6 +139,11 @@ def test_a_healthy_training_is_the_same_to_the_last_bit(of: Any) -> None:
         assert [name for name, same in of("healthy", rank).items() if not same] == []
 
 
+def test_a_dry_run_in_one_rank_sends_nothing_either(of: Any) -> None:
+    for rank in range(2):
+        assert of("shapes_in_one", rank) == {"same": True, "looked": True}
+
+
 def test_a_model_in_shards_is_not_called_again_but_what_follows_it_is(of: Any) -> None:
     for rank in range(2):
         assert any("spread over ranks" in line for line in of("sharded", rank)["report"].problems)

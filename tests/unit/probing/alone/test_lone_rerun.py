@@ -19,7 +19,8 @@ def wrapped(**options: Any) -> DistributedDataParallel:
 
 
 def test_outside_a_job_nothing_is_done() -> None:
-    alone = LoneRerun([torch.nn.Linear(1, 1)])
+    alone = LoneRerun()
+    alone.refuse([torch.nn.Linear(1, 1)])
     alone.start()
     with ExitStack() as stack:
         alone.attach(stack)
@@ -34,7 +35,7 @@ def test_the_gradients_are_those_of_what_is_wrapped(rank: int, options: dict[str
     own.load_state_dict(model.module.state_dict())
     own(x).square().sum().backward()
     before, flags = set(vars(model)), model.require_forward_param_sync
-    alone = LoneRerun([model])
+    alone = LoneRerun()
     alone.start()
     with ExitStack() as stack:
         alone.attach(stack)
@@ -55,7 +56,7 @@ def test_none_in_the_middle_of_a_backward_pass(rank: int) -> None:
 
     def hook(_gradient: torch.Tensor) -> None:
         with pytest.raises(OthersNeeded, match="the backward pass that is running") as error:
-            LoneRerun([model])
+            LoneRerun().refuse([model])
         reasons.append(error)
 
     doubled = torch.ones(2, requires_grad=True) * 2
@@ -67,7 +68,7 @@ def test_none_in_the_middle_of_a_backward_pass(rank: int) -> None:
 def test_a_method_that_the_user_has_put_on_the_model_is_put_back(rank: int) -> None:
     model = wrapped()
     model._pre_forward = mine = lambda *inputs, **kwargs: (inputs, kwargs)
-    alone = LoneRerun([model])
+    alone = LoneRerun()
     alone.start()
     alone.put_back()
     assert model._pre_forward is mine
@@ -80,4 +81,4 @@ def test_a_model_in_shards_is_refused(rank: int) -> None:
 
     model = distribute_module(torch.nn.Linear(2, 2), init_device_mesh("cpu", (2,)))
     with pytest.raises(OthersNeeded, match="spread over ranks"):
-        LoneRerun([model])
+        LoneRerun().refuse([model])
