@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
 from torchdebug_magics.instruments.deterministic.prints.against import agreeing_count, compared, earlier_print
 from torchdebug_magics.instruments.deterministic.prints.printing import Printer
-from torchdebug_magics.instruments.deterministic.prints.prints_by_rank import PrintsByRank
+from torchdebug_magics.instruments.deterministic.prints.prints_by_rank import NOT_OF_RANKS, PrintsByRank, for_ranks
 from torchdebug_magics.instruments.deterministic.twice.beginning.leftovers import Leftovers
 from torchdebug_magics.instruments.deterministic.twice.cost import measured
 from torchdebug_magics.instruments.deterministic.twice.left_results import plain_results_of, results_of
@@ -55,14 +54,13 @@ class Inquiry:
         self._ritual = ritual
         self._guard = guard
         self._draws = Draws(())
-        self._quick = bool(asked.get("quick"))
-        self._strict = strict
+        self._quick, self._strict = bool(asked.get("quick")), strict
         self._body: Body | None = asked.get("body")
         self._verify, self._cost = bool(asked.get("verify")), bool(asked.get("cost"))
         self._save, self._rtol, self._against = asked.get("save"), asked.get("rtol"), asked.get("against")
         self._earlier: Fingerprint | PrintsByRank | None = None
-        self._in_rank, self._kept, self._has_ranks = bool(asked.get("in_rank")), bool(asked.get("kept")), False
-        is_printed = bool(self._save or self._against or (self._kept and (self._body is not None or self._in_rank)))
+        self._kept, self._has_ranks = bool(asked.get("kept")), False
+        is_printed = bool(self._save or self._against or (self._kept and (self._body is not None or asked.get("in_rank"))))
         self._recording = Recording()
         self._hooks = Hooks()
         self._printer = Printer(self._recording, self._hooks) if is_printed else None
@@ -91,8 +89,7 @@ class Inquiry:
         self._has_ranks = True
         if self._verify or self._cost or self._save:
             self._guard.note("--verify, --cost and --save look at the process that launches the ranks, not at the ranks")
-        earlier = self._earlier if isinstance(self._earlier, PrintsByRank) or self._earlier is None else PrintsByRank({0: self._earlier})
-        compares = {} if earlier is None else {"against": replace(earlier, name=_called(self._against)), "rtol": self._rtol}
+        compares = {} if self._earlier is None else {"against": for_ranks(self._earlier, _called(self._against)), "rtol": self._rtol}
         return {"kept": self._kept, **compares}
 
     def sweep(self) -> None:
@@ -231,10 +228,11 @@ class Inquiry:
             self._guard.note(f"{self._save} was not written, as the cell raised {type(error).__name__}")
         elif self._save:
             self._guard.run(f"writing {self._save}", self._write, Path(self._save).expanduser())
-        earlier = self._earlier
-        if isinstance(earlier, PrintsByRank):
-            earlier = earlier.of_this_process() if self._in_rank else None
-        if earlier is None or self._has_ranks:
+        if self._earlier is None or self._has_ranks:
+            return
+        earlier = self._earlier.of_this_process() if isinstance(self._earlier, PrintsByRank) else self._earlier
+        if earlier is None:
+            self.found["not_verified"] = NOT_OF_RANKS
             return
         self.found |= {"against": _called(self._against), "rtol": self._rtol}
         if error is not None:
@@ -249,6 +247,4 @@ class Inquiry:
 
 
 def _called(named: object) -> str:
-    if isinstance(named, PrintsByRank):
-        return named.name
-    return named if isinstance(named, str) else str(named) if isinstance(named, Path) else "the earlier run"
+    return named if isinstance(named, str) else str(named) if isinstance(named, (Path, PrintsByRank)) else "the earlier run"

@@ -28,6 +28,7 @@ def train_rank(rank: int, folder: str, kind: str) -> None:
     model = nn.parallel.DistributedDataParallel(net())
     loader: Any = DataLoader(data(), batch_size=4, shuffle=True) if kind == "unseeded" else sharded(rank)
     train(model, loader, torch.optim.SGD(model.parameters(), lr=0.2 if kind == "another_rate" and rank else 0.1))
+    del model  # else destroying the group may wait for ever
     dist.destroy_process_group()
 
 
@@ -66,6 +67,7 @@ def main(folder: str) -> None:
     found["against_all"] = reported(lambda: launch("good"), against=first)
     found["against_another"] = reported(lambda: launch("another_rate"), against=first)
     found["against_one"] = reported(lambda: launch("another_rate"), against=first.rank(0).report)
+    found["against_all_alone"] = reported(lambda: train(net(), DataLoader(data(), batch_size=4)), against=first)
     found["helper"] = reported(lambda: mp.start_processes(without_torch, nprocs=1, start_method="fork"))
     with torchdebug_magics.deterministic() as alone:
         train(net(), DataLoader(data(), batch_size=4))

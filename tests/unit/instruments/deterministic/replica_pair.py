@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from tests.unit.instruments.deterministic import replica_cases as cases
 from torchdebug_magics.instruments.deterministic.probe import DeterministicProbe
+from torchdebug_magics.probing import hooks, wrappers
 from torchdebug_magics.probing.children.rank_session import record_of
 from torchdebug_magics.session import Session
 
@@ -39,6 +40,12 @@ def _begin_anew() -> None:
     np.random.mtrand._rand = np.random.RandomState()  # type: ignore[attr-defined]
 
 
+def _left_behind() -> list[str]:
+    places = [f"{holder.__name__}.{name}" for holder, name in wrappers._places() if hasattr(getattr(holder, name), wrappers.MARK)]
+    tables = [name for owner, name in hooks._TABLES if any(hasattr(one, wrappers.MARK) for one in getattr(owner, name, {}).values())]
+    return places + tables
+
+
 def main(rank: int, folder: str) -> None:
     limit = dt.timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=limit)
@@ -52,6 +59,7 @@ def main(rank: int, folder: str) -> None:
         plain = digest(case(rank)) if name in cases.HEALTHY else None
         record, trained = run(name, case, rank)
         found[name] = record, plain, trained
+    found["left behind"] = _left_behind()
     Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps(found))
     dist.destroy_process_group()
 

@@ -122,6 +122,16 @@ def test_against_one_report_compares_rank_0(launches: dict[str, Any]) -> None:
     assert [one.report.verified for one in launches["against_one"].ranks] == [False, None]
 
 
+def test_against_ranks_where_there_are_none(launches: dict[str, Any]) -> None:
+    report = launches["against_all_alone"]
+    assert report.verified is None
+    assert "none of them" in report.verdict
+
+
+def test_nothing_is_left_in_place(pair: list[dict[str, Any]]) -> None:
+    assert [one["left behind"] for one in pair] == [[], []]
+
+
 def test_a_process_without_torch_is_no_rank(launches: dict[str, Any]) -> None:
     assert not isinstance(launches["helper"], RanksReport)
 

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
     from torchdebug_magics.ranks.report import RanksReport
 
-__all__ = ["PrintsByRank", "prints_of_ranks"]
+__all__ = ["NOT_OF_RANKS", "PrintsByRank", "for_ranks", "prints_of_ranks"]
+
+NOT_OF_RANKS = "the earlier run was that of several ranks, and this process is none of them"
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,18 @@ class PrintsByRank:
     name: str = ""
     """What the user calls them."""
 
+    def __str__(self) -> str:
+        return self.name
+
     def of_this_process(self) -> Fingerprint | None:
         """None where the earlier run had no such rank."""
         number = rank_here()
         return None if number is None else self.prints.get(number)
+
+
+def for_ranks(earlier: Fingerprint | PrintsByRank, name: str) -> PrintsByRank:
+    """What the ranks of a later run are compared with; that of one process is rank 0's."""
+    return PrintsByRank(earlier.prints if isinstance(earlier, PrintsByRank) else {0: earlier}, name)
 
 
 def prints_of_ranks(report: RanksReport) -> PrintsByRank | None:
