@@ -71,6 +71,7 @@ bench: $(READY)
 	$(PY) tests/bench/autograd.py
 	$(PY) tests/bench/gradwatch.py
 	$(PY) tests/bench/overfit.py
+	$(PY) tests/bench/ranks.py
 
 ## make docs      write docs/magics anew, from the help of each magic
 docs: $(READY)
