@@ -30,7 +30,9 @@ class LoneRerun:
     def __init__(self) -> None:
         self.is_in_job = rank() is not None
         self.collectives = UnsentCollectives()
-        self.wrappers: list[DistributedDataParallel] = live(DistributedDataParallel) if self.is_in_job else []
+        known = live(DistributedDataParallel) if self.is_in_job else []
+        self.wrappers: list[DistributedDataParallel] = [one for one in known if "reducer" in vars(one)]
+        """Without those whose making has failed."""
         self._before = [(vars(wrapper), dict(vars(wrapper))) for wrapper in self.wrappers]
 
     def refuse(self, modules: Iterable[torch.nn.Module]) -> None:

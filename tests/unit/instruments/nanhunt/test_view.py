@@ -11,7 +11,8 @@ import pytest
 
 from torchdebug_magics.html import markup, plain
 from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Note, Page, Table
-from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow, LiveNan, NanReport, PathStep
+from torchdebug_magics.instruments.nanhunt.finding_facts import rows
+from torchdebug_magics.instruments.nanhunt.report import Averaging, Finding, LayerRow, LiveNan, NanReport, PathStep
 from torchdebug_magics.instruments.nanhunt.verdict import sentence
 from torchdebug_magics.instruments.nanhunt.view import live_page, page
 from torchdebug_magics.report import Location
@@ -230,6 +231,24 @@ def test_every_phase_has_its_words(phase, fields, said):
 def path_of(*steps: PathStep, **fields: object) -> Table:
     (table,) = blocks(page(report_of(dataclasses.replace(SQRT, path=steps, **fields))), Table)
     return table
+
+
+@pytest.mark.parametrize(
+    ("dtype", "peak", "limit", "said"),
+    [("float16", 44_992.0, 65_504.0, ("which ends at 65504.0", "float32")), ("float32", 0.5, 3e38, ("finite before it", "other ranks"))],
+)
+def test_gradients_that_came_bad_were_not_born_here(dtype, peak, limit, said):
+    averaging = Averaging(dtype=dtype, local_peak=peak, limit=limit, world_size=2, tensor="0.weight", rank=1)
+    finding = dataclasses.replace(SQRT, op=None, module=None, operands=(), diagnosis="averaged_from_other_ranks", averaging=averaging)
+    assert finding.sentence().startswith(
+        "NaN came at step 5 · with the averaging of gradients over ranks; those of rank 1 are finite before it"
+    )
+    assert "born" not in dict(rows(finding, NanReport(finding=finding)))["what"]
+    assert averaging.explanation("NaN").startswith(
+        "NaN came with the averaging of the gradients over ranks: the gradients of this rank (rank 1)"
+    )
+    assert averaging.may_overflow is (dtype == "float16")
+    assert (said[0] in averaging.explanation("NaN"), said[1] in averaging.fix()) == (True, True)
 
 
 def test_operations_of_one_line_share_a_row():
