@@ -586,6 +586,24 @@ def rank_0_swaps_weights_after_training(rank: int) -> nn.Module:
 
 
 @healthy
+def a_head_for_each_rank(rank: int) -> nn.Module:
+    seeded(rank)
+    model = net()
+    for one in model[0].parameters():
+        dist.broadcast(one.data, 0)
+    return train(model, sharded(rank), before=lambda: average(model, but=["2.weight", "2.bias"]))
+
+
+@healthy
+def three_models_alike(rank: int) -> nn.Module:
+    seeded()
+    models = nn.ModuleList([DDP(net()) for _ in range(3)])
+    for index in (1, 0, 2):
+        train(models[index], sharded(rank), steps=2 + index)
+    return models
+
+
+@healthy
 def sharded_by_fsdp(rank: int) -> nn.Module:
     seeded()
     model = net()

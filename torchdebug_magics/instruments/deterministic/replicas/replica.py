@@ -70,6 +70,8 @@ class Replica:
         """Whether nothing of the model is the rank's own: then its batches are, or should be."""
         self.is_averaged = True
         """Whether its gradients are known to be; else its weights were broadcast, and no more."""
+        self.forgotten: frozenset[str] = frozenset()
+        """Weights that are not averaged while most are: meant to be, where they begin alike, and else each rank's own."""
         self.initial: Digests | None = None
         self.batches: dict[int, Batch] = {}
         self.place = place
@@ -135,17 +137,25 @@ class Replica:
         if with_batches and len({digest for digest, _ in self.batches.values()}) > 1:  # always the same one is a test's
             for step, (digest, place) in self.batches.items():
                 yield Moment("same_batch", step, digest, place, self.of), {}
+        first = dict(zip(*self._noted.held[0], strict=True)) if self._noted.held else {}
+        begun = number_of(first.get(name, 0) for name in sorted(self.forgotten)) & 0x7FFFFFFF
         for step, (names, values) in self._noted.held.items():
-            weights = {name: value for name, value in zip(names, values, strict=True) if name not in self._shared}
-            yield self._moment("replicas_part", step, weights, self.step_place)
-        moved = {name: value for name, value in self._last_buffers.items()
-                 if name not in self._shared and self._first_buffers.get(name) != value}  # fmt: skip
+            weights = self._but_for(dict(zip(names, values, strict=True)), self._shared)
+            yield self._moment("replicas_part", step, self._but_for(weights, self.forgotten), self.step_place)
+            if self.forgotten:
+                yield self._moment("replicas_part", step, self._but_for(weights, weights.keys() - self.forgotten), self.step_place, begun)
+        moved = {name: value for name, value in self._last_buffers.items() if self._first_buffers.get(name) != value}
+        moved = self._but_for(moved, self._shared)
         if moved:
             yield self._moment("buffers_drift", max(self._noted.held, default=0), moved, self.called)
 
-    def _moment(self, kind: RankFindingKind, step: int, digests: Digests, place: Location | None) -> tuple[Moment, Details]:
+    @staticmethod
+    def _but_for(digests: Digests, names: Collection[str]) -> Digests:
+        return {name: value for name, value in digests.items() if name not in names}
+
+    def _moment(self, kind: RankFindingKind, step: int, digests: Digests, place: Location | None, begun: int = 0) -> tuple[Moment, Details]:
         digest = number_of((of_plain(list(digests)), *digests.values())) & 0xFFFFFFFF
-        return Moment(kind, step, digest, place, self.of), {self.label + name: value for name, value in digests.items()}
+        return Moment(kind, step, digest, place, self.of ^ begun), {self.label + name: value for name, value in digests.items()}
 
     def _note(self, step: int) -> None:
         model = self.model()

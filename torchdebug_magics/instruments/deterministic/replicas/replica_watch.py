@@ -182,10 +182,12 @@ class ReplicaWatch:
         group = Counter(groups.values()).most_common(1)[0][0]
         names = {name for name, where in groups.items() if where == group}
         reduced, whole = (sum(weights[name].numel() for name in some) for some in (names, weights))
-        is_whole = 2 * reduced >= whole  # the others were forgotten; with a few of many, they are each rank's own, as in tensor parallelism
+        is_whole = 2 * reduced >= whole  # else most of it is each rank's own, as in tensor parallelism
         replica = self._add(model, group, set(weights) if is_whole else names, (), self._made.get(id(model), (None, None))[1] or _here())
         if replica is not None:
-            replica.initial, replica.is_whole, replica.is_averaged = replica.digests(), is_whole, any(averaged.values())
+            replica.forgotten = frozenset(weights) - names if is_whole else frozenset()
+            replica.initial = {name: one for name, one in replica.digests().items() if name not in replica.forgotten}
+            replica.is_whole, replica.is_averaged = is_whole, any(averaged.values())
 
     def _accompany(self, model: torch.nn.Module, ids: set[int]) -> None:
         """A model beside one under DistributedDataParallel, which the same optimizer trains: it was forgotten, where it begins alike."""
@@ -208,7 +210,8 @@ class ReplicaWatch:
         replica = Replica(model, group, names=names, but=frozenset(but), every=self._every, place=place)
         if self._replicas:
             replica.label = f"{type(model).__name__}{len(self._replicas) + 1}."
-            replica.of += sum(one.of == replica.of for one in self._replicas)
+            while any(one.of == replica.of for one in self._replicas):
+                replica.of += 1
         self._replicas.append(replica)
         return replica
 
