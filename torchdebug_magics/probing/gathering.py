@@ -11,7 +11,7 @@ from torch import distributed
 from torchdebug_magics import catalog
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.machine.process_state import age_s
-from torchdebug_magics.probing.children.rank_session import record_of
+from torchdebug_magics.probing.children.rank_traces import record_of
 from torchdebug_magics.ranks.merging import merged
 from torchdebug_magics.ranks.transport import packed, unpacked
 

@@ -137,7 +137,9 @@ def _places() -> Iterator[tuple[Any, str]]:
     yield torch.autograd.graph, "disable_saved_tensors_hooks"
     yield from ((torch.optim.Optimizer, "zero_grad"), (torch.nn.Module, "zero_grad"))
     yield from ((torch, "compile"), (torch_module, "_has_any_global_hook"), (BaseProcess, "start"), (threading, "excepthook"))
-    yield from ((torch.distributed, "all_reduce"), (torch.distributed, "broadcast")) if torch.distributed.is_available() else ()
+    if torch.distributed.is_available():
+        yield from ((torch.distributed, name) for name in ("all_reduce", "broadcast", "destroy_process_group"))
+        yield torch.distributed.distributed_c10d, "destroy_process_group"
     yield from ((torch.nn.parallel.DistributedDataParallel, "__init__"), (random, "seed"), (torch, "manual_seed"))
     if (numpy := sys.modules.get("numpy.random")) is not None:
         yield numpy, "seed"

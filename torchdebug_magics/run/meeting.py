@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torchdebug_magics.machine.process_state import process_state
-from torchdebug_magics.probing.children.rank_session import leave_whole
+from torchdebug_magics.probing.children.rank_traces import leave_whole
 from torchdebug_magics.ranks.transport import packed, unpacked
 
 if TYPE_CHECKING:
-    from torchdebug_magics.probing.children.rank_session import Standing
+    from torchdebug_magics.probing.children.rank_traces import Standing
     from torchdebug_magics.ranks.compared import Details, RankRecord
     from torchdebug_magics.ranks.disagreements import Asked
     from torchdebug_magics.ranks.report import RankFindingKind

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.probing.children.rank_records import without_report
-from torchdebug_magics.probing.children.rank_session import Standing
+from torchdebug_magics.probing.children.rank_traces import Standing
 
 if TYPE_CHECKING:
     from torchdebug_magics.ranks.compared import RankRecord

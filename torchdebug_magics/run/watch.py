@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing import this_rank
-from torchdebug_magics.probing.children.rank_session import record_of, standing_here
+from torchdebug_magics.probing.children.rank_traces import record_of, standing_here
 from torchdebug_magics.probing.where import locate, user_frame
 from torchdebug_magics.ranks.merging import merged
 from torchdebug_magics.run.meeting import Meeting, meeting_place

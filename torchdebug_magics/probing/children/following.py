@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.probing.children.launching import Child, remembered, start_method
 from torchdebug_magics.probing.children.rank_records import Launched, collected
-from torchdebug_magics.probing.children.rank_session import ATTRIBUTE, Job, RankSession, left
+from torchdebug_magics.probing.children.rank_session import ATTRIBUTE, Job, RankSession
+from torchdebug_magics.probing.children.rank_traces import left
 from torchdebug_magics.probing.wrappers import unwrap_all, wrap
 from torchdebug_magics.ranks.merging import held_details, merged
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.probing.children.rank_session import Left, Standing, left
+from torchdebug_magics.probing.children.rank_traces import Left, Standing, left
 from torchdebug_magics.ranks.compared import Compared, RankRecord
 from torchdebug_magics.ranks.report import Rank
 

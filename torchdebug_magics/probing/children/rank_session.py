@@ -6,36 +6,30 @@ import contextlib
 import os
 import pickle
 import signal
-import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing import current_process, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing import this_rank
-from torchdebug_magics.probing.where import frames_above, is_user_code, locate, location, user_frame
-from torchdebug_magics.ranks.compared import RankRecord
-from torchdebug_magics.ranks.report import Rank
+from torchdebug_magics.probing.children.rank_traces import leave_whole, record_of, standing_here
 
 if TYPE_CHECKING:
-    from torchdebug_magics.ranks.report import RankState
-    from torchdebug_magics.report import Location, Report
+    from torchdebug_magics.ranks.compared import RankRecord
     from torchdebug_magics.session import Session
 
-__all__ = ["ATTRIBUTE", "Job", "Left", "RankSession", "Standing", "leave_whole", "left", "rank_here", "record_of", "standing_here"]
+__all__ = ["ATTRIBUTE", "Job", "RankSession", "rank_here"]
 
 ATTRIBUTE = "_torchdebug_rank"
 """Of a `multiprocessing` process that runs under an instrument."""
 _EVERY_S = 0.25
-_LONGEST = 160
-"""Characters of an error's text in a row of the table."""
+_LET_GO_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,31 +41,6 @@ class Job:
     options: Mapping[str, Any]
     launcher: int
     """Its process."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Standing:
-    """Where a rank stands; what is left of one that is killed."""
-
-    rank: int
-    pid: int
-    host: str = field(default_factory=socket.gethostname)
-    device: str
-    location: Location | None
-    elapsed_s: float
-    is_in_job: bool = False
-    position: int = 0
-    """Another one whenever its main thread has gone on, in whatever code."""
-    live: object = field(default=None, compare=False)
-    """For the live view."""
-
-
-@dataclass(frozen=True)
-class Left:
-    """What a process has left."""
-
-    standing: Standing | None = None
-    record: RankRecord | None = None
 
 
 class RankSession:
@@ -118,11 +87,23 @@ class RankSession:
 
     def _open(self) -> None:
         from torchdebug_magics import catalog  # noqa: PLC0415 - a row names its probe: each would import the other
+        from torchdebug_magics.probing.wrappers import wrap  # noqa: PLC0415 - it imports torch, which is not ours to import before
 
         session = catalog.instrument(self.job.instrument).session_in_rank(self.job)
         session.__enter__()
         self._session = session
+        torch: Any = sys.modules["torch"]
+        if torch.distributed.is_available():
+            for holder in (torch.distributed, torch.distributed.distributed_c10d):
+                wrap(self._stack, self, holder, "destroy_process_group", self._leave_group)
         self._stack.enter_context(Sampler(self._stand, name="rank", every_s=_EVERY_S, first_s=0.05))
+
+    def _leave_group(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """The group's destructor waits, and holds the GIL, for a thread that needs it to let go of what a collective held of Python's."""
+        __tracebackhide__ = True
+        self.number()
+        time.sleep(_LET_GO_S)
+        original(*args, **kwargs)
 
     def end(self) -> None:
         """Called while the process ends: close the session, and leave what it found."""
@@ -158,46 +139,10 @@ class RankSession:
         return replace(record, is_in_job=self._world_size > 1)
 
 
-def standing_here(rank: int, elapsed_s: float, *, is_in_job: bool, live: object = None) -> Standing:
-    """Of this process; called by any thread."""
-    innermost = sys._current_frames().get(threading.main_thread().ident or 0)
-    position = hash(tuple((id(one.f_code), one.f_lasti) for one in frames_above(innermost)))
-    frame = user_frame(innermost)
-    return Standing(
-        rank=rank, pid=os.getpid(), device=this_rank.device(), location=None if frame is None else locate(frame), elapsed_s=elapsed_s,
-        is_in_job=is_in_job, position=position, live=live,
-    )  # fmt: skip
-
-
-def record_of(instrument: str, rank: int, report: Report, error: BaseException | None, elapsed_s: float) -> RankRecord:
-    """Of this process."""
-    from torchdebug_magics import catalog  # noqa: PLC0415 - as above
-
-    compared = catalog.instrument(instrument).compared(report)
-    own = Rank(
-        rank=rank, host=socket.gethostname(), pid=os.getpid(), device=this_rank.device(), state=_state(error),
-        exit_code=None if error is None else 1, report=report, elapsed_s=elapsed_s, error=_text(error), location=_place(error),
-    )  # fmt: skip
-    return RankRecord(rank=own, compared=compared)
-
-
 def rank_here() -> int | None:
     """The number of the rank that this process is; None where no session has launched it."""
     session: RankSession | None = vars(current_process()).get(ATTRIBUTE)
     return this_rank.rank() if session is None else session.number()
-
-
-def left(folder: str) -> dict[int, Left]:
-    """What each process of a job has left so far, by its number."""
-    found: dict[int, Left] = {}
-    with contextlib.suppress(OSError):
-        for file in Path(folder).iterdir():
-            pid, _, kind = file.name.partition(".")
-            with contextlib.suppress(Exception):  # written by a version that was reloaded meanwhile, or taken away
-                if kind in {"standing", "record"}:
-                    value = pickle.loads(file.read_bytes())  # noqa: S301 - our own, in a private folder
-                    found[int(pid)] = replace(found.get(int(pid), Left()), **{kind: value})
-    return found
 
 
 def _arrived(job: Job, index: int, outer: RankSession | None) -> RankSession:
@@ -230,13 +175,6 @@ def _leave(job: Job, name: str, value: object) -> None:
         leave_whole(Path(job.folder, name), pickle.dumps(value))
 
 
-def leave_whole(path: Path, data: bytes) -> None:
-    """Whole or not at all, whenever the process is killed."""
-    new = path.with_name(f"{path.name}~")
-    new.write_bytes(data)
-    new.replace(path)
-
-
 def _ending_error() -> BaseException | None:
     """The exception that ends the process; torch's launcher turns one into an exit code."""
     error = sys.exc_info()[1]
@@ -245,22 +183,3 @@ def _ending_error() -> BaseException | None:
             return None
         return error.__context__ or error
     return error
-
-
-def _state(error: BaseException | None) -> RankState:
-    return "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
-
-
-def _text(error: BaseException | None) -> str:
-    if error is None:
-        return ""
-    text = next(iter(str(error).strip().splitlines()), "")
-    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _place(error: BaseException | None) -> Location | None:
-    if error is None:
-        return None
-    walked = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
-    return location(walked[-1][0].co_filename, walked[-1][1], walked[-1][0].co_name) if walked else None
