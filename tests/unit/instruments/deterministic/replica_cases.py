@@ -188,6 +188,25 @@ def layer_added_after_ddp(rank: int) -> nn.Module:
     return train(model, sharded(rank))
 
 
+def with_head(rank: int, head: nn.Module, *, is_averaged: bool = False) -> nn.Module:
+    """A loop over a model under DDP, and a head that is not."""
+    body = DDP(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
+    for x, y in sharded(rank):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(head(body(x)), y).backward()
+        if is_averaged:
+            average(head)
+        optimizer.step()
+    return nn.ModuleList([body, head])
+
+
+@planted(Expected("replicas_part", 1, "Linear2.weight", "optimizer.step()"))
+def head_beside_ddp(rank: int) -> nn.Module:
+    seeded()
+    return with_head(rank, nn.Linear(4, 1))
+
+
 @planted(Expected("replicas_part", 1, "0.weight", "optimizer.step()"))
 def no_sync_for_ever(rank: int) -> nn.Module:
     seeded()
@@ -592,6 +611,20 @@ def a_head_for_each_rank(rank: int) -> nn.Module:
     for one in model[0].parameters():
         dist.broadcast(one.data, 0)
     return train(model, sharded(rank), before=lambda: average(model, but=["2.weight", "2.bias"]))
+
+
+@healthy
+def a_head_for_each_rank_beside_ddp(rank: int) -> nn.Module:
+    seeded(rank)
+    head = nn.Linear(4, 1)
+    seeded()
+    return with_head(rank, head)
+
+
+@healthy
+def a_head_averaged_by_hand_beside_ddp(rank: int) -> nn.Module:
+    seeded()
+    return with_head(rank, nn.Linear(4, 1), is_averaged=True)
 
 
 @healthy
