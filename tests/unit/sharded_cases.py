@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -253,6 +253,20 @@ def needs_data(_kind: str, rank: int, mesh: DeviceMesh) -> dict[str, Any]:
     return {"error": error, "collectives": collectives_count() - before}
 
 
+def wrapped(_kind: str, rank: int, _mesh: DeviceMesh) -> dict[str, Any]:
+    """Wrappers whose forward communicates, even without data."""
+
+    class Normed(nn.Sequential):
+        """With buffers, which DistributedDataParallel sends around."""
+
+    plain = nn.parallel.DistributedDataParallel(Normed(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    flat = FullyShardedDataParallel(Perceptron(), device_id=torch.device("cpu"))
+    before = collectives_count()
+    shapes = torchdebug_magics.shapes(plain, torch.randn(2, 4)).verdict if rank == 0 else ""
+    refused = error_of(lambda: torchdebug_magics.shapes(flat, torch.randn(2, 32))) if rank == 0 else ""
+    return {"shapes": shapes, "refused": refused, "collectives": collectives_count() - before}
+
+
 def held_memory(_kind: str, rank: int, mesh: DeviceMesh) -> dict[str, Any]:
     """What an error holds of a DTensor is counted as it is here."""
 
@@ -282,7 +296,7 @@ def cases() -> dict[str, Any]:
         found[f"plain {kind}"] = plain, kind
     for kind, case in itertools.product(KINDS, (alone, restored, verified, compared, reached, faulty)):
         found[f"{case.__name__} {kind}"] = case, kind
-    for case in (one_shard_of_zeros, needs_data, held_memory):
+    for case in (one_shard_of_zeros, needs_data, wrapped, held_memory):
         found[case.__name__] = case, ""
     found["overfitted fsdp"] = overfitted, "fsdp"
     for instrument, kind in WATCHED:

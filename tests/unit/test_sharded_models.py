@@ -109,6 +109,13 @@ def test_what_needs_data_is_not_run_on_one_rank_alone(facts):
     assert alone["collectives"] == 0
 
 
+def test_a_wrapper_that_communicates_is_looked_behind_or_refused(facts):
+    alone, other = of(facts, "wrapped")
+    assert alone["shapes"].startswith("Normed: 28 parameters")
+    assert alone["refused"].startswith("TorchDebugError: `FullyShardedDataParallel` communicates in each forward")
+    assert alone["collectives"] == other["collectives"] == 0
+
+
 def test_memory_is_what_this_process_holds(facts):
     report = of(facts, "memtrace tensor parallel")[1]["report"]
     assert report["peak"]["by_category"]["parameter"] == 4 * (2 * 32 * 32 + 32 + 32)

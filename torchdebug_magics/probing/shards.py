@@ -14,7 +14,10 @@ import torch
 
 from torchdebug_magics.report import Sharding
 
-__all__ = ["gathered_for", "held_of", "is_shard", "is_shard_type", "local_of", "ranks_of", "sharding_of", "shards_may_be", "shards_note"]
+__all__ = [
+    "gathered_for", "has_flat_parameters", "held_of", "is_shard", "is_shard_type", "local_of", "ranks_of", "sharding_of",
+    "shards_may_be", "shards_note",
+]  # fmt: skip
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -81,6 +84,12 @@ def gathered_for(modules: Iterable[torch.nn.Module]) -> dict[int, torch.Tensor]:
             if (gathered := getattr(one, "_unsharded_param", None)) is not None:
                 found[id(gathered)] = one.sharded_param
     return found
+
+
+def has_flat_parameters(model: torch.nn.Module) -> bool:
+    """Whether `FullyShardedDataParallel`, the older FSDP, holds parameters of it: its forward communicates even on tensors without data."""
+    wrapper: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
+    return any(isinstance(part, wrapper) for part in model.modules())
 
 
 def ranks_of(tensors: Iterable[torch.Tensor]) -> int:

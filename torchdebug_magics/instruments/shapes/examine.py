@@ -25,7 +25,8 @@ from torchdebug_magics.probing.dry_runs.inputs import Inputs, readings, zeros
 from torchdebug_magics.probing.dry_runs.leaves import is_lazy, named_tensors
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.rng import RandomState
-from torchdebug_magics.probing.shards import ranks_of
+from torchdebug_magics.probing.shards import has_flat_parameters, ranks_of
+from torchdebug_magics.probing.this_rank import world_size
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.repair.source import Site
@@ -93,6 +94,9 @@ def see(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *
     `site` is the user's own call, in which fixes of the arguments are written.
     """
     model = _inner(model)
+    if not real and world_size() > 1 and has_flat_parameters(model):
+        msg = "`FullyShardedDataParallel` communicates in each forward: use `%shapes` before wrapping, or `--real` on all ranks"
+        raise TorchDebugError(msg)
     notes: list[str] = []
     if any(is_lazy(one) for one in model.parameters()):
         model = _sized(model, next(readings(model, args, kwargs)), notes)
@@ -117,8 +121,10 @@ def see_call(model: torch.nn.Module, given: Mapping[str, Any], *, are_named: boo
 
 
 def _inner(model: torch.nn.Module) -> torch.nn.Module:
-    """What a compiler or DataParallel wraps."""
+    """What a compiler, DataParallel or DistributedDataParallel wraps: the latter sends buffers to the other ranks before each forward."""
     inner = unwrapped(model)
+    if isinstance(inner, torch.nn.parallel.DistributedDataParallel):
+        return unwrapped(inner.module)
     if isinstance(inner, torch.nn.DataParallel) and inner.device_ids:
         return unwrapped(inner.module)
     return inner

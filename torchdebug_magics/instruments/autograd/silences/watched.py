@@ -75,7 +75,7 @@ class Watched:
         recorder.look_at_shared_memory()
         graph = [op for tensor in tensors for op in tape.graph_of(id(tensor))]
         leaves = frozenset(use.tensor for op in graph for use in op.reads if use.is_leaf and use.requires_grad)
-        leaves = _with_shards(leaves, tensors)
+        leaves = _with_shards(leaves, tensors, [one for optimizer in self.optimizers() for one in tensors_of(optimizer)])
         with _disable_current_modes(), torch.no_grad():
             held = [one for optimizer in self.optimizers() for one in tensors_of(optimizer) if id(one) in leaves]
             left = frozenset(id(one) for one in held if is_nonzero(one.grad))
@@ -142,10 +142,11 @@ def _has_storage(gradient: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
     return gradient is not None and gradient.layout is torch.strided and not gradient.is_meta
 
 
-def _with_shards(leaves: frozenset[int], tensors: tuple[torch.Tensor, ...]) -> frozenset[int]:
+def _with_shards(leaves: frozenset[int], tensors: tuple[torch.Tensor, ...], updated: list[torch.Tensor]) -> frozenset[int]:
     """With the DTensors that the graphs end in, by what FSDP and tensor parallelism do to them on the way: no op is seen to do it."""
     ends = leaves_of(tensors) if shards_may_be() else []
-    gathered = gathered_for(live_modules()) if ends else {}
+    is_all_updated = set(map(id, updated)).issuperset(map(id, ends))  # then nothing was gathered for it, and no module is looked for
+    gathered = {} if is_all_updated else gathered_for(live_modules())
     found = (gathered.get(id(one), one) for one in ends)
     return leaves - gathered.keys() | {id(one) for one in found if is_shard(one)}
 
