@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["MOST_NODES", "leaves_of", "upstream"]
+__all__ = ["MOST_NODES", "is_graph_leaf", "leaves_of", "upstream"]
 
 MOST_NODES = 10_000
 """Of one graph. Handles are freed one inside the other with it, and from about 50,000 on the process crashes."""
@@ -52,6 +52,14 @@ def upstream(roots: Iterable[Any]) -> Iterator[Any]:
             return
         if not left and counts[graph(number)] >= MOST_NODES:
             left = MOST_NODES
+
+
+def is_graph_leaf(tensor: torch.Tensor) -> bool:
+    """Whether it has no history; False for one of several views whose base was written in place, as FSDP's: PyTorch refuses to tell."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
 
 
 def leaves_of(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.probing.contents import Contents
+from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.rerun.replay_state import Flags, listening
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.snapshot import Bound, Snapshot
@@ -66,7 +67,7 @@ class KeptState:
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool:
-    return tensor.is_leaf and not tensor.is_inference() and (tensor.is_floating_point() or tensor.is_complex())
+    return is_graph_leaf(tensor) and not tensor.is_inference() and (tensor.is_floating_point() or tensor.is_complex())
 
 
 def _trained(objects: Snapshot) -> set[int]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torchdebug_magics.probing import graphs
-from torchdebug_magics.probing.graphs import upstream
+from torchdebug_magics.probing.graphs import is_graph_leaf, upstream
 
 LONG = """
 import gc
@@ -65,3 +65,16 @@ def test_every_node_comes_once_and_of_one_graph_not_too_many(monkeypatch: pytest
     diamond = doubled(weight, 2)
     nodes = list(upstream([(diamond * diamond + diamond).grad_fn]))
     assert len(nodes) == len(set(nodes)) == 5
+
+
+@pytest.mark.parametrize("instrument", ["memtrace", "overfit", "deterministic", "nanhunt"])
+def test_a_view_whose_history_pytorch_refuses_to_tell_is_no_obstacle(instrument):
+    base = torch.ones(2, 2, requires_grad=True).clone()
+    view, _ = base.unbind()
+    base.add_(1)
+    with pytest.raises(RuntimeError, match="multiple views"):
+        view.is_leaf  # noqa: B018 - asked for the error
+    assert not is_graph_leaf(view)
+    with getattr(torchdebug_magics, instrument)() as session:
+        torch.ones(2).sum()
+    assert session.report.problems == ()

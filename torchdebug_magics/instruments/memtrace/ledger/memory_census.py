@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from torchdebug_magics.probing.graphs import upstream
+from torchdebug_magics.probing.graphs import is_graph_leaf, upstream
 from torchdebug_magics.probing.modules import live_kinds
 from torchdebug_magics.probing.storages import storages
 
@@ -36,19 +36,19 @@ class Census:
     def storages(self) -> Iterator[tuple[torch.UntypedStorage, str]]:
         """(storage, what it is if nothing else is known of it); one may come several times."""
         for tensor in self.tensors:
-            if tensor.is_leaf:
+            if is_graph_leaf(tensor):
                 yield from ((storage, "") for storage in _of(tensor))
         for tensor in saved_tensors(tensor.grad_fn for tensor in self.tensors if has_graph(tensor)):
             yield from ((storage, ACTIVATION) for storage in _of(tensor))
         for tensor in self.tensors:
-            if not tensor.is_leaf:
+            if not is_graph_leaf(tensor):
                 yield from ((storage, "") for storage in _of(tensor))
 
     def mark(self, ledger: Ledger) -> None:
         """Say of each block in the ledger what it is to a model, where it is anything."""
         for module in self.modules:
             mark(ledger, module._buffers.values(), BUFFER)
-        parameters = [tensor for tensor in self.tensors if tensor.is_leaf and tensor.requires_grad]
+        parameters = [tensor for tensor in self.tensors if is_graph_leaf(tensor) and tensor.requires_grad]
         parameters += [one for module in self.modules for one in module._parameters.values() if one is not None]  # frozen ones, too
         mark(ledger, parameters, PARAMETER)
         mark_gradients(ledger, parameters)
@@ -92,7 +92,7 @@ def _blocks_of(ledger: Ledger, tensors: Iterable[torch.Tensor | None]) -> Iterat
 
 def mark_gradients(ledger: Ledger, parameters: Iterable[torch.Tensor]) -> None:
     """Say which blocks are the gradients of these leaves."""
-    mark(ledger, (one.grad for one in parameters if one.is_leaf), GRADIENT)
+    mark(ledger, (one.grad for one in parameters if is_graph_leaf(one)), GRADIENT)
 
 
 def mark_state(ledger: Ledger, optimizer: torch.optim.Optimizer) -> None:
@@ -127,7 +127,10 @@ def _raw(node: Any, name: str) -> Iterator[torch.Tensor]:
 def has_graph(tensor: torch.Tensor) -> bool:
     """Whether it has a history."""
     # Asked of a view whose base was written in place, torch makes the graph anew: not for us to cause.
-    return tensor.requires_grad and not tensor.is_leaf
+    try:
+        return tensor.requires_grad and not tensor.is_leaf
+    except RuntimeError:  # see `is_graph_leaf`
+        return False
 
 
 def _of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:

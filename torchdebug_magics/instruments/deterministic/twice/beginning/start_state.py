@@ -15,6 +15,7 @@ from torchdebug_magics.instruments.deterministic.twice.beginning.open_figures im
 from torchdebug_magics.instruments.deterministic.twice.beginning.process_settings import Process
 from torchdebug_magics.probing.attributes import Names
 from torchdebug_magics.probing.contents import Contents
+from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.snapshot import Bound, Snapshot
 from torchdebug_magics.probing.where import runs_alone
@@ -90,7 +91,7 @@ class State:
 
 
 def _is_leaf(tensor: Any) -> bool:
-    return is_lazy(tensor) or (bool(tensor.is_leaf) and not tensor.is_inference())
+    return is_lazy(tensor) or (is_graph_leaf(tensor) and not tensor.is_inference())
 
 
 def _fill(queue: Queue[Any], unfinished: int, items: list[Any]) -> None:
