@@ -296,11 +296,12 @@ def cases() -> dict[str, Any]:
         found[f"plain {kind}"] = plain, kind
     for kind, case in itertools.product(KINDS, (alone, restored, verified, compared, reached, faulty)):
         found[f"{case.__name__} {kind}"] = case, kind
-    for case in (one_shard_of_zeros, needs_data, wrapped, held_memory):
+    for case in (one_shard_of_zeros, needs_data, held_memory):
         found[case.__name__] = case, ""
     found["overfitted fsdp"] = overfitted, "fsdp"
     for instrument, kind in WATCHED:
         found[f"{instrument} {kind}"] = lambda *args, instrument=instrument: under(instrument, *args), kind
+    found["wrapped"] = wrapped, ""  # last: its models outlive it
     return found
 
 

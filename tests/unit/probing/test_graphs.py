@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+import torchdebug_magics
 from torchdebug_magics.probing import graphs
 from torchdebug_magics.probing.graphs import is_graph_leaf, upstream
 
