@@ -162,15 +162,6 @@ TRAINS = """
 """
 
 
-def test_a_finding_ends_the_script_in_its_own_lines(here: Path) -> None:
-    written("train.py", TRAINS)
-    code, out, err = ended(*RUN, "train.py", "nan")
-    assert (code, out) == (1, "")
-    assert err.startswith("Traceback of your own code (most recent call last):\n  train.py:22: train(")
-    assert err.count("NaN born at step 0 · forward of log") == 2
-    assert 'File "' not in err
-
-
 def test_sigterm_ends_in_a_report(here: Path) -> None:
     written("train.py", TRAINS)
     process = subprocess.Popen([*RUN, "train.py", "waits"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -249,6 +240,10 @@ def test_without_a_store_they_meet_in_a_folder(here: Path) -> None:
     assert first.code == 0
     assert "[✖ problem] Rank 1 of 2: NaN born at step 0" in first.err
     assert second.code == 1
+    # Its own error, in the lines of the user's that led to it, and no report.
+    assert second.err.startswith("Traceback of your own code (most recent call last):\n  train.py:22: train(")
+    assert second.err.count("NaN born at step 0 · forward of log") == 1
+    assert 'File "' not in second.err
     assert "[✖" not in second.err
     assert merged("all.json")["ranks"][1]["state"] == "raised"
     assert left() == []
