@@ -113,7 +113,8 @@ def launching(start_kernel: Callable[[str], Kernel], tmp_path_factory: pytest.Te
 
 
 def test_the_launchers_of_accelerate_and_lightning(launching: Kernel) -> None:
-    cell = "%%nanhunt -o r\nfrom accelerate import notebook_launcher\nnotebook_launcher(train, num_processes=2)"
+    assert launching.run(PORT).status == "ok"
+    cell = "%%nanhunt -o r\nfrom accelerate import notebook_launcher\nnotebook_launcher(train, num_processes=2, use_port=port)"
     ran = launching.run(cell, timeout_s=200)
     assert (ran.status, ran.ename) == ("error", "ChildFailedError")
     found = report(launching)
@@ -174,6 +175,13 @@ def test_engines_of_ipyparallel(start_kernel: Callable[[str], Kernel]) -> None:
         kernel.stop()
 
 
+PORT = """\
+import socket
+with socket.socket() as free:
+    free.bind(("", 0))
+    port = str(free.getsockname()[1])
+"""
+"""The launcher's own is taken where another test of this machine launches ranks."""
 LIGHTNING = """\
 import lightning, logging, warnings
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

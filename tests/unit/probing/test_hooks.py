@@ -304,3 +304,13 @@ def test_an_error_of_a_data_set_passes_a_watched_loader() -> None:
             next(batches)
         assert pickle.loads(pickle.dumps(_BaseDataLoaderIter.__next__)) is _BaseDataLoaderIter.__next__
     assert _BaseDataLoaderIter.__next__ is NEXT
+
+
+@pytest.mark.parametrize("name", ["zeroed_gradients", "clipped_gradients", "loader_batches", "ends_of_saving"])
+def test_what_stands_in_the_place_of_a_function_is_found_by_the_sweep(name: str) -> None:
+    """As after an interrupt, when the stack is lost."""
+    hooks, lost = Hooks(), ExitStack()
+    getattr(hooks, name)(lost, lambda original, *args, **kwargs: original(*args, **kwargs))
+    lost.pop_all()
+    assert hooks.sweep()
+    assert not hooks.sweep()
