@@ -48,7 +48,7 @@ class Rank:
         at = f" at {self.location}" if self.location is not None else ""
         match self.state:
             case "raised":
-                return f"raised {self.error}{at}"
+                return f"exited with code {self.exit_code}{at}" if self.error.startswith("SystemExit") else f"raised {self.error}{at}"
             case "interrupted":
                 return f"was interrupted{at}" if self.exit_code is not None or self.report is not None else f"had not ended{at}"
             case "died" if self.exit_code is None:

@@ -28,10 +28,11 @@ def page(report: RanksReport, page_of: Callable[[Report], Page]) -> Page:
     own = None if report.shown is None else page_of(report.shown)
     said = _notes(report.shown)
     inner = () if own is None else tuple(one for one in own.blocks if one not in said)
-    head = _head(inner) if report.first is not None and not report.rank_findings else 0
+    shown = next((one.rank for one in report.ranks if one.report is report.shown), None)
+    is_found = report.first is not None or shown is None
+    head = _head(inner) if is_found and not report.rank_findings else 0
     blocks: list[Block] = [*map(_facts, report.rank_findings), *inner[:head], _table(report), *_notes(report)]
     if inner[head:]:
-        shown = next((one.rank for one in report.ranks if one.report is report.shown), None)
         whose = "the process that launched the ranks" if shown is None else f"rank {shown}"
         blocks.append(Fold(f"The report of {whose}", inner[head:]))
     return Page(report.instrument, _status(report, own), report.verdict, tuple(blocks))
