@@ -120,3 +120,17 @@ def square(number: int) -> int:
 def tensors(number: int) -> Any:
     """What a helper computes."""
     return (torch.arange(number) ** 2).sum().item()
+
+
+def train_unevenly(rank: int, world_size: int, store: str, what: str) -> None:
+    """Rank 1 has larger batches, or keeps what it computes."""
+    with group(rank, world_size, store):
+        model, kept = torch.nn.Linear(256, 256), []
+        for _ in range(8):
+            rows = 24 if rank == 1 and what == "shapes" else 8
+            rows *= 1024 if what == "memory" else 1
+            out = model(torch.rand(rows, 256))
+            if rank == 1 and what == "memory":
+                kept.append(out.detach())
+            out.mean().backward()
+            average(model, world_size)

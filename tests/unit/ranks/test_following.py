@@ -225,3 +225,21 @@ def test_the_live_view_is_that_of_the_lowest_rank(store: str) -> None:
         for process in processes:
             process.join()
     assert any(one.steps_count for one in seen if one is not None)
+
+
+def test_a_rank_that_keeps_what_the_others_do_not(store: str) -> None:
+    with torchdebug_magics.memtrace() as session:
+        launched(programs.train_unevenly, (0, 2, store, "memory"), (1, 2, store, "memory"))
+    (finding,) = session.report.rank_findings
+    assert (finding.kind, finding.ranks) == ("uneven_memory", (1,))
+    assert finding.location.source == "kept.append(out.detach())"
+    assert session.report.first == 1
+
+
+def test_ranks_whose_shapes_differ(store: str) -> None:
+    with torchdebug_magics.shapes() as session:
+        launched(programs.train_unevenly, (0, 2, store, "shapes"), (1, 2, store, "shapes"))
+    (finding,) = session.report.rank_findings
+    assert (finding.kind, finding.ranks, finding.tensor) == ("shapes_differ", (1,), "(root)")
+    assert session.report.rows[0].output_shapes == ((8, 256),), "those of rank 0"
+    assert session.report.verdict == "The shapes of rank 1 differ from rank 0's, first at (root)"
