@@ -103,7 +103,7 @@ def _moments(records: Sequence[RankRecord], details: Asked) -> list[RankFinding]
         found[kind] = _finding(kind, odd, step, tensor, [rank for rank in held if rank not in odd], places[key])
         if kind == "initial_weights" and len(set(digests[_Key("replicas_part", 0, of)].values())) == 1:
             sentence = f"{found[kind].sentence}: DistributedDataParallel puts rank 0's in their place"
-            found[kind] = replace(found[kind], sentence=sentence)
+            found[kind] = replace(found[kind], sentence=sentence, is_harmless=True)
     if "replicas_part" in found:
         found.pop("buffers_drift", None)
     order = ("initial_weights", "same_batch", "replicas_part", "buffers_drift", "shapes_differ")

@@ -42,7 +42,7 @@ def merged(
     return RanksReport(
         instrument=instrument,
         ranks=tuple(replace(one.rank, found=one.compared.found_at is not None) for one in records),
-        first=first if first is not None or not findings else findings[0].ranks[0],
+        first=first if first is not None else next((one.ranks[0] for one in findings if not one.is_harmless), None),
         rank_findings=findings,
         shown=shown,
         problems=(*problems, *_problems(records)),
@@ -75,12 +75,12 @@ def _sentence(records: Sequence[RankRecord], first: int | None, findings: Sequen
         others = f" · {ranks_named(received)} received it with the averaged gradients" if received else ""
         report = next(one.rank for one in records if one.rank.rank == first)
         parts.append(f"Rank {first} of {number}: {report.verdict}{others}")
-    parts += [capitalised(one.sentence) for one in findings if one.kind != "collective_overflow"]
+    parts += [capitalised(one.sentence) for one in findings if one.kind != "collective_overflow" and not one.is_harmless]
     if not parts or first is None:
         parts += [f"Rank {one.rank} {one.ending}" for one in broken[:_AT_LEAST]]
     if not parts:
         parts.append(_all_well(records))
-    return " · ".join(parts)
+    return " · ".join((*parts, *(one.sentence for one in findings if one.is_harmless)))
 
 
 def _was_lost(record: RankRecord) -> bool:

@@ -76,6 +76,8 @@ class RankFinding:
     fix: str
     sentence: str
     """What differs, in one sentence."""
+    is_harmless: bool = False
+    """Whether the program itself puts it right, as DistributedDataParallel does with initial weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,7 @@ def _head(blocks: Sequence[Block]) -> int:
 
 
 def _status(report: RanksReport, own: Page | None) -> Status:
-    if report.rank_findings or any(one.state in {"raised", "died"} for one in report.ranks):
+    if any(not one.is_harmless for one in report.rank_findings) or any(one.state in {"raised", "died"} for one in report.ranks):
         return "bad"
     return "info" if own is None else own.status
 
@@ -72,7 +72,8 @@ def _line(finding: RankFinding) -> str:
 def _table(report: RanksReport) -> Table:
     groups = _alike(report.ranks)
     rows = [_row(group) for group in groups]
-    odd = {report.first, *(rank for one in report.rank_findings if one.kind != "same_batch" for rank in one.ranks)}
+    wrong = [one for one in report.rank_findings if one.kind != "same_batch" and not one.is_harmless]
+    odd = {report.first, *(rank for one in wrong for rank in one.ranks)}
     marked = frozenset(at for at, group in enumerate(groups) if any(one.rank in odd or one.state in {"raised", "died"} for one in group))
     whole = Table("Ranks", _COLUMNS, [_row([one]) for one in report.ranks], _FORMATS) if len(groups) < len(report.ranks) else None
     return Table("Ranks", _COLUMNS, rows, _FORMATS, marked=marked, whole=whole)

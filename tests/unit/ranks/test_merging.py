@@ -11,6 +11,8 @@ import pytest
 from tests.unit.ranks.built import LINE, WELL, record, with_moments, without_report
 from torchdebug_magics import catalog
 from torchdebug_magics.html import plain
+from torchdebug_magics.html.page import Table
+from torchdebug_magics.ranks.compared import Moment
 from torchdebug_magics.ranks.merging import held_details, merged
 
 if TYPE_CHECKING:
@@ -95,3 +97,15 @@ def test_a_problem_of_many_is_said_once() -> None:
     records = [record(rank) for rank in range(3)]
     records = [replace(one, rank=replace(one.rank, report=replace(one.rank.report, problems=("no room",)))) for one in records]  # type: ignore[type-var]
     assert put_together(records).problems == ("ranks 0, 1 and 2: no room",)
+
+
+def test_what_the_program_puts_right_itself_is_no_alarm() -> None:
+    """As `torch.manual_seed(seed + rank)` before a model under DistributedDataParallel."""
+    records = [record(rank, moments=(Moment("initial_weights", 0, rank), Moment("replicas_part", 0, 7))) for rank in range(2)]
+    report = put_together(records)
+    assert [(one.kind, one.is_harmless) for one in report.rank_findings] == [("initial_weights", True)]
+    assert report.first is None
+    assert report.verdict.startswith(f"All 2 ranks: {WELL} · the initial weights of rank 1 differ")
+    page = catalog.instrument("nanhunt").page(report)
+    assert page.status == "good"
+    assert not any(table.marked for table in page.blocks if isinstance(table, Table))
