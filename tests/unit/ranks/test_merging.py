@@ -107,5 +107,5 @@ def test_what_the_program_puts_right_itself_is_no_alarm() -> None:
     assert report.first is None
     assert report.verdict.startswith(f"All 2 ranks: {WELL} · the initial weights of rank 1 differ")
     page = catalog.instrument("nanhunt").page(report)
-    assert page.status == "good"
+    assert page.status != "bad"
     assert not any(table.marked for table in page.blocks if isinstance(table, Table))
