@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,8 +188,10 @@ class Instrument:
         return compared
 
     def _following(self, probe: Any, options: Mapping[str, object], job: Job | None = None) -> Any:
-        """The probe, and with it every rank that is launched while it watches."""
-        return probe if self.over_ranks is None else _load(_FOLLOWED)(probe, self.name, options, self.compared, job)
+        """The probe, and with it every rank that is launched while it watches, where torch is there: a gauge does not bring it."""
+        if self.over_ranks is None or "torch" not in sys.modules:
+            return probe
+        return _load(_FOLLOWED)(probe, self.name, options, self.compared, job)
 
     def report_on(
         self,

@@ -76,7 +76,7 @@ def _sentence(records: Sequence[RankRecord], first: int | None, findings: Sequen
         report = next(one.rank for one in records if one.rank.rank == first)
         parts.append(f"Rank {first} of {number}: {report.verdict}{others}")
     parts += [capitalised(one.sentence) for one in findings if one.kind != "collective_overflow" and not one.is_harmless]
-    if not parts or first is None:
+    if not parts or (first is None and findings[0].kind != "collective_overflow"):
         parts += [f"Rank {one.rank} {one.ending}" for one in broken[:_AT_LEAST]]
     if not parts:
         parts.append(_all_well(records))

@@ -134,3 +134,20 @@ def train_unevenly(rank: int, world_size: int, store: str, what: str) -> None:
                 kept.append(out.detach())
             out.mean().backward()
             average(model, world_size)
+
+
+def train_wrapped(rank: int, world_size: int, store: str) -> None:
+    """Under DistributedDataParallel all ranks see the NaN of one at the same step."""
+    with group(rank, world_size, store):
+        torch.manual_seed(0)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            x = torch.rand(8, 4) + 1
+            if rank == 1 and step == 2:
+                x[2] = -1
+            loss = (x.log() * model(x)).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        del model  # a group that a model outlives may wait for ever

@@ -110,6 +110,16 @@ def test_torch_spawn(store: str) -> None:
     assert session.report.first == 1
 
 
+def test_the_rank_in_which_it_was_born_tells_before_its_launcher_ends_it(store: str) -> None:
+    """The other one fails first, as it has less to look into, and the launcher ends all."""
+    with torchdebug_magics.nanhunt() as session, pytest.raises(torch_multiprocessing.ProcessRaisedException):
+        torch_multiprocessing.start_processes(programs.train_wrapped, (2, store), nprocs=2, start_method="fork")
+    report: Any = session.report
+    assert (report.first, report.finding.op, report.finding.step) == (1, "log", 2)
+    assert report.rank(0).report.finding.diagnosis == "averaged_from_other_ranks"
+    assert report.verdict.endswith("rank 0 received it with the averaged gradients")
+
+
 @pytest.mark.parametrize(
     ("fault", "state", "code"), [("raises", "raised", 1), ("is killed", "died", -signal.SIGKILL), ("leaves", "died", 3)]
 )

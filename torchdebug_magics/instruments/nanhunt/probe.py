@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from torchdebug_magics.instruments.nanhunt.replay.layer_rows import LayerWatch
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.watch.checks import Checks
 from torchdebug_magics.instruments.nanhunt.watch.findings_tally import Tally
+from torchdebug_magics.probing.deferred_end import end_deferred
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from torchdebug_magics.probing.rerun.step import Entry
 
 __all__ = ["NanProbe"]
+
+_A_MOMENT_S = 0.3
 
 
 class NanProbe:
@@ -159,6 +163,9 @@ class NanProbe:
     def _act_on(self, outcome: Outcome | None) -> None:
         __tracebackhide__ = True
         if outcome is not None and outcome.finding is not None and not self._keep_going:
+            if outcome.finding.diagnosis == "averaged_from_other_ranks":
+                with end_deferred():
+                    time.sleep(_A_MOMENT_S)  # a launcher ends all as soon as one fails: the rank in which it was born first begins to look
             _stop(outcome.finding, outcome.bad)
 
 

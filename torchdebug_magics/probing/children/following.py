@@ -137,7 +137,10 @@ class FollowedRanks:
 
     def _remove_folder(self) -> None:
         if self._job is not None and not self._is_rank and os.getpid() == self._owner:
-            shutil.rmtree(self._job.folder, ignore_errors=True)
+            gone = f"{self._job.folder}~"
+            with contextlib.suppress(OSError):  # a rank that goes on finds nowhere to write, also in the middle of this
+                os.rename(self._job.folder, gone)  # noqa: PTH104 - text, as above
+            shutil.rmtree(gone, ignore_errors=True)
 
 
 def _is_helper(process: BaseProcess) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from torchdebug_magics.machine.process_state import ProcessState, process_state
 from torchdebug_magics.probing.children.agent import Agent
+from torchdebug_magics.probing.children.rank_session import folder_here
 from torchdebug_magics.probing.wrappers import unwrap_all, wrap
 
 __all__ = ["Child", "Children", "remembered", "start_method"]
@@ -72,7 +73,8 @@ class Children:
 
     def attach(self, stack: ExitStack) -> None:
         """Make the folder, and give each process that is started from now on an agent."""
-        self.folder = os.path.join(_short_folder(), f"tdm{secrets.token_hex(6)}")  # noqa: PTH118 - text, as sockets take it
+        # In a rank, within the folder of its job: a rank that is killed leaves nothing.
+        self.folder = os.path.join(folder_here() or _short_folder(), f"tdm{secrets.token_hex(6)}")  # noqa: PTH118 - text, as sockets take it
         self._owner = os.getpid()
         stack.callback(self._remove_folder)  # first, so that an interrupt cannot lose it
         os.mkdir(self.folder, 0o700)  # noqa: PTH102 - the same

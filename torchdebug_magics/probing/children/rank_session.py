@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.ranks.compared import RankRecord
     from torchdebug_magics.session import Session
 
-__all__ = ["ATTRIBUTE", "Job", "RankSession", "rank_here"]
+__all__ = ["ATTRIBUTE", "Job", "RankSession", "folder_here", "rank_here"]
 
 ATTRIBUTE = "_torchdebug_rank"
 """Of a `multiprocessing` process that runs under an instrument."""
@@ -137,6 +137,12 @@ class RankSession:
     def _record(self, session: Session[Any], error: BaseException | None) -> RankRecord:
         record = record_of(self.job.instrument, self.number(), session.report, error, time.monotonic() - self._began_s)
         return replace(record, is_in_job=self._world_size > 1)
+
+
+def folder_here() -> str:
+    """Of the job that this process belongs to, which goes when its launcher's session ends; empty where no session has launched it."""
+    session: RankSession | None = vars(current_process()).get(ATTRIBUTE)
+    return "" if session is None or os.getpid() == session.job.launcher else session.job.folder
 
 
 def rank_here() -> int | None:

@@ -21,6 +21,7 @@ from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import Overflo
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import Leaves, site, survey
 from torchdebug_magics.instruments.nanhunt.watch.undone_updates import Undos
 from torchdebug_magics.instruments.nanhunt.watch.weights_before import Beginning
+from torchdebug_magics.probing.deferred_end import end_deferred
 from torchdebug_magics.probing.rerun.frame_positions import frame_chain
 from torchdebug_magics.probing.tensors import kind_of
 from torchdebug_magics.probing.transforms import base_of
@@ -116,9 +117,10 @@ class Checks:
             return None
         leaves = {**(self._recorder.parameters() if inside is not None else {}), **{id(one): one for one, _ in held}}
         inquiry = Inquiry(differentiated or self._last_loss, leaves, frame_chain(inside or sys._getframe(1)), self._context())
-        outcome = self._guard.run(
-            "the replay up to the update", self._investigator.update, self._recorder.step, inquiry, inside=inside is not None
-        )
+        with end_deferred():
+            outcome = self._guard.run(
+                "the replay up to the update", self._investigator.update, self._recorder.step, inquiry, inside=inside is not None
+            )
         if outcome is None:
             parameter, gradient = next((pair for pair in held if kind_of(pair[1])), held[0])
             finding = updates.bad_gradient(
@@ -196,7 +198,8 @@ class Checks:
         self._tally.phase = f"replaying step {context.step}"
         inquiry = Inquiry(tensors, leaves, frame_chain(sys._getframe(1)), context, only_adds=self._were_bad)
         try:
-            outcome = self._investigator.sink(self._recorder.step, inquiry)
+            with end_deferred():
+                outcome = self._investigator.sink(self._recorder.step, inquiry)
         except (KeyboardInterrupt, SystemExit):
             self._guard.note(f"step {context.step} is bad, and the look into it was interrupted: its cause was not traced")
             self._tally.add(bare(inquiry))
