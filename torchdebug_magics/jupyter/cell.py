@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionResult
 
-from torchdebug_magics.jupyter.errors import PlainTracebacks
+from torchdebug_magics.jupyter.plain_tracebacks import PlainTracebacks
 
 if TYPE_CHECKING:
     from types import CodeType

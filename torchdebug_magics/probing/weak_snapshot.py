@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torchdebug_magics.probing.attributes import Names
 from torchdebug_magics.probing.kinds import GONE, same
-from torchdebug_magics.probing.plain import is_leaf, plain_ways_of
+from torchdebug_magics.probing.plain_values import is_leaf, plain_ways_of
 from torchdebug_magics.probing.snapshot import Bound, Faces, reachable, write_back
 
 if TYPE_CHECKING:

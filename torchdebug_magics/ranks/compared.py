@@ -70,6 +70,8 @@ class RankRecord:
     compared: Compared
     is_in_job: bool = True
     """Whether it was one of several processes of a distributed job; else it is a process that the launcher has started for anything."""
+    problems: tuple[str, ...] = ()
+    """What went wrong beside the report, as in opening its session."""
 
     def without_details(self) -> RankRecord:
         """Small enough to travel."""

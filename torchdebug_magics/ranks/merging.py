@@ -102,7 +102,7 @@ def _problems(records: Sequence[RankRecord]) -> tuple[str, ...]:
     """Each once, with the ranks that have it; that a rank was shortened to travel is said by its own report alone."""
     by_problem: dict[str, list[int]] = {}
     for one in records:
-        for problem in one.rank.report.problems if one.rank.report is not None else ():
+        for problem in (*(one.rank.report.problems if one.rank.report is not None else ()), *one.problems):
             if says_cut(problem):
                 continue
             by_problem.setdefault(problem, []).append(one.rank.rank)

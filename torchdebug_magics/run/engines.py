@@ -13,8 +13,8 @@ from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing import this_rank
 from torchdebug_magics.probing.children.rank_traces import record_of, standing_here
 from torchdebug_magics.ranks.merging import merged
+from torchdebug_magics.run.last_ranks import collected
 from torchdebug_magics.run.meeting import Meeting, StorePlace
-from torchdebug_magics.run.waiting import collected
 
 if TYPE_CHECKING:
     from torchdebug_magics.instrument import Instrument

@@ -20,8 +20,8 @@ from torchdebug_magics.probing import this_rank
 from torchdebug_magics.probing.children.rank_traces import record_of, standing_here
 from torchdebug_magics.probing.where import locate, user_frame
 from torchdebug_magics.ranks.merging import merged
+from torchdebug_magics.run.last_ranks import collected, sign_every_s
 from torchdebug_magics.run.meeting import Meeting, meeting_place
-from torchdebug_magics.run.waiting import collected, sign_every_s
 
 if TYPE_CHECKING:
     from types import TracebackType

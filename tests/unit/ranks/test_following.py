@@ -253,3 +253,19 @@ def test_ranks_whose_shapes_differ(store: str) -> None:
     assert (finding.kind, finding.ranks, finding.tensor) == ("shapes_differ", (1,), "(root)")
     assert session.report.rows[0].output_shapes == ((8, 256),), "those of rank 0"
     assert session.report.verdict == "The shapes of rank 1 differ from rank 0's, first at (root)"
+
+
+def test_what_goes_wrong_of_ours_in_a_rank_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork has what the test puts in place; the rank itself goes on."""
+    launcher = os.getpid()
+
+    def fails(_probe: object, _stack: object) -> None:
+        if os.getpid() != launcher:
+            msg = "no hooks today"
+            raise RuntimeError(msg)
+
+    monkeypatch.setattr("torchdebug_magics.instruments.nanhunt.probe.NanProbe.attach", fails)
+    with torchdebug_magics.nanhunt() as session:
+        processes = launched(programs.train_alone, (0,), (1,))
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert session.report.problems == ("ranks 0 and 1: opening the session of a rank failed: RuntimeError: no hooks today",)

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.errors.explained import explained
-from torchdebug_magics.instruments.autograd.recording.op_recorder import Recorder
+from torchdebug_magics.instruments.autograd.recording.graph_recorder import Recorder
 from torchdebug_magics.instruments.autograd.report import AutogradReport, LiveAutograd
 from torchdebug_magics.instruments.autograd.silences.alive import roots_of
 from torchdebug_magics.instruments.autograd.silences.judged import silent_faults, worst_first

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.gradwatch.loss_watch import LossWatch
 from torchdebug_magics.instruments.gradwatch.optimizer_watch import OptimizerWatch
-from torchdebug_magics.instruments.gradwatch.rules.findings import found_in, has_warning
+from torchdebug_magics.instruments.gradwatch.rules.grad_findings import found_in, has_warning
 from torchdebug_magics.instruments.gradwatch.run_record import RunRecord
 from torchdebug_magics.instruments.gradwatch.step_log import StepLog
 from torchdebug_magics.instruments.gradwatch.step_meter import gradient_of

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.probing.holders import cycles_of, waiting_cycles
-from torchdebug_magics.probing.holders.tensors import storages_of
+from torchdebug_magics.probing.holders.tensor_holders import storages_of
 from torchdebug_magics.probing.holders.walk import undisturbed
 from torchdebug_magics.probing.modules import live
 

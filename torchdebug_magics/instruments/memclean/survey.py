@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.memclean.census import size_of
 from torchdebug_magics.instruments.memclean.report import Holding
 from torchdebug_magics.probing.holders.found import roots_of
 from torchdebug_magics.probing.holders.roots import Rank, Root, roots
-from torchdebug_magics.probing.holders.tensors import storages_of
+from torchdebug_magics.probing.holders.tensor_holders import storages_of
 from torchdebug_magics.probing.holders.walk import Walk, undisturbed
 from torchdebug_magics.probing.where import is_user_code, location
 

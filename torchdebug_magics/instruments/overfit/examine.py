@@ -11,12 +11,12 @@ import torch
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed, number
 from torchdebug_magics.instrument import Examined
-from torchdebug_magics.instruments.overfit.diagnose import Diagnosis, diagnose
+from torchdebug_magics.instruments.overfit.cause_by_trials import Diagnosis, diagnose
 from torchdebug_magics.instruments.overfit.report import OverfitReport
 from torchdebug_magics.instruments.overfit.subject.leaks import leaks_of
 from torchdebug_magics.instruments.overfit.subject.sharded import refuse_sharded
 from torchdebug_magics.instruments.overfit.subject.subjects import Subject, subject_of
-from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
+from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence
 from torchdebug_magics.instruments.overfit.suspects.units import unusual_weights
 from torchdebug_magics.instruments.overfit.training.steps import Progress
 from torchdebug_magics.instruments.overfit.training.training import Training

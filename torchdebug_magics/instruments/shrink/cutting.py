@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.format import listed, plural
-from torchdebug_magics.instruments.shrink.attention import skip_attention
 from torchdebug_magics.instruments.shrink.dry_forward import DryForward, dry_forward, timed, ways
-from torchdebug_magics.instruments.shrink.edits import Edits, edits_of
 from torchdebug_magics.instruments.shrink.layer_flow import LayerFlow
 from torchdebug_magics.instruments.shrink.layer_settings import follow_cut, renumber
 from torchdebug_magics.instruments.shrink.likely_inputs import likely_inputs
 from torchdebug_magics.instruments.shrink.materialise import materialise
 from torchdebug_magics.instruments.shrink.measured import costs_of, rows_of
+from torchdebug_magics.instruments.shrink.model_edits import Edits, edits_of
 from torchdebug_magics.instruments.shrink.obstacles import failure, has_other_outputs, notes_on, sharded_by
 from torchdebug_magics.instruments.shrink.report import ShrinkReport
+from torchdebug_magics.instruments.shrink.skipped_attention import skip_attention
 from torchdebug_magics.instruments.shrink.stacks import Stack, stacks_in
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, readings
 

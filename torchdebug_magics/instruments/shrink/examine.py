@@ -9,8 +9,8 @@ from torch import nn
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.shrink.cutting import Asked, shrink_model
-from torchdebug_magics.instruments.shrink.edits import edits_of
 from torchdebug_magics.instruments.shrink.measured import costs_of
+from torchdebug_magics.instruments.shrink.model_edits import edits_of
 from torchdebug_magics.instruments.shrink.report import ShrinkReport
 from torchdebug_magics.probing.modules import unwrapped
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shrink.edits import Edits
+    from torchdebug_magics.instruments.shrink.model_edits import Edits
     from torchdebug_magics.instruments.shrink.stacks import Stack
 
 __all__ = ["follow_cut", "per_layer_kinds", "renumber", "settings_of"]

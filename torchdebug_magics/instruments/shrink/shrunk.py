@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.shrink.edits import edits_of
 from torchdebug_magics.instruments.shrink.examine import examine
+from torchdebug_magics.instruments.shrink.model_edits import edits_of
 
 if TYPE_CHECKING:
     from torch import nn

@@ -65,7 +65,7 @@ class FollowedRanks:
     def report(self) -> Report:
         """The inner probe's, or the ranks' where there were any."""
         own: Report = self._inner.report()
-        if not any(one.compared.worked or one.rank.state != "finished" for one in self._records):
+        if not any(one.compared.worked or one.rank.state != "finished" or one.problems for one in self._records):
             return own
         compared = self._compare(own)
         if compared.worked and not any(one.is_in_job or one.compared.found_at for one in self._records):

@@ -49,10 +49,11 @@ def _is_ending(child: Child, found: Mapping[int, Left]) -> bool:
 def _record(pid: int, launched: Launched | None, found: Left, number: int) -> RankRecord:
     code = None if launched is None else launched.child.exit_code()
     if found.record is not None:
-        return found.record if code is None else replace(found.record, rank=replace(found.record.rank, exit_code=code))
+        rank = found.record.rank if code is None else replace(found.record.rank, exit_code=code)
+        return replace(found.record, rank=rank, problems=found.problems)
     standing = found.standing or Standing(rank=number, pid=pid, device="cpu", location=None, elapsed_s=0.0)
     error = launched.cannot_arrive if launched is not None and found.standing is None and code else ""
-    return without_report(standing, _state(code), code, error)
+    return replace(without_report(standing, _state(code), code, error), problems=found.problems)
 
 
 def without_report(standing: Standing, state: RankState, exit_code: int | None = None, error: str = "") -> RankRecord:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing import this_rank
 from torchdebug_magics.probing.children.rank_traces import leave_whole, record_of, standing_here
+from torchdebug_magics.probing.guard import Guard
 
 if TYPE_CHECKING:
     from torchdebug_magics.ranks.compared import RankRecord
@@ -58,6 +59,7 @@ class RankSession:
         self._began_s = 0.0
         self._last: util.Finalize | None = None
         self._stack = ExitStack()
+        self._guard = Guard()
         self._rank: int | None = None
         self._world_size = 1
         self._pid = 0
@@ -73,11 +75,9 @@ class RankSession:
             return
         if not self._began_s:
             self._began_s = time.monotonic()
-            with contextlib.suppress(Exception):
-                self._inherited()
+            self._guard.run("leaving the launcher's session", self._inherited)
             if "torch" in sys.modules:  # it is not ours to import it
-                with contextlib.suppress(Exception):
-                    self._open()
+                self._guard.run("opening the session of a rank", self._open)
         if self._last is None or not self._last.still_active():  # a fork server forgets what was registered before a process runs
             self._last = util.Finalize(None, self.end, exitpriority=1000)  # before those that end its threads and pools
 
@@ -96,7 +96,10 @@ class RankSession:
         if torch.distributed.is_available():
             for holder in (torch.distributed, torch.distributed.distributed_c10d):
                 wrap(self._stack, self, holder, "destroy_process_group", self._leave_group)
-        self._stack.enter_context(Sampler(self._stand, name="rank", every_s=_EVERY_S, first_s=0.05))
+        self._stack.enter_context(Sampler(self._look, name="rank", every_s=_EVERY_S, first_s=0.05))
+
+    def _look(self) -> None:
+        self._guard.run("the look at a rank", self._stand)
 
     def _leave_group(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """The group's destructor waits, and holds the GIL, for a thread that needs it to let go of what a collective held of Python's."""
@@ -109,15 +112,17 @@ class RankSession:
         """Called while the process ends: close the session, and leave what it found."""
         error = _ending_error()
         session, self._session = self._session, None
-        with contextlib.suppress(Exception):
-            self._stack.close()
-        if session is None:
-            return
+        self._guard.run("the last look at a rank", self._stack.close)
+        record = None
         with _not_ended_meanwhile():
-            with contextlib.suppress(Exception):
-                session.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
-            with contextlib.suppress(Exception):
-                _leave(self.job, f"{os.getpid()}.record", self._record(session, error))
+            if session is not None:
+                trace = None if error is None else error.__traceback__
+                self._guard.run("closing the session of a rank", session.__exit__, None if error is None else type(error), error, trace)
+                record = self._guard.run("the report of a rank", self._record, session, error)
+            if self._guard.problems:
+                _leave(self.job, f"{os.getpid()}.problems", tuple(self._guard.problems))
+            if record is not None:
+                _leave(self.job, f"{os.getpid()}.record", record)
 
     def number(self) -> int:
         """Of this rank, as torch or its launcher has it; else its place among the processes that were started."""

@@ -51,6 +51,8 @@ class Left:
 
     standing: Standing | None = None
     record: RankRecord | None = None
+    problems: tuple[str, ...] = ()
+    """Of ours, in that process."""
 
 
 def standing_here(rank: int, elapsed_s: float, *, is_in_job: bool, live: object = None) -> Standing:
@@ -83,7 +85,7 @@ def left(folder: str) -> dict[int, Left]:
         for file in Path(folder).iterdir():
             pid, _, kind = file.name.partition(".")
             with contextlib.suppress(Exception):  # written by a version that was reloaded meanwhile, or taken away
-                if kind in {"standing", "record"}:
+                if kind in {"standing", "record", "problems"}:
                     value = pickle.loads(file.read_bytes())  # noqa: S301 - our own, in a private folder
                     found[int(pid)] = replace(found.get(int(pid), Left()), **{kind: value})
     return found

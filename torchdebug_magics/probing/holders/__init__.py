@@ -5,7 +5,7 @@ from torchdebug_magics.probing.holders.found import Held, find_holders
 from torchdebug_magics.probing.holders.growth import History, histories
 from torchdebug_magics.probing.holders.owners import Owner
 from torchdebug_magics.probing.holders.python_weights import PlainCollection, plain_collections
-from torchdebug_magics.probing.holders.tensors import addresses_of
+from torchdebug_magics.probing.holders.tensor_holders import addresses_of
 
 __all__ = [
     "Cycles", "Held", "History", "Owner", "PlainCollection", "addresses_of", "cycles_of", "find_holders", "histories", "plain_collections",

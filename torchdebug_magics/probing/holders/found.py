@@ -18,7 +18,7 @@ from torchdebug_magics.probing.holders.owners import Owner, owner_of
 from torchdebug_magics.probing.holders.paths import Paths
 from torchdebug_magics.probing.holders.roots import Root, roots
 from torchdebug_magics.probing.holders.slices import is_sliced
-from torchdebug_magics.probing.holders.tensors import history_of
+from torchdebug_magics.probing.holders.tensor_holders import history_of
 from torchdebug_magics.probing.holders.walk import Walk, undisturbed
 
 __all__ = ["Held", "find_holders", "roots_of"]

@@ -17,7 +17,7 @@ from torchdebug_magics.probing.holders.outside import is_a, names_of_type, of_ty
 from torchdebug_magics.probing.holders.owners import Owner, owner_of
 from torchdebug_magics.probing.holders.paths import Paths
 from torchdebug_magics.probing.holders.roots import Rank, roots
-from torchdebug_magics.probing.holders.tensors import history_of, is_node, is_used_up, next_nodes
+from torchdebug_magics.probing.holders.tensor_holders import history_of, is_node, is_used_up, next_nodes
 from torchdebug_magics.probing.holders.walk import Walk, undisturbed
 
 __all__ = ["History", "histories"]

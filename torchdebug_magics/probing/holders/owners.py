@@ -10,7 +10,7 @@ import torch
 
 from torchdebug_magics.probing.holders.containers import CONTAINERS
 from torchdebug_magics.probing.holders.outside import bases, is_a, module_of, names_of_type, whose_module
-from torchdebug_magics.probing.holders.tensors import is_node
+from torchdebug_magics.probing.holders.tensor_holders import is_node
 
 if TYPE_CHECKING:
     from torchdebug_magics.probing.holders.paths import Paths

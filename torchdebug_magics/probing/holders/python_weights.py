@@ -19,7 +19,7 @@ from torchdebug_magics.probing.holders.objects import held_by, is_entered, names
 from torchdebug_magics.probing.holders.outside import bases, is_a, names_of_type
 from torchdebug_magics.probing.holders.owners import Owner, owner_as
 from torchdebug_magics.probing.holders.roots import Rank, roots
-from torchdebug_magics.probing.holders.tensors import is_node
+from torchdebug_magics.probing.holders.tensor_holders import is_node
 from torchdebug_magics.probing.holders.walk import undisturbed
 
 __all__ = ["PlainCollection", "plain_collections"]

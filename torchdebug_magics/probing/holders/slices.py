@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.probing.holders.objects import is_array
-from torchdebug_magics.probing.holders.tensors import shown_bytes, storages_of
+from torchdebug_magics.probing.holders.tensor_holders import shown_bytes, storages_of
 
 if TYPE_CHECKING:
     from torchdebug_magics.probing.holders.walk import Walk

@@ -15,7 +15,7 @@ from torchdebug_magics.probing.holders.containers import CONTAINERS
 from torchdebug_magics.probing.holders.objects import held_by, is_entered
 from torchdebug_magics.probing.holders.outside import of_type
 from torchdebug_magics.probing.holders.roots import Rank, Root, namespaces
-from torchdebug_magics.probing.holders.tensors import addresses_of, in_node
+from torchdebug_magics.probing.holders.tensor_holders import addresses_of, in_node
 
 __all__ = ["Walk", "undisturbed"]
 

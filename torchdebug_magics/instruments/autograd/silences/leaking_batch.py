@@ -14,7 +14,7 @@ from torchdebug_magics.instruments.autograd.report import Finding
 from torchdebug_magics.probing.where import excerpt
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.autograd.recording.op_recorder import Recorder
+    from torchdebug_magics.instruments.autograd.recording.graph_recorder import Recorder
     from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp
     from torchdebug_magics.instruments.autograd.silences.alive import Alive
     from torchdebug_magics.instruments.autograd.silences.watched import Watched

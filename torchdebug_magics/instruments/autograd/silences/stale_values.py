@@ -15,7 +15,7 @@ from torchdebug_magics.probing.modules import live
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torchdebug_magics.instruments.autograd.recording.op_recorder import Overwritten, Recorder
+    from torchdebug_magics.instruments.autograd.recording.graph_recorder import Overwritten, Recorder
     from torchdebug_magics.instruments.autograd.recording.storage_numbers import StorageNumbers
     from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Use
 

@@ -20,7 +20,7 @@ from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.shards import gathered_for, is_shard, local_of, shards_may_be
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.autograd.recording.op_recorder import Recorder
+    from torchdebug_magics.instruments.autograd.recording.graph_recorder import Recorder
 
 __all__ = ["Watched", "is_nonzero", "tensors_of"]
 

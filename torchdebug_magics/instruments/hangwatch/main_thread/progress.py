@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from torchdebug_magics.instruments.hangwatch.main_thread.graph_growth import BackwardPasses
+from torchdebug_magics.instruments.hangwatch.main_thread.growing_graph import BackwardPasses
 from torchdebug_magics.probing.source.call_sites import line_of, names_of
 from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code
 from torchdebug_magics.probing.waits.async_tasks import cell_frames

@@ -14,7 +14,7 @@ from torchdebug_magics.instruments.overfit.training.change import Change, OnCall
 from torchdebug_magics.instruments.overfit.training.function_calls import called_name
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
+    from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence
     from torchdebug_magics.instruments.overfit.training.loss_calls import LossCall
 
 __all__ = ["suspects"]

@@ -14,7 +14,7 @@ from torchdebug_magics.instruments.overfit.suspects.loss_inputs import rows_of
 from torchdebug_magics.instruments.overfit.training.change import Change
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
+    from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence
 
 __all__ = ["capacity", "constant_output", "suspects"]
 

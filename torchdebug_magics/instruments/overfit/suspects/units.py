@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 
 from torchdebug_magics.format import listed, number
-from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence, at_line
+from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence, at_line
 from torchdebug_magics.instruments.overfit.training.change import Change
 from torchdebug_magics.probing.rng import RandomState
 

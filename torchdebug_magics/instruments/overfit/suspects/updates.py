@@ -12,7 +12,7 @@ from torchdebug_magics.instruments.overfit.training.change import Change, Undo
 if TYPE_CHECKING:
     import torch
 
-    from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
+    from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence
 
 __all__ = ["learning_rates", "never_steps", "suspects"]
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 
 from torchdebug_magics.format import number
-from torchdebug_magics.instruments.overfit.suspects.evidence import at_line, without
+from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import at_line, without
 from torchdebug_magics.instruments.overfit.training.change import Change, OnCall
 from torchdebug_magics.instruments.overfit.training.loss_calls import DISTANCES, LossCall, is_probabilities, names_of
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.overfit.report import Cause
-    from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
+    from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence
     from torchdebug_magics.instruments.overfit.training.observed_step import Activation
 
 __all__ = ["of_changed", "over_the_batch", "wrong_input"]

@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.overfit.training.function_calls import called
 from torchdebug_magics.probing.where import frames_above
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
+    from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence
     from torchdebug_magics.instruments.overfit.training.observed_step import Cut
 
 __all__ = ["frozen", "suspects"]

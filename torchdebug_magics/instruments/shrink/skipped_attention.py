@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from torchdebug_magics.instruments.shrink.edits import Edits
+    from torchdebug_magics.instruments.shrink.model_edits import Edits
     from torchdebug_magics.instruments.shrink.stacks import Stack
 
 __all__ = ["SkippedAttention", "skip_attention"]

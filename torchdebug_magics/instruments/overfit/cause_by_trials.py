@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.overfit.report import Trial
-from torchdebug_magics.instruments.overfit.suspects import loss_inputs, parameters, samples, units, updates
+from torchdebug_magics.instruments.overfit.suspects import loss_inputs, parameter_faults, samples, units, updates
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.overfit.suspects.evidence import Evidence
+    from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence
     from torchdebug_magics.instruments.overfit.training.change import Change
     from torchdebug_magics.instruments.overfit.training.training import Training
 
@@ -128,7 +128,7 @@ def _without_cause(seen: Evidence, trials: tuple[Trial, ...]) -> Diagnosis:
 def _faults(seen: Evidence) -> Iterator[Change]:
     """What is wrong in any training."""
     yield from updates.never_steps(seen)
-    for part in (parameters, loss_inputs, samples, units):
+    for part in (parameter_faults, loss_inputs, samples, units):
         yield from part.suspects(seen)
     if seen.base.error is None:
         yield from samples.constant_output(seen)
@@ -136,7 +136,7 @@ def _faults(seen: Evidence) -> Iterator[Change]:
 
 def _settings(seen: Evidence) -> Iterator[Change]:
     """What another training may have on purpose."""
-    yield from parameters.frozen(seen)
+    yield from parameter_faults.frozen(seen)
     if seen.base.error is not None or seen.base.goal is None:
         return
     yield from updates.suspects(seen)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import number, plural, share
 from torchdebug_magics.instruments.gradwatch.report import GradFinding
-from torchdebug_magics.instruments.gradwatch.rules import remedies
+from torchdebug_magics.instruments.gradwatch.rules import grad_remedies
 from torchdebug_magics.instruments.gradwatch.rules.growth_rules import has_recovered, is_spike
 from torchdebug_magics.instruments.gradwatch.rules.standing_rules import clipped_always, dead, not_learning, plateau, too_fast, vanishing
 from torchdebug_magics.probing.where import excerpt
@@ -79,7 +79,7 @@ def _diverging(grown: Divergence, history: StepHistory) -> GradFinding:
         module=None,
         value=grown.factor,
         headline=f"loss and gradient norm grow {number(grown.factor)}x per step from step {grown.first_step} on: the training diverges",
-        fix=f"start again, and {remedies.learning_rate(history, factor=0.1)}",
+        fix=f"start again, and {grad_remedies.learning_rate(history, factor=0.1)}",
         explanation=f"each update makes the loss larger, {number(grown.loss)} at step {grown.last_step}; it ends in inf or NaN",
     )
 
@@ -94,7 +94,7 @@ def _spike(record: RunRecord, peak: Spike, history: StepHistory) -> GradFinding:
         module=None if peak.module is None else record.name(peak.module),
         value=times,
         headline=f"gradient norm {number(moment.norm)} in step {moment.step}{batch}: {times:,.0f}x the usual",
-        fix=remedies.clip_at(peak.usual_norm, history),
+        fix=grad_remedies.clip_at(peak.usual_norm, history),
         explanation=f"one batch moves the weights as far as {times:,.0f} others; look at its inputs and labels"
         + (f" ({len(record.spikes)} such steps)" if len(record.spikes) > 1 else ""),
     )
@@ -108,7 +108,7 @@ def _dead(record: RunRecord, grid: Grid, history: StepHistory) -> GradFinding | 
     relu = {one for one in worst.owner.kinds if one.startswith("ReLU")}
     everything = len(suspects.modules) == len([one for one in grid.ordered() if one.steps_count])
     cause = (
-        f"use `nn.LeakyReLU(0.01)` in place of the ReLU at {_title(names[-1])}, and {remedies.learning_rate(history, factor=0.1)}"
+        f"use `nn.LeakyReLU(0.01)` in place of the ReLU at {_title(names[-1])}, and {grad_remedies.learning_rate(history, factor=0.1)}"
         if relu and not everything
         else "check that nothing rounds or saturates the output, or multiplies it by 0; whether something sets gradients to zero before "
         f"`{history.name}.step()`, `%%autograd` tells"
@@ -140,7 +140,7 @@ def _vanishing(record: RunRecord, grid: Grid, history: StepHistory) -> GradFindi
         modules=names,
         value=suspects.value,
         headline=f"gradients vanish toward the input: at {_title(names[0])} they are {suspects.value:.0e} of those at the output",
-        fix=remedies.activations(suspects.modules[0].owner.kinds),
+        fix=grad_remedies.activations(suspects.modules[0].owner.kinds),
         explanation="each layer multiplies the gradient by a number below 1, so that the first layers all but stand still",
     )
 
@@ -158,7 +158,7 @@ def _too_fast(record: RunRecord, grid: Grid, history: StepHistory) -> GradFindin
         modules=names,
         value=suspects.value,
         headline=f"each update changes {_title(names[0])} by {share(suspects.value)} of its norm, and the loss does not fall",
-        fix=remedies.learning_rate(history, ratio=suspects.value),
+        fix=grad_remedies.learning_rate(history, ratio=suspects.value),
         explanation="0.1% is usual: from about 10% on, an update undoes what the ones before have learned",
     )
 
@@ -181,7 +181,7 @@ def _not_learning(record: RunRecord, grid: Grid, history: StepHistory) -> GradFi
         headline=f"the weights of {_title(names[0]) if len(names) == 1 else plural(len(names), 'module')} {what}{why}",
         fix="keep the weights in float32, `model.float()`, and use `torch.autocast` for speed"
         if rounds
-        else remedies.learning_rate(history, ratio=suspects.value or None, factor=None if suspects.value else math.inf),
+        else grad_remedies.learning_rate(history, ratio=suspects.value or None, factor=None if suspects.value else math.inf),
         explanation="an update below half a unit in the last place of a weight is lost"
         if rounds
         else "gradients arrive, but the updates made of them are too small for anything to be learned",
@@ -205,7 +205,7 @@ def _plateau(record: RunRecord, history: StepHistory) -> GradFinding | None:
         module=None,
         value=chance,
         headline=f"the loss stays at {chance:.3f} = ln {history.classes}, that of guessing, for {plural(len(moments), 'step')}",
-        fix=f"{remedies.learning_rate(history, ratio=usual)}; or {advice}" if usual < _SLOW else advice,
+        fix=f"{grad_remedies.learning_rate(history, ratio=usual)}; or {advice}" if usual < _SLOW else advice,
         explanation="the output does not depend on the input in a way that helps to tell the classes apart",
     )
 
@@ -224,7 +224,7 @@ def _clipped(history: StepHistory) -> GradFinding | None:
         value=times,
         headline=f"clipping cuts every gradient: the norm is {number(usual)} before and {number(clipping.max_norm)} after, at each of "
         f"{plural(clipping.steps_count, 'step')}",
-        fix=f"before the clipping: `scaler.unscale_({history.name})`" if is_scaled else f"use `max_norm={remedies.rounded(usual):g}`",
+        fix=f"before the clipping: `scaler.unscale_({history.name})`" if is_scaled else f"use `max_norm={grad_remedies.rounded(usual):g}`",
         explanation="the gradients that are clipped still have the factor of the GradScaler"
         if is_scaled
         else "clipping is for rare large gradients: here it makes all of them the same size, like a smaller learning rate",
