@@ -1,6 +1,8 @@
 # Two commands on a fresh machine: `make tour` shows what this does, `make test` proves it. Each sets up all that it needs.
 
 PYTHON ?= python3
+# Colab runs Python 3.12; `make COLAB_PYTHON=... test` names one that is not found.
+COLAB_PYTHON ?= $$(tools/find_python.sh 3.12 $(PYTHON))
 VENV := .venv
 COLAB := .venv-colab
 PY := $(VENV)/bin/python
@@ -44,7 +46,7 @@ lab: $(READY)
 test: environments
 	$(PY) -m pytest --no-skips --numprocesses 2 --session-timeout 4500 $(TESTS) || { [ $$? -eq 1 ] && $(AGAIN); }
 
-## make test-all  the same with every case of the corpora, of which `make test` runs every fourth
+## make test-all  the same with every case of the corpora, of which `make test` runs a quarter, and what a change touches
 test-all: environments
 	$(PY) -m pytest --no-skips --whole --numprocesses 2 $(TESTS)
 
@@ -95,7 +97,7 @@ $(READY): pyproject.toml requirements/constraints-modern.txt
 	tools/make_venv.sh $(PYTHON) $(VENV) requirements/constraints-modern.txt -e '.[dev]'
 
 $(COLAB_READY): pyproject.toml requirements/constraints-colab.txt
-	tools/make_venv.sh $(PYTHON) $(COLAB) requirements/constraints-colab.txt -e '.[kernel]' transformers
+	tools/make_venv.sh "$(COLAB_PYTHON)" $(COLAB) requirements/constraints-colab.txt -e '.[kernel]' transformers
 
 environments: $(READY) $(COLAB_READY) browser
 
@@ -106,5 +108,5 @@ browser:
 # Take the newest releases: resolve without the pins (save torch and what makes Colab Colab) and write them down.
 lock:
 	tools/lock.sh $(PYTHON) requirements/constraints-modern.txt '^torch==' '.[dev]'
-	tools/lock.sh $(PYTHON) requirements/constraints-colab.txt \
+	tools/lock.sh "$(COLAB_PYTHON)" requirements/constraints-colab.txt \
 		'^(torch|ipython|ipykernel|ipywidgets|jupyter_client|traitlets|notebook|widgetsnbextension)==' '.[kernel]' transformers

@@ -6,13 +6,12 @@ import gc
 import os
 import signal
 import sys
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import doors, leaks
+from tests import corpora, doors, leaks, plain_words
 from tests.dealing import Dealing
 
 if TYPE_CHECKING:
@@ -21,31 +20,31 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
     from xdist.remote import Producer
 
+    from torchdebug_magics.report import Report
+
 pytest.register_assert_rewrite("tests.unit.instruments.shapes.planted")
 
 MAY_BE_SKIPPED = "gpu"
-FEW, FOURTH = 16, 4
 ROOT = Path(__file__).parent.parent
+REPORTS = plain_words.watch([])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--whole", action="store_true", help="every case of the corpora, of which else only every fourth is run")
+    parser.addoption("--whole", action="store_true", help="every case of the corpora, of which else only a fixed quarter is run")
+    parser.addoption("--base", default="origin/main", help="what is changed since this commit has its corpora run whole (%(default)s)")
     parser.addoption("--no-skips", action="store_true", help="a skipped test is a failure, unless it is marked `gpu`")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a corpus, every fourth case of each test; of a few that were asked for, all."""
+    """Of the corpora a fixed quarter, and the cases of what a change touches; of a few that were asked for, all."""
     if config.getoption("--whole"):
         return
-    by_test: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("corpus") is not None:
-            by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out = {item for cases in by_test.values() if len(cases) > FEW for item in cases if zlib.crc32(item.nodeid.encode()) % FOURTH}
+    cases = [item.nodeid for item in items if item.get_closest_marker("corpus") is not None]
+    left_out = corpora.left_out(cases, corpora.changed_files(config.getoption("--base"))) if len(cases) > corpora.FEW else set()
     if left_out:
-        config.hook.pytest_deselected(items=list(left_out))
-        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+        items[:] = [item for item in items if item.nodeid not in left_out]
 
 
 def pytest_configure() -> None:
@@ -126,6 +125,17 @@ def leak_guard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     left += [f"a file was left in the working folder: {file.relative_to(folder)}" for file in sorted(folder.rglob("*"))]
     if left:
         pytest.fail("the test left something behind:\n" + "\n".join(f"  {line}" for line in left), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def plain_words_guard(request: pytest.FixtureRequest) -> Iterator[list[Report]]:
+    """Each report that a test makes is read; they are the fixture's value."""
+    REPORTS.clear()
+    plain_words.watch(REPORTS)
+    yield REPORTS
+    if said := list(plain_words.read(REPORTS, request.node.nodeid)):
+        pytest.fail("a report does not read well:\n" + "\n".join(f"  {line}" for line in said), pytrace=False)
+    REPORTS.clear()
 
 
 @pytest.fixture

@@ -83,10 +83,10 @@ def show(report: Report, *, widget: bool = False) -> None:
 
 
 def gather(report: Report) -> RanksReport | None:
-    """Put the reports of all ranks of the default process group together: on rank 0 the one report of all, on every other rank None.
+    """Merge the reports of all ranks of the default process group: returns the merged report on rank 0, None on all others.
 
-    Every rank has to call it, with its own report of the same instrument, as any collective of ``torch.distributed``; a rank that does not
-    lets the others wait as long as the group's timeout says. A `TorchDebugError` where no group is initialized.
+    A collective: every rank must call it, with its own report of the same instrument; if a rank does not, the others wait until the
+    group's timeout. Raises `TorchDebugError` if no process group is initialized.
     """
     gathered: RanksReport | None = importlib.import_module("torchdebug_magics.probing.gathering").gather(report)
     return gathered
@@ -95,16 +95,16 @@ def gather(report: Report) -> RanksReport | None:
 def verify(function: Callable[[], object], **options: Any) -> Report:
     """Call a function twice from the same start, and name the first op that differs: ``%%deterministic --verify`` for scripts and tests.
 
-    `options`: ``seed``, ``strict``, ``keep_rng``, ``cost``. What the function raises is raised; all is left as after one call.
+    `options`: ``seed``, ``strict``, ``keep_rng``, ``cost``. Exceptions propagate; the state afterwards is that after one call.
     """
     verified: Report = importlib.import_module("torchdebug_magics.instruments.deterministic.twice.function").verify(function, **options)
     return verified
 
 
 def shrunk(model: nn.Module, *args: Any, layers: int = 2, skip_attention: bool = False, **inputs: Any) -> AbstractContextManager[Report]:
-    """Let a model have `layers` layers in each stack inside a ``with``; afterwards it has all again, whatever happens inside.
+    """Reduce each stack of a model to `layers` layers inside a ``with``; all are restored afterwards, also after an error.
 
-    `args` and `inputs` go to the forward that proves it, as in a call. A `TorchDebugError` where the model cannot be shrunk.
+    `args` and `inputs` are passed to the forward that proves the result. Raises `TorchDebugError` if the model cannot be shrunk.
     """
     module = importlib.import_module("torchdebug_magics.instruments.shrink.shrunk")
     small: AbstractContextManager[Report] = module.shrunk(model, *args, layers=layers, skip_attention=skip_attention, **inputs)
@@ -114,7 +114,7 @@ def shrunk(model: nn.Module, *args: Any, layers: int = 2, skip_attention: bool =
 def subset(loader: DataLoader[Any], samples: int = 100) -> DataLoader[Any]:
     """A loader of a few samples of the same data set, spread evenly over the classes: a training must succeed on these first.
 
-    Batch size, collation, transforms and shuffling are those of `loader`. A `TorchDebugError` where the data set has no length.
+    Batch size, collation, transforms and shuffling are those of `loader`. Raises `TorchDebugError` if the data set has no length.
     """
     small: DataLoader[Any] = importlib.import_module("torchdebug_magics.instruments.overfit.subject.subset").subset(loader, samples)
     return small
@@ -128,7 +128,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """Leave nothing behind: ``%unload_ext torchdebug_magics``."""
+    """Remove the magics: ``%unload_ext torchdebug_magics``."""
     from torchdebug_magics.jupyter import extension  # noqa: PLC0415 - late: importing the package costs next to nothing
 
     extension.unload(shell)

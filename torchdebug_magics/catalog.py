@@ -1,4 +1,4 @@
-"""THE list of instruments: name -> the module whose ``INSTRUMENT`` is its row."""
+"""The list of instruments: name -> the module whose ``INSTRUMENT`` is its row."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ INSTRUMENTS = {
 
 
 def instrument(name: str) -> Instrument:
-    """The row of that name; a KeyError where there is none."""
+    """The row of that name; raises KeyError if there is none."""
     row: Instrument = importlib.import_module(INSTRUMENTS[name]).INSTRUMENT
     return row
 
 
 def instrument_of(report: Report) -> Instrument | None:
-    """The row whose report this is: the one in whose package its class is defined."""
+    """The row of a report: that in whose package the report's class is defined, or None."""
     if isinstance(report, RanksReport):
         return instrument(report.instrument)
     home = type(report).__module__

@@ -1,10 +1,10 @@
-"""Every exception this package raises on purpose.
+"""The exceptions of this package.
 
     Exception
-    └── TorchDebugError            wrong use of the API; the message says the repair
+    └── TorchDebugError            wrong use of the API; the message names the fix
         ├── SessionError           a session entered twice, or read before its end
-        ├── DeterminismError       --strict: what cannot be run twice, at the line that does it
-        └── NonFiniteError         the finding of a nanhunt; stops the cell it was found in
+        ├── DeterminismError       --strict: code that cannot be rerun, with its line
+        └── NonFiniteError         a finding of nanhunt; stops the cell
 
 Wrong use of a magic is IPython's own ``UsageError``. A failure of our own inside a callback is never raised: it becomes one
 line of ``report.problems``.
@@ -26,7 +26,7 @@ __all__ = ["DeterminismError", "NonFiniteError", "SessionError", "TorchDebugErro
 
 
 class TorchDebugError(Exception):
-    """Base of all errors raised here on purpose."""
+    """Base class of all exceptions of this package."""
 
 
 class SessionError(TorchDebugError):
@@ -34,14 +34,14 @@ class SessionError(TorchDebugError):
 
 
 class DeterminismError(TorchDebugError):
-    """Code that is to run twice does what a second run cannot find, or do, as the first one did."""
+    """Code under ``--strict`` does something that a second run cannot repeat."""
 
 
 class NonFiniteError(TorchDebugError):
-    """A NaN or an infinity was born; the message is the verdict.
+    """A NaN or an infinity was produced; the message is the verdict.
 
-    ``finding`` is the pure record, ``bad`` maps names such as ``"input 0"`` and ``"output"`` to the detached tensors at the birth,
-    ``calls`` are the lines of the user's that led to it, the outermost first.
+    ``finding`` is the pure record, ``bad`` maps names such as ``"input 0"`` and ``"output"`` to the detached tensors at the source op,
+    ``calls`` are the user's lines that led to it, outermost first.
     """
 
     def __init__(self, verdict: str, finding: Finding, bad: Mapping[str, object], calls: Sequence[Location] = ()) -> None:
@@ -51,5 +51,5 @@ class NonFiniteError(TorchDebugError):
         self.calls = tuple(calls)
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in place of the traceback: the user's own calls, as in every report, then the verdict."""
+        """Lines that IPython shows in place of the traceback: the user's own calls, then the verdict."""
         return own_traceback(self.calls, f"{type(self).__name__}: {self}")

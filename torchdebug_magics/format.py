@@ -12,13 +12,13 @@ __all__ = [
 ]  # fmt: skip
 
 Format: TypeAlias = Literal["count", "number", "bytes", "seconds", "share", "text", "prose", "code"]
-"""How a column of a table is written: ``"text"`` is a word or two, ``"prose"`` may be long, ``"code"`` stands in a program."""
+"""Format of a table column: ``"text"`` is a word or two, ``"prose"`` may be long, ``"code"`` is source code."""
 
 _BARS = "▁▂▃▄▅▆▇█"
 _KILO, _KIBI, _MINUTE = 1000, 1024, 60
 _IN_FULL = 10_000
 _AT_A_GLANCE = 3
-"""As many words as are read so."""
+"""Words listed before "and N more"."""
 
 
 def byte_size(size_bytes: float) -> str:
@@ -58,7 +58,7 @@ def duration(seconds_s: float) -> str:
 
 
 def number(value: complex) -> str:
-    """A tensor's element: short, exact where it matters (``0.0``, ``65504.0``, ``nan``, ``-inf``)."""
+    """A tensor element, short but exact for whole numbers and non-finite values (``0.0``, ``65504.0``, ``nan``, ``-inf``)."""
     if isinstance(value, complex):
         imaginary = number(value.imag)
         return f"{number(value.real)}{'' if imaginary.startswith('-') else '+'}{imaginary}j"
@@ -69,7 +69,7 @@ def number(value: complex) -> str:
 
 
 def share(ratio: float) -> str:
-    """``0.0312`` -> ``3.1%``; far above the whole, as a multiple: ``> 1,000x``."""
+    """``0.0312`` -> ``3.1%``; from 10 on, as a multiple: ``> 1,000x``."""
     if not math.isfinite(ratio):
         return "?"
     if abs(ratio) >= 10:  # noqa: PLR2004 - a percentage of four digits is read by nobody
@@ -95,17 +95,17 @@ def listed(words: Sequence[str]) -> str:
 
 
 def capitalised(sentence: str) -> str:
-    """A sentence whose first letter is large; one that begins with code stays as it is."""
+    """Capitalize the first letter; a sentence that begins with code is unchanged."""
     return sentence[:1].upper() + sentence[1:]
 
 
 def one_line(text: str) -> str:
-    """Text that came from the user, safe in a terminal: no line break, no escape sequence."""
+    """Make a user's text safe for a terminal: no line break, no escape sequence."""
     return "".join(char if char.isprintable() else " " if char.isspace() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def cell(value: str | float | None, how: Format = "text") -> str:
-    """One cell of a table; a dash where there is nothing."""
+    """A formatted table cell; a dash for None."""
     if value is None:
         return "-"
     return one_line(value) if isinstance(value, str) else _WRITERS[how](value)

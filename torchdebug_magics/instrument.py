@@ -1,4 +1,4 @@
-"""An instrument: one capability that the user calls by name, through a magic or as a function."""
+"""An instrument: one capability, called through a magic or as a function of the same name."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _PLAIN = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True)
 class Examined:
-    """What came of examining values."""
+    """The result of examining values."""
 
     report: Report | None
-    """None where nothing was asked for: then nothing is shown."""
+    """None if there is nothing to show."""
     error: BaseException | None = None
-    """To be raised when the report has been shown."""
+    """Raised after the report was shown."""
 
 
 @dataclass(frozen=True)
@@ -60,61 +60,66 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Instrument:
-    """The row that registers a capability; everything else (magic, help, completion, display) is made from it.
+    """The row that registers a capability; magic, help, completion and display are derived from it.
 
     Names such as ``"torchdebug_magics.instruments.nanhunt.probe:NanProbe"`` are imported when first needed, so that a row costs nothing.
     """
 
     name: str
     summary: str
-    """One line for the front door."""
+    """One line for ``%torchdebug``."""
     description: str
-    """The body of the help: what it does, what it costs, an example."""
+    """The help text: what it does, its cost, an example."""
     options: tuple[Option, ...] = ()
     probe: str | None = None
-    """``module:callable`` from the options, as keywords, to a `Probe`; None for what has no session, and only examines."""
+    """``module:callable`` from the options, as keyword arguments, to a `Probe`; None if there is no session, only `examine`."""
     view: str
     """``module:callable`` from a report to a `Page`."""
     over_ranks: str | None = None
-    """``module:callable`` from a rank's report to what of it is `Compared` with the other ranks'; None where processes are not followed."""
+    """``module:callable`` from a rank's report to the part `Compared` with other ranks; None if child processes are not followed."""
     live_view: str | None = None
     """``module:callable`` from the probe's live snapshot to a `Page`."""
     lasting: bool = False
-    """Whether ``%name on`` opens a session that goes on over any number of cells, until ``%name off``."""
+    """Whether ``%name on`` opens a session over any number of cells, until ``%name off``."""
     line_lasts: bool = False
-    """Whether the bare line ``%name`` does so, too, in place of opening a session for the rest of its cell."""
+    """Whether the bare line ``%name`` does the same, in place of opening a session for the rest of its cell."""
     words: Mapping[str, str] = field(default_factory=dict)
-    """What may stand on the line by itself, such as ``status``, each with a ``module:callable`` that gives a report; it is handed the
-    live snapshot of the lasting session, or None."""
+    """Words accepted on the line, such as ``status``, each with a ``module:callable`` that returns a report from the
+    live snapshot of the lasting session, or from None."""
     after_cell: str | None = None
-    """``module:callable`` from two live snapshots of a lasting session to a `Page` that the cell between them shows at its end, or None."""
+    """``module:callable`` from two live snapshots of a lasting session to a `Page` shown after the cell between them, or None."""
     black_box: bool = False
-    """Whether, while a session is open, it is written down where the kernel stands: the next kernel tells, should this one be killed."""
+    """Whether the kernel's position is recorded while a session is open, so that the next kernel reports it if this one is killed."""
+    short_traceback: str | None = None
+    """``module:callable`` from the error that ended a cell to the lines shown in place of its traceback, where the report explains that
+    error; empty lines for the plain traceback. The full traceback folds in the report."""
     reruns: bool = False
-    """Whether the probe takes ``runs``: a bounded deque, the same in every run of the same cell, for what it is to remember from one to
-    the next; None where no cell runs."""
+    """Whether the probe takes ``runs``: a bounded deque, the same in every run of the same cell, as its memory across runs;
+    None outside a cell."""
     runs_again: bool = False
-    """Whether the probe takes ``body``: what the session watches, to be run once more; None where that cannot be told."""
+    """Whether the probe takes ``body``: the code of the session, to be rerun; None if it is unknown."""
     knows_output: bool = False
-    """Whether the probe takes ``kept``: whether the report is to be kept under a name."""
+    """Whether the probe takes ``kept``: whether the report is stored in a variable."""
     examine: str | None = None
-    """``module:callable`` from the values named on the magic's line, and the options, to a report or `Examined`; no session is opened."""
+    """``module:callable`` from the values on the magic's line, and the options, to a report or `Examined`; no session is opened."""
     tells: bool = False
-    """Whether `examine` takes ``progress``: a callable to which it hands snapshots for the live view."""
+    """Whether `examine` takes ``progress``: a callable that receives snapshots for the live view."""
     says: bool = False
-    """Whether its function prints the verdict on a value, and returns nothing: it stands in the middle of other code."""
+    """Whether its function prints the verdict on a value and returns None, for use in the middle of other code."""
     subjects: str = ""
-    """How the values of `examine` are written in the help, such as ``LOSS``; empty where it takes none."""
+    """The placeholder for the values of `examine` in the help, such as ``LOSS``; empty if there are none."""
+    bare_words: bool = False
+    """Whether words on the magic's line may stand for themselves, without quotes, as in ``%memmark before forward``."""
     takes_names: bool = False
-    """Whether `examine` has a parameter ``names``: how the values are written on the magic's line, such as ``runs[0]``."""
+    """Whether `examine` takes ``names``: the source of each value on the magic's line, such as ``runs[0]``."""
     takes_keywords: bool = False
-    """Whether `examine` has a parameter ``keywords`` for values that are named, as in ``%shapes model x mask=mask``."""
+    """Whether `examine` takes ``keywords`` for keyword values, as in ``%shapes model x mask=mask``."""
     called: str | None = None
-    """``module:callable`` from what is called in a line such as ``%shapes model(x)`` to the subject, or None: of that, no call is made."""
+    """``module:callable`` from the callee in a line such as ``%shapes model(x)`` to the subject, or None to evaluate the call itself."""
     after_error: str | None = None
-    """``module:callable`` from the exception of the cell before, and the options, to a report for the bare line; None without facts.
+    """``module:callable`` from the previous cell's exception, and the options, to the bare line's report, or None.
 
-    The probe of a row that has one is then told of it, as ``last_error="ValueError: ..."``.
+    The probe then receives ``last_error="ValueError: ..."``.
     """
 
     functions: Mapping[str, str] = field(default_factory=dict)
@@ -129,11 +134,11 @@ class Instrument:
 
     @property
     def magic(self) -> str:
-        """As it is written: ``%%nanhunt`` above a cell, ``%memclean`` on a line."""
+        """The magic as written: ``%%nanhunt`` above a cell, ``%memclean`` on a line."""
         return f"%{self.name}" if self.probe is None else f"%%{self.name}"
 
     def __call__(self, *subjects: object, **options: object) -> Any:
-        """A `Session` to be entered, or, where subjects are given or there is no session, the report."""
+        """A `Session` to enter, or the report if subjects are given or there is no session."""
         if not subjects and self.probe is not None:
             return self.session(**options)
         if len(subjects) == 1 and isinstance(subjects[0], str) and subjects[0] in self.words:
@@ -151,12 +156,12 @@ class Instrument:
         return None
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Let a parser know its flags."""
+        """Add the options to a parser."""
         for option in self.options:
             parser.add_argument(option.flag, dest=option.name, help=option.help.replace("%", "%%"), **option.argparse)
 
     def session(self, **options: object) -> Session[Any]:
-        """A session that is not yet entered; an unknown option is a TypeError that lists the known ones."""
+        """A new session; raises TypeError for an unknown option."""
         return self.session_of_cell(options)
 
     def session_of_cell(
@@ -168,7 +173,7 @@ class Instrument:
         body: object | None = None,
         kept: bool = False,
     ) -> Session[Any]:
-        """The same for a cell, with what the row asks to know of it: see `reruns`, `after_error`, `runs_again`, `knows_output`."""
+        """A new session for a cell; the arguments are described at `reruns`, `after_error`, `runs_again` and `knows_output`."""
         if self.probe is None:
             msg = f"{self.name} looks at once and takes no body: write `{self.magic}` on a line of its own"
             raise SessionError(msg)
@@ -179,16 +184,16 @@ class Instrument:
         return Session(self._following(_load(self.probe)(**self._known(options), **told), options))
 
     def session_in_rank(self, job: Job) -> Session[Any]:
-        """The same in a process that another session has launched."""
+        """A new session in a process that another session launched."""
         return Session(self._following(_load(self.probe or "")(**job.options), job.options, job))
 
     def compared(self, report: Report) -> Compared:
-        """What of a rank's report is held against the other ranks'."""
+        """The part of a rank's report that is compared with the other ranks."""
         compared: Compared = _load(self.over_ranks)(report) if self.over_ranks else Compared()
         return compared
 
     def _following(self, probe: Any, options: Mapping[str, object], job: Job | None = None) -> Any:
-        """The probe, and with it every rank that is launched while it watches, where torch is there: a gauge does not bring it."""
+        """The probe, extended to ranks launched while it is attached, if torch is imported: a gauge does not import it."""
         if self.over_ranks is None or "torch" not in sys.modules:
             return probe
         return _load(_FOLLOWED)(probe, self.name, options, self.compared, job)
@@ -201,7 +206,7 @@ class Instrument:
         names: Sequence[str] = (),
         progress: Callable[[object], None] = lambda _: None,
     ) -> Examined:
-        """Examine values at once, without a session; `names` is how they are written, where that is known. `progress`: see `tells`."""
+        """Examine values without a session; `names` is their source, if known. `progress`: see `tells`."""
         named: dict[str, object] = {"keywords": keywords} if self.takes_keywords else {}
         if self.takes_names:
             named["names"] = names
@@ -211,26 +216,31 @@ class Instrument:
         return found if isinstance(found, Examined) else Examined(found)
 
     def report_of_word(self, word: str, live: object | None = None) -> Report:
-        """What one of `words` tells; `live` is the snapshot of the lasting session."""
+        """The report for one of `words`; `live` is the snapshot of the lasting session."""
         report: Report = _load(self.words[word])(live)
         return report
 
     def subject_of(self, called: object) -> object | None:
-        """What is examined where `called` is called on the magic's line; None where the call itself gives the value."""
+        """The subject if `called` is called on the magic's line; None if the call itself is evaluated."""
         return _load(self.called)(called) if self.called else None
 
     def report_after(self, error: BaseException, options: Mapping[str, object]) -> Report | None:
-        """What the error of the cell before can tell, where it can."""
+        """The report on the previous cell's error, or None."""
         report: Report | None = _load(self.after_error)(error, **self._known(options)) if self.after_error else None
         return report
 
+    def traceback_of(self, error: BaseException) -> list[str]:
+        """The lines shown in place of the traceback of an error that the report explains; empty for the plain traceback."""
+        lines: list[str] = _load(self.short_traceback)(error) if self.short_traceback else []
+        return lines
+
     def engine_cell(self, source: str) -> EngineCell:
-        """For a session in a cell that other engines of ipyparallel run, too."""
+        """The coordination of a session in a cell that several ipyparallel engines run."""
         cell: EngineCell = _load("torchdebug_magics.run.engines:EngineCell")(self, source)
         return cell
 
     def page(self, report: Report) -> Page:
-        """What a view shows of a report."""
+        """The page of a report."""
         page: Page
         if isinstance(report, RanksReport):
             page = _load(_RANKS_VIEW)(report, self.page)
@@ -239,17 +249,17 @@ class Instrument:
         return page
 
     def live_page(self, snapshot: object) -> Page:
-        """What the live view shows of a probe's snapshot."""
+        """The page of a live snapshot."""
         page: Page = _load(self.live_view or "")(snapshot)
         return page
 
     def page_after_cell(self, before: object | None, now: object) -> Page | None:
-        """What a lasting session has to say at the end of a cell; `before` is None for the first."""
+        """The page of a lasting session after a cell, or None; `before` is None for the first cell."""
         page: Page | None = _load(self.after_cell)(before, now) if self.after_cell else None
         return page
 
     def _apart(self, named: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
-        """(values for the subject, options): an option is a plain value under an option's name."""
+        """Split keyword arguments into (values, options): an option is a plain value under an option's name."""
         known = {option.name for option in self.options}
         options = {name: value for name, value in named.items() if not self.takes_keywords or (name in known and isinstance(value, _PLAIN))}
         return {name: value for name, value in named.items() if name not in options}, options
@@ -264,7 +274,7 @@ class Instrument:
 
 
 def writable_path(text: str) -> Path:
-    """Where a report can be written, as a type for argparse."""
+    """Parse the path of a file to write, as a type for argparse."""
     path = Path(text).expanduser()
     if path.is_dir() or not path.parent.is_dir():
         msg = f"{text!r} cannot be written: {'it' if path.is_dir() else 'its folder'} is {'a folder' if path.is_dir() else 'not there'}"

@@ -1,4 +1,4 @@
-"""What a session leaves behind: plain, frozen data that pins no memory, pickles, and prints as one sentence."""
+"""The result of a session: plain, frozen data that pins no memory, can be pickled, and prints as one sentence."""
 
 from __future__ import annotations
 
@@ -11,45 +11,75 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Gauge", "Location", "Mark", "Report", "Sharding", "own_traceback"]
+__all__ = ["Gauge", "Location", "Mark", "Report", "Sharding", "located", "own_traceback", "short_title"]
+
+_TITLE_CHARS = 90
+"""The longest title, without the line that it quotes."""
+_QUOTE_CHARS = 72
 
 
 @dataclass(frozen=True, kw_only=True)
 class Location:
-    """A line of the user's code, numbered as the user sees it."""
+    """A line of the user's code, numbered as in its cell or file."""
 
     cell: int | None
     """The ``n`` of ``In[n]``, or None outside a notebook cell."""
     file: str
     line: int
-    """1-based, in the cell or file as it is shown."""
+    """1-based, in the cell or file."""
     function: str
     source: str
-    """The text of that line, stripped; empty where it is not at hand."""
+    """The text of that line, stripped; empty if the source is unavailable."""
 
     def __str__(self) -> str:
         if self.cell is not None:
             return f"In[{self.cell}] line {self.line}"
+        return self.place + (f" in {self.function}" if self.function.isidentifier() else "")
+
+    @property
+    def place(self) -> str:
+        """Cell or file and line, without the function: ``In[4] line 7`` or ``model.py:31``."""
+        if self.cell is not None:
+            return f"In[{self.cell}] line {self.line}"
         name = self.file.replace("\\", "/").rsplit("/", 1)[-1]
-        return f"{name}:{self.line}" + (f" in {self.function}" if self.function.isidentifier() else "")
+        return f"{name}:{self.line}"
+
+
+def located(headline: str, location: Location | None) -> str:
+    """``h was overwritten · In[4] line 7: `h += 1```: a headline, the line of code that it concerns, and its text."""
+    where = "" if location is None else f" · {location}"
+    return f"{headline}{where}" + (f": `{location.source}`" if location is not None and location.source else "")
+
+
+def short_title(headline: str, location: Location | None, *, shorter: str = "") -> str:
+    """A headline with its line, short enough for the top of a page: without the function, and with the beginning of a long line."""
+    if location is None:
+        return headline
+    where = str(location)
+    if len(f"{headline} · {where}") > _TITLE_CHARS:
+        where = where.partition(" in ")[0]
+    if shorter and len(f"{headline} · {where}") > _TITLE_CHARS:
+        headline = shorter
+    source = location.source if len(location.source) <= _QUOTE_CHARS else f"{location.source[: _QUOTE_CHARS - 1]}…"
+    return f"{headline} · {where}" + (f": `{source}`" if source else "")
 
 
 def own_traceback(calls: Iterable[Location], ends_in: str) -> list[str]:
-    """Lines that stand for a traceback: the user's own calls, the outermost first, then what came of them."""
+    """A short traceback: the user's own calls, outermost first, then the line `ends_in`."""
     shown = [f"  {call}" + (f": {call.source}" if call.source else "") for call in calls]
     return ["Traceback of your own code (most recent call last):", *shown, ends_in]
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """A tensor that several ranks hold together, and the part that one process has."""
+    """The global shape of a sharded tensor, and the local shard of one process."""
 
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """The global shape."""
     local_shape: tuple[int, ...]
-    """Of the part in this process."""
+    """The shape of the local shard."""
     placements: tuple[str, ...]
-    """One for each dimension of the device mesh, such as ``"Shard(0)"`` or ``"Replicate()"``."""
+    """One for each mesh dimension, such as ``"Shard(0)"`` or ``"Replicate()"``."""
 
     def __str__(self) -> str:
         whole, here = (" x ".join(map(str, sizes)) or "()" for sizes in (self.shape, self.local_shape))
@@ -58,16 +88,16 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Gauge:
-    """How much of one memory is used, such as a GPU's or a container's."""
+    """Usage of one memory, such as a GPU's or a container's."""
 
     label: str
     used_bytes: int
     limit_bytes: int | None
-    """None where there is none, or none is known."""
+    """None if there is no limit or it is unknown."""
     parts: tuple[tuple[str, int], ...] = ()
-    """What `used_bytes` is made of, by name."""
+    """Components of `used_bytes`, by name."""
     note: str = ""
-    """What the numbers do not say, or why there are none."""
+    """A remark on the numbers, or why there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,22 +132,27 @@ class Report:
     """Base of every instrument's report."""
 
     problems: tuple[str, ...] = ()
-    """What the instrument could not do or see, a line each."""
+    """What the instrument could not do or see, one line each."""
 
     @property
     def verdict(self) -> str:
-        """One sentence that a person can act on."""
+        """One sentence that a person can act on: what happened, where, and what to change."""
         raise NotImplementedError
+
+    @property
+    def title(self) -> str:
+        """What happened and where, for a page on which the fix and the reason have rows of their own."""
+        return self.verdict
 
     def __str__(self) -> str:
         return self.verdict
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain dicts, lists, strings and numbers, the verdict first; bytes are written as base64."""
+        """The report as plain dicts, lists, strings and numbers, the verdict first; bytes are base64-encoded."""
         return {"verdict": self.verdict, **_plain(self)}
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """Strict JSON: non-finite numbers are written as the strings ``"nan"``, ``"inf"`` and ``"-inf"``, complex ones as text."""
+        """Strict JSON: non-finite numbers become the strings ``"nan"``, ``"inf"`` and ``"-inf"``, complex ones as text."""
         return json.dumps(_json_safe(self.to_dict()), indent=indent, allow_nan=False, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""One observation, from enter to exit: the only place that guarantees clean-up."""
+"""A session runs one probe and guarantees its clean-up."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ ReportT_co = TypeVar("ReportT_co", bound=Report, covariant=True)
 
 
 class Probe(Protocol[ReportT_co]):
-    """What is attached and collects."""
+    """Attaches to torch and collects a report."""
 
     def attach(self, stack: ExitStack) -> None:
-        """Start to collect; all that has to be undone is registered on `stack`."""
+        """Start collecting; every undo action is registered on `stack`."""
 
     def sweep(self) -> None:
-        """Remove what an interrupt in the middle of attaching or detaching may have left. Harmless when there is nothing."""
+        """Remove what an interrupted attach or detach may have left; idempotent."""
 
     def report(self) -> ReportT_co:
-        """Freeze what was collected. Asked once, after everything is detached."""
+        """Return the frozen report; called once, after everything is detached."""
 
     def live(self) -> object | None:
-        """A snapshot for the live view while the session is open (any thread may ask), or None where there is none."""
+        """A snapshot for the live view while the session is open, or None; may be called from any thread."""
 
     def kept(self) -> dict[str, object]:
-        """Live objects that were kept on purpose for inspection, by name; they may pin memory."""
+        """Live objects kept for inspection, by name; they may pin memory."""
 
 
 @runtime_checkable
 class Interrupting(Protocol):
-    """A probe that may interrupt what it watches."""
+    """A probe that may interrupt its cell, or that shows its errors in a shorter form."""
 
     def traceback_of(self, error: BaseException) -> list[str]:
-        """The lines that are shown in place of an error's traceback; none where it is not the probe that interrupted."""
+        """The lines shown in place of an error's traceback; empty for the plain traceback."""
 
 
 @runtime_checkable
 class Standing(Protocol):
-    """A probe that can say why the cell does not go on."""
+    """A probe that can report why its cell makes no progress."""
 
     def standing(self) -> str:
-        """One line, which is written down for the kernel after this one; empty while all is well."""
+        """One line, recorded for the next kernel; empty while the cell makes progress."""
 
 
 class Session(Generic[ReportT]):
-    """Runs one probe, once. It may be left more than once: a second exit finishes what an interrupt cut short."""
+    """Runs one probe, once. It may be exited twice: a second exit finishes one that was interrupted."""
 
     def __init__(self, probe: Probe[ReportT]) -> None:
         self._probe = probe
@@ -92,30 +92,30 @@ class Session(Generic[ReportT]):
 
     @property
     def report(self) -> ReportT:
-        """What was collected; a `SessionError` before the session has ended."""
+        """The report; raises `SessionError` before the session has ended."""
         if self._report is None:
             msg = "the report is ready when the session has ended: read it after the `with` block"
             raise SessionError(msg)
         return self._report
 
     def live(self) -> object | None:
-        """The probe's snapshot while the session is open, for the live view."""
+        """The probe's snapshot while the session is open, or None."""
         return self._probe.live() if self._stack is not None and self._report is None else None
 
     def traceback_of(self, error: BaseException) -> list[str]:
-        """The lines that are shown in place of an error's traceback, where the session itself has interrupted; else none."""
+        """The lines shown in place of an error's traceback; empty for the plain traceback."""
         return self._probe.traceback_of(error) if isinstance(self._probe, Interrupting) else []
 
     def standing(self) -> str:
-        """Why the cell does not go on, where the probe can say it; else nothing."""
+        """Why the cell makes no progress; empty if it does, or if the probe cannot tell."""
         return self._probe.standing() if isinstance(self._probe, Standing) else ""
 
     @property
     def kept(self) -> dict[str, object]:
-        """Live objects that the probe kept for inspection."""
+        """Live objects kept by the probe for inspection, by name."""
         return self._probe.kept()
 
     @property
     def bad(self) -> object:
-        """The tensors at a finding (inputs and output, detached) by name; empty where nothing was found."""
+        """The tensors at a finding (inputs and output, detached), by name; empty if nothing was found."""
         return self.kept.get("bad", {})

@@ -1,4 +1,4 @@
-"""A user's traceback reads as it would without us: our frames, and torch's between them and an op, are taken out of it."""
+"""Removes this package's frames from a user's traceback, and torch's between them and an op."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["without_ours"]
 
 _OWN = str(Path(__file__).parent)
 _WAY_TO_AN_OP = ("torch/_ops.py", "torch/_compile.py", "torch/_dynamo/eval_frame.py")
-"""What stands between a mode of ours and the op; without one, the op is called from C++."""
+"""Files between a dispatch mode and the op; without a mode, the op is called from C++."""
 
 
 def without_ours(error: BaseException) -> None:
-    """Relink the traceback in place, past what is ours; an error that is our own finding keeps all."""
+    """Unlink this package's frames in place; a `TorchDebugError` keeps all frames."""
     trace = None if isinstance(error, TorchDebugError) else error.__traceback__
     while trace is not None:
         trace.tb_next = _past_ours(trace.tb_next)
@@ -26,7 +26,7 @@ def without_ours(error: BaseException) -> None:
 
 
 def _past_ours(trace: TracebackType | None) -> TracebackType | None:
-    """The first that is not ours. What torch adds around a frame of ours is passed only together with it."""
+    """The first entry that is not ours; frames that torch adds around ours are skipped with them."""
     at, last_own = trace, None
     while at is not None and (_is_own(at) or _is_way(at)):
         if _is_own(at):

@@ -256,7 +256,7 @@ class Lab:
         """Pictures of the page in both themes, with the last output of a cell in sight."""
         for theme, word in ((DARK, "dark"), (LIGHT, "light")):
             self.theme(theme)
-            self.cell(cell).locator(".jp-OutputArea-output").last.scroll_into_view_if_needed()
+            self.cell(cell).locator(".jp-OutputArea-output:visible").last.scroll_into_view_if_needed()
             self.picture(f"{name}_{word}")
 
     def picture(self, name: str) -> None:

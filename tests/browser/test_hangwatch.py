@@ -89,10 +89,10 @@ def test_the_verdict_appears_while_the_cell_hangs_and_stop_ends_it(lab: Lab) -> 
 def test_a_stuck_cell_ends_by_itself_and_the_saved_report_is_whole(lab: Lab) -> None:
     lab.open("ends.ipynb", [SETUP, STUCK.replace("--after 2", "--after 2 --stop"), SLOW], may_stop=True)
     lab.start_all()
-    wait_for(lab, "Slow: the main thread is asleep in time.sleep(6)")
+    wait_for(lab, "Slow: the main thread sleeps in time.sleep(6)")
     lab.wait_for_each_cell()
     assert VERDICT in lab.text(1)
-    assert "asleep" in lab.text(2)
+    assert "sleeps" in lab.text(2)
     lab.shots("hangwatch_slow", cell=2)
     assert "widget-view" not in json.dumps(lab.save()["cells"])
     lab.reopen_with_a_new_kernel()

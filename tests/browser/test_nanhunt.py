@@ -123,26 +123,25 @@ def test_a_clean_run_says_what_was_checked(lab: Lab) -> None:
 def test_the_interactive_view_is_filtered_and_sorted_in_the_page(lab: Lab) -> None:
     lab.open("layers.ipynb", [SETUP, LAYERS])
     lab.run_all()
-    lab.cell(1).locator("span", has_text="Layers: ").first.click()  # on a clean run the table is folded
-    rows = lab.cell(1).locator(".jp-OutputArea-output table:has(thead) tbody tr")
+    rows = lab.cell(1).locator(".widget-box table:has(thead) tbody tr")
     everything = rows.count()
     assert everything > 1
     lab.cell(1).locator("input[placeholder='filter rows']").first.fill("Tanh")
     lab.page.wait_for_function(
-        "([before]) => document.querySelectorAll('.jp-OutputArea-output table:has(thead) tbody tr').length < before", arg=[everything]
+        "([before]) => document.querySelectorAll('.widget-box table:has(thead) tbody tr').length < before", arg=[everything]
     )
     assert all("Tanh" in text for text in rows.all_inner_texts())
     lab.cell(1).locator("input[placeholder='filter rows']").first.fill("no such layer")
-    lab.page.wait_for_function("() => !document.querySelector('.jp-OutputArea-output')?.innerText.includes('Tanh')")
+    lab.page.wait_for_function("() => !document.querySelector('.widget-box')?.innerText.includes('Tanh')")
     lab.cell(1).locator("input[placeholder='filter rows']").first.fill("")
     lab.page.wait_for_function(
-        "([before]) => document.querySelectorAll('.jp-OutputArea-output table:has(thead) tbody tr').length === before", arg=[everything]
+        "([before]) => document.querySelectorAll('.widget-box table:has(thead) tbody tr').length === before", arg=[everything]
     )
     before = rows.all_inner_texts()
     chooser = lab.cell(1).locator("select").first
     chooser.select_option(label="type")
     lab.page.wait_for_function(
-        "([first]) => document.querySelector('.jp-OutputArea-output table:has(thead) tbody tr').innerText !== first", arg=[before[0]]
+        "([first]) => document.querySelector('.widget-box table:has(thead) tbody tr').innerText !== first", arg=[before[0]]
     )
     assert sorted(rows.all_inner_texts()) == sorted(before)
     lab.shots("nanhunt_widget")

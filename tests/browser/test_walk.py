@@ -29,7 +29,7 @@ WIDE_ENOUGH = 1300
 """For every table of the tour."""
 HEIGHT = 16_000  # the whole tour: JupyterLab draws no cell that is out of sight
 BADGES = ("https://colab.research.google.com/assets/colab-badge.svg", "https://mybinder.org/badge_logo.svg")
-MAGICS = ("%torchdebug", "%shapes", "%%memtrace", "%%nanhunt", "%%deterministic")
+MAGICS = ("%torchdebug", "%shapes", "%%memtrace", "%%nanhunt", "%%deterministic", "%%gradwatch")
 
 
 @pytest.fixture(scope="module")

@@ -47,9 +47,9 @@ def test_the_page_of_each_magic_is_what_its_help_says(help_pages: ModuleType) ->
 
 def test_a_page_holds_the_help_the_options_and_the_fields_of_the_report(help_pages: ModuleType) -> None:
     text = "\n".join(help_pages.page(catalog.instrument("memclean")))
-    assert "%memclean --free exception,out      these two alone" in text
+    assert "%memclean --free exception,out      free only these two" in text
     assert "| `out` | each cell's last value stays in Out[n], _n and _;" in text
-    assert "| `--free NAMES` | free it: all, or names such as exception,out (see above) |" in text
+    assert "| `--free NAMES` | free everything, or only the named parts, such as exception,out (see above) |" in text
     assert "| `asked` | `tuple[str, ...]` | What was to be freed. |" in text
     assert text.index("### `MemcleanReport`") < text.index("### `Holding`")
 

@@ -192,7 +192,7 @@ for _ in range(2):
 """,
         cause=("queue_never_fed",),
         root="main",
-        says=("repair the error in thread producer",),
+        says=("fix the error in thread producer",),
         raises=STOPPED,
     ),
     planted(

@@ -62,7 +62,7 @@ def test_the_bare_line_stays_on_until_off(kernel: Kernel):
     status = kernel.run("%deterministic status").text
     assert "by %deterministic" in status
     ended = kernel.run("%deterministic off -o d")
-    assert "all put back" in ended.text
+    assert "changed and restored" in ended.text
     kernel.run("%%deterministic --seed 5\nb = draw()")
     assert kernel.value("a == b") == "True"
 
@@ -150,7 +150,7 @@ if runs.qsize() > 1:
     assert (ran.status, ran.ename) == ("error", "KeyboardInterrupt")
     assert ran.stdout == ""
     assert network.value("(runs.qsize(), history, weights() == after, d.restored)") == "(2, [1, 1, 1, 1], True, True)"
-    assert network.value("(d.verified, d.not_verified)") == "(None, 'the second run was cut short')"
+    assert network.value("(d.verified, d.not_verified)") == "(None, 'the second run did not finish')"
 
 
 @pytest.mark.parametrize("body", PLANTED)

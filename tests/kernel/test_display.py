@@ -139,8 +139,9 @@ def test_quiet_shows_nothing(kernel: Kernel) -> None:
 def test_an_interactive_view_is_left_when_asked(display_mode: Kernel, cell: str) -> None:
     kernel = display_mode
     ran = kernel.run(cell)
-    left = ran.displays[-1]
-    assert left.keys() == {WIDGET, *FROZEN}
+    frozen, left = ran.displays[-2:]
+    assert frozen.keys() == FROZEN
+    assert left.keys() == {WIDGET, "text/plain"}
     assert "comm_open" in comms(ran)
     assert "comm_close" not in comms(ran)
     kernel.run("import ipywidgets\nipywidgets.Widget.close_all()")
@@ -176,7 +177,7 @@ def test_a_report_shows_itself(kernel: Kernel) -> None:
     assert "verdict of one" in ran.outputs[0]["data"]["text/html"]
     assert "alpha" in ran.value
     assert kernel.run("print(held)").stdout == "verdict of one\n"
-    assert WIDGET in kernel.run("import torchdebug_magics\ntorchdebug_magics.show(held, widget=True)").displays[0]
+    assert WIDGET in kernel.run("import torchdebug_magics\ntorchdebug_magics.show(held, widget=True)").displays[1]
     kernel.run("del held, torchdebug_magics")
 
 

@@ -107,7 +107,7 @@ def test_over_cells_it_watches_and_shows_nothing_in_them(watched: Kernel) -> Non
     assert (after.kinds, after.stdout) == (["stream"], "two\n")
     off = watched.run("%hangwatch off")
     said = " ".join(off.text.split())
-    assert "asleep in time.sleep(1.9)" in said
+    assert "sleeps in time.sleep(1.9)" in said
     assert f"In[{slow.count}] line 2" in said
 
 

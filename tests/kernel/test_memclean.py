@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,8 +61,8 @@ def test_an_old_error_is_found_and_freed(case: str, clean: Kernel) -> None:
     assert failed.status == "error"
     shown = asked(clean, "%memclean")
     assert alive(clean) == 1, "to look frees nothing"
-    assert "16.0 MiB are held by the error of In[" in shown.text
-    assert "`%memclean --free exception` frees them" in " ".join(shown.text.split())
+    assert re.search(r"The error of In\[\d+\] holds 16\.0 MiB", shown.text)
+    assert "fix `%memclean --free exception`" in " ".join(shown.text.split())
     assert "`%debug` will no longer work on that error" in " ".join(shown.text.split())
     asked(clean, "%memclean --free exception")
     assert alive(clean) == 0
@@ -81,7 +82,7 @@ def test_outputs_are_found_by_number_and_freed(clean: Kernel) -> None:
     first, second = clean.run("big(16)").count, clean.run("[big(8)]").count
     clean.run("pass")
     shown = " ".join(asked(clean, "%memclean").text.split())
-    assert f"24.0 MiB are held by `Out[{first}]` and `Out[{second}]`: `%memclean --free out` frees them" in shown
+    assert f"`Out[{first}]` and `Out[{second}]` hold 24.0 MiB fix `%memclean --free out`" in shown
     assert clean.value("[(one.name, one.alone_bytes) for one in m.holdings]") == f"[('Out[{first}]', 16777216), ('Out[{second}]', 8388608)]"
     asked(clean, "%memclean --free out")
     assert alive(clean) == 0
@@ -106,7 +107,7 @@ def test_an_output_that_the_user_removed_by_half_is_found_where_it_still_is(remo
     clean.run("pass")
     if not alive(clean):
         pytest.fail("IPython has learnt to free it: this test can go")
-    assert "are held by `" in asked(clean, "%memclean").text
+    assert re.search(r"` holds? [\d.]+ MiB", asked(clean, "%memclean").text)
     asked(clean, "%memclean --free out")
     assert alive(clean) == 0
 
@@ -123,7 +124,7 @@ def test_what_a_variable_holds_too_is_no_gain(clean: Kernel) -> None:
     clean.run("mine = big()\nmine")
     assert "Nothing to gain" in asked(clean, "%memclean").text
     freed = asked(clean, "%memclean --free out")
-    assert "Nothing became free" in freed.text
+    assert "Nothing was freed" in freed.text
     assert alive(clean) == 1
     clean.run("del mine")
     assert alive(clean) == 0
@@ -133,7 +134,7 @@ def test_an_error_and_an_output_that_hold_the_same_are_freed_together(clean: Ker
     number = clean.run("big()").count
     clean.run(f"def f(mine):\n    raise ValueError\nf(Out[{number}])")
     shown = " ".join(asked(clean, "%memclean").text.split())
-    assert "`%memclean --free` frees them" in shown
+    assert "fix `%memclean --free`" in shown
     assert clean.value("[one.alone_bytes for one in m.holdings]") == "[0, 0]"
     assert clean.value("m.together_bytes") == "16777216"
     asked(clean, "%memclean --free exception")
@@ -176,7 +177,10 @@ def test_a_few_bytes_are_not_worth_it(clean: Kernel) -> None:
 def test_wrong_use_is_one_line_and_frees_nothing(clean: Kernel) -> None:
     clean.run("big()")
     for cell, said in (
-        ("%memclean --free everything", "there is nothing called 'everything' to free: it is all, cycles, exception"),
+        (
+            "%memclean --free everything",
+            "--free takes all, cycles, exception, debugger, out, session, heap, cache, or an output such as Out[3], not 'everything'",
+        ),
         ("%memclean everything", "takes no value such as 'everything'"),
         ("%%memclean\nmine = 1", "%memclean stands on a line of its own: it watches no cell"),
     ):
@@ -217,7 +221,7 @@ def test_what_a_session_of_ours_keeps_is_held_by_it_and_by_its_error(clean: Kern
 def test_a_namespace_that_the_user_has_made_strange_is_no_obstacle(clean: Kernel) -> None:
     clean.run("big()")
     clean.run("globals()[3] = 1; _oh = 5")
-    assert "are held by" in asked(clean, "%memclean").text
+    assert re.search(r" holds? [\d.]+ MiB", asked(clean, "%memclean").text)
     assert asked(clean, "%memclean --free out").status == "ok"
     clean.run("del globals()[3]; _oh = Out; Out.clear()")
     assert alive(clean) == 0

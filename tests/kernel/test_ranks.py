@@ -66,7 +66,7 @@ def test_ranks_that_are_forked(trains: Kernel) -> None:
     assert (ran.status, ran.ename) == ("error", "ProcessRaisedException")
     assert len([one for one in ran.displays if one.get("text/plain")]) == 1, "one report, and no rank's own"
     shown = next(one for one in ran.displays if one.get("text/plain"))
-    assert "Rank 1 of 2: NaN born at step 2" in shown["text/plain"]
+    assert "Rank 1 of 2: NaN from log in forward · step 2" in shown["text/plain"]
     assert "<table" in shown["text/html"]
     found = report(trains)
     assert (found["first"], found["finding"]["op"], found["finding"]["location"]["line"]) == (1, "log", LINE)
@@ -164,10 +164,10 @@ def test_engines_of_ipyparallel(start_kernel: Callable[[str], Kernel]) -> None:
         assert kernel.run(PX_JOB, timeout_s=60).status == "ok"
         ran = kernel.run(PX_TRAIN.replace("BAD", "None"), timeout_s=120)
         assert ran.status == "ok", ran.traceback
-        assert ran.text.count("No NaN and no infinity in the loss and all gradients: 3 backward passes") == 3, "once, and in two rows"
+        assert ran.text.count("No NaN or inf in 3 backward passes") == 3, ran.text
         assert ran.text.count("All 2 ranks:") == 1
         ran = kernel.run(PX_TRAIN.replace("BAD", "1"), timeout_s=120)
-        assert ran.text.count("Rank 1 of 2: NaN born at step 0") == 1
+        assert ran.text.count("Rank 1 of 2: NaN from log in forward · step 0") == 1
         said = kernel.run("print(client[0].apply_sync(lambda: (r.first, r.finding.op, len(r.ranks))))")
         assert said.stdout.strip() == "(1, 'log', 2)"
     finally:

@@ -122,8 +122,8 @@ NOISE = (
     (re.compile(r"\(\d+\.py, line|/\S+/ipykernel_\S+"), "(CELL, line"),
     (re.compile(r"Cell In\[\d+\]|In \[\d+\]|<cell line: \d+>"), "CELL"),
     (re.compile(r"0x[0-9a-f]+"), "0x"),
-    (re.compile(r"^(\S*\s*1 |\S*\s*1: ).*(# nothing|run_cell_magic).*$", re.MULTILINE), r"\1FIRST"),
-    (re.compile(r"^.*(# nothing|run_cell_magic\('(one|two)').*$", re.MULTILINE), "FIRST"),
+    (re.compile(r"^(\S*\s*1 |\S*\s*1: ).*(# nothing|# %%|run_cell_magic).*$", re.MULTILINE), r"\1FIRST"),
+    (re.compile(r"^.*(# nothing|# %%(one|two)|run_cell_magic\('(one|two)').*$", re.MULTILINE), "FIRST"),
 )
 
 

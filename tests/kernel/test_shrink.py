@@ -55,7 +55,7 @@ def test_a_line_makes_it_small_and_another_one_large(line: str, ready: Kernel) -
 def test_the_reason_and_the_line_in_the_cell_are_shown(ready: Kernel) -> None:
     ran = ready.run("%shrink Indexed() x -o s")
     assert ran.status == "ok", ran.traceback
-    assert "Not shrunk, the model is as before: its forward fails with 2 layers" in " ".join(ran.text.split())
+    assert "Not shrunk: the model is unchanged why its forward fails with 2 layers" in " ".join(ran.text.split())
     assert (ready.value("s.location") or "").endswith("line 19'")
 
 

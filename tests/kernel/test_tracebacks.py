@@ -77,3 +77,66 @@ def test_a_handler_of_the_users_own_is_asked_and_stays(kernel: Kernel) -> None:
     assert kernel.run("%%memtrace -q\n1 / 0").ename == "ZeroDivisionError"
     kernel.run("ip.set_custom_exc((), None)")
     assert kernel.run("1 / 0").ename == "ZeroDivisionError"
+
+
+@pytest.mark.parametrize("magic", ["%%shapes", "%%memtrace -q\n%%shapes"])
+def test_where_the_report_explains_the_error_the_full_traceback_folds(kernel: Kernel, magic: str) -> None:
+    ran = kernel.run(f"{magic}\ndef run():\n    return net(torch.ones(2, 3))\nrun()")
+    assert ran.ename == "RuntimeError"
+    assert "module.py" not in ran.traceback
+    assert "return net(torch.ones(2, 3))" in ran.traceback
+    assert "mat1 and mat2 shapes cannot be multiplied" in ran.traceback
+    report = ran.displays[-1]["text/html"]
+    folded = report[report.index("The full traceback") :]
+    assert "linear.py" in folded
+    assert "mat1 and mat2 shapes cannot be multiplied" in folded
+
+
+@pytest.mark.parametrize("cell", [CELLS["an error in an error"], CELLS["plain Python"]])
+def test_an_error_of_the_users_own_code_and_one_in_another_are_shown_whole(kernel: Kernel, cell: str) -> None:
+    plain, ran = kernel.run(f"# nothing\n{cell}"), kernel.run(f"%%shapes\n{cell}")
+    assert frames(ran.traceback) == frames(plain.traceback)
+    assert not any("The full traceback" in shown.get("text/html", "") for shown in ran.displays)
+
+
+def test_a_magic_line_reads_as_it_was_written(kernel: Kernel) -> None:
+    said = kernel.run("%%memtrace -q\nx = 1\n1 / 0").traceback
+    assert "ZeroDivisionError" in said
+    if kernel.value("__import__('sys').version_info >= (3, 11)") == "True":
+        assert "# %%memtrace -q" in said
+        assert "run_cell_magic" not in said
+    kept = "[entry[2][0] for entry in __import__('linecache').cache.values() if len(entry) > 2 and entry[2] and 'memtrace' in entry[2][0]]"
+    assert "run_cell_magic" in kernel.value(kept)
+    assert "# %%" not in kernel.value(kept)
+
+
+def test_running_out_of_memory_shows_the_users_own_lines(kernel: Kernel) -> None:
+    ran = kernel.run("%%memtrace\ndef wide():\n    return nn.Linear(1 << 22, 1 << 22)\nwide()")
+    assert "alloc" in ran.evalue
+    assert "return nn.Linear(1 << 22, 1 << 22)" in ran.traceback
+    assert "linear.py" not in ran.traceback
+    assert "full traceback" in ran.traceback
+    assert "The full traceback" in ran.displays[-1]["text/html"]
+    assert "full traceback" not in kernel.run("%%memtrace\nnet(torch.ones(2, 3))").traceback
+
+
+LOSES = "def lose(w):\n    (w * 0).log().sum().backward()\nlose(weights)"
+
+
+def test_a_finding_of_nanhunt_is_one_line_above_its_report(kernel: Kernel) -> None:
+    ran = kernel.run(f"%%nanhunt\n{LOSES}")
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", ran.traceback).splitlines() if line.strip()]
+    assert len(lines) == 1
+    assert re.fullmatch(r"NonFiniteError: (NaN|Inf) at step 0, In\[\d+\] line 3; the report is below", lines[0])
+    assert ran.evalue.startswith(("NaN from log in forward", "Inf from log in forward"))
+    report = ran.displays[-1]["text/html"]
+    assert "lose(weights)" in report[report.index("The full traceback") :]
+
+
+@pytest.mark.parametrize("magic", ["%%nanhunt -q", "%%shapes\n%%nanhunt -q", "%%nanhunt -q\n%%shapes"])
+def test_without_a_report_the_error_tells_all(kernel: Kernel, magic: str) -> None:
+    told = kernel.run(f"{magic}\n{LOSES}").traceback
+    assert "Traceback of your own code" in told
+    assert "lose(weights)" in told
+    assert "from log in forward" in told
+    assert "below" not in told

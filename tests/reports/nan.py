@@ -1163,7 +1163,7 @@ CASES: tuple[ReportCase, ...] = (
         ),
         line=False,
         says=(r"diverge|grew|grow|overflow|explod",),
-        never=(r"clip", r"target", r"clamp", r"forward of (pow|mul|mse_loss)"),
+        never=(r"clip", r"target", r"clamp", r"(?<!diverged: Inf )from (pow|mul|mse_loss)"),
         fix=r"\blr\b|learning rate|standardi[sz]e|normali[sz]e",
         fixed=(("lr = 0.03", "lr = 0.001"),),
         works="math.isfinite(train_l.mean().item())",

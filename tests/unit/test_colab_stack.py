@@ -1,8 +1,11 @@
-"""What runs inside IPython in this process, run once more inside Colab's IPython."""
+"""What runs inside IPython in this process, run once more inside Colab's IPython; and how the Python for it is found."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,3 +24,33 @@ def test_in_process_tests_pass_there_too(root: Path) -> None:
     command = [stacks.python("colab"), "-m", "pytest", "--no-skips", "-q", "-p", "no:cacheprovider", *parts]
     ran = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=290)
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
+
+
+FAKE = """#!/bin/sh
+{answer}
+"""
+
+
+def program(file: Path, answer: str) -> Path:
+    """Writes a shell script in the place of an interpreter."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(FAKE.format(answer=answer))
+    file.chmod(0o755)
+    return file
+
+
+@pytest.mark.parametrize("version", [f"{sys.version_info[0]}.{sys.version_info[1]}", "2.99"])
+def test_the_python_of_colab_is_looked_for_until_one_runs(root: Path, tmp_path: Path, version: str) -> None:
+    """pyenv puts a `python3.12` on the path that fails where that version is not selected; the version itself lies in pyenv's folder."""
+    program(tmp_path / f"bin/python{version}", "echo 'pyenv: command not found' >&2; exit 127")
+    installed = tmp_path / f"pyenv/versions/{version}.1/bin/python"
+    program(installed, f'exec "{sys.executable}" "$@"')
+    env = os.environ | {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYENV_ROOT": str(tmp_path / "pyenv")}
+    command = [shutil.which("bash") or "bash", str(root / "tools/find_python.sh"), version, sys.executable]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == sys.executable
+    if version == "2.99":  # what stands there answers, but is of another version
+        assert ran.stderr.count("\n") == 1
+        assert ran.stderr.startswith("no Python 2.99 found: the Colab-like stack runs on Python 3.")
+    else:
+        assert ran.stderr == ""

@@ -150,9 +150,9 @@ def test_the_graph_of_a_loss_reaches_parameters_and_not_what_is_gathered_for_the
 @pytest.mark.parametrize("kind", KINDS)
 def test_faults_of_autograd_are_found_in_a_sharded_model_too(facts, kind):
     for one in of(facts, f"faulty {kind}"):
-        assert "are never set to zero" in one["without_zeroing"]
+        assert "are never zeroed" in one["without_zeroing"]
         assert "gets gradients, but no optimizer updates it" in one["one_missing"]
-        assert "updates tensors that are not the model's" in one["too_early"] or "ran without gradients" in one["too_early"]
+        assert "updates tensors that are no longer the model's" in one["too_early"] or "ran without gradients" in one["too_early"]
 
 
 def test_zeros_in_one_shard_are_no_dead_module(facts):
@@ -163,7 +163,7 @@ def test_zeros_in_one_shard_are_no_dead_module(facts):
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_second_run_waits_for_ranks_that_do_not_run_again(facts, kind):
     for plain, one in zip(of(facts, f"plain {kind}"), of(facts, f"verified {kind}"), strict=True):
-        assert f"not compared: {plain['collectives']} calls of collectives" in one["verdict"]
+        assert f"{plain['collectives']} collective calls" in one["verdict"]
         assert one["state"] == plain["state"]
 
 

@@ -28,7 +28,7 @@ def named(largest: str) -> None:
     expect(isinstance(largest, str), f"{shown(largest)} is what it holds; give the name of the variable, in quotation marks.")
     expect(
         _LARGEST.fits(largest.partition("[")[0]),  # `name[0]`, as the report has it, is as good
-        f"{shown(largest)} is not the variable that keeps most; the first sentence of the report says what grows, and what it is kept by.",
+        f"{shown(largest)} is not the variable that keeps most; the headline of the report names the variable that grows.",
     )
 
 

@@ -10,6 +10,8 @@ from torchdebug_magics.html.elements import Markup, el
 from torchdebug_magics.html.picture import Words, picture
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from matplotlib.axes import Axes
 
     from torchdebug_magics.html.page import Areas
@@ -24,7 +26,8 @@ _STRIP = 0.06
 def areas(block: Areas) -> Markup:
     """The image between its words; where it cannot be drawn, the words."""
     alt = describe(block)
-    words = Words(block.title, top=cell(_top(block), block.format), bottom="0", below=block.x_label, key=tuple(_key(block)))
+    bottom = cell(block.bottom, block.format) if block.bottom else "0"
+    words = Words(block.title, top=cell(_top(block), block.format), bottom=bottom, below=block.x_label, key=tuple(_key(block)))
     return picture(lambda axes: _draw(axes, block), words, alt=alt, height=_HEIGHT, otherwise=f"{block.title}: {alt}")
 
 
@@ -48,30 +51,51 @@ def _top(block: Areas) -> float:
 
 def _key(block: Areas) -> list[Markup]:
     """A coloured square and a name each; the strip's colours after them."""
-    colours = [(name, style.AREAS[at % len(style.AREAS)]) for at, (name, _) in enumerate(block.series)]
-    named = list(dict.fromkeys(name for name, _ in block.stretches))
-    strip = [(name, style.STRIPES[at % len(style.STRIPES)]) for at, name in enumerate(named)]
-    said = [el("span", el("span", "■ ", style=f"color:{colour}"), name, style=style.KEY_ENTRY) for name, colour in colours]
-    if strip:
+    said = [
+        el("span", el("span", "■ ", style=f"color:{colour}"), name, style=style.KEY_ENTRY)
+        for (name, _), colour in zip(block.series, _area_colours(block), strict=True)
+    ]
+    if strip := _strip_colours(block):
         said += [el("span", "strip below:", style=style.KEY_ENTRY)]
-        said += [el("span", el("span", "▬ ", style=f"color:{colour}"), name, style=style.KEY_ENTRY) for name, colour in strip]
+        said += [el("span", el("span", "▬ ", style=f"color:{colour}"), name, style=style.KEY_ENTRY) for name, colour in strip.items()]
     if block.marks:
         said += [el("span", "marks:", style=style.KEY_ENTRY)]
         said += [el("span", f"┆ {number} {name}", style=style.KEY_ENTRY) for number, (name, _) in enumerate(block.marks, 1)]
     return said
 
 
+def _area_colours(block: Areas) -> list[str]:
+    return style.colours([name for name, _ in block.series], style.KINDS, style.AREAS)
+
+
+def _cumulated(block: Areas) -> Iterator[list[float]]:
+    """The upper edge of each quantity on top of those before it."""
+    upper = [0.0] * len(block.series[0][1])
+    for _, values in block.series:
+        upper = [below + value for below, value in zip(upper, values, strict=True)]
+        yield upper
+
+
+def _strip_colours(block: Areas) -> dict[str, str]:
+    named = list(dict.fromkeys(name for name, _ in block.stretches))
+    return dict(zip(named, style.colours(named, style.PHASES, style.STRIPES), strict=True))
+
+
 def _draw(axes: Axes, block: Areas) -> None:
     count = len(block.series[0][1])
     edges = range(count)
-    axes.stackplot(edges, *(values for _, values in block.series), colors=style.AREAS, step="post", linewidth=0)
-    most = _top(block) or 1.0
+    most, low = _top(block) or 1.0, block.bottom
+    high = (most - low) or 1.0
     axes.set_xlim(0, max(1, count - 1))
-    axes.set_ylim(-_STRIP * 1.5 * most, most * 1.04)
-    named = list(dict.fromkeys(name for name, _ in block.stretches))
+    axes.set_ylim(low - _STRIP * 1.5 * high, low + high * 1.04)
+    lower = [low] * count
+    for colour, total in zip(_area_colours(block), _cumulated(block), strict=True):
+        upper = [max(low, value) for value in total]
+        axes.fill_between(edges, lower, upper, color=colour, step="post", linewidth=0)
+        lower = upper
+    strip = _strip_colours(block)
     for (name, first), (_, end) in zip(block.stretches, [*block.stretches[1:], ("", count)], strict=False):
-        colour = style.STRIPES[named.index(name) % len(style.STRIPES)]
-        axes.barh(-_STRIP * most, max(end - first, 1), left=first, height=_STRIP * most, color=colour, linewidth=0)
+        axes.barh(low - _STRIP * high, max(end - first, 1), left=first, height=_STRIP * high, color=strip[name], linewidth=0)
     for number, (_, point) in enumerate(block.marks, 1):
         axes.axvline(point, color=style.CHART_FRAME, linewidth=1.0, linestyle=":")
         axes.text(point, most, f" {number}", color=style.CHART_FRAME, fontsize=8, va="top")

@@ -22,10 +22,10 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 def bars(block: Bars) -> Markup:
     """One row a thing, two columns a quantity: the bar, and the number beside it."""
-    dot = _dot(style.CHART_LINE)
+    dots = [_dot(style.KINDS.get(label, style.CHART_LINE)) for label in block.labels]
     heads = [el("th", one.name, scope="col", colspan=2, style=style.HEAD.format(side="left")) for one in block.measures]
     rows = [
-        el("tr", el("th", label, scope="row", style=style.ROW_NAME), *(part for one in block.measures for part in _pair(one, at, dot)))
+        el("tr", el("th", label, scope="row", style=style.ROW_NAME), *(part for one in block.measures for part in _pair(one, at, dots[at])))
         for at, label in enumerate(block.labels)
     ]
     whole = el(

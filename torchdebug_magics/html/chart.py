@@ -50,7 +50,7 @@ def _words(block: Chart) -> Words:
     shown = [value for value in _drawn(block) if not math.isnan(value)]
     ends = block.span or ((min(shown), max(shown)) if shown else None)
     low, high = ("", "") if ends is None else (number(float(ends[0])), number(float(ends[1])))
-    first, last = f"{block.first_x:,}", f"{block.first_x + len(block.values) - 1:,}"
+    first, last = block.ends or (f"{block.first_x:,}", f"{block.first_x + len(block.values) - 1:,}")
     lost = next((step for step, value in enumerate(block.values, block.first_x) if not math.isfinite(value)), None)
     said = "" if lost is None else f" (red cross: not finite, first at {lost:,})"
     return Words(f"{block.title}{said}", top=high, bottom=low if low != high else "", below=(first, block.x_label, last))

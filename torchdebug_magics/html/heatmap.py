@@ -99,12 +99,17 @@ class _Scale:
     def key(self, levels: Sequence[Sequence[int | None]]) -> list[Markup]:
         """The ends of the scale, and what lies outside it."""
         used = {one for row in levels for one in row}
-        squares = [el("span", "■", style=f"color:{colour}") for colour in style.HEAT]
+        squares = [_swatch(colour) for colour in style.HEAT]
         said = [el("span", f"{number(float(self.low))} ", *squares, f" {number(float(self.high))}", style=style.KEY_ENTRY)]
         for level, word in ((_ZERO, "zero"), (_LOST, "NaN or inf")):
             if level in used:
-                said.append(el("span", el("span", "■ ", style=f"color:{_colour(level)}"), word, style=style.KEY_ENTRY))
+                said.append(el("span", _swatch(_colour(level)), f" {word}", style=style.KEY_ENTRY))
         return said
+
+
+def _swatch(colour: str) -> Markup:
+    """A patch of colour; not a character, as the ends of the scale are too faint for text."""
+    return el("span", "\N{NO-BREAK SPACE}\N{NO-BREAK SPACE}", style=style.SWATCH.format(colour=colour))
 
 
 def _shown(block: Heatmap) -> list[tuple[str, tuple[float | None, ...]]]:

@@ -12,7 +12,7 @@ from torchdebug_magics.html.chart import chart
 from torchdebug_magics.html.elements import Markup, el, prose
 from torchdebug_magics.html.heatmap import heatmap
 from torchdebug_magics.html.meters import meters
-from torchdebug_magics.html.page import Areas, Bars, Boxes, Chart, Code, Facts, Fold, Heatmap, Meters, Note, Page, Table
+from torchdebug_magics.html.page import Areas, Bars, Boxes, Chart, Code, Facts, Fold, Heatmap, Meters, Note, Page, Table, Verbatim
 from torchdebug_magics.html.table import table
 
 if TYPE_CHECKING:
@@ -26,9 +26,12 @@ _LEAST = 6_000
 """For a short table that comes after a long one."""
 
 
-def render(page: Page) -> str:
-    """The verdict as a card, then the blocks."""
-    return str(el("div", _verdict(page), *_Writer().blocks(page.blocks), style=style.PAGE))
+def render(page: Page, *, is_beside_widget: bool = False) -> str:
+    """The headline as a card, then the blocks; beside a widget of the same page, seen only where that widget cannot be."""
+    parts = _headline(page), *_Writer().blocks(page.blocks)
+    if is_beside_widget:
+        return str(el("div", el("style", Markup(style.BESIDE_WIDGET)), *parts, style=style.PAGE, **{"class": style.FROZEN}))
+    return str(el("div", *parts, style=style.PAGE))
 
 
 def render_blocks(blocks: tuple[Block, ...]) -> str:
@@ -36,13 +39,13 @@ def render_blocks(blocks: tuple[Block, ...]) -> str:
     return str(el("div", *_Writer().blocks(blocks), style=style.PAGE))
 
 
-def _verdict(page: Page) -> Markup:
+def _headline(page: Page) -> Markup:
     look = style.STATUS[page.status]
     return el(
         "div",
         el("span", f"{look.symbol} {look.word}", style=style.BADGE.format(solid=look.solid)),
         el("span", page.instrument, style=style.NAME),
-        el("div", _prose(page.verdict), style=style.VERDICT),
+        el("div", _prose(page.headline), style=style.VERDICT),
         style=style.CARD.format(solid=look.solid, tint=look.tint),
     )
 
@@ -80,6 +83,8 @@ class _Writer:
                 return meters(block)
             case Note():
                 return _note(block)
+            case Verbatim():
+                return el("pre", block.text, style=style.VERBATIM)
 
     def _counted(self, written: Markup) -> Markup:
         self._room -= len(written.encode())
@@ -98,12 +103,21 @@ def _facts(block: Facts) -> Markup:
 def _code(block: Code) -> Markup:
     width = max((len(str(number)) for number, _ in block.lines), default=1)
     lines = [
-        el("span", f"→ {number:>{width}} │ {text}", style=style.CODE_LINE) if number == block.marked else f"  {number:>{width}} │ {text}"
+        el("span", f"→ {number:>{width}} │ ", *_underlined(text, block.underlined), style=style.CODE_LINE)
+        if number == block.marked
+        else f"  {number:>{width}} │ {text}"
         for number, text in block.lines
     ]
     listing = [part for line in lines for part in (line, "\n")][:-1]
     title = el("div", el("b", block.title)) if block.title else ""
     return el("div", title, el("pre", *listing, style=style.CODE), style=style.BLOCK)
+
+
+def _underlined(text: str, span: tuple[int, int] | None) -> tuple[Markup | str, ...]:
+    if span is None:
+        return (text,)
+    first, end = span
+    return (text[:first], el("u", text[first:end], style=style.UNDERLINED), text[end:])
 
 
 def _note(block: Note) -> Markup:

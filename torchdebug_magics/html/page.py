@@ -1,4 +1,4 @@
-"""What a view is made of: a verdict and blocks, pure data. `markup` writes a page as HTML, `plain` as text."""
+"""The contents of a view: a headline and blocks, as pure data. `markup` renders a page as HTML, `plain` as text."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ __all__ = [
     "Place",
     "Status",
     "Table",
+    "Verbatim",
 ]
 
 Status: TypeAlias = Literal["good", "bad", "warn", "info", "busy"]
 Cell: TypeAlias = str | int | float | None
 
 _DEEPEST = 24
-"""Levels of a tree that are told apart by how far a row stands to the right."""
+"""Deepest level of a tree that is indented further."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Named values, one a line: ``("fix", "add 1e-12 before the log")``."""
+    """Named values, one per line: ``("fix", "add 1e-12 before the log")``."""
 
     rows: tuple[tuple[str, str], ...]
     title: str = ""
@@ -57,10 +58,19 @@ class Code:
     """Line number, as the user sees it, and text."""
     marked: int | None = None
     title: str = ""
+    underlined: tuple[int, int] | None = None
+    """The part of the marked line that is at fault, as positions of characters: the first, and the one after the last."""
+
+
+@dataclass(frozen=True)
+class Verbatim:
+    """Text whose line breaks count, such as a traceback."""
+
+    text: str
 
 
 class Place(NamedTuple):
-    """Where a row stands in a tree: its depth, and what it is called among its neighbours."""
+    """A row's position in a tree: its depth, and its label among its siblings."""
 
     depth: int
     label: str
@@ -68,56 +78,56 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under named columns. Numbers stay numbers, so that a widget can sort them; `formats` says how a column is written."""
+    """Rows under named columns. Numbers stay numbers, so that a widget can sort them; `formats` gives each column's format."""
 
     caption: str
     columns: tuple[str, ...]
     rows: Sequence[tuple[Cell, ...]]
     formats: Mapping[str, Format]
-    """By column; a column that is not named holds text."""
+    """By column; text where a column is missing."""
     marked: frozenset[int] = frozenset()
-    """Rows to be seen first (a bad one), by position."""
+    """Positions of rows to highlight, such as a bad one."""
     is_sequence: bool = False
-    """Whether the order of the rows is what it tells: then a widget neither sorts nor filters them."""
+    """Whether the order of the rows is the content; a widget then neither sorts nor filters them."""
     tree: tuple[Place, ...] = ()
-    """One place a row, in the order of a tree read from the top; empty where there is none. The first cell still names a row in full."""
+    """One place for each row, in depth-first order; empty for a flat table. The first cell still holds the row's full name."""
     whole: Table | None = None
-    """The same with nothing folded together, for a view in which one can search."""
+    """The same table without merged rows, for a view with a filter."""
 
     def text(self, position: int) -> tuple[str, ...]:
-        """The cells of one row as they are written."""
+        """The cells of one row, formatted."""
         return tuple(cell(value, self.format(column)) for column, value in zip(self.columns, self.rows[position], strict=True))
 
     def format(self, column: str) -> Format:
-        """How a column is written."""
+        """The format of a column."""
         return self.formats.get(column, "text")
 
     def is_text(self, column: str) -> bool:
-        """Whether a column holds words, which begin at the left; numbers end at the right."""
+        """Whether a column holds text, which is left-aligned; numbers are right-aligned."""
         return self.format(column) in {"text", "prose", "code"}
 
     def label(self, position: int, *, step: str = "  ", closed: bool = False) -> str:
-        """What a row of a tree is called where it stands, a step to the right for each level; a closed one says how many it holds."""
+        """The indented label of a tree row; a closed row gives the number of its descendants."""
         depth, label = self.tree[position]
         many = len(self.inside(position)) if closed else 0
         return f"{step * min(depth, _DEEPEST)}{cell(label)}{f'  + {many:,} inside' if many else ''}"
 
     def inside(self, position: int) -> range:
-        """The rows that stand in a row of a tree, at any depth."""
+        """The descendants of a tree row, at any depth."""
         end = position + 1
         while end < len(self.tree) and self.tree[end].depth > self.tree[position].depth:
             end += 1
         return range(position + 1, end)
 
     def seen_first(self, cap: int) -> list[int]:
-        """Of a tree, the rows down to the depth at which there are at most `cap`; a marked one always, with those that it stands in."""
+        """The rows of a tree down to the depth at which there are at most `cap`, and marked rows with their ancestors."""
         depths = [place.depth for place in self.tree]
         deepest = self.open_depth(cap)
         around = {at for mark in self.marked for at in self._around(mark)}
         return [at for at, depth in enumerate(depths) if depth <= deepest or at in around]
 
     def open_depth(self, cap: int) -> int:
-        """The deepest level of a tree down to which there are at most `cap` rows; the first below the roots at least."""
+        """The deepest level down to which a tree has at most `cap` rows; at least 1."""
         depths = Counter(place.depth for place in self.tree)
         many = list(accumulate(depths[level] for level in range(max(depths, default=0) + 1)))
         return max(1, sum(rows <= cap for rows in many) - 1)
@@ -131,7 +141,7 @@ class Table:
         return found
 
     def order(self, cap: int) -> list[int]:
-        """Positions in the order to be shown: as they are, unless a marked row would fall beyond `cap`."""
+        """Positions in display order: unchanged, unless a marked row would be beyond `cap`."""
         positions = range(len(self.rows))
         hidden = any(position >= cap for position in self.marked)
         return sorted(positions, key=lambda position: position not in self.marked) if hidden else list(positions)
@@ -139,7 +149,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A line of values over steps; non-finite values are marked."""
+    """A line chart of values over steps; non-finite values are marked."""
 
     title: str
     values: tuple[float, ...]
@@ -148,31 +158,35 @@ class Chart:
     first_x: int = 0
     log: bool = True
     span: tuple[float, float] | None = None
-    """Both ends of the scale; None for the smallest and the largest value. Charts that are to be compared have the same."""
+    """Limits of the y axis; None for the smallest and largest value. Charts to be compared share one."""
+    ends: tuple[str, str] | None = None
+    """What stands below the first and the last value; None for their steps."""
 
 
 @dataclass(frozen=True)
 class Areas:
-    """Quantities on top of each other over time, such as bytes by category, and what went on meanwhile."""
+    """A stacked area chart over time, such as bytes by category, with the phases below it."""
 
     title: str
     series: tuple[tuple[str, tuple[float, ...]], ...]
-    """Name and values; the first lies at the bottom."""
+    """Name and values; the first is at the bottom."""
     format: Format
     x_label: str
     stretches: tuple[tuple[str, int], ...] = ()
-    """What went on, and from which point on."""
+    """Phases: name, and first point."""
     marked: int = 0
-    """The point to be seen first."""
+    """The highlighted point."""
     marks: tuple[tuple[str, int], ...] = ()
     """Named points."""
     top: float | None = None
-    """Where the scale ends; None for the most that is drawn. Pictures that are to be compared have the same."""
+    """Upper limit of the y axis; None for the largest total. Charts to be compared share one."""
+    bottom: float = 0.0
+    """Where the scale begins: what lies below would only flatten the rest."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One quantity of each thing, such as the parameters of each module."""
+    """One quantity for each label, such as the parameters of each module."""
 
     name: str
     values: tuple[float, ...]
@@ -181,7 +195,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Bars:
-    """How some quantities are spread over the same things, in bars side by side."""
+    """A bar chart of several quantities over the same labels."""
 
     title: str
     labels: tuple[str, ...]
@@ -190,40 +204,40 @@ class Bars:
 
 @dataclass(frozen=True)
 class Heatmap:
-    """One value for each row and column, as colours; None where there is none."""
+    """A heatmap: one value for each row and column, or None."""
 
     title: str
     rows: tuple[tuple[str, tuple[float | None, ...]], ...]
     """Name and values."""
     x_label: str
     columns_per_value: int = 1
-    """How many columns a value stands for."""
+    """Columns merged into each value."""
     log: bool = True
     is_quick: bool = False
-    """Whether it is drawn many times, and is gone soon: then without an image."""
+    """Whether the heatmap is drawn live, as text in place of an image."""
 
 
 @dataclass(frozen=True)
 class Meters:
-    """How full each of some memories is, live or as it was."""
+    """Gauges of several memories."""
 
     title: str
     gauges: tuple[Gauge, ...]
 
 
 class Box(NamedTuple):
-    """One of some boxes."""
+    """A box of `Boxes`."""
 
     name: str
     text: str
     status: Status
     stops: tuple[str, ...] = ()
-    """What stops the way to the next one, in sentences."""
+    """Why the next box is not reached, one sentence each."""
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """Boxes in which one thing leads to the next, from top to bottom."""
+    """A chain of boxes from top to bottom."""
 
     title: str
     boxes: tuple[Box, ...]
@@ -231,7 +245,7 @@ class Boxes:
 
 @dataclass(frozen=True)
 class Note:
-    """A sentence under the verdict."""
+    """A sentence with a status."""
 
     text: str
     status: Status = "info"
@@ -239,20 +253,21 @@ class Note:
 
 @dataclass(frozen=True)
 class Fold:
-    """Blocks that are closed until asked for."""
+    """Blocks that are collapsed at first."""
 
     title: str
     blocks: tuple[Block, ...]
 
 
-Block: TypeAlias = "Areas | Facts | Code | Table | Chart | Bars | Boxes | Heatmap | Meters | Note | Fold"
+Block: TypeAlias = "Areas | Facts | Code | Table | Chart | Bars | Boxes | Heatmap | Meters | Note | Fold | Verbatim"
 
 
 @dataclass(frozen=True)
 class Page:
-    """A report as it is shown: the verdict first."""
+    """A report as it is shown: the headline, then what to change, where, and the picture; whatever else there is folds."""
 
     instrument: str
     status: Status
-    verdict: str
+    headline: str
+    """What happened and where: at most 90 characters before the line that it quotes."""
     blocks: tuple[Block, ...] = ()

@@ -11,7 +11,7 @@ from torchdebug_magics.html.bars import shares
 from torchdebug_magics.html.boxes import leads_on
 from torchdebug_magics.html.chart import describe
 from torchdebug_magics.html.meters import details, level
-from torchdebug_magics.html.page import Areas, Bars, Boxes, Chart, Code, Facts, Fold, Heatmap, Meters, Note, Page, Table
+from torchdebug_magics.html.page import Areas, Bars, Boxes, Chart, Code, Facts, Fold, Heatmap, Meters, Note, Page, Table, Verbatim
 from torchdebug_magics.html.style import STATUS
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ _BAR = 16
 
 
 def render(page: Page) -> str:
-    """The verdict, then the blocks, an empty line between them."""
+    """The headline, then the blocks, an empty line between them."""
     look = STATUS[page.status]
-    verdict = _wrapped(page.verdict, first=f"[{look.symbol} {look.word}] ", indent="  ")
-    return "\n\n".join(text for text in (verdict, *map(_block, page.blocks)) if text)
+    headline = _wrapped(page.headline, first=f"[{look.symbol} {look.word}] ", indent="  ")
+    return "\n\n".join(text for text in (headline, *map(_block, page.blocks)) if text)
 
 
 def _block(block: Block) -> str:  # noqa: C901, PLR0911 - one for each kind
@@ -59,6 +59,8 @@ def _block(block: Block) -> str:  # noqa: C901, PLR0911 - one for each kind
         case Note():
             look = STATUS[block.status]
             return _wrapped(block.text, first=f"{look.symbol} {look.word}: ", indent="  ")
+        case Verbatim():
+            return block.text
         case Fold():
             return "\n\n".join((f"{one_line(block.title)}:", *map(_block, block.blocks)))
 
@@ -72,6 +74,10 @@ def _facts(block: Facts) -> str:
 def _code(block: Code) -> str:
     width = max((len(str(number)) for number, _ in block.lines), default=1)
     lines = [f"{'->' if number == block.marked else '  '} {number:>{width}} | {one_line(text)}" for number, text in block.lines]
+    if block.underlined is not None:
+        first, end = block.underlined
+        at = next(position for position, (number, _) in enumerate(block.lines) if number == block.marked)
+        lines.insert(at + 1, f"{' ' * (width + 6 + first)}{'^' * (end - first)}")
     return "\n".join([one_line(block.title), *lines] if block.title else lines)
 
 

@@ -5,7 +5,7 @@ Text keeps the theme's own colour; what is tinted is half transparent. Only the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.html.page import Status
 
 
-__all__ = ["STATUS", "Look"]
+__all__ = ["KINDS", "PHASES", "STATUS", "Look", "colours"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,12 @@ STATUS: Mapping[Status, Look] = {
     "info": Look("●", "note", "#2457a6", "rgba(84,134,214,.14)"),
     "busy": Look("○", "running", "#2457a6", "rgba(84,134,214,.14)"),
 }
+
+
+def colours(names: Sequence[str], known: Mapping[str, str], others: Sequence[str]) -> list[str]:
+    """A colour for each name: the one that is known for it, or the next of `others`."""
+    return [known.get(name, others[at % len(others)]) for at, name in enumerate(names)]
+
 
 _LINE = "1px solid rgba(128,128,128,.35)"
 
@@ -61,6 +67,8 @@ FACT_NAME = "text-align:left;vertical-align:top;white-space:nowrap;font-weight:b
 FACT = "text-align:left;vertical-align:top;padding:3px 0"
 CODE = f"margin:0;padding:8px 10px;border:{_LINE};border-radius:4px;overflow:auto;white-space:pre;font-family:monospace;line-height:1.5"
 CODE_LINE = f"background:{STATUS['bad'].tint};font-weight:bold;display:inline-block;min-width:100%"
+UNDERLINED = f"text-decoration:underline 2px {STATUS['bad'].solid};text-underline-offset:3px"
+VERBATIM = "margin:6px 0;font-size:85%;white-space:pre-wrap;overflow-wrap:anywhere"
 INLINE_CODE = "font-family:monospace;background:rgba(128,128,128,.16);padding:1px 4px;border-radius:3px"
 IMAGE = "max-width:100%;height:auto"
 IMAGE_OF_ROWS = "width:640px;max-width:none;height:{height}px;display:block"
@@ -71,6 +79,15 @@ CHART_WORD = "text-align:{side};vertical-align:{edge};padding:0 6px;white-space:
 CHART_LINE, CHART_BAD, CHART_FRAME = "#3d7fd9", "#e04b3f", "#808080"
 AREAS = ("#3d7fd9", "#c77b1f", "#2f9e6e", "#9a63c9", "#c9588c", "#7f8c3a", "#808080")
 STRIPES = ("#5b6fb5", "#b58a3c", "#a8524e", "#4f9d8f", "#8a8a8a")
+# A kind of memory and a phase have the same colour in every report.
+KINDS = {
+    "parameter": "#3d7fd9", "optimizer state": "#c77b1f", "activation": "#2f9e6e", "gradient": "#9a63c9", "temporary": "#c9588c",
+    "buffer": "#7f8c3a", "other": "#3b97ab", "held before the cell": "#808080",
+}  # fmt: skip
+PHASES = {
+    "other": "#5b6fb5", "forward": "#b58a3c", "loss": "#9a7fb0", "backward": "#a8524e", "optimizer": "#4f9d8f",
+    "steps only counted": "#8a8a8a",
+}  # fmt: skip
 HEAT = ("#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#d8e219", "#fde725")
 HEAT_NAME = (
     "height:{height}px;line-height:{height}px;padding:0 8px 0 0;text-align:right;white-space:nowrap;font-family:monospace;font-size:11px"
@@ -79,6 +96,7 @@ HEAT_CELL = "padding:0;vertical-align:top;text-align:left"
 HEAT_TEXT = "font-family:monospace;font-size:11px;line-height:15px;white-space:pre"
 HEAT_ENDS = "display:flex;gap:1em;justify-content:space-between;font-size:85%"
 KEY = "padding:4px 6px"
+SWATCH = "background:{colour};border:1px solid rgba(128,128,128,.5)"
 KEY_ENTRY = "white-space:nowrap;margin-right:14px;display:inline-block"
 BAR = "width:{wide}px;height:12px;max-width:none;margin:0;vertical-align:middle"
 BAR_CELL = "text-align:left;white-space:nowrap;min-width:{wide}px;padding:3px 6px 3px 12px"
@@ -95,3 +113,12 @@ ARROW = "margin:0 0 0 20px;line-height:1.3"
 STOP = f"margin:4px 0 4px 20px;padding:2px 10px;border-left:3px dashed {STATUS['bad'].solid}"
 FOLD = "margin:10px 0"
 SUMMARY = "cursor:pointer;padding:4px 0"
+
+FROZEN = "torchdebug-frozen"
+_CHILD = ".jp-OutputArea-child"
+# Where JupyterLab and Notebook 7 show the outputs of a cell, a widget that is alive hides the frozen page before it. One that a new
+# kernel does not have is bare text ("Loading widget...", "Error displaying widget"), and is hidden itself. Elsewhere both are seen.
+BESIDE_WIDGET = (
+    f"{_CHILD}:has(.{FROZEN}):has(+ {_CHILD} .widget-box){{display:none}}"
+    f"{_CHILD}:has(.{FROZEN}) + {_CHILD}:not(:has(> .jp-OutputArea-output > *)){{display:none}}"
+)

@@ -14,19 +14,23 @@ if TYPE_CHECKING:
     from torchdebug_magics.format import Format
     from torchdebug_magics.html.page import Table
 
-__all__ = ["OPEN_ROWS", "table"]
+__all__ = ["NO_ATTRIBUTES", "OPEN_ROWS", "table"]
 
 OPEN_ROWS = 50
+NO_ATTRIBUTES: Mapping[str, str] = {}
 _STEP = "\N{NO-BREAK SPACE}\N{NO-BREAK SPACE}"
 _SEAM = re.compile(r"(?<=, )|(?<=[A-Za-z_]{2} )(?=\d)")
 """After a comma, and between a name and its shape."""
+_NARROW_SEAM = re.compile(r"(?<=, )|(?<= )(?=x \d)|(?<=[A-Za-z]{2} )(?=\d)|(?<=[a-z0-9])(?=[A-Z][a-z])|(?<=\w_)(?=\w)")
+"""Also within a shape, and within a name: a line breaks there only where the page is too narrow for the table."""
 _LOOKS: Mapping[Format, str] = {"text": style.TEXT, "prose": style.PROSE, "code": style.CODE_CELL}
 
 
-def table(block: Table, room: int) -> Markup:
+def table(block: Table, room: int, head: Mapping[str, str] = NO_ATTRIBUTES) -> Markup:
     """The whole table in at most about `room` bytes; marked rows come first where they would be folded away.
 
-    Of a tree that is long, the upper levels are open; what is inside follows in the fold, each row under its full name.
+    Of a tree that is long, the upper levels are open; what is inside follows in the fold, each row under its full name. Each heading has
+    the attributes `head`.
     """
     order, opened = _order(block)
     closed = _closed(block, order[:opened])
@@ -42,7 +46,7 @@ def table(block: Table, room: int) -> Markup:
     left_out = len(block.rows) - len(rows)
     return join(
         [
-            _framed(block, block.caption, rows[:opened]),
+            _framed(block, block.caption, rows[:opened], head),
             _fold(block, rows[opened:]),
             el("p", f"{left_out:,} more, see the report", style=style.BLOCK) if left_out else "",
         ]
@@ -76,12 +80,13 @@ def _fold(block: Table, rows: Sequence[Markup]) -> Markup:
     )
 
 
-def _framed(block: Table, caption: str, rows: Sequence[Markup]) -> Markup:
-    head = [el("th", *_broken(column), scope="col", style=style.HEAD.format(side=_side(block, column))) for column in block.columns]
+def _framed(block: Table, caption: str, rows: Sequence[Markup], head: Mapping[str, str] = NO_ATTRIBUTES) -> Markup:
+    looks = [style.HEAD.format(side=_side(block, column)) for column in block.columns]
+    heads = [el("th", *_broken(column), scope="col", style=look, **head) for column, look in zip(block.columns, looks, strict=True)]
     whole = el(
         "table",
         el("caption", prose(caption, code_style=style.INLINE_CODE), style=style.CAPTION),
-        el("thead", el("tr", *head)),
+        el("thead", el("tr", *heads)),
         el("tbody", *rows),
         style=style.TABLE,
         cellpadding=4,
@@ -109,13 +114,13 @@ def _broken(heading: str) -> list[str]:
 
 def _cell(block: Table, column: str, text: str) -> Markup:
     how = block.format(column)
-    shown = prose(text, code_style=style.INLINE_CODE) if how == "prose" else _listed(text)
+    shown = prose(text, code_style=style.INLINE_CODE) if how == "prose" else _listed(text, _NARROW_SEAM if how == "text" else _SEAM)
     return el("td", shown, style=_LOOKS.get(how, style.NUMBER if " " in text else ""))
 
 
-def _listed(text: str) -> Markup:
-    """May go on in a new line at a seam, and nowhere else: a shape stays whole, and a table with many of them narrow."""
-    return _joined(_SEAM.split(text))
+def _listed(text: str, seam: re.Pattern[str]) -> Markup:
+    """Text that may break into a new line at a seam, and nowhere else."""
+    return _joined(seam.split(text))
 
 
 def _path(name: str) -> Markup:

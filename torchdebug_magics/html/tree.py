@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.html import style
 from torchdebug_magics.html.elements import Markup, el, join, prose
-from torchdebug_magics.html.table import OPEN_ROWS
+from torchdebug_magics.html.table import NO_ATTRIBUTES, OPEN_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from torchdebug_magics.html.page import Table
 
@@ -41,17 +41,20 @@ _STYLE = f"""
 """
 
 
-def tree(block: Table, *, opened: Collection[int] | None = None) -> Markup:
-    """Each row with others in it can be opened; `opened` says which are, else as many levels as fit on a page."""
+def tree(block: Table, *, opened: Collection[int] | None = None, head: Mapping[str, str] = NO_ATTRIBUTES) -> Markup:
+    """Each row with others in it can be opened; `opened` says which are, else as many levels as fit on a page.
+
+    Each heading has the attributes `head`.
+    """
     if opened is None:
         shown = {*block.seen_first(OPEN_ROWS)}
         opened = {at for at in shown if at + 1 in shown}
     widths = _widths(block)
-    head = el("div", *(_cell(block, column, column) for column in block.columns), **{"class": "row head"})
+    heads = el("div", *(_cell(block, column, column, head) for column in block.columns), **{"class": "row head"})
     left_out = max(0, len(block.rows) - _MOST)
     more = el("p", f"{left_out:,} more: filter to see them") if left_out else ""
     columns = f"--columns:{' '.join(f'{width:.1f}ch' for width in widths)}"
-    body = el("div", head, _nested(block, opened), more, **{"class": "torchdebug-tree", "style": columns})
+    body = el("div", heads, _nested(block, opened), more, **{"class": "torchdebug-tree", "style": columns})
     caption = el("div", prose(block.caption, code_style=style.INLINE_CODE), style=style.CAPTION)
     return el("div", el("style", Markup(_STYLE)), caption, body)
 
@@ -78,10 +81,10 @@ def _row(block: Table, at: int, inside: Markup, is_open: bool) -> Markup:
     return el("details", el("summary", name, *cells, **look), inside, **({"open": "open"} if is_open else {}))
 
 
-def _cell(block: Table, column: str, text: str) -> Markup:
+def _cell(block: Table, column: str, text: str, more: Mapping[str, str] = NO_ATTRIBUTES) -> Markup:
     if column == block.columns[0]:
-        return el("b", text)
-    return el("i", text, **({} if block.is_text(column) else {"class": "n"}))
+        return el("b", text, **more)
+    return el("i", text, **({} if block.is_text(column) else {"class": "n"}), **more)
 
 
 def _widths(block: Table) -> list[float]:

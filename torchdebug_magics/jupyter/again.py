@@ -1,4 +1,4 @@
-"""The body of the running cell, to be run once more: by the same code, in the same namespace, and without a word."""
+"""The body of the running cell, compiled to be rerun: the same code in the same namespace, with its output hidden."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["CellBody"]
 
 _RUN_CODE = InteractiveShell.run_code.__code__
 _OF_PYTHON = frozenset({"time", "capture", "prun"})
-"""Cell magics that run what is below them as it is, once."""
+"""Cell magics that run the code below them unchanged, once."""
 _SHELL_COMMANDS = frozenset({"system", "getoutput"})
 
 
 class CellBody:
-    """What follows the leading magics of ours; `run` may be called any number of times."""
+    """The code after this package's leading magics; `run` may be called any number of times."""
 
     def __init__(self, shell: InteractiveShell, cells: CellSessions, magics: Collection[str]) -> None:
         source = getattr(getattr(next(running_cells(), None), "info", None), "raw_cell", None)
@@ -36,7 +36,7 @@ class CellBody:
             raise UsageError(msg)
         self.namespace: dict[str, Any] = shell.user_ns
         self.hidden = frozenset(shell.user_ns_hidden)
-        """Names in it that are not the user's."""
+        """Names in the namespace that IPython put there."""
         self.roots: tuple[object, ...] = ()
         self._cells = cells
         lines = shell.transform_cell(source)
@@ -50,11 +50,11 @@ class CellBody:
         self._code: CodeType | None = None if self.refusal else compiler(shell.transform_ast(ast.Module(body, [])), self.file, "exec")
 
     def left(self) -> dict[str, object]:
-        """The user's names."""
+        """The user's namespace."""
         return {name: value for name, value in self.namespace.items() if name not in self.hidden}
 
     def run(self) -> None:
-        """Once more; what it raises is raised, what it displays is not seen."""
+        """Run the body again: its exceptions propagate, its output is hidden."""
         __tracebackhide__ = True
         assert self._code is not None
         with capture_output(stdout=False, stderr=False):
@@ -62,7 +62,7 @@ class CellBody:
 
 
 def _file_of(shell: InteractiveShell) -> str:
-    """The name under which IPython has compiled the running cell, so that a line is the same line."""
+    """The file name under which IPython compiled the running cell, so that line numbers agree."""
     file = ""
     frame = sys._getframe()  # noqa: SLF001 - the only door to the callers
     while frame is not None and frame.f_code is not _RUN_CODE:
@@ -83,7 +83,7 @@ def _is_magic(statement: ast.stmt, magics: Collection[str]) -> bool:
 
 
 def _wrapped(statements: tuple[ast.stmt, ...], magics: Collection[str]) -> str:
-    """Why a body that another cell magic runs cannot be run a second time, or nothing."""
+    """The reason why a body run by another cell magic cannot be rerun; empty if it can."""
     for statement in statements:
         match statement:
             case ast.Expr(
@@ -94,20 +94,20 @@ def _wrapped(statements: tuple[ast.stmt, ...], magics: Collection[str]) -> str:
             ):
                 ours = next((one for one in magics if f"%%{one}" in text.split()), None)
                 if ours is not None:
-                    return f"`%%{name}` stands above it: write `%%{ours}` first"
+                    return f"`%%{name}` is above it: write `%%{ours}` first"
                 if name not in _OF_PYTHON:
-                    return f"`%%{name}` runs it, and would run it again"
+                    return f"`%%{name}` runs the body, and would run it again"
     return ""
 
 
 def _refusal(statements: tuple[ast.stmt, ...]) -> str:
-    """Why it cannot be run a second time, or nothing."""
+    """The reason why the body cannot be rerun; empty if it can."""
     outside = [node for statement in statements for node in _outside_functions(statement)]
     if any(isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)) for node in outside):
-        return "it awaits at top level"
+        return "the cell awaits at top level"
     for node in outside:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SHELL_COMMANDS:
-            return "it runs a command of the system, which a second run would run again"
+            return "the cell runs a shell command, which a second run would repeat"
     return ""
 
 

@@ -1,8 +1,10 @@
-"""What is written after a magic's name: flags, and the expressions to examine."""
+"""Parses the line after a magic's name: flags, and the expressions to examine."""
 
 from __future__ import annotations
 
 import argparse
+import ast
+import difflib
 import keyword
 import re
 import shlex
@@ -27,20 +29,22 @@ _SWITCHES = ("on", "off")
 _QUOTED_OR_COMMENT = re.compile(r"""'[^']*'|"[^"]*"|(?:^|(?<=\s))\#.*""")
 _QUOTED_OR_HASH = re.compile(r"""'[^']*'|"[^"]*"|\#""")
 _WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
+# Words up to the next flag; quotes and brackets make an expression, braces are expanded.
+_BARE = re.compile(r"""[^\s'"()\[\]-][^'"()\[\]]*?(?=\s+--?[A-Za-z]|\s*$)""")
 # What goes on with the value before the blank: `loss - 1`, `mask = mask`, `x if y else z`; `-1`, `*args` and `**batch` begin one.
 _GOES_ON = re.compile(r"(?:[-+]|\*\*?)(?=\s|$)|[/%@&|^<>=!,.:)\]}]|(?:if|else|and|or|in|is|not|for)\b")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """One magic line, read."""
+    """A parsed magic line."""
 
     options: dict[str, Any]
-    """The instrument's own, as keywords."""
+    """The instrument's own options, as keyword arguments."""
     word: str | None = None
-    """``"on"`` and ``"off"`` are asked of a session that lasts; others are the row's own."""
+    """``"on"`` or ``"off"`` for a lasting session, or one of the instrument's own words."""
     subjects: tuple[str, ...] = ()
-    """Source text of the values to examine, as they would stand in a call: ``x``, ``mask=mask``, ``**batch``."""
+    """Source text of the values to examine, as in a call: ``x``, ``mask=mask``, ``**batch``."""
     output: str | None = None
     quiet: bool = False
     widget: bool = False
@@ -49,7 +53,7 @@ class Arguments:
 
 
 class MagicParser:
-    """Made from an instrument's row; a wrong line is a `UsageError` of one line."""
+    """Parses the lines of one instrument's magic; an invalid line raises a `UsageError` of one line."""
 
     def __init__(self, row: Instrument) -> None:
         self._row = row
@@ -58,7 +62,7 @@ class MagicParser:
         )
         parser.allow_abbrev = False
         self.words = (*(_SWITCHES if row.lasting else ()), *row.words)
-        """What may stand on a line of its own, for Tab."""
+        """Words allowed on a line of their own, for completion."""
         if self.words:
             parser.add_argument("word", nargs="?", metavar="|".join(self.words), help=_on_words(row))
         row.add_options(parser)
@@ -75,12 +79,12 @@ class MagicParser:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Every flag, for Tab."""
+        """All flags, for completion."""
         return tuple(flag for action in self._actions for flag in action.option_strings)
 
     @property
     def rows(self) -> tuple[tuple[str, str], ...]:
-        """Every word and flag as it is written, such as ``--seed N``, and what it does."""
+        """Each word and flag as written, such as ``--seed N``, with its help."""
         return tuple((_written(action), (action.help or "").replace("%%", "%")) for action in self._actions)
 
     @property
@@ -88,14 +92,14 @@ class MagicParser:
         return self._parser._actions  # noqa: SLF001 - argparse has no other way
 
     def parse(self, line: str, *, subjects: bool = False, names: Mapping[str, object] | None = None) -> Arguments:
-        """Read `line`; expressions are allowed where `subjects` says so.
+        """Parse `line`; expressions are allowed if `subjects` is true.
 
         ``$name`` and ``{expression}`` stand for what they have among `names`, as in IPython's own magics; an expression to examine is
         Python as it is, where braces are a dict.
         """
         takes = subjects and self._row.examine and self._row.subjects
         if takes:
-            words, expressions = self._split(without_comment(line))
+            words, expressions = self._split(without_comment(line), names or {})
             words = [_expanded(word, names) for word in words]
         else:
             words, expressions = _words(_expanded(without_comment(line), names)), []
@@ -111,13 +115,13 @@ class MagicParser:
     def _values(self, words: list[str], *, alone: bool) -> dict[str, Any]:
         found, unknown = self._parser.parse_known_args(words)
         if unknown:
-            self._parser.error(_unknown(self._row, unknown[0], self.words))
+            self._parser.error(_unknown(self._row, unknown[0], self.words) + _nearest(unknown[0], self.flags))
         word = getattr(found, "word", None)
         if word is not None and not (alone and word in self.words):
             self._parser.error(_unknown(self._row, word, self.words))
         return vars(found)
 
-    def _split(self, line: str) -> tuple[list[str], list[str]]:
+    def _split(self, line: str, names: Mapping[str, object]) -> tuple[list[str], list[str]]:
         words: list[str] = []
         expressions: list[str] = []
         rest = _code(line)
@@ -128,6 +132,9 @@ class MagicParser:
                     word = match[0] if (match := _WORD.match(rest)) else rest
                     words += _words(word)
                     rest = rest[len(word) :].lstrip()
+            elif self._row.bare_words and (bare := _BARE.match(rest)) and _is_bare(bare[0], names):
+                expressions.append(repr(_expanded(bare[0], names)))
+                rest = rest[bare.end() :].lstrip()
             else:
                 expression, rest = self._expression(rest)
                 expressions.append(expression.rstrip().removesuffix(","))
@@ -137,7 +144,7 @@ class MagicParser:
         return any(flag in action.option_strings and action.nargs != 0 for action in self._actions)
 
     def _expression(self, text: str) -> tuple[str, str]:
-        """The first expression of `text`, and the rest: split at a blank where both sides can stand alone."""
+        """The first expression of `text`, and the rest: split at the first blank where both sides parse."""
         for end, rest in _blanks(text):
             follows_flag = rest.split(" ", 1)[0].partition("=")[0] in self.flags
             if (follows_flag or not _GOES_ON.match(rest)) and _parses(text[:end]):
@@ -147,7 +154,7 @@ class MagicParser:
 
 
 class _WrongWordsError(Exception):
-    """What argparse says of the options."""
+    """Raised with argparse's message about the options."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -169,7 +176,7 @@ def without_comment(line: str) -> str:
 
 
 def _expanded(text: str, names: Mapping[str, object] | None) -> str:
-    """As IPython does it: where one of them cannot be found, all of it stays as it is."""
+    """Expand variables as IPython does: if one is undefined, the text is left unchanged."""
     if not names or not {"$", "{"} & set(text):
         return text
     try:
@@ -179,11 +186,22 @@ def _expanded(text: str, names: Mapping[str, object] | None) -> str:
 
 
 def _code(line: str) -> str:
-    """`line` without a comment, whatever stands before it: outside quotes no expression has a ``#``."""
+    """`line` without a comment: outside quotes no expression contains a ``#``."""
     for match in _QUOTED_OR_HASH.finditer(line):
         if match[0] == "#":
             return line[: match.start()].strip()
     return line.strip()
+
+
+def _is_bare(text: str, names: Mapping[str, object]) -> bool:
+    """Whether words stand for themselves: they are no expression of known variables, nor the name of a text or a number."""
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except SyntaxError:
+        return True
+    if isinstance(tree, ast.Name):
+        return not issubclass(type(names.get(tree.id)), (str, int, float))
+    return any(isinstance(node, ast.Name) and node.id not in names for node in ast.walk(tree))
 
 
 def _words(line: str) -> list[str]:
@@ -203,7 +221,7 @@ def _blanks(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _parses(text: str) -> bool:
-    """Whether it can stand among the arguments of a call."""
+    """Whether `text` is valid as an argument of a call."""
     return as_argument(text) is not None
 
 
@@ -221,6 +239,12 @@ def _unknown(row: Instrument, word: str, words: tuple[str, ...]) -> str:
         alone = f"; without a body, %{row.name} {row.subjects} does" if row.examine and row.subjects else ""
         return f"takes no value such as {word!r}{alone}"
     return f"there is no option {word!r}"
+
+
+def _nearest(word: str, flags: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word.partition("=")[0], flags, 1) if word.startswith("-") else []
+    begun = [flag for flag in flags if word.startswith("--") and flag.startswith(word)]
+    return f" (did you mean `{(begun or near)[0]}`?)" if begun or near else ""
 
 
 def _name(text: str) -> str:

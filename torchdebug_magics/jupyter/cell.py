@@ -1,4 +1,4 @@
-"""Sessions that belong to the running cell: they close when that very cell ends, however it ends."""
+"""Sessions owned by the running cell: they close when that cell ends, however it ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RUNNERS = ("run_cell_async", "run_as_cell", "run_cell_again")
 
 
 def running_cells() -> Iterator[ExecutionResult]:
-    """What the cells that now run in this thread will result in, innermost first.
+    """The results of the cells running in this thread, innermost first.
 
     Read from the frames: ``displayhook.exec_result`` is lost as soon as a nested ``run_cell`` ends.
     """
@@ -50,10 +50,10 @@ class _Opened:
 
 
 class CellSessions:
-    """The sessions that are open in the cells of one shell. A session may be left twice."""
+    """The open sessions of one shell's cells. A session may be exited twice."""
 
     EVENTS = ("pre_execute", "post_execute", "post_run_cell")
-    """Each is a chance to close what has ended: after an interrupt, or a silent run, only some of them come."""
+    """Events after which ended sessions are closed: after an interrupt, or a silent run, only some of them fire."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
@@ -62,12 +62,12 @@ class CellSessions:
         self._ender = self._close_ended  # kept, as %autoreload would make another one, which could not be unregistered
 
     def install(self) -> None:
-        """Listen to the ends of cells."""
+        """Register for the end of each cell."""
         for event in self.EVENTS:
             self._shell.events.register(event, self._ender)
 
     def uninstall(self) -> None:
-        """Close everything and listen no more."""
+        """Close all sessions and unregister."""
         self._close(self._opened)
         for event in self.EVENTS:
             self._shell.events.unregister(event, self._ender)
@@ -87,7 +87,7 @@ class CellSessions:
         session.__enter__()
 
     def run_as_cell(self, source: str) -> object:
-        """Run `source`, magic lines and all, where no cell of its own runs it, and return its last value."""
+        """Run `source`, including magic lines, outside a cell of its own, and return its last value."""
         __tracebackhide__ = True
         result = ExecutionResult(SimpleNamespace(raw_cell=source))  # of IPython's own, each version has another form
         code = self._shell.transform_cell(source)
@@ -103,7 +103,7 @@ class CellSessions:
         return value
 
     def run_cell_again(self, code: CodeType) -> None:
-        """Run compiled code as a cell of its own; what its sessions report is not shown."""
+        """Run compiled code as a cell of its own; reports of its sessions are not shown."""
         __tracebackhide__ = True
         result = ExecutionResult(None)
         try:

@@ -1,4 +1,4 @@
-"""Tab after a magic's name offers its flags, and nothing else."""
+"""Completes the flags and words after a magic's name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FlagCompleter:
         self._matcher: Any = None
 
     def install(self) -> None:
-        """Add the matcher, where IPython has them (8.6 and later)."""
+        """Add the matcher, where IPython supports matchers (8.6 and later)."""
         try:
             from IPython.core.completer import SimpleCompletion, context_matcher  # noqa: PLC0415 - not in IPython 7
         except ImportError:
@@ -45,7 +45,7 @@ class FlagCompleter:
             self._matcher = None
 
     def matches(self, line: str) -> list[str]:
-        """What may stand where `line`, the text up to the cursor, ends."""
+        """Completions for `line`, the text up to the cursor."""
         match = _MAGIC_LINE.match(line)
         if match is None:
             return []

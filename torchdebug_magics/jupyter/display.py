@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 from uuid import uuid4
 
@@ -15,7 +17,7 @@ from torchdebug_magics.report import Report
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from torchdebug_magics.html.page import Page
+    from torchdebug_magics.html.page import Block, Page
     from torchdebug_magics.instrument import Instrument
 
 __all__ = ["MODES", "Channel", "Mode", "ReportFormatter", "Screen"]
@@ -28,17 +30,17 @@ _NOTHING = {"text/plain": "", "text/html": ""}
 
 
 class Channel(Protocol):
-    """Where a live view goes."""
+    """Destination of a live view."""
 
     def send(self, text: str, html: str) -> None:
-        """Show this instead of what was shown."""
+        """Replace the live view."""
 
     def close(self) -> None:
-        """Take it away; called by the thread that runs the cell."""
+        """Remove the live view; called by the thread that runs the cell."""
 
 
 class Screen:
-    """Shows pages in one shell, in the way that `mode` asks for and the front end allows."""
+    """Shows pages in one shell, according to `mode` and the front end's capabilities."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self.shell = shell
@@ -46,63 +48,68 @@ class Screen:
 
     # The report ------------------------------------------------------------------------------------------------------
 
-    def show(self, report: Report, row: Instrument, *, widget: bool = False) -> None:
-        """Show a report. What fails here becomes one line: never the cell's error."""
+    def show(self, report: Report, row: Instrument, *, widget: bool = False, below: Sequence[Block] = ()) -> None:
+        """Show a report and the blocks `below` it. A failure becomes one line, never the cell's error."""
         try:
-            self.show_page(row.page(report), widget=widget)
+            page = row.page(report)
+            self.show_page(replace(page, blocks=(*page.blocks, *below)), widget=widget)
         except Exception as failure:  # noqa: BLE001 - a view that fails costs its picture, never the cell
             self.say(f"{report.verdict}\n({row.name} could not show its report: {type(failure).__name__}: {failure})")
 
     def say(self, text: str) -> None:
-        """Plain words, such as help, that are no report."""
+        """Print plain text, such as help."""
         print(text)  # noqa: T201 - as a magic answers
 
     def show_page(self, page: Page, *, widget: bool = False) -> None:
         """Show a page: frozen, or as a widget that stays alive."""
-        text, html = self.draw(page)
-        bundle: dict[str, Any] = {"text/plain": text}
-        if self._rich:
-            bundle["text/html"] = html
-            if (widget or self.mode == "widget") and _has_widgets():
-                from torchdebug_magics.jupyter import widget as interactive  # noqa: PLC0415 - imports ipywidgets
+        view = self._interactive(page) if widget or self.mode == "widget" else None
+        text, html = self.draw(page, is_beside_widget=view is not None)
+        self.publish({"text/plain": text, "text/html": html} if html else {"text/plain": text})
+        if view is not None:
+            # An output of its own: a new kernel has no such widget, and what the file holds of the report must be seen all the same.
+            self.publish({"text/plain": "", _WIDGET: _widget_view(view)})
 
-                bundle[_WIDGET] = _widget_view(interactive.view(page))
-        self.publish(bundle)
+    def _interactive(self, page: Page) -> Any:
+        if not self._rich or not _has_widgets():
+            return None
+        from torchdebug_magics.jupyter import widget as interactive  # noqa: PLC0415 - imports ipywidgets
 
-    def draw(self, page: Page) -> tuple[str, str]:
-        """A page as text and as HTML; the HTML is empty where none is shown."""
+        return interactive.view(page)
+
+    def draw(self, page: Page, *, is_beside_widget: bool = False) -> tuple[str, str]:
+        """Render a page as text and as HTML; the HTML is empty in a terminal."""
         from torchdebug_magics.html import markup, plain  # noqa: PLC0415 - nothing is shown when the extension is loaded
 
-        return plain.render(page), markup.render(page) if self._rich else ""
+        return plain.render(page), markup.render(page, is_beside_widget=is_beside_widget) if self._rich else ""
 
     def publish(self, bundle: dict[str, Any], *, display_id: str | None = None, update: bool = False) -> None:
-        """Send a bundle to the front end; a terminal prints its text."""
+        """Publish a MIME bundle to the front end; a terminal prints its text."""
         transient = {"display_id": display_id} if display_id else None
         self.shell.display_pub.publish(bundle, {}, transient=transient, update=update)
 
     # The live view ---------------------------------------------------------------------------------------------------
 
     def live_channel(self, *, lasting: bool = False) -> Channel | None:
-        """A new channel, or None where no live view is wanted or can be updated; a saved notebook may hold a lasting one."""
+        """A new channel, or None if live views are off or cannot be updated; a lasting one may be saved in the notebook."""
         if not self._rich or self.mode == "frozen" or self._captured or self.is_engine:
             return None
         return _WidgetChannel(self) if self.kind == "widgets" and not lasting else _HtmlChannel(self)
 
     @property
     def kind(self) -> Literal["widgets", "html", "text"]:
-        """What the live view is made of."""
+        """The kind of live view that this front end gets."""
         if not self._rich:
             return "text"
         # Colab would save the widget's state, in a form for which GitHub refuses the whole notebook.
         return "html" if "google.colab" in sys.modules or not _has_widgets() else "widgets"
 
     def cell_source(self) -> str:
-        """The text of the cell that runs."""
+        """The source of the running cell."""
         return str((self.shell.user_ns.get("_ih") or [""])[-1])
 
     @property
     def is_engine(self) -> bool:
-        """Whether the cells come from ipyparallel, which shows what every engine shows."""
+        """Whether this is an ipyparallel engine, whose output the client shows for every engine."""
         return type(getattr(self.shell, "kernel", None)).__module__.startswith("ipyparallel.")
 
     @property
@@ -111,7 +118,7 @@ class Screen:
 
     @property
     def _captured(self) -> bool:
-        """Whether outputs now go to a list, or into an Output widget, where no update would reach them."""
+        """Whether outputs are captured in a list or an Output widget, where updates have no effect."""
         if isinstance(self.shell.display_pub, CapturingDisplayPublisher):
             return True
         module = sys.modules.get("ipywidgets.widgets.widget")
@@ -122,7 +129,7 @@ class Screen:
 
 
 class _HtmlChannel:
-    """An output that is updated; no comm is opened."""
+    """A display handle that is updated; no comm is opened."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -139,7 +146,7 @@ class _HtmlChannel:
 
 
 class _WidgetChannel:
-    """An HTML widget, made when there is something to show: updates of widgets are the lightest."""
+    """An HTML widget, created on the first update: widget updates cost least."""
 
     def __init__(self, screen: Screen) -> None:
         import ipywidgets  # noqa: PLC0415 - in the cell's thread, as LiveView.start() says
@@ -171,7 +178,7 @@ class _WidgetChannel:
 
 
 class ReportFormatter:
-    """Let a report that is a cell's value show its page."""
+    """Displays a report that is a cell's value as its page."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -180,11 +187,11 @@ class ReportFormatter:
         self._bundles = formatter.mimebundle_formatter
 
     def install(self) -> None:
-        """For every report, as all have one base."""
+        """Register for all reports, through their base class."""
         self._bundles.for_type(Report, self._bundle)
 
     def uninstall(self) -> None:
-        """Reports are shown as any object again."""
+        """Unregister."""
         self._bundles.pop(Report, None)
 
     def _bundle(self, report: Report, include: object = None, exclude: object = None) -> dict[str, str]:  # noqa: ARG002 - IPython's signature

@@ -1,4 +1,4 @@
-"""All that one shell holds of ours, put there by ``%load_ext`` and taken away by ``%unload_ext``."""
+"""Everything that ``%load_ext`` adds to one shell and ``%unload_ext`` removes."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Extension:
         self.shell = shell
         self.screen = Screen(shell)
         self.last_session: Session[Any] | None = None
-        """The latest only: it pins the tensors that its probe kept for inspection."""
+        """The latest session; it pins the tensors that its probe kept for inspection."""
         self.reports: deque[tuple[str, Report]] = deque(maxlen=5)
-        """The latest, with the names of their magics."""
+        """The latest reports, with the names of their magics."""
         self._cells = CellSessions(shell)
         self._numbers = CellNumbers(shell)
         self._lasting = LastingSessions(shell)
@@ -70,7 +70,7 @@ class Extension:
             self.screen.say(said)
 
     def uninstall(self) -> None:
-        """Take everything away; open sessions are closed, and show their reports."""
+        """Remove everything; open sessions are closed and show their reports."""
         self._cells.uninstall()
         self._lasting.uninstall()
         self._numbers.uninstall()
@@ -89,27 +89,27 @@ class Extension:
 
 
 def load(shell: InteractiveShell) -> None:
-    """Begin, in a shell that has not loaded it yet."""
+    """Load the extension, unless this shell already has."""
     if loaded(shell) is None:
         Extension(shell).install()
 
 
 def unload(shell: InteractiveShell) -> None:
-    """End, and leave nothing behind."""
+    """Unload the extension."""
     extension = loaded(shell)
     if extension is not None:
         extension.uninstall()
 
 
 def last_session() -> Session[Any] | None:
-    """The latest session of the shell that runs here, or None."""
+    """The latest session of the running shell, or None."""
     shell = get_ipython()
     extension = None if shell is None else loaded(shell)
     return None if extension is None else extension.last_session
 
 
 def show(report: Report, *, widget: bool = False) -> None:
-    """Show a report as its magic does; where no IPython with the extension runs, print it."""
+    """Show a report as its magic does; print it where no shell has loaded the extension."""
     shell = get_ipython()
     extension = None if shell is None else loaded(shell)
     row = catalog.instrument_of(report)
@@ -124,6 +124,6 @@ def show(report: Report, *, widget: bool = False) -> None:
 
 
 def loaded(shell: InteractiveShell) -> Extension | None:
-    """The extension of that shell; IPython keeps it beside its own magics, so that we hold no global."""
+    """The shell's extension object; it is stored with the shell's magics, not in a global."""
     found = shell.magics_manager.registry.get(_KEY)
     return found if isinstance(found, Extension) else None

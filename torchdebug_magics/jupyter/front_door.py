@@ -1,4 +1,4 @@
-"""``%torchdebug``: what there is, what this machine offers, and how reports are shown."""
+"""``%torchdebug``: lists all magics, describes this machine, and chooses how reports are shown."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class FrontDoor:
         self._reports = reports
 
     def function(self) -> Callable[[str], None]:
-        """What IPython calls."""
+        """The function to register with IPython."""
 
         @no_var_expand
         def torchdebug(text: str) -> None:
@@ -65,7 +65,7 @@ class FrontDoor:
         return torchdebug
 
     def __call__(self, text: str) -> None:
-        """Do what the words of the line say."""
+        """Run one line."""
         match without_comment(text).split():
             case []:
                 self._screen.show_page(self.welcome())
@@ -85,7 +85,7 @@ class FrontDoor:
                 raise UsageError(msg)
 
     def welcome(self) -> Page:
-        """Every magic, then the machine in short."""
+        """All magics, and a summary of this machine."""
         kinds = ("Magics above a cell", lambda row: row.probe is not None), ("Magics on a line", lambda row: row.probe is None)
         listed = ((title, tuple((row.magic, row.summary) for row in self._rows if is_of_kind(row))) for title, is_of_kind in kinds)
         magics = (Table(title, ("magic", "shows"), rows, {"shows": "prose"}) for title, rows in listed if rows)
@@ -95,7 +95,7 @@ class FrontDoor:
         return Page("torchdebug", "info", verdict, (*magics, more, *self._state()))
 
     def doctor(self) -> Page:
-        """What a person who helps would ask for first."""
+        """Versions, device, memory limit, display mode and the last verdicts."""
         return Page("torchdebug", "info", f"torchdebug_magics {__version__}, and what it finds on this machine", self._state())
 
     def _state(self) -> tuple[Block, ...]:

@@ -1,4 +1,4 @@
-"""Sessions that go on from ``%name on`` to ``%name off``, over any number of cells."""
+"""Sessions from ``%name on`` to ``%name off``, over any number of cells."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["LastingSessions"]
 
 
 class LastingSessions:
-    """At most one a magic. After each cell, a session may have something to say about it."""
+    """Lasting sessions, at most one for each magic; after each cell, a session may show a page."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
@@ -23,17 +23,17 @@ class LastingSessions:
         self._after = self._after_cell  # kept, as in CellSessions
 
     def install(self) -> None:
-        """Listen to the ends of cells."""
+        """Register for the end of each cell."""
         self._shell.events.register("post_run_cell", self._after)
 
     def uninstall(self) -> None:
-        """End what is on, and listen no more."""
+        """Exit all sessions and unregister."""
         for name in reversed(tuple(self._on)):
             self.off(name)
         self._shell.events.unregister("post_run_cell", self._after)
 
     def on(self, name: str, session: ShownSession) -> None:
-        """Enter `session`; it is left by `off`."""
+        """Enter `session`, until `off`."""
         __tracebackhide__ = True
         if name in self._on:
             msg = f"%{name} is on already: `%{name} off` ends it"
@@ -46,7 +46,7 @@ class LastingSessions:
             raise
 
     def off(self, name: str) -> None:
-        """Leave the session, which shows its report."""
+        """Exit the session, which shows its report."""
         __tracebackhide__ = True
         session = self._on.get(name)
         if session is None:
@@ -56,7 +56,7 @@ class LastingSessions:
         del self._on[name]  # last: what an interrupt cut short is finished by another `off`
 
     def live(self, name: str) -> object | None:
-        """The snapshot of the session that is on, or None."""
+        """A snapshot of the open session, or None."""
         return self._on[name].live() if name in self._on else None
 
     def _after_cell(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""The live view: a thread that looks at the session, at most four times a second, and sends what has changed."""
+"""The live view: a thread that draws the session at most four times a second and sends changes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 __all__ = ["LiveView"]
 
 _FIRST_S = 0.3
-"""A quick cell shows its report alone: nothing flickers."""
+"""Delay before the first view, so that a quick cell shows only its report."""
 _EVERY_S = 0.25
 
 
 class LiveView:
-    """Draws, and sends to a channel of the screen, between `start` and `stop`."""
+    """Draws and sends a view from `start` to `stop`."""
 
     def __init__(self, draw: Callable[[], tuple[str, str] | None], screen: Screen, *, lasting: bool = False) -> None:
         self._draw = draw
-        """Text and HTML of now, or None where there is nothing to see."""
+        """Returns the current view as text and HTML, or None."""
         self._screen = screen
         self._lasting = lasting
         self._channel: Channel | None = None
@@ -32,7 +32,7 @@ class LiveView:
         self._failure: Exception | None = None
 
     def start(self) -> None:
-        """Begin, where the screen can show it."""
+        """Start the thread, if the screen supports live views."""
         try:
             self._channel = self._screen.live_channel(lasting=self._lasting)
             if self._channel is None:
@@ -46,7 +46,7 @@ class LiveView:
         self._sampler.start()
 
     def stop(self) -> None:
-        """Join the thread and take the view away. Harmless the second time."""
+        """Join the thread and remove the view; idempotent."""
         self._sampler.stop()
         if self._channel is not None:
             channel, self._channel = self._channel, None

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["Homes", "InstrumentMagic", "Keep"]
 
 Keep: TypeAlias = "Callable[[str, Report, Session[Any] | None], None]"
-"""Told of each report: the magic's name, and the session where there was one."""
+"""Called with each report: the magic's name, the report, and its session if there was one."""
 
 
 class Homes(NamedTuple):
-    """What open sessions belong to, and what is remembered of the cells that are over."""
+    """Owners of open sessions, and memory across runs of a cell."""
 
     cells: CellSessions
     lasting: LastingSessions
@@ -56,7 +56,7 @@ class InstrumentMagic:
         self._names = frozenset(catalog.INSTRUMENTS)
 
     def functions(self) -> tuple[Callable[..., object], Callable[..., object]]:
-        """What IPython calls for the line and for the cell form."""
+        """The function to register with IPython, for line and cell form."""
 
         @no_var_expand
         @needs_local_scope
@@ -102,7 +102,7 @@ class InstrumentMagic:
             self._open(text, names, subjects=True, after=self._last_error())
 
     def _evaluated(self, sources: tuple[str, ...], local_ns: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
-        """The values, read as the arguments of a call are."""
+        """Evaluate the expressions as arguments of a call."""
         values, named = evaluated(sources, self._screen.shell.user_ns, local_ns, self.row.subject_of)
         if named and not self.row.takes_keywords:
             msg = f"%{self.row.name} takes no named value such as {next(iter(named))}=..."
@@ -110,7 +110,7 @@ class InstrumentMagic:
         return values, named
 
     def _of_failed_cell(self, asked: Arguments) -> Report | None:
-        """What the error tells in which the cell before this one ended."""
+        """The report on the error that ended the previous cell, or None."""
         error = self._last_error()
         return None if error is None else self.row.report_after(error, asked.options)
 
@@ -148,7 +148,7 @@ class InstrumentMagic:
 
 @contextmanager
 def _in_one_line() -> Iterator[None]:
-    """What was asked in the wrong way is said as of any magic."""
+    """Raise a `TorchDebugError` as IPython's own one-line `UsageError`."""
     __tracebackhide__ = True
     try:
         yield

@@ -1,4 +1,4 @@
-"""Which ``In[n]`` a file name of a cell belongs to, in a shell whose compiler does not remember: IPython 7."""
+"""Maps a cell's file name to its ``In[n]`` in IPython 7, whose compiler keeps no such table."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 __all__ = ["CellNumbers"]
 
 _TABLE = "_filename_map"
-"""IPython 8 keeps this table on its compiler; where it is missing, we do."""
+"""Attribute of IPython 8's compiler; created here where it is missing."""
 
 
 class CellNumbers:
-    """Notes the name of each cell before it runs."""
+    """Records the file name of each cell before it runs."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
@@ -23,13 +23,13 @@ class CellNumbers:
         self._note = self._before_cell  # kept, as each access makes another bound method
 
     def install(self) -> None:
-        """Begin to note."""
+        """Start recording."""
         if self._needed:
             setattr(self._compiler, _TABLE, {})
             self._shell.events.register("pre_run_cell", self._note)
 
     def uninstall(self) -> None:
-        """Take the table away again."""
+        """Stop recording and remove the table."""
         if self._needed:
             delattr(self._compiler, _TABLE)
             self._shell.events.unregister("pre_run_cell", self._note)

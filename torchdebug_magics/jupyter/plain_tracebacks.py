@@ -1,10 +1,11 @@
-"""While a session is open, the errors of its cell are shown as they would be without it."""
+"""Tracebacks of cells with an open session: as without it, or shortened where the report explains the error."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torchdebug_magics.jupyter.reading import lines_as_typed
 from torchdebug_magics.tracebacks import without_ours
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ __all__ = ["PlainTracebacks"]
 
 
 class PlainTracebacks:
-    """Stands where a shell keeps its handler of custom exceptions: the one place that is asked before a traceback is drawn."""
+    """Installed as the shell's custom exception handler, which runs before a traceback is drawn."""
 
     def __init__(self, shell: InteractiveShell, traceback_of: Callable[[BaseException], list[str]]) -> None:
         self._shell: Any = shell
@@ -25,19 +26,23 @@ class PlainTracebacks:
         self._handler = self._show  # kept, so that it can be recognised
 
     def begin(self) -> None:
-        """From now on; harmless the second time."""
+        """Install; idempotent."""
         if self._before is None:
             self._before = self._shell.custom_exceptions, self._shell.CustomTB
             self._shell.custom_exceptions, self._shell.CustomTB = (Exception, KeyboardInterrupt), self._handler
 
     def end(self) -> None:
-        """As before, unless somebody else has set a handler since."""
+        """Restore the previous handler, unless another one was installed since."""
         if self._before is not None and self._shell.CustomTB is self._handler:
             self._shell.custom_exceptions, self._shell.CustomTB = self._before
         self._before = None
 
     def _show(self, kind: type[BaseException], error: BaseException, _trace: TracebackType | None, tb_offset: int | None = None) -> Any:
         without_ours(error)
+        with lines_as_typed(error):
+            return self._drawn(kind, error, tb_offset)
+
+    def _drawn(self, kind: type[BaseException], error: BaseException, tb_offset: int | None) -> Any:
         if lines := self._traceback_of(error):
             return self._shown_as(lines, kind, error)
         handled, handler = self._before or ((), None)

@@ -1,27 +1,37 @@
-"""Read the leading ``%%name`` lines of a cell as calls that open sessions, so that the body stays ordinary code, run by IPython itself."""
+"""Rewrites the leading ``%%name`` lines of a cell as calls that open sessions, so that IPython runs the body as ordinary code."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import ast
+import linecache
+import re
+import sys
+import traceback
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from IPython.core.inputtransformer2 import cell_magic, leading_indent
 
 from torchdebug_magics.jupyter.arguments import without_comment
 
-__all__ = ["MagicLines"]
+__all__ = ["MagicLines", "lines_as_typed"]
+
+_CALL = re.compile(r"get_ipython\(\)\.run_cell_magic\((.*), None\)\n")
+_HAS_POSITIONS = sys.version_info >= (3, 11)
+"""Whether code says where in a line its expressions stand. Else IPython searches for them in the text that was compiled."""
 
 
 class MagicLines:
     """An input transformer for the magics called `names`."""
 
     has_side_effects = True
-    """So that a terminal that asks whether a cell is complete still sees ``%%name``, and waits for the body."""
+    """Makes a terminal's completeness check see ``%%name`` and wait for the body."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
 
     def __call__(self, lines: list[str]) -> list[str]:
-        """Each of our lines is replaced by one line, so that every line keeps its number."""
+        """Replace each magic line by one line, so that line numbers stay."""
         read: list[str] = []
         found = False
         for at, line in enumerate(lines):
@@ -45,3 +55,27 @@ def _cell_magic_line(line: str) -> tuple[str, str]:
         return "", ""
     name, *arguments = [*line[2:].split(None, 1), ""][:2]
     return name, "".join(arguments).strip()
+
+
+@contextmanager
+def lines_as_typed(error: BaseException) -> Iterator[None]:
+    """While the traceback of `error` is drawn, magic lines read ``# %%name``, not as the calls that `MagicLines` made of them."""
+    changed: list[tuple[list[str], list[str]]] = []
+    for file in {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)} if _HAS_POSITIONS else ():
+        entry = linecache.cache.get(file, ())
+        if len(entry) > 2 and isinstance(lines := entry[2], list) and lines and _CALL.fullmatch(lines[0]):  # noqa: PLR2004 - not a lazy one
+            changed.append((lines, lines[:]))
+            lines[:] = [_as_typed(line) for line in lines]
+    try:
+        yield
+    finally:
+        for lines, before in changed:
+            lines[:] = before
+
+
+def _as_typed(line: str) -> str:
+    match = _CALL.fullmatch(line)
+    if match is None:
+        return line
+    name, arguments = ast.literal_eval(match[1])
+    return f"# %%{name} {arguments}".rstrip() + "\n"

@@ -1,4 +1,4 @@
-"""Writes down where the kernel stands while it is watched, so that the next kernel can tell how this one ended."""
+"""Records the kernel's current line and memory in a file, so that the next kernel can report how this one ended."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _GROWTH_OVER_S = 2.0
 
 
 class Recorded(Protocol):
-    """A session that wants to be told of afterwards."""
+    """A session recorded for the next kernel."""
 
     def standing(self) -> str:
-        """Why its cell does not go on; empty while all is well."""
+        """Why the cell makes no progress; empty if it does."""
 
 
 class Recorder:
-    """One black box a kernel, open while at least one session wants it. A kernel that is restarted has the same connection file."""
+    """The kernel's black box, open while a session needs it. A restarted kernel has the same connection file."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
         self._path = _path(shell)
         self._limits = Limits(counts_kills=False)
         self._kills: dict[str, int | None] = {}
-        """By whose limit, as counted a second ago at most."""
+        """Usage of the nearest limit, at most a second old."""
         self._kills_at_s = -_KILLS_EVERY_S
         self._main = threading.main_thread().ident
         self._open = ExitStack()
@@ -51,11 +51,11 @@ class Recorder:
         """(time, used bytes) of the last two seconds."""
 
     def last_words(self) -> str:
-        """How the kernel before this one died, in one sentence, or nothing."""
+        """How the previous kernel died, in one sentence; empty if it did not."""
         return "" if self._path is None else last_words(self._path)
 
     def start(self, session: Recorded) -> None:
-        """`session` wants it; without a kernel there is nobody to tell later."""
+        """Record `session`; does nothing outside a kernel."""
         is_open = bool(self._wanted)
         self._wanted[session] = None
         if is_open or self._path is None:
@@ -70,7 +70,7 @@ class Recorder:
         self._open.enter_context(Sampler(lambda: self._write(box), name="recorder", every_s=_EVERY_S))
 
     def stop(self, session: Recorded) -> None:
-        """`session` has ended. Harmless the second time."""
+        """Stop recording `session`; idempotent."""
         self._wanted.pop(session, None)
         if not self._wanted:
             self._close()
@@ -103,7 +103,7 @@ class Recorder:
         return round((used_bytes - before_bytes) / (now_s - since_s)) if now_s > since_s else 0
 
     def _place(self) -> str:
-        """The innermost line of a cell that the main thread is in."""
+        """The innermost cell line of the main thread."""
         names: dict[str, int] = vars(self._shell.compile).get("_filename_map", {})
         frame = sys._current_frames().get(self._main or 0)  # noqa: SLF001 - the only door to another thread's frames
         while frame is not None:
@@ -114,7 +114,7 @@ class Recorder:
 
 
 def _path(shell: InteractiveShell) -> Path | None:
-    """Beside the connection file, under a name that nobody who looks for connection files would take for one."""
+    """Path next to the connection file, under a name that no search for connection files matches."""
     kernel: Any = getattr(shell, "kernel", None)
     connection = getattr(getattr(kernel, "parent", None), "abs_connection_file", "")
     if not connection:

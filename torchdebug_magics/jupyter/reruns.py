@@ -1,4 +1,4 @@
-"""What an instrument remembers from one run of a cell to the next."""
+"""Memory of instruments across runs of the same cell."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["Reruns"]
 
 _CELLS = 32
 _RUNS = 5
-"""Remembered of a cell: the latest."""
+"""Runs remembered for each cell."""
 
 
 class Reruns:
-    """By the text of the cell, as the same one has another number each time; of the latest cells."""
+    """Memories of the latest cells, by their text, as a rerun cell has a new number."""
 
     def __init__(self) -> None:
         self._runs: OrderedDict[tuple[str, str], deque[Any]] = OrderedDict()
 
     def of_running_cell(self, name: str) -> deque[Any] | None:
-        """What the instrument `name` has put there in the runs before; None where no cell runs."""
+        """The memory of the instrument `name` for the running cell; None outside a cell."""
         source = getattr(getattr(next(running_cells(), None), "info", None), "raw_cell", None)
         if not isinstance(source, str):
             return None

@@ -1,12 +1,14 @@
-"""A session that shows itself: live while its cell runs, as a report at its end."""
+"""Shows a session: live while its cell runs, and its report at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.errors import SessionError
+from torchdebug_magics.html.page import Fold, Verbatim
 from torchdebug_magics.jupyter.live import LiveView
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from torchdebug_magics.html.page import Block
     from torchdebug_magics.instrument import Instrument
     from torchdebug_magics.jupyter.arguments import Arguments
     from torchdebug_magics.jupyter.display import Screen
@@ -26,7 +29,7 @@ __all__ = ["Delivery", "ShownSession", "watched_work"]
 
 
 class Delivery:
-    """What becomes of a report: kept under a name, written to a file, shown."""
+    """Delivers a report: stores it in a variable, writes it to a file, shows it."""
 
     def __init__(self, row: Instrument, asked: Arguments, screen: Screen, keep: Callable[[str, Report], None]) -> None:
         self.row = row
@@ -34,15 +37,15 @@ class Delivery:
         self.screen = screen
         self._keep = keep
 
-    def __call__(self, report: Report, *, is_shown: bool = True) -> None:
-        """Keep first, show last, so that a failure to show loses nothing."""
+    def __call__(self, report: Report, *, is_shown: bool = True, below: Sequence[Block] = ()) -> None:
+        """Store first and show last, so that a failure to show loses nothing; the blocks `below` end the page."""
         if self.asked.output:
             self.screen.shell.user_ns[self.asked.output] = report
         self._keep(self.row.name, report)
         if self.asked.json:
             self._write(self.asked.json, report)
         if is_shown and not self.asked.quiet:
-            self.screen.show(report, self.row, widget=self.asked.widget)
+            self.screen.show(report, self.row, widget=self.asked.widget, below=below)
 
     def _write(self, path: Path, report: Report) -> None:
         try:
@@ -53,7 +56,7 @@ class Delivery:
 
 @contextmanager
 def watched_work(row: Instrument, screen: Screen, *, is_quiet: bool) -> Iterator[Callable[[object], None]]:
-    """What takes the snapshots of long work; the latest is seen while it goes on."""
+    """Yields a callable that takes snapshots of long work; the latest one is shown live."""
     latest: list[object] = []
     drawn: list[tuple[object, tuple[str, str]]] = []
 
@@ -78,7 +81,7 @@ def watched_work(row: Instrument, screen: Screen, *, is_quiet: bool) -> Iterator
 
 
 class ShownSession:
-    """Owned by a cell, or lasting; may be left twice, as the second time finishes what an interrupt cut short."""
+    """A session with its live view and report; may be exited twice, as the second exit finishes one that was interrupted."""
 
     def __init__(self, session: Session[Any], deliver: Delivery, recorder: Recorder, *, lasting: bool = False) -> None:
         self._session = session
@@ -90,6 +93,8 @@ class ShownSession:
         self._engine = row.engine_cell(screen.cell_source()) if screen.is_engine and row.over_ranks and not lasting else None
         self._after_last_cell: object | None = None
         self._delivered = False
+        self._full_traceback = ""
+        """The full traceback of an error whose cell shows a shortened one."""
 
     def __enter__(self) -> Self:
         self._session.__enter__()
@@ -97,8 +102,7 @@ class ShownSession:
             self._recorder.start(self)
         if self._engine is not None:
             self._engine.begin()
-        is_seen = not (self._deliver.asked.quiet or (self._engine is not None and self._engine.is_told_elsewhere))
-        if is_seen and self._deliver.row.live_view:
+        if self._is_seen and self._deliver.row.live_view:
             self._live.start()
         return self
 
@@ -107,13 +111,15 @@ class ShownSession:
             self._session.__exit__(kind, error, trace)
         finally:
             self._recorder.stop(self)
-            self._live.stop()
-            if not self._delivered and (report := self._report()) is not None:
-                is_shown = True
-                if self._engine is not None:
-                    report, is_shown = self._engine.merged(report, error), not self._engine.is_told_elsewhere
-                self._deliver(report, is_shown=is_shown)
-                self._delivered = True
+            try:
+                if not self._delivered and (report := self._report()) is not None:
+                    is_shown = True
+                    if self._engine is not None:
+                        report, is_shown = self._engine.merged(report, error), not self._engine.is_shown_elsewhere
+                    self._deliver(report, is_shown=is_shown, below=self._folded_traceback())
+                    self._delivered = True
+            finally:
+                self._live.stop()  # last: the output never shrinks to nothing between the live view and the report
 
     def live(self) -> object | None:
         """The probe's snapshot."""
@@ -124,15 +130,32 @@ class ShownSession:
         return self._session.standing()
 
     def traceback_of(self, error: BaseException) -> list[str]:
-        """See `Session`."""
-        return self._session.traceback_of(error)
+        """See `Session`; also where the report explains an error that was raised in a library.
+
+        An error that draws itself does so where no report is below, and is not one of a library.
+        """
+        draws_itself = callable(getattr(error, "_render_traceback_", None))
+        lines = [] if draws_itself and not self._is_seen else self._session.traceback_of(error)
+        if not lines and not draws_itself and not self._deliver.asked.quiet:
+            lines = self._deliver.row.traceback_of(error)
+        if lines:
+            self._full_traceback = _full(error)
+        return lines
 
     def after_cell(self) -> None:
-        """Of a lasting session: show what it has to say about the cell that has ended."""
+        """For a lasting session: show its page about the cell that ended."""
         snapshot = self._session.live() if self._deliver.row.after_cell and not self._deliver.asked.quiet else None
         if snapshot is not None and (page := self._deliver.row.page_after_cell(self._after_last_cell, snapshot)) is not None:
             self._deliver.screen.show_page(page)
         self._after_last_cell = snapshot
+
+    @property
+    def _is_seen(self) -> bool:
+        """Whether its report is shown below the cell."""
+        return not (self._deliver.asked.quiet or (self._engine is not None and self._engine.is_shown_elsewhere))
+
+    def _folded_traceback(self) -> tuple[Fold, ...]:
+        return (Fold("The full traceback", (Verbatim(self._full_traceback),)),) if self._full_traceback else ()
 
     def _report(self) -> Report | None:
         try:
@@ -148,3 +171,8 @@ class ShownSession:
         if snapshot is not self._drawn[0]:  # a probe that has nothing new gives the same again
             self._drawn = (snapshot, self._deliver.screen.draw(self._deliver.row.live_page(snapshot)))
         return self._drawn[1]
+
+
+def _full(error: BaseException) -> str:
+    own = getattr(error, "_render_traceback_", None)
+    return "\n".join(own()) if callable(own) else "".join(traceback.format_exception(error)).rstrip()

@@ -1,4 +1,4 @@
-"""The values that are named on a magic's line, read as the arguments of a call."""
+"""Evaluates the expressions on a magic's line as the arguments of a call."""
 
 from __future__ import annotations
 

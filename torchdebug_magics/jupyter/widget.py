@@ -1,4 +1,4 @@
-"""The interactive view, from core ipywidgets alone: each table can be filtered and sorted, folds open."""
+"""The interactive view, made of core ipywidgets: tables can be filtered and sorted."""
 
 from __future__ import annotations
 
@@ -22,16 +22,23 @@ __all__ = ["TableView", "arranged", "view"]
 
 _ROOM = 56_000
 _AS_IS = "as reported"
+_TABLE = "torchdebug-table"
+_SORT = (  # as the controls above the table do: the kernel sorts all rows, not those that are shown
+    f"const box = this.closest('.{_TABLE}'), column = box.querySelector('select'), at = [...this.parentNode.children].indexOf(this) + 1;"
+    "if (column.selectedIndex === at) box.querySelector('input[type=checkbox]').click();"
+    "else { column.selectedIndex = at; column.dispatchEvent(new Event('change', {bubbles: true})); }"
+)
+_HEADS = {"onclick": _SORT, "title": "sort by this column; once more: the other way round"}
 
 
 def view(page: Page) -> ipywidgets.Widget:
-    """The page, block for block."""
+    """The widget for a page, block by block."""
     head = ipywidgets.HTML(markup.render(replace(page, blocks=())))
     return ipywidgets.VBox([head, *_parts(page.blocks)])
 
 
 def _parts(blocks: Sequence[Block]) -> Iterator[ipywidgets.Widget]:
-    """A widget for each block that has controls in it, and one for the blocks between two such."""
+    """A widget for each block with controls, and one for the blocks between two of them."""
     for interactive, group in groupby(blocks, _is_interactive):
         if not interactive:
             yield ipywidgets.HTML(markup.render_blocks(tuple(group)))
@@ -52,7 +59,7 @@ def _is_interactive(block: Block) -> bool:
 
 
 class TableView:
-    """One table with a filter box and a choice of the column to sort by; a tree can be opened and closed."""
+    """A table with a filter and a sort column; a tree can be expanded and collapsed."""
 
     def __init__(self, table: Table) -> None:
         self._table = table.whole or table
@@ -65,6 +72,7 @@ class TableView:
         buttons = [self.open, self.close] if self._table.tree else []
         row = ipywidgets.Layout(flex_flow="row wrap")
         self.box = ipywidgets.VBox([ipywidgets.HBox([self.filter, self.column, self.descending, *buttons], layout=row), self.html])
+        self.box.add_class(_TABLE)
         for control in (self.filter, self.column, self.descending):
             control.observe(self._draw, "value")
         self.open.on_click(lambda _: self._draw(opened=range(len(self._table.rows))))
@@ -78,13 +86,13 @@ class TableView:
             self.html.value = "<p>no row matches the filter</p>"
         elif shown.tree:
             everything = range(len(shown.rows)) if self.filter.value and opened is None else opened
-            self.html.value = str(tree_html(shown, opened=everything))
+            self.html.value = str(tree_html(shown, opened=everything, head=_HEADS))
         else:
-            self.html.value = str(table_html(shown, _ROOM))
+            self.html.value = str(table_html(shown, _ROOM, _HEADS))
 
 
 def arranged(table: Table, *, needle: str = "", column: int | None = None, descending: bool = True) -> Table:
-    """The rows that hold `needle` in any cell, in the order of a column; the marks go along.
+    """The rows that contain `needle` in any cell, sorted by a column; marks move with their rows.
 
     A tree keeps what its rows stand in; sorted it is a list, in which each row has its full name.
     """
@@ -101,7 +109,7 @@ def arranged(table: Table, *, needle: str = "", column: int | None = None, desce
 
 
 def _with_those_around(table: Table, kept: Sequence[int]) -> list[int]:
-    """One pass from the last row to the first: a row stays where one that stands in it does."""
+    """Keep each row that has a kept descendant; one pass from the last row to the first."""
     found: list[int] = []
     wanted, depth = {*kept}, -1  # depth: of the last row that stays and whose holder is still to come
     for at in range(len(table.rows) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""Interrupting the cell that runs, and how a report says that the memory guard has done so."""
+"""Interrupts the running cell, and records that the memory guard did so."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Interrupt", "interrupt_main"]
 
 @dataclass(frozen=True)
 class Interrupt:
-    """The guard stepped in."""
+    """An interrupt by the memory guard."""
 
     used_bytes: int
     limit_bytes: int
@@ -27,7 +27,7 @@ class Interrupt:
 
 
 def interrupt_main() -> bool:
-    """As the Stop button does; False where no cell runs, in which the signal is ignored."""
+    """Interrupt the main thread as the Stop button does; False where no cell runs and the signal is ignored."""
     if signal.getsignal(signal.SIGINT) in {signal.SIG_IGN, signal.SIG_DFL, None}:
         return False
     main = threading.main_thread().ident

@@ -44,7 +44,7 @@ class MemoryGuard:
         """A guard that would step in at once is a mistake."""
         for limit in self._passed():
             used = f"{byte_size(_used(limit))} of {byte_size(limit.limit_bytes)} ({limit.whose}) are used already"
-            msg = f"the guard is set to {self.ratio:.0%}, and {used}: free some memory (see `%memclean`), or set it higher"
+            msg = f"the guard is set to {self.ratio:.0%}, but {used}: free memory (see `%memclean`), or raise the guard"
             raise TorchDebugError(msg)
 
     def watching(self) -> Sampler:
@@ -85,7 +85,7 @@ def guard_ratio(text: str | float) -> float:
     except ValueError:
         ratio = 0.0
     if not 0 < ratio < 1:
-        msg = f"--guard takes a share of the limit such as 90%, not {text!r}"
+        msg = f"--guard takes a share of the memory limit, such as 90%, not {text!r}"
         raise TorchDebugError(msg)
     return ratio
 

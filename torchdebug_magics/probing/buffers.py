@@ -40,6 +40,9 @@ class Buffers:
             one.put_back()
 
 
+_NONE = Buffers(())
+
+
 class BufferKeeper:
     """Takes the buffers of some modules again and again, copying only what can have changed.
 
@@ -57,6 +60,8 @@ class BufferKeeper:
 
     def take(self) -> Buffers:
         """The buffers as they are now."""
+        if not self._always and not self._rarely:
+            return _NONE
         held = []
         with torch.no_grad():
             for names in self._always:

@@ -16,6 +16,7 @@ __all__ = ["is_being_compiled", "is_being_traced", "is_rewritten", "not_compiled
 
 _CALLED = "__compiled_fn_"
 """How the compiler names what such code calls."""
+_TRACING = tuple(getattr(torch._C._TorchDispatchModeKey, key) for key in ("PROXY", "FAKE", "FUNCTIONAL"))
 
 C = TypeVar("C", bound="Callable[..., Any]")
 
@@ -43,9 +44,8 @@ def is_being_compiled() -> bool:
 
 def is_being_traced() -> bool:
     """Whether ops are written down, or only tried out, here and now: what we compute would stand in the user's trace."""
-    keys = torch._C._TorchDispatchModeKey
     return (
         torch._C._get_tracing_state() is not None
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or any(torch._C._get_dispatch_mode(key) is not None for key in (keys.PROXY, keys.FAKE, keys.FUNCTIONAL))
+        or (torch._C._len_torch_dispatch_stack() > 0 and any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING))
     )

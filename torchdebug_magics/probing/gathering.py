@@ -1,4 +1,4 @@
-"""Puts the reports of a job's ranks together over its own process group: reports -> merged on rank 0 -> what that asks for, if anything."""
+"""Merges the reports of a job's ranks over its own process group: reports -> merged on rank 0 -> what that asks for, if anything."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["gather"]
 
 _ROOM_BYTES = 64 << 20
-"""For all that have a finding: what rank 0 receives is as many times the largest as there are ranks."""
+"""For all ranks with a finding: rank 0 receives the largest size from every rank."""
 
 
 def gather(report: Report) -> RanksReport | None:
@@ -48,7 +48,7 @@ def gather(report: Report) -> RanksReport | None:
 
 
 def _records(own: RankRecord) -> list[RankRecord]:
-    """Of all ranks, without their details; only on rank 0."""
+    """Gather the records of all ranks, without details; empty on all ranks but 0."""
     number = distributed.get_world_size()
     is_first = own.rank.rank == 0
     parts: list[Any] = [None] * number
@@ -57,7 +57,7 @@ def _records(own: RankRecord) -> list[RankRecord]:
 
 
 def _asked(question: tuple[RankFindingKind, int | None, Sequence[int]] | None, own: RankRecord) -> Mapping[int, Details] | None:
-    """What each of the ranks in rank 0's question tells of that moment, in every rank; None when rank 0 has no more questions."""
+    """Answer rank 0's question on every rank: the details of a moment on some ranks; None when there are no more questions."""
     question = _broadcast(question, 0)
     if question is None:
         return None

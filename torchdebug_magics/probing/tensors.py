@@ -28,6 +28,8 @@ _FLOAT8 = frozenset(value for name, value in vars(torch).items() if name.startsw
 _SMALL_COUNT = 1 << 15
 """Tensors up to this size are checked together: one kernel instead of one each."""
 _DEEPEST = 4
+_WITHOUT = (str, bytes, int, float, torch.nn.Module, slice, torch.dtype, torch.device)
+"""What holds no tensors that are looked for."""
 _ORDINARY = torch._C._dispatch_keys(torch.empty(0)).raw_repr()
 """Of a plain strided CPU tensor; whatever `dense` must treat otherwise (sparse, quantised, zero, meta, fake, wrapped) differs."""
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -36,23 +38,23 @@ _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
     """Every tensor in a nested value: tuples, dicts, named tuples, dataclasses and model outputs."""
-    return _leaves(value, 0)
+    found: list[torch.Tensor] = []
+    _collect(value, 0, found)
+    return iter(found)
 
 
-def _leaves(value: object, depth: int) -> Iterator[torch.Tensor]:
+def _collect(value: object, depth: int, found: list[torch.Tensor]) -> None:
     if isinstance(value, torch.Tensor):
-        yield value
-    elif depth >= _DEEPEST or value is None or isinstance(value, (str, bytes, int, float, torch.nn.Module)):
+        found.append(value)
+    elif depth >= _DEEPEST or value is None or isinstance(value, _WITHOUT):
         return
-    elif isinstance(value, (Mapping, list, tuple, set, frozenset)):
+    elif isinstance(value, (tuple, list, dict, set, frozenset, Mapping)):  # the usual kinds first: an abstract one is slow to ask for
         for item in list(value.values() if isinstance(value, Mapping) else value):
-            yield from _leaves(item, depth + 1)
+            _collect(item, depth + 1, found)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from _leaves([getattr(value, field.name, None) for field in dataclasses.fields(value)], depth)
+        _collect([getattr(value, field.name, None) for field in dataclasses.fields(value)], depth, found)
     else:
-        for leaf in tree_leaves(value):
-            if isinstance(leaf, torch.Tensor):
-                yield leaf
+        found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def is_traced(tensor: torch.Tensor) -> bool:
@@ -135,6 +137,9 @@ def extremes(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """0-dimensional tensors among which the largest magnitude is; nothing is synchronised yet."""
     members = list(tensors)
     with torch.no_grad():
+        joined = _joined(members)
+        if joined is not None:
+            return list(torch.aminmax(joined))
         if are_ordinary(members):
             return [extreme for group in _by_type(members) for extreme in _on_cpu(group)]
         groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
@@ -143,6 +148,22 @@ def extremes(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
                 real = torch.view_as_real(numbers.resolve_conj()) if numbers.is_complex() else numbers
                 groups.setdefault((real.device, real.dtype), []).append(real)
         return [extreme for (device, _), group in groups.items() for extreme in _extremes(device, group)]
+
+
+def _joined(members: list[torch.Tensor]) -> torch.Tensor | None:
+    """Small tensors as one, where all are plain ones on the CPU; None where they are not.
+
+    Each is asked little: what cannot be joined raises, and what is joined of strange ones is strange itself.
+    """
+    if not members or not _PLAIN.issuperset(map(type, members)) or not _FLOATS.issuperset([one.dtype for one in members]):
+        return None
+    if not all([one.is_cpu for one in members]) or max(map(torch.Tensor.numel, members)) > _SMALL_COUNT:  # noqa: C419 - a list is faster
+        return None
+    try:
+        joined = torch._C._nn.flatten_dense_tensors(members)
+    except RuntimeError:
+        return None
+    return joined if joined.numel() and torch._C._dispatch_keys(joined).raw_repr() == _ORDINARY else None
 
 
 def are_ordinary(tensors: Sequence[torch.Tensor]) -> bool:

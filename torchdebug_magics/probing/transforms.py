@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from torch._C import _functorch as functorch
@@ -16,6 +16,8 @@ __all__ = ["base_of", "is_outermost_gradient", "outside_transforms"]
 
 def is_outermost_gradient() -> bool:
     """Whether the one ``grad`` that runs is the innermost transform, in nothing but ``vmap``: what it returns is a gradient to be used."""
+    if functorch.peek_interpreter_stack() is None:
+        return False
     kinds = [one.key() for one in functorch.get_interpreter_stack() or ()]
     around = {functorch.TransformType.Vmap}
     return bool(kinds) and kinds[-1] == functorch.TransformType.Grad and around.issuperset(kinds[:-1])
@@ -28,9 +30,16 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-@contextmanager
-def outside_transforms() -> Iterator[None]:
+def outside_transforms() -> AbstractContextManager[None]:
     """As if none ran; afterwards they go on."""
+    return _NOWHERE if functorch.peek_interpreter_stack() is None else _outside()
+
+
+_NOWHERE = nullcontext()
+
+
+@contextmanager
+def _outside() -> Iterator[None]:
     left = []
     try:
         while functorch.peek_interpreter_stack() is not None:

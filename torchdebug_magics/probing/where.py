@@ -23,6 +23,7 @@ __all__ = [
     "local_values",
     "locate",
     "owner",
+    "part_of_line",
     "runs_alone",
     "span",
     "user_calls",
@@ -119,6 +120,21 @@ def span(code: CodeType, instruction: int) -> tuple[int, int, int, int] | None:
                 return None
             return line, column, end_line, end_column
     return None
+
+
+def part_of_line(text: str, line: int, place: tuple[int, int, int, int]) -> tuple[int, int] | None:
+    """The part of a line that a `span` covers, as (start, end) in the stripped text; None where it covers all of it or begins elsewhere.
+
+    Columns of code objects count bytes of UTF-8; the result counts characters.
+    """
+    first_line, first, last_line, last = place
+    encoded, source = text.encode(), text.strip()
+    if first_line != line or not source:
+        return None
+    indent = len(text) - len(text.lstrip())
+    start = len(encoded[:first].decode(errors="replace")) - indent
+    end = len(encoded[:last].decode(errors="replace")) - indent if last_line == line else len(source)
+    return (start, end) if 0 <= start < end <= len(source) and (start, end) != (0, len(source)) else None
 
 
 def _cell_number(filename: str) -> int | None:

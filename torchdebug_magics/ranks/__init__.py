@@ -1,5 +1,6 @@
-"""Many processes, one report: each rank's own report -> what of it is compared -> merged -> shown above the first one's page.
+"""Merges the reports of many processes into one: a rank's report -> what it is compared by -> merged -> shown above one rank's page.
 
-`compared` says what a rank tells of its report, `merging` puts ranks together, `disagreements` finds where they differ, `transport` makes a
-rank small enough to travel. All of it is plain data; how a rank is reached is in `probing/children` and `gathering`.
+`compared` holds what ranks are compared by, `disagreements` and `shared_samples` find where ranks differ that should agree,
+`rank_sentences` words it, `merging` makes one report of all, and `transport` makes a rank's record small enough to send. All of it is plain
+data; how a rank is reached is in `probing/children` and `gathering`.
 """

@@ -1,4 +1,4 @@
-"""What one rank tells of its report so that ranks can be compared: plain values, from a function that the instrument's row names."""
+"""The plain values by which ranks are compared; a function that the instrument's row names takes them from one rank's report."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ if TYPE_CHECKING:
     from torchdebug_magics.ranks.report import Rank, RankFindingKind
     from torchdebug_magics.report import Location
 
-__all__ = ["Compared", "Details", "Moment", "RankRecord", "Sum"]
+__all__ = ["Compared", "Details", "Moment", "RankRecord", "Samples", "Sum"]
 
 Details = Mapping[str, int]
 """A digest, or a size, by the name of the tensor or module."""
 
 
 class Moment(NamedTuple):
-    """A state that ranks should have in common (or, of ``same_batch``, should not), in one digest."""
+    """The digest of a state that should be equal on all ranks, or, for ``same_batch``, different."""
 
     kind: RankFindingKind
-    """What is wrong if it is not so."""
+    """The finding if that does not hold."""
     step: int | None
     digest: int
     location: Location | None = None
     of: int = 0
-    """What it is a state of, such as one of two models: only moments of the same are compared."""
+    """Identifies what the state belongs to, such as one of two models: only moments of the same one are compared."""
+    cause: str = ""
+    """A slug for what the rank itself knows of the cause; empty where only the comparison tells."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sum:
-    """A gradient that came out of a collective non-finite, and was finite before it."""
+    """A gradient that was finite before a collective and non-finite after it."""
 
     dtype: str
     local_peak: float
-    """The largest magnitude that this rank put in."""
+    """The largest magnitude of this rank's own gradient."""
     limit: float
     """The largest number of that dtype."""
     tensor: str
@@ -42,37 +44,60 @@ class Sum:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Which samples a rank draws from one dataset for training."""
+
+    of: int
+    """The model that it trains: only samples for the same model are compared."""
+    dataset_count: int
+    replicas_count: int
+    """Of its `DistributedSampler`; 0 where it has none."""
+    replica: int
+    """The rank that its `DistributedSampler` draws for."""
+    seeds: tuple[int | None, ...]
+    """By which a `DistributedSampler` shuffles each epoch; None where it does not shuffle."""
+    rows: bytes
+    """The smallest digests of the rows of the first batches, four bytes each; empty where equal rows prove nothing."""
+    location: Location | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Compared:
-    """What of one rank's report is held against the others'."""
+    """What one rank's report is compared by."""
 
     worked: bool = True
-    """Whether it did anything that the instrument looks at."""
+    """Whether the rank did anything that the instrument watches."""
     found_at: tuple[int, int] | None = None
     """(step, stage of the step) of its finding; None where it has none."""
     is_received: bool = False
     """Whether that finding came from another rank, as a NaN does with averaged gradients."""
+    found_backward: int | None = None
+    """The backward pass of that finding."""
+    skipped_backwards: tuple[int, ...] = ()
+    """Backward passes with non-finite gradients whose update a GradScaler skipped."""
     sum: Sum | None = None
     size_bytes: int | None = None
-    """What it took of memory; ranks of one job take about the same."""
+    """Peak memory; ranks of one job use about the same."""
     sites: tuple[tuple[str, int, Location | None], ...] = ()
-    """Of that, the largest parts: what, bytes, and its line."""
+    """The largest parts of that peak: name, bytes and line."""
     moments: tuple[Moment, ...] = ()
     """In the order of time."""
+    samples: tuple[Samples, ...] = ()
     details: Mapping[tuple[RankFindingKind, int | None], Details] = field(default_factory=dict)
-    """What the digest of a moment is made of; it stays in the rank until somebody asks for it."""
+    """The values behind the digest of a moment, by name; they stay in the rank until rank 0 requests them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
-    """One rank, ready to be merged."""
+    """One rank's row and what it is compared by, ready to be merged."""
 
     rank: Rank
     compared: Compared
     is_in_job: bool = True
-    """Whether it was one of several processes of a distributed job; else it is a process that the launcher has started for anything."""
+    """Whether it was one of several processes of a distributed job, and not a process that serves another purpose."""
     problems: tuple[str, ...] = ()
-    """What went wrong beside the report, as in opening its session."""
+    """What went wrong outside the report, such as opening its session."""
 
     def without_details(self) -> RankRecord:
-        """Small enough to travel."""
+        """The record as it is sent to rank 0."""
         return replace(self, compared=replace(self.compared, details={}))

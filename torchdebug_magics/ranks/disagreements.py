@@ -1,4 +1,4 @@
-"""Where ranks differ that should agree: one pass over what each tells, whatever their number."""
+"""Finds where ranks differ that should agree, in one pass over the records of all ranks."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchdebug_magics.format import byte_size, number, plural
+from torchdebug_magics.format import byte_size, number
 from torchdebug_magics.ranks.compared import Compared, Details, RankRecord
+from torchdebug_magics.ranks.rank_sentences import FIXES, SENTENCES, others_named, ranks_named
 from torchdebug_magics.ranks.report import RankFinding, RankFindingKind
+from torchdebug_magics.ranks.shared_samples import shared_samples
 
 if TYPE_CHECKING:
     from torchdebug_magics.report import Location
 
-__all__ = ["Asked", "disagreements", "ranks_named"]
+__all__ = ["Asked", "disagreements"]
 
 _UNEVEN = 1.25
-"""Times the median: what is above is out of line."""
+"""A rank that uses this many times the median is out of line."""
 _LEAST_UNEVEN_BYTES = 16 << 20
-_NAMED = 8
-"""Ranks in a sentence."""
 _AFTER_START = frozenset({"replicas_part", "buffers_drift"})
 
 Asked = Callable[[RankFindingKind, int | None, Sequence[int]], Mapping[int, Details]]
-"""From a moment, and some ranks, to the details of each: the only thing for which a rank may have to be asked again."""
+"""Returns the details of a moment on some ranks: the only data that rank 0 may have to request again."""
 
 
 class _Key(NamedTuple):
@@ -33,28 +33,17 @@ class _Key(NamedTuple):
     of: int
 
 
-class _Said(NamedTuple):
-    sentence: str
-    fix: str
-
-
 def disagreements(records: Sequence[RankRecord], details: Asked) -> tuple[RankFinding, ...]:
-    """Every finding about the ranks themselves, the earliest first."""
+    """Every finding about the ranks themselves: faults before notes, the earliest first."""
     found = [_overflow(records), *_moments(records, details), _uneven(records)]
-    return tuple(one for one in found if one is not None)
-
-
-def ranks_named(ranks: Sequence[int]) -> str:
-    """``rank 3``, or ``ranks 0, 2 and 5``."""
-    shown = [str(one) for one in ranks[:_NAMED]] + ([f"{len(ranks) - _NAMED} more"] if len(ranks) > _NAMED else [])
-    return f"rank {shown[0]}" if len(shown) == 1 else f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+    return tuple(sorted((one for one in found if one is not None), key=lambda one: one.is_harmless))
 
 
 # The collective -----------------------------------------------------------------------------------------------------------
 
 
 def _overflow(records: Sequence[RankRecord]) -> RankFinding | None:
-    """All put finite numbers into a sum, and what came out is not."""
+    """A sum over ranks that is non-finite although the gradient of every rank is finite."""
     with_findings = [one for one in records if one.compared.found_at is not None]
     sums = [one.compared.sum for one in with_findings if one.compared.is_received and one.compared.sum is not None]
     if not sums or len(sums) < len(records):
@@ -82,16 +71,16 @@ def _moments(records: Sequence[RankRecord], details: Asked) -> list[RankFinding]
     """The first disagreement of each kind."""
     digests: dict[_Key, dict[int, int]] = defaultdict(dict)
     places: dict[_Key, Location | None] = {}
+    causes: dict[_Key, str] = {}
     for record in records:
         for moment in record.compared.moments:
             key = _Key(moment.kind, moment.step, moment.of)
             digests[key][record.rank.rank] = moment.digest
             places.setdefault(key, moment.location)
+            causes[key] = causes.get(key) or moment.cause
     found: dict[RankFindingKind, RankFinding] = {}
-    for of in dict.fromkeys(key.of for key in digests if key.kind == "same_batch"):
-        batches = {key.step: held for key, held in digests.items() if key.kind == "same_batch" and key.of == of and len(held) > 1}
-        if "same_batch" not in found and (same := _same_batch(batches)) is not None:
-            found["same_batch"] = _finding("same_batch", *same, "", (), places[_Key("same_batch", same[1], of)])
+    if (same := _same_samples(records, digests, places)) is not None:
+        found["same_batch"] = same
     for key, held in sorted(digests.items(), key=lambda item: -1 if item[0].step is None else item[0].step):
         kind, step, of = key
         if kind == "same_batch" or kind in found or len(set(held.values())) < 2:  # noqa: PLR2004 - two that differ
@@ -100,7 +89,8 @@ def _moments(records: Sequence[RankRecord], details: Asked) -> list[RankFinding]
             continue  # never equal: they do not part
         odd, usual = _odd_ones(held)
         tensor = _first_that_differs(details(kind, step, (usual, odd[0])))
-        found[kind] = _finding(kind, odd, step, tensor, [rank for rank in held if rank not in odd], places[key])
+        finding = _finding(kind, odd, step, tensor, [rank for rank in held if rank not in odd], places[key])
+        found[kind] = replace(finding, fix=FIXES.get(causes[key], finding.fix))
         if kind == "initial_weights" and len(set(digests[_Key("replicas_part", 0, of)].values())) == 1:
             sentence = f"{found[kind].sentence}: DistributedDataParallel puts rank 0's in their place"
             found[kind] = replace(found[kind], sentence=sentence, is_harmless=True)
@@ -110,8 +100,21 @@ def _moments(records: Sequence[RankRecord], details: Asked) -> list[RankFinding]
     return [found[kind] for kind in order if kind in found]
 
 
+def _same_samples(
+    records: Sequence[RankRecord], digests: Mapping[_Key, Mapping[int, int]], places: Mapping[_Key, Location | None]
+) -> RankFinding | None:
+    """The settings of samplers tell more than equal batches, and those more than equal rows."""
+    found = None
+    for of in dict.fromkeys(key.of for key in digests if key.kind == "same_batch"):
+        batches = {key.step: held for key, held in digests.items() if key.kind == "same_batch" and key.of == of and len(held) > 1}
+        if found is None and (same := _same_batch(batches)) is not None:
+            found = _finding("same_batch", *same, "", (), places[_Key("same_batch", same[1], of)])
+    shared = shared_samples(records, by_rows=found is None)
+    return found if shared is None or (found is not None and shared.is_harmless) else shared
+
+
 def _same_batch(batches: Mapping[int | None, Mapping[int, int]]) -> tuple[tuple[int, ...], int | None] | None:
-    """The ranks that had the same batch at every step that is known, and the first such step."""
+    """The ranks that had the same batch at every compared step, and the first such step."""
     together: Counter[tuple[int, ...]] = Counter()
     first: dict[tuple[int, ...], int | None] = {}
     for step, held in batches.items():
@@ -128,7 +131,7 @@ def _same_batch(batches: Mapping[int | None, Mapping[int, int]]) -> tuple[tuple[
 
 
 def _odd_ones(held: Mapping[int, int]) -> tuple[tuple[int, ...], int]:
-    """The ranks that differ from most, or from rank 0's where there is no majority, and one of the usual ones."""
+    """The ranks that differ from the majority, or from the lowest rank where there is none, and one rank of that majority."""
     counted = Counter(held.values()).most_common()
     lowest = held[min(held)]
     usual = lowest if counted[0][1] == dict(counted)[lowest] else counted[0][0]
@@ -136,7 +139,7 @@ def _odd_ones(held: Mapping[int, int]) -> tuple[tuple[int, ...], int]:
 
 
 def _first_that_differs(details: Mapping[int, Details]) -> str:
-    """The first name, in the rank's own order, whose value is not the same."""
+    """The first name, in model order, whose value differs."""
     held = list(details.values())
     if len(held) < 2:  # noqa: PLR2004 - nothing to compare
         return ""
@@ -147,59 +150,15 @@ def _first_that_differs(details: Mapping[int, Details]) -> str:
 def _finding(
     kind: RankFindingKind, ranks: tuple[int, ...], step: int | None, tensor: str, others: Sequence[int], location: Location | None
 ) -> RankFinding:
-    said = _SAID[kind](ranks_named(ranks), _others(others), step, tensor)
+    said = SENTENCES[kind](ranks_named(ranks), others_named(others), step, tensor)
     return RankFinding(kind=kind, ranks=ranks, step=step, tensor=tensor, location=location, fix=said.fix, sentence=said.sentence)
-
-
-def _others(ranks: Sequence[int]) -> str:
-    return ranks_named(ranks) if len(ranks) == 1 else "the others"
-
-
-def _those_of(others: str) -> str:
-    return f"{others}'s" if others.startswith("rank ") else f"{others}'"
-
-
-def _after(step: int | None) -> str:
-    return "" if step is None else f" after {plural(step, 'step')}" if step else " before the first step"
-
-
-def _first(tensor: str) -> str:
-    return f", first {tensor}" if tensor else ""
-
-
-_SAID: Mapping[RankFindingKind, Callable[[str, str, int | None, str], _Said]] = {
-    "initial_weights": lambda ranks, others, _, tensor: _Said(
-        f"the initial weights of {ranks} differ from {_those_of(others)}{_first(tensor)}",
-        "call `torch.manual_seed(seed)` with the same seed on every rank before the model is made, and with `seed + rank` after it",
-    ),
-    "same_batch": lambda ranks, _, step, __: _Said(
-        f"{ranks} drew the same batch at every step" if not step else f"{ranks} drew the same batch from step {step} on",
-        "use `DataLoader(..., sampler=DistributedSampler(dataset))`, or draw with a generator seeded with `seed + rank`",
-    ),
-    "replicas_part": lambda ranks, others, step, tensor: _Said(
-        f"the weights of {ranks} part from {_those_of(others)}{_after(step)}{_first(tensor)}",
-        f"average the gradient of {f'`{tensor}`' if tensor else 'every parameter'} over the ranks before `optimizer.step()`, as "
-        "DistributedDataParallel does, with the same optimizer options on every rank"
-        if step != 0
-        else "load or change weights on every rank, or before `DistributedDataParallel(model)`, which gives every rank those of rank 0",
-    ),
-    "buffers_drift": lambda ranks, others, step, tensor: _Said(
-        f"the buffers of {ranks} drift from {_those_of(others)}{_after(step)}{_first(tensor)}",
-        "use `nn.SyncBatchNorm.convert_sync_batchnorm(model)` (on GPUs), or `for buffer in model.buffers(): dist.broadcast(buffer, 0)` "
-        "before they are used or saved",
-    ),
-    "shapes_differ": lambda ranks, others, _, tensor: _Said(
-        f"the shapes of {ranks} differ from {_those_of(others)}" + (f", first at {tensor}" if tensor else ""),
-        "give every rank batches of the same size: `drop_last=True`, or pad to the longest over all ranks",
-    ),
-}
 
 
 # Memory --------------------------------------------------------------------------------------------------------------------
 
 
 def _uneven(records: Sequence[RankRecord]) -> RankFinding | None:
-    """The rank that takes more than the others, and which of its lines does."""
+    """The rank that uses more memory than the others, and the line that makes the difference."""
     sizes = sorted((one.compared.size_bytes, one.rank.rank) for one in records if one.compared.size_bytes is not None)
     if len(sizes) < 2:  # noqa: PLR2004 - nothing to compare
         return None
@@ -211,17 +170,17 @@ def _uneven(records: Sequence[RankRecord]) -> RankFinding | None:
     other = by_rank[next(rank for size, rank in sizes if size == usual)]
     what, extra, location = _site_out_of_line(by_rank[sizes[-1][1]], other)
     where = f": {byte_size(extra)} more in {what}" if what else ""
-    others = _others([rank for _, rank in sizes if rank not in above])
+    others = others_named([rank for _, rank in sizes if rank not in above])
     return RankFinding(
         kind="uneven_memory",
         ranks=above,
         step=None,
         tensor=what,
         location=location,
-        fix=f"let every rank do the same at {location}"
+        fix=f"do the same on every rank at {location}"
         if location is not None
         else "give every rank the same share of the data and of the model",
-        sentence=f"{ranks_named(above)} took {byte_size(most)} where {others} took {byte_size(usual)}{where}",
+        sentence=f"{ranks_named(above)} used {byte_size(most)} where {others} used {byte_size(usual)}{where}",
     )
 
 

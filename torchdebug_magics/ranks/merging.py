@@ -1,30 +1,31 @@
-"""Ranks put together: the report of the rank in which it began, with a row for each rank."""
+"""Merges the records of all ranks into one report: that of the rank that failed first, with a row per rank."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import capitalised, plural
-from torchdebug_magics.ranks.disagreements import disagreements, ranks_named
+from torchdebug_magics.ranks.disagreements import disagreements
+from torchdebug_magics.ranks.rank_sentences import ranks_named
 from torchdebug_magics.ranks.report import RanksReport
 from torchdebug_magics.ranks.transport import says_cut
 
 if TYPE_CHECKING:
     from torchdebug_magics.ranks.compared import RankRecord
     from torchdebug_magics.ranks.disagreements import Asked
-    from torchdebug_magics.ranks.report import RankFinding
+    from torchdebug_magics.ranks.report import Rank, RankFinding, RankFindingKind
     from torchdebug_magics.report import Report
 
 __all__ = ["held_details", "merged"]
 
-_AT_LEAST = 2
+_MOST_ENDINGS = 2
 
 
 def held_details(records: Sequence[RankRecord]) -> Asked:
-    """Of records that came with their details."""
+    """Answers from records that still hold their details."""
     by_rank = {one.rank.rank: one.compared.details for one in records}
     return lambda kind, step, ranks: {rank: by_rank[rank].get((kind, step), {}) for rank in ranks}
 
@@ -32,7 +33,7 @@ def held_details(records: Sequence[RankRecord]) -> Asked:
 def merged(
     instrument: str, records: Sequence[RankRecord], details: Asked, own: Report | None = None, problems: tuple[str, ...] = ()
 ) -> RanksReport:
-    """One report of all ranks; `own` is that of the process that launched them, where it found something itself, `problems` are its."""
+    """Merge all ranks. `own` is the report of the launching process if that found something itself; `problems` are the launcher's."""
     records = sorted(records, key=lambda one: one.rank.rank)
     findings = disagreements(records, details)
     first = _first(records)
@@ -46,12 +47,13 @@ def merged(
         rank_findings=findings,
         shown=shown,
         problems=(*problems, *_problems(records)),
-        sentence=own.verdict if own is not None else _sentence(records, first, findings),
+        sentence=own.verdict if own is not None else _sentence(records, first, findings, lambda rank: rank.verdict),
+        headline=own.title if own is not None else _sentence(records, first, findings, lambda rank: rank.title),
     )
 
 
 def _first(records: Sequence[RankRecord]) -> int | None:
-    """The rank whose finding came first: of the same step, one that is its own comes before one that came from elsewhere."""
+    """The rank with the earliest finding; within a step, a rank's own finding comes before one that it received."""
     found = [(one.compared.found_at[0], one.compared.is_received, one.compared.found_at[1], one.rank.rank)
              for one in records if one.compared.found_at is not None]  # fmt: skip
     return min(found)[3] if found else None
@@ -63,43 +65,74 @@ def _shown(records: Sequence[RankRecord], first: int | None) -> Report | None:
     return chosen[0].rank.report if chosen else None
 
 
-def _sentence(records: Sequence[RankRecord], first: int | None, findings: Sequence[RankFinding]) -> str:
+def _sentence(records: Sequence[RankRecord], first: int | None, findings: Sequence[RankFinding], words_of: Callable[[Rank], str]) -> str:
     number = len(records)
     broken = [one.rank for one in records if one.rank.state == "raised" or _was_lost(one)]
-    broken.sort(key=lambda one: one.state != "died")  # what the others raise then is that it is gone
+    broken.sort(key=lambda one: one.state != "died")  # the others then raise only because it is gone
     parts = []
     if findings and findings[0].kind == "collective_overflow":
         parts.append(capitalised(findings[0].sentence))
     elif first is not None:
-        received = [one.rank.rank for one in records if one.compared.is_received and one.rank.rank != first]
-        others = f" · {ranks_named(received)} received it with the averaged gradients" if received else ""
-        report = next(one.rank for one in records if one.rank.rank == first)
-        parts.append(f"Rank {first} of {number}: {report.verdict}{others}")
+        cause = next(one for one in records if one.rank.rank == first)
+        received = [one.rank.rank for one in records if one.compared.is_received and one is not cause]
+        skipped = [one.rank.rank for one in records if cause.compared.found_backward in one.compared.skipped_backwards]
+        parts.append(f"Rank {first} of {number}: {words_of(cause.rank)}")
+        if received:
+            parts.append(f"{ranks_named(received)} received it with the averaged gradients")
+        if skipped:
+            parts.append(f"{ranks_named(skipped)} received it with the averaged gradients and skipped the step (GradScaler)")
     parts += [capitalised(one.sentence) for one in findings if one.kind != "collective_overflow" and not one.is_harmless]
     if not parts or (first is None and findings[0].kind != "collective_overflow"):
-        parts += [f"Rank {one.rank} {one.ending}" for one in broken[:_AT_LEAST]]
+        parts += _endings(broken)
     if not parts:
-        parts.append(_all_well(records))
+        parts.append(_all_well(records, words_of))
     return " · ".join((*parts, *(one.sentence for one in findings if one.is_harmless)))
 
 
+def _endings(broken: Sequence[Rank]) -> list[str]:
+    """How ranks ended, one part for all that ended alike."""
+    by_ending: dict[str, list[int]] = {}
+    for one in broken:
+        by_ending.setdefault(one.ending, []).append(one.rank)
+    return [f"{capitalised(ranks_named(ranks))} {ending}" for ending, ranks in by_ending.items()][:_MOST_ENDINGS]
+
+
 def _was_lost(record: RankRecord) -> bool:
-    """Whether it died by itself, or had not ended when the others had; a launcher's SIGTERM comes because of another rank."""
+    """Whether it died on its own, or had not ended when the others had. A launcher sends SIGTERM because of another rank."""
     is_missing = record.rank.state == "interrupted" and record.rank.report is None
-    return is_missing or (record.rank.state == "died" and record.rank.exit_code != -15)  # noqa: PLR2004 - SIGTERM
+    return is_missing or (record.rank.state == "died" and not record.rank.is_terminated)
 
 
-def _all_well(records: Sequence[RankRecord]) -> str:
-    verdicts = Counter(one.rank.verdict for one in records)
+def _all_well(records: Sequence[RankRecord], words_of: Callable[[Rank], str]) -> str:
+    if agreement := _agreement(records):
+        return f"{agreement} · {_each(records, words_of)}"
+    return _each(records, words_of)
+
+
+def _agreement(records: Sequence[RankRecord]) -> str:
+    """What was compared and is as it should be; empty where nothing was."""
+    moments: dict[RankFindingKind, list[int | None]] = {"replicas_part": [], "same_batch": []}
+    for kind, steps in moments.items():
+        noted = Counter(step for one in records for step in {moment.step for moment in one.compared.moments if moment.kind == kind})
+        steps += [step for step, count in noted.items() if count > 1 and (step or kind == "same_batch")]
+    if not moments["replicas_part"]:
+        return ""
+    batches = ", their batches differ" if moments["same_batch"] else ""
+    compared = f"compared after {plural(len(moments['replicas_part']), 'step')}"
+    return f"The weights of all {plural(len(records), 'rank')} agree{batches} ({compared})"
+
+
+def _each(records: Sequence[RankRecord], words_of: Callable[[Rank], str]) -> str:
+    verdicts = Counter(words_of(one.rank) for one in records)
     most, many = verdicts.most_common(1)[0]
     number = len(records)
     if many == number:
         return f"All {plural(number, 'rank')}: {most}" if number > 1 else f"Rank {records[0].rank.rank}: {most}"
-    return f"{plural(number, 'rank')}, nothing found on any; rank {records[0].rank.rank}: {records[0].rank.verdict}"
+    return f"{plural(number, 'rank')}, nothing found on any; rank {records[0].rank.rank}: {words_of(records[0].rank)}"
 
 
 def _problems(records: Sequence[RankRecord]) -> tuple[str, ...]:
-    """Each once, with the ranks that have it; that a rank was shortened to travel is said by its own report alone."""
+    """Each problem once, with the ranks that have it; that a report was shortened is a problem of that report alone."""
     by_problem: dict[str, list[int]] = {}
     for one in records:
         for problem in (*(one.rank.report.problems if one.rank.report is not None else ()), *one.problems):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -38,9 +39,19 @@ class Rank:
     """The innermost line of the user's code at that error, or where it was last seen."""
 
     @property
+    def is_terminated(self) -> bool:
+        """Whether its launcher ended it, as it does when another rank has failed."""
+        return self.state == "died" and self.exit_code == -signal.SIGTERM
+
+    @property
     def verdict(self) -> str:
-        """Of its own report, or how it ended."""
+        """Its own report's verdict, or how it ended."""
         return self.report.verdict if self.report is not None else self.ending
+
+    @property
+    def title(self) -> str:
+        """Its own report's title, or how it ended."""
+        return self.report.title if self.report is not None else self.ending
 
     @property
     def ending(self) -> str:
@@ -55,10 +66,19 @@ class Rank:
                 return f"left no report{at and f', last seen{at}'}"
             case "died":
                 code = self.exit_code or 0
-                ended = f"was ended by signal {-code}{at}" if code < 0 else f"exited with code {code}{at}"
+                ended = f"was {_ended_by(-code)}{at}" if code < 0 else f"exited with code {code}{at}"
                 return f"{ended}: {self.error}" if self.error else ended
             case _:
                 return "finished"
+
+
+def _ended_by(number: int) -> str:
+    if number == signal.SIGTERM:
+        return "terminated by its launcher (SIGTERM)"
+    try:
+        return f"killed by {signal.Signals(number).name}"
+    except ValueError:  # a real-time signal, or another system's
+        return f"killed by signal {number}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +87,17 @@ class RankFinding:
 
     kind: RankFindingKind
     ranks: tuple[int, ...]
-    """Those out of line; of ``same_batch``, those with the same one."""
+    """The ranks out of line; for ``same_batch``, those that share samples."""
     step: int | None
     """Optimizer steps completed before it; None where that is not known, or it is of the whole run."""
     tensor: str
-    """The parameter, buffer, module or input that tells; empty where none does."""
+    """The first parameter, buffer, module or input that differs; empty where none is known."""
     location: Location | None
     fix: str
     sentence: str
     """What differs, in one sentence."""
     is_harmless: bool = False
-    """Whether the program itself puts it right, as DistributedDataParallel does with initial weights."""
+    """Whether it is a note: the program itself puts it right, as DistributedDataParallel does with initial weights, or it may be meant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +113,19 @@ class RanksReport(Report):
     shown: Report | None = None
     """The instrument's own report whose fields these are."""
     sentence: str = ""
+    """The verdict, written when the ranks were merged."""
+    headline: str = ""
+    """The same without what has a row of its own, such as the fix."""
 
     @property
     def verdict(self) -> str:
-        """Which rank first, and what is wrong there; or that all is well on all of them."""
+        """Which rank failed first, and how; or that nothing is wrong on any rank."""
         return self.sentence
+
+    @property
+    def title(self) -> str:
+        """The headline of the page."""
+        return self.headline or self.sentence
 
     def rank(self, number: int) -> Rank:
         """The rank of that number; a KeyError where it is not here."""

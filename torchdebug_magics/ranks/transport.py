@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["HEALTHY_BYTES", "is_cut", "packed", "says_cut", "unpacked"]
 
 HEALTHY_BYTES = 4096
-"""Of a rank that finished and found nothing, before it is compressed: in memory it takes a few times as much."""
+"""The size limit of a rank that finished and found nothing, before compression; unpickled it takes a few times as much."""
 _ATTEMPTS = ((64, 64), (16, 16), (8, 8), (8, 0))
-"""Of a list of more items than the first, how many are kept; fewer than eight may be a point or a shape."""
+"""(longest list that stays whole, items kept of a longer one); fewer than eight items may be a point or a shape."""
 _CUT = "shortened on the way to rank 0: "
 
 
 def packed(record: RankRecord, most_bytes: int | None = None) -> bytes:
-    """Without its details; `most_bytes` is what a rank with a finding may take, any size by default."""
+    """Pickle and compress a record without its details; `most_bytes` limits a rank with a finding."""
     record = record.without_details()
     is_healthy = record.compared.found_at is None and record.rank.state == "finished"
     limit = HEALTHY_BYTES if is_healthy else most_bytes
@@ -38,7 +38,7 @@ def packed(record: RankRecord, most_bytes: int | None = None) -> bytes:
 
 
 def unpacked(parts: Iterable[bytes]) -> list[RankRecord]:
-    """As they were packed, one a rank."""
+    """Return the records that `packed` has packed."""
     was_enabled = gc.isenabled()
     gc.disable()  # it would look through all of them again and again, while nothing of it is garbage
     try:
@@ -59,7 +59,7 @@ def says_cut(problem: str) -> bool:
 
 
 def _shortened(value: Any, most: int, kept: int) -> Any:
-    """With the first `kept` of whatever has more than `most` items, all the way down."""
+    """Copy a value, keeping the first `kept` items of every list with more than `most`, at any depth."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = (field.name for field in dataclasses.fields(value) if field.init)
         changed = {name: new for name in fields if (new := _shortened(old := getattr(value, name), most, kept)) is not old}

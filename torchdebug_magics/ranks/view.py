@@ -1,4 +1,4 @@
-"""What a report of many ranks shows: the verdict, where ranks differ, a row a rank, then the page of the rank in which it began."""
+"""Shows a report of many ranks: the headline, where ranks differ, one row per rank, then the page of the rank that failed first."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["page", "short_page"]
 
 _COLUMNS = ("rank", "host", "process", "device", "state", "seconds", "verdict")
 _LIKE = 4
-"""So many ranks on which nothing was found, or that tell the same, are one row."""
+"""From this many equal ranks on, one row stands for all of them."""
 _NEAR = 4
 _LONGEST = 120
-"""Characters of a verdict in a row: the whole stands above the table, or in the rank's own report."""
+"""Characters of a title in the table; the whole one is the headline, or in the rank's own report."""
 
 
 def page(report: RanksReport, page_of: Callable[[Report], Page]) -> Page:
-    """What to change, the ranks, then all else of the page of one of them."""
+    """The page of all ranks: what to change, the table of ranks, then the rest of one rank's own page, folded."""
     own = None if report.shown is None else page_of(report.shown)
     said = _notes(report.shown)
     inner = () if own is None else tuple(one for one in own.blocks if one not in said)
@@ -35,11 +35,11 @@ def page(report: RanksReport, page_of: Callable[[Report], Page]) -> Page:
     if inner[head:]:
         whose = "the process that launched the ranks" if shown is None else f"rank {shown}"
         blocks.append(Fold(f"The report of {whose}", inner[head:]))
-    return Page(report.instrument, _status(report, own), report.verdict, tuple(blocks))
+    return Page(report.instrument, _status(report, own), report.title, tuple(blocks))
 
 
 def short_page(report: Report, instrument: str) -> Page:
-    """Of a report that was shortened to travel, and is whole only in its own rank."""
+    """The page of a report that was shortened on its way to rank 0."""
     return Page(instrument, "info", report.verdict, tuple(Note(problem, "info") for problem in report.problems))
 
 
@@ -48,7 +48,7 @@ def _notes(report: Report | None) -> list[Note]:
 
 
 def _head(blocks: Sequence[Block]) -> int:
-    """How many blocks answer what to change: down to the first excerpt of code, where that is near."""
+    """How many blocks say what to change: all down to the first excerpt of code, if that is near."""
     near = [at for at, one in enumerate(blocks[:_NEAR]) if isinstance(one, Code)]
     return near[0] + 1 if near else min(1, len(blocks))
 
@@ -73,17 +73,21 @@ def _table(report: RanksReport) -> Table:
     groups = _alike(report.ranks)
     rows = [_row(group) for group in groups]
     wrong = [one for one in report.rank_findings if one.kind != "same_batch" and not one.is_harmless]
-    odd = {report.first, *(rank for one in wrong for rank in one.ranks)}
-    marked = frozenset(at for at, group in enumerate(groups) if any(one.rank in odd or one.state in {"raised", "died"} for one in group))
+    odd = {report.first, *(rank for one in wrong for rank in one.ranks), *(one.rank for one in report.ranks if _failed(one))}
+    marked = frozenset(at for at, group in enumerate(groups) if any(one.rank in odd for one in group))
     whole = Table("Ranks", _COLUMNS, [_row([one]) for one in report.ranks], _FORMATS) if len(groups) < len(report.ranks) else None
     return Table("Ranks", _COLUMNS, rows, _FORMATS, marked=marked, whole=whole)
+
+
+def _failed(rank: Rank) -> bool:
+    return rank.state in {"raised", "died"} and not rank.is_terminated
 
 
 _FORMATS: Mapping[str, Format] = {"seconds": "seconds", "verdict": "prose"}
 
 
 def _alike(ranks: Sequence[Rank]) -> list[list[Rank]]:
-    """Those that tell the same, where they are many, in one group; in the order of the first of each."""
+    """Groups of ranks whose rows would be equal, in the order of the first rank of each."""
     by_text: dict[tuple[str, str], list[Rank]] = {}
     for one in ranks:
         by_text.setdefault((one.state, one.verdict if one.found or one.report is None else ""), []).append(one)
@@ -94,17 +98,17 @@ def _alike(ranks: Sequence[Rank]) -> list[list[Rank]]:
 def _row(group: Sequence[Rank]) -> tuple[Cell, ...]:
     first = group[0]
     if len(group) == 1:
-        return (str(first.rank), first.host, str(first.pid), first.device, first.state, first.elapsed_s, _brief(first.verdict))
+        return (str(first.rank), first.host, str(first.pid), first.device, first.state, first.elapsed_s, _brief(first.title))
     hosts, devices = {one.host for one in group}, {one.device for one in group}
     longest_s = max(one.elapsed_s for one in group)
     return (
         f"{len(group)} ranks", first.host if len(hosts) == 1 else f"{len(hosts)} hosts", "",
         first.device if len(devices) == 1 else f"{len(devices)} devices", first.state, longest_s,
-        _brief(first.verdict) if first.found or first.report is None else "nothing found",
+        _brief(first.title) if first.found or first.report is None else "nothing found",
     )  # fmt: skip
 
 
 def _brief(verdict: str) -> str:
-    """What happened; where, and what to change, stands above."""
+    """The first two parts of a title: what happened, and where."""
     text = " · ".join(verdict.split(" · ")[:2]).partition("; ")[0]
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics import catalog
 from torchdebug_magics.instrument import writable_path
-from torchdebug_magics.run.after_import import AfterImport
+from torchdebug_magics.probing.after_import import AfterImport
 from torchdebug_magics.run.outputs import Outputs
 from torchdebug_magics.run.script import Script, show_error
 from torchdebug_magics.run.watch import Watch

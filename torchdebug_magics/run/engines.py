@@ -41,7 +41,7 @@ class EngineCell:
         self._sampler = Sampler(self._stand, name="rank", every_s=_EVERY_S, first_s=0.0)
 
     @property
-    def is_told_elsewhere(self) -> bool:
+    def is_shown_elsewhere(self) -> bool:
         """Whether another engine shows the report of this one, too."""
         return this_rank.world_size() > 1 and bool(this_rank.rank())
 

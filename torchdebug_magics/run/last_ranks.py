@@ -1,4 +1,4 @@
-"""Rank 0 at its end: it takes what the others have left, and waits for those that go on, but for none that is dead or stands still."""
+"""Collects the records of all ranks on rank 0: it waits for ranks that make progress, and not for one that is dead or stands still."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _HURRIED_S, _MOST_HURRIED_S = 3.0, 10.0
 
 
 def sign_every_s(ranks_count: int) -> float:
-    """How often each says that it is alive: of all together, the launcher's store hears at most some thousands a second."""
+    """Seconds between two signs of life of a rank: the launcher's store takes a few thousand a second from all ranks together."""
     return 0.5 * max(1.0, ranks_count / 1000)
 
 
 def collected(meeting: Meeting, own: RankRecord, *, is_hurried: bool) -> list[RankRecord]:
-    """A record of each rank, of one that has left none as well."""
+    """Return a record of every rank, including ranks that left none."""
     records = {own.rank.rank: own}
     others = {rank: _Other(rank, meeting.ranks_count) for rank in range(meeting.ranks_count) if rank not in records}
     end_s = time.monotonic() + _MOST_HURRIED_S
@@ -49,7 +49,7 @@ def collected(meeting: Meeting, own: RankRecord, *, is_hurried: bool) -> list[Ra
 
 
 class _Other:
-    """A rank that has not ended so far."""
+    """Follows a rank that has left no record so far."""
 
     def __init__(self, rank: int, ranks_count: int) -> None:
         self.standing = Standing(rank=rank, pid=0, host="", device="", location=None, elapsed_s=0.0, is_in_job=True)
@@ -58,7 +58,7 @@ class _Other:
         self._is_heard = False
 
     def look(self, standing: Standing | None) -> None:
-        """What it says now."""
+        """Take in the latest sign of life."""
         if standing is None or standing == self.standing:
             return
         if self.standing.pid:  # what was there at the first look may be of a rank that is dead
@@ -68,10 +68,10 @@ class _Other:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing was heard of it lately."""
+        """Whether its last sign of life is too old."""
         return not self._is_heard or time.monotonic() - self._alive_s > self._silent_s
 
     def has_stopped(self, patience_s: float) -> bool:
-        """Whether it will leave nothing, as far as one can tell."""
+        """Whether it has stopped, and will probably leave no record."""
         now_s = time.monotonic()
         return now_s - self._alive_s > min(patience_s, self._silent_s) or now_s - self._moved_s > patience_s

@@ -1,4 +1,4 @@
-"""Where the ranks of a job leave what rank 0 is to find: its launcher's store, which outlives its process groups, or a folder."""
+"""Exchanges records between the ranks of a job, through the launcher's store, which outlives process groups, or a folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Meeting", "StorePlace", "meeting_place"]
 
 _PATIENCE = timedelta(seconds=5)
-"""With a store that does not answer."""
+"""Timeout of a store that does not answer."""
 _KINDS = ("standing", "record", "details")
 
 
@@ -60,7 +60,7 @@ class StorePlace:
         self._store = sys.modules["torch.distributed"].PrefixStore(f"torchdebug/{prefix}", store)
 
     def put(self, key: str, data: bytes) -> None:
-        """In place of what is there."""
+        """Store data under a key, replacing earlier data."""
         self._store.set(key, data)
 
     def get(self, key: str) -> bytes | None:
@@ -74,7 +74,7 @@ class StorePlace:
 
 
 class _Folder:
-    """For ranks on one machine. It is private to the user, as what lies in it is unpickled."""
+    """A folder for ranks on one machine, private to the user because its files are unpickled."""
 
     def __init__(self, job: str, own: Sequence[str]) -> None:
         self._path = Path(tempfile.gettempdir(), f"tdm{hashlib.sha256(job.encode()).hexdigest()[:12]}")
@@ -101,7 +101,7 @@ class _Folder:
 
 
 class Meeting:
-    """What one rank leaves and, on rank 0, finds."""
+    """What one rank stores and, on rank 0, reads."""
 
     def __init__(self, place: _Place, rank: int, ranks_count: int) -> None:
         self._place = place
@@ -121,7 +121,7 @@ class Meeting:
             self.clear()  # rank 0 was killed, and nobody comes for it
 
     def record_of(self, rank: int) -> RankRecord | None:
-        """What a rank has left; None where it has not, or not yet."""
+        """Return the record of a rank; None if it has stored none so far."""
         data = self._place.get(f"{rank}.record")
         return None if data is None else unpacked([data])[0]
 

@@ -1,4 +1,4 @@
-"""Where a report goes: to the terminal, and to files."""
+"""Writes reports to the terminal and to files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RANK = "{rank}"
 
 
 class Outputs:
-    """Of one run; a file whose name has ``{rank}`` is written by each rank, any other once."""
+    """The outputs of one run. A file with ``{rank}`` in its name is written by every rank, any other once."""
 
     def __init__(self, row: Instrument, json: Path | None, html: Path | None) -> None:
         self._row = row
@@ -28,7 +28,7 @@ class Outputs:
         self._html = None if html is None else html.absolute()
 
     def own(self, report: Report, rank: int) -> None:
-        """Of this process; where it has launched ranks, of each of them."""
+        """Write the files of this process or, if it launched ranks, of each rank."""
         reports = {one.rank: one.report for one in report.ranks} if isinstance(report, RanksReport) else {rank: report}
         for path in self._files:
             for number, one in reports.items():

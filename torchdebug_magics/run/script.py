@@ -20,7 +20,7 @@ _NOT_THERE = 2
 
 
 class Script:
-    """What is to run, and how it is called."""
+    """A script or module, and the arguments it runs with."""
 
     def __init__(self, name: str, arguments: Sequence[str], *, is_module: bool) -> None:
         self.name = name
@@ -30,7 +30,7 @@ class Script:
         self._is_module = is_module
 
     def run(self) -> None:
-        """As ``__main__``, which it stays until the process ends: threads and functions for the exit look for their names there."""
+        """Run it as ``__main__`` until the process ends: threads and exit handlers look up their names there."""
         module = ModuleType("__main__")
         sys.argv[:] = [self.name, *self._arguments]
         # In the order in which Python does it: a package that holds the module sees all of this while it is imported.
@@ -84,9 +84,9 @@ class Script:
 
 
 def show_error(error: BaseException, script: Script, own_lines: Callable[[BaseException], Sequence[str]]) -> None:
-    """What Python prints of an error that ends a script: nothing of ours; one that the instrument itself has raised, in its own lines."""
+    """Print the traceback that Python would print, without frames of this package; an error of the instrument has its own lines."""
     ask = getattr(error, "_render_traceback_", None) if isinstance(error, TorchDebugError) else None
-    lines = own_lines(error) or (ask() if ask is not None else [])
+    lines = ask() if ask is not None else own_lines(error)
     if lines:
         print(*lines, sep="\n", file=sys.stderr, flush=True)  # noqa: T201 - where Python prints a traceback
         return
@@ -97,7 +97,7 @@ def show_error(error: BaseException, script: Script, own_lines: Callable[[BaseEx
 
 
 def _first_on_path(folder: str) -> None:
-    """Unless Python was told to keep it away (``-P``)."""
+    """Put the folder first on `sys.path`, unless Python runs with ``-P``."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder
 

@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 __all__ = ["Terminated", "Watch"]
 
 _ENDING_S = 15.0
-"""A process that was told to end may take so long for its report."""
+"""Time for the report of a process that received SIGTERM."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, as the instrument is told of it; never raised."""
+    """Stands for SIGTERM when the session closes; never raised."""
 
 
 class Watch:
-    """Of the process that it is made in; a fork of that ends as it would without."""
+    """Watches the process it is created in; a fork of that process ends as it would without."""
 
     def __init__(self, row: Instrument, options: Mapping[str, Any], outputs: Outputs) -> None:
         self._row = row

@@ -44,3 +44,20 @@ def test_a_shared_scale_is_the_one_that_is_drawn_and_said():
 
 def test_it_is_drawn_where_nothing_is_known_of_what_went_on():
     assert "<img " in str(areas.areas(replace(BLOCK, stretches=())))
+
+
+def test_a_kind_has_one_colour_whatever_stands_beside_it():
+    one = Areas("a", (("parameter", (1, 2)), ("activation", (1, 2))), "bytes", "x", (("forward", 0), ("loss", 1)))
+    other = Areas("b", (("activation", (1, 2)), ("gradient", (1, 1)), ("parameter", (2, 1))), "bytes", "x", (("loss", 0),))
+    colours = [dict(zip((name for name, _ in block.series), areas._area_colours(block), strict=True)) for block in (one, other)]
+    assert colours[0].items() <= colours[1].items()
+    assert len(set(colours[1].values())) == 3
+    assert areas._strip_colours(one)["loss"] == areas._strip_colours(other)["loss"]
+
+
+def test_what_lies_below_the_scale_is_not_drawn():
+    block = replace(BLOCK, series=(("held before the cell", (100, 100, 100)), ("rest", (0, 3, 1))), bottom=99.0)
+    axes = drawn(block)
+    assert axes.get_ylim()[0] > 98
+    assert min(path.vertices[:, 1].min() for collection in axes.collections for path in collection.get_paths()) == 99
+    assert ">99 B<" in str(areas.areas(block))

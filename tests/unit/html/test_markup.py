@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from torchdebug_magics.html import markup
-from torchdebug_magics.html.page import Bars, Box, Boxes, Chart, Code, Facts, Fold, Measure, Note, Page, Place, Table
+from torchdebug_magics.html import markup, plain
+from torchdebug_magics.html.page import Bars, Box, Boxes, Chart, Code, Facts, Fold, Measure, Note, Page, Place, Table, Verbatim
 
 EVIL = "<script>alert('x')</script>\" onload=\"y"
 VOID = {"br", "img"}
@@ -78,7 +78,7 @@ def test_nothing_depends_on_what_an_untrusted_notebook_drops():
 
 
 @pytest.mark.parametrize(("status", "words"), [("good", "✔ fine"), ("bad", "✖ problem"), ("warn", "▲ caution"), ("info", "● note")])
-def test_the_status_is_a_symbol_and_a_word_before_the_verdict(status, words):
+def test_the_status_is_a_symbol_and_a_word_before_the_headline(status, words):
     html = markup.render(page(status=status))
     assert html.index(words) < html.index("it broke")
 
@@ -182,3 +182,20 @@ def test_each_bar_is_an_image_with_words():
     html = markup.render(page(Bars("where", ("a", "b"), (Measure("params", (30, 10), "count"), Measure("bytes", (0, 2048), "bytes")))))
     assert re.findall(r'alt="([^"]*)" width="(\d+)"', html) == [("75%", "140"), ("25%", "47"), ("100%", "140")]
     assert {"30 · 75%", "10 · 25%", "2.0 KiB · 100%", "-"} <= set(re.findall(r">([^<>]+)<", html))
+
+
+def test_the_part_of_a_line_that_is_at_fault_is_underlined():
+    code = Code(((3, "y = log(a) + log(b)"), (4, "z = y")), 3, "In[1] line 3", (13, 19))
+    html = markup.render(page(code))
+    assert "log(b)</u>" in html
+    assert "log(a) + <u" in html
+    text = plain.render(page(code)).splitlines()
+    line = next(at for at, one in enumerate(text) if "log(b)" in one)
+    assert text[line + 1].index("^") == text[line].index("log(b)")
+    assert text[line + 1].strip() == "^" * len("log(b)")
+
+
+def test_a_traceback_keeps_its_lines():
+    said = 'Traceback:\n  File "<a>", line 1\n    x < y'
+    assert "Traceback:\n  File &quot;&lt;a&gt;&quot;, line 1\n    x &lt; y" in markup.render(page(Verbatim(said)))
+    assert said in plain.render(page(Verbatim(said)))

@@ -79,7 +79,8 @@ def test_common_flags(tmp_path: Path) -> None:
     ("line", "said"),
     [
         ("--bad", "there is no option '--bad'"),
-        ("--keep", "there is no option '--keep'"),
+        ("--keep", r"there is no option '--keep' \(did you mean `--keep-going`\?\)"),
+        ("--quite", "did you mean `--quiet`"),
         ("--count many", "invalid int value: 'many'"),
         ("--count", "expected one argument"),
         ("-o 1x", "not a name"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchdebug_magics.probing.rng import RandomKeeper, RandomState, _memory_of
+from torchdebug_magics.probing.rng import RandomKeeper, RandomState, _numpy_twister, _python_twister, same_state
 
 DRAWS = {
     "python": lambda: [random.random(), random.gauss(0, 1), random.randrange(100)],
@@ -71,12 +71,45 @@ def test_a_keeper_sees_every_draw() -> None:
         GLOBAL.set_state(told)
 
 
+def test_a_keeper_sees_every_draw_from_pythons_generator() -> None:
+    keeper, before = RandomKeeper(), random.getstate()
+    draws: list[Callable[[], object]] = [
+        lambda: None,
+        random.random,
+        lambda: random.gauss(0, 1),  # draws two, and keeps one
+        lambda: random.gauss(0, 1),  # takes the one that was kept
+        lambda: [random.random() for _ in range(624)],  # comes back to the same position
+        lambda: random.seed(0),
+        random.random,
+        lambda: random.seed(1),
+        random.random,
+        lambda: random.setstate(before),
+        lambda: None,
+    ]
+    for draw in draws:
+        draw()
+        assert keeper.take().python == random.getstate()
+
+
+def test_an_unchanged_state_is_not_read_again() -> None:
+    keeper = RandomKeeper()
+    first = keeper.take()
+    assert _python_twister() is not None
+    assert keeper.take().python is first.python
+    assert keeper.take().numpy is first.numpy
+    random.random()
+    assert keeper.take().python is not first.python
+
+
 def test_a_keeper_with_another_kind_of_generator() -> None:
     before = GLOBAL.get_bit_generator()
     try:
         GLOBAL.set_bit_generator(GLOBAL.PCG64(1))
         keeper = RandomKeeper()
-        assert _memory_of(np) == b""
+        assert _numpy_twister(GLOBAL.get_bit_generator()) is None
+        drawn = keeper.take().numpy
+        GLOBAL.rand()
+        assert not same_state(keeper.take().numpy, drawn)
     finally:
         GLOBAL.set_bit_generator(before)
     assert keeper.take().numpy is not None

@@ -12,7 +12,17 @@ import pytest
 import torch
 
 import torchdebug_magics
-from torchdebug_magics.probing.where import excerpt, is_user_code, library_frame, locate, location, owner, span, user_frame
+from torchdebug_magics.probing.where import (
+    excerpt,
+    is_user_code,
+    library_frame,
+    locate,
+    location,
+    owner,
+    part_of_line,
+    span,
+    user_frame,
+)
 from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:
@@ -154,3 +164,18 @@ def test_files_with_spaces_and_other_letters(tmp_path: Path) -> None:
     file.write_text("def f():\n    raise ValueError  # größer\n", encoding="utf-8")
     found = location(str(file), 2, "f")
     assert found.source == "raise ValueError  # größer"
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "part"),
+    [
+        ("    return f(x)\n", (3, 11, 3, 15), (7, 11)),
+        ("    y = 'é' + f(x)\n", (3, 15, 3, 19), (10, 14)),  # columns count bytes
+        ("    y = f(\n", (3, 8, 4, 9), (4, 6)),  # the expression goes on below
+        ("    f(x)\n", (3, 4, 3, 8), None),  # all of the line
+        ("    f(x)\n", (2, 4, 3, 8), None),  # it begins above
+        ("", (3, 4, 3, 8), None),
+    ],
+)
+def test_the_part_of_a_line_that_an_expression_covers(text: str, place: tuple[int, int, int, int], part: tuple[int, int] | None) -> None:
+    assert part_of_line(text, 3, place) == part

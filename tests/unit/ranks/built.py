@@ -13,7 +13,7 @@ from torchdebug_magics.report import Location
 if TYPE_CHECKING:
     from torchdebug_magics.ranks.report import RankFindingKind
 
-WELL = "No NaN and no infinity: 5 backward passes checked"
+WELL = "No NaN or inf: 5 backward passes checked"
 LINE = Location(cell=None, file="/home/ada/train.py", line=12, function="train", source="loss.backward()")
 
 

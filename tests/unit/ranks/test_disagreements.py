@@ -9,8 +9,9 @@ import pytest
 
 from tests.unit.ranks.built import LINE, record, with_moments
 from torchdebug_magics.ranks.compared import Moment, RankRecord, Sum
-from torchdebug_magics.ranks.disagreements import disagreements, ranks_named
+from torchdebug_magics.ranks.disagreements import disagreements
 from torchdebug_magics.ranks.merging import held_details
+from torchdebug_magics.ranks.rank_sentences import ranks_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,7 +132,7 @@ def test_the_rank_that_takes_more_and_its_line() -> None:
     assert (finding.kind, finding.ranks, finding.tensor) == ("uneven_memory", (7,), "cache")
     assert finding.location is not None
     assert finding.location.line == 40
-    assert finding.sentence == "rank 7 took 200.0 MiB where the others took 100.0 MiB: 100.0 MiB more in cache"
+    assert finding.sentence == "rank 7 used 200.0 MiB where the others used 100.0 MiB: 100.0 MiB more in cache"
 
 
 @pytest.mark.parametrize("sizes", [(100, 110, 120), (1, 2, 4), (100,), ()])

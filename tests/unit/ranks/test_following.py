@@ -19,7 +19,7 @@ import torch
 from torch import multiprocessing as torch_multiprocessing
 
 import torchdebug_magics
-from tests.unit.ranks import programs
+from tests.unit.ranks import late_program, programs
 from torchdebug_magics import catalog
 from torchdebug_magics.html import plain
 from torchdebug_magics.instruments.nanhunt.report import NanReport
@@ -69,7 +69,7 @@ def test_the_rank_in_which_it_was_born(method: str, store: str) -> None:
     report = hunted(programs.train, (0, 2, store, "nan"), (1, 2, store, "nan"), method=method)
     assert isinstance(report, RanksReport)
     assert (report.first, [one.rank for one in report.ranks]) == (1, [0, 1])
-    assert report.verdict.startswith("Rank 1 of 2: NaN born at step 3 · forward of log")
+    assert report.verdict.startswith("Rank 1 of 2: NaN from log in forward · step 3")
     assert report.finding.op == "log"  # every field of that rank's own report
     assert report.finding.location.file.endswith(HERE)
     assert report.rank(1).report.finding == report.finding
@@ -97,7 +97,7 @@ def test_healthy_ranks_are_one_sentence_and_unharmed(store: str, tmp_path: Path)
     launched(programs.train, *((rank, 2, store, "", 1, str(tmp_path / "plain")) for rank in range(2)))
     report = hunted(programs.train, *((rank, 2, f"{store}2", "", 1, str(tmp_path / "watched")) for rank in range(2)))
     assert report.first is None
-    assert report.verdict.startswith("2 ranks, nothing found on any; rank 0: No NaN and no infinity")
+    assert report.verdict.startswith("2 ranks, nothing found on any; rank 0: No NaN or inf")
     assert [(one.state, one.exit_code, one.error) for one in report.ranks] == [("finished", 0, "")] * 2
     for rank in range(2):
         weights, watched = (torch.load(tmp_path / f"{name}{rank}") for name in ("plain", "watched"))
@@ -133,9 +133,21 @@ def test_how_a_rank_ends(fault: str, state: str, code: int, store: str) -> None:
     if fault == "is killed":
         assert ended.location is not None
         assert ended.location.source == "time.sleep(1.5)  # so that it has said where it stands"
-        assert "signal 9" in report.verdict
+        assert "SIGKILL" in report.verdict
     if fault == "raises":
         assert ended.error == "ValueError: no such class on rank 1"
+
+
+def test_a_rank_that_imports_torch_when_it_runs() -> None:
+    with torchdebug_magics.nanhunt() as session:
+        processes = [multiprocessing.get_context("spawn").Process(target=late_program.train, args=(rank, "nan")) for rank in range(2)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    report: Any = session.report
+    assert (report.first, report.finding.op, report.finding.step) == (1, "log", 1)
+    assert report.rank(0).report.steps_count == 3
 
 
 def test_different_errors() -> None:

@@ -33,7 +33,7 @@ def gathered(kind: str, tmp_path: Path, world_size: int = 2) -> Any:
 def test_rank_0_gets_the_report_of_all(tmp_path: Path) -> None:
     report = gathered("nan", tmp_path)
     assert report["first"] == 1
-    assert report["verdict"].startswith("Rank 1 of 2: NaN born at step 2")
+    assert report["verdict"].startswith("Rank 1 of 2: NaN from log in forward · step 2")
     assert report["found"]
     assert [(one["rank"], one["state"]) for one in report["ranks"]] == [(0, "finished"), (1, "finished")]
     assert report["ranks"][1]["report"]["findings"]

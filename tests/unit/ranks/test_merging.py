@@ -69,7 +69,32 @@ def test_all_is_well() -> None:
 def test_a_rank_that_died_is_in_the_verdict_and_one_that_was_ended_for_it_is_not() -> None:
     died = without_report(1, state="died", exit_code=-9, location=LINE)
     report = put_together([without_report(0, state="died", exit_code=-15), died])
-    assert report.verdict == "Rank 1 was ended by signal 9 at train.py:12 in train"
+    assert report.verdict == "Rank 1 was killed by SIGKILL at train.py:12 in train"
+
+
+def test_a_rank_that_its_launcher_terminated_has_no_mark() -> None:
+    report = put_together([without_report(0, state="died", exit_code=-15), without_report(1, state="died", exit_code=-9)])
+    assert report.rank(0).verdict == "was terminated by its launcher (SIGTERM)"
+    (table,) = (one for one in catalog.instrument("nanhunt").page(report).blocks if isinstance(one, Table))
+    assert table.marked == {1}
+
+
+def test_ranks_that_end_alike_are_named_together() -> None:
+    error = {"state": "raised", "exit_code": 1, "error": "ValueError: no such class", "location": LINE}
+    report = put_together([without_report(rank, **error) for rank in range(3)])
+    assert report.verdict == "Ranks 0, 1 and 2 raised ValueError: no such class at train.py:12 in train"
+
+
+def test_a_step_that_a_scaler_skipped_because_of_another_rank_is_not_by_design() -> None:
+    cause = record(1, "NaN from sqrt in backward", found_at=(3, 4), found_backward=3)
+    for skipped, is_named in (((1, 3), True), ((1, 2), False)):
+        report = put_together([record(0, skipped_backwards=skipped), cause])
+        assert ("rank 0 received it with the averaged gradients and skipped the step" in report.verdict) == is_named
+
+
+def test_replicas_that_agree_are_said_to() -> None:
+    records = [with_moments(rank, "replicas_part", {0: 1, 1: 2, 2: 3}) for rank in range(4)]
+    assert put_together(records).verdict.startswith("The weights of all 4 ranks agree (compared after 2 steps) · All 4 ranks: ")
 
 
 def test_what_differs_is_said_beside_what_was_found() -> None:

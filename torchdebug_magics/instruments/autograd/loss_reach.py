@@ -21,6 +21,7 @@ from torchdebug_magics.probing.modules import live_modules, parts_of
 from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.shards import gathered_for, local_of, shards_note
 from torchdebug_magics.probing.storages import storages
+from torchdebug_magics.probing.where import excerpt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -174,11 +175,12 @@ def _cut(tensors: list[torch.Tensor], names: tuple[str, ...], cuts: tuple[Cut, .
             return Finding(
                 kind="cut",
                 raised=False,
-                headline=f"`{name}` has no graph: it does not require a gradient",
+                headline=f"`{name}` has no graph and does not require grad",
                 tensor=name,
                 op=first.op if first is not None else None,
                 location=first.location if first is not None else None,
                 fix="put `%%autograd` above the cell that computes it, and call backward() there, to see the line that cut the graph",
+                excerpt=excerpt(first.location) if first is not None and first.location is not None else (),
             )
     return None
 

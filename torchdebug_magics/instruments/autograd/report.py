@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from torchdebug_magics.report import Location, Report
+from torchdebug_magics.format import listed, share
+from torchdebug_magics.report import Location, Report, located, short_title
 
 __all__ = ["AutogradReport", "Cut", "Finding", "GraphReport", "Kind", "LiveAutograd", "ModuleNodes", "Reach"]
 
@@ -54,10 +55,14 @@ class Finding:
     """Whether the finding may be intended."""
 
     def sentence(self) -> str:
-        """The finding on one line."""
-        where = "" if self.location is None else f" · {self.location}"
-        source = f": `{self.location.source}`" if self.location is not None and self.location.source else ""
-        return f"{self.headline}{where}{source}"
+        """The finding on one line, with the parameters concerned and the error of the gradient."""
+        names = f" · {listed([f'`{name}`' for name in self.parameters])}" if len(self.parameters) > 1 else ""
+        error = f" · the gradient is off by {share(self.error_ratio)}" if self.error_ratio is not None else ""
+        return located(self.headline, self.location) + names + error
+
+    def title(self) -> str:
+        """The finding on one line, for a page on which the rest has rows of its own."""
+        return short_title(self.headline, self.location, shorter=self.headline.removesuffix(" for backward"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +88,11 @@ class AutogradReport(Report):
     def verdict(self) -> str:
         """The finding in one sentence, or what was checked."""
         return self.sentence
+
+    @property
+    def title(self) -> str:
+        """The finding and its line, or what was checked."""
+        return self.verdict if self.finding is None else self.finding.title()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +149,11 @@ class GraphReport(Report):
     def verdict(self) -> str:
         """What the loss reaches, in one sentence."""
         return self.sentence
+
+    @property
+    def title(self) -> str:
+        """How many tensors the loss reaches."""
+        return self.verdict.partition(",")[0].partition(" · ")[0] if self.finding is None else self.finding.title()
 
 
 @dataclass(frozen=True)

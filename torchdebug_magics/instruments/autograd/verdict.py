@@ -1,4 +1,4 @@
-"""The sentence over a report."""
+"""Writes the verdict of an autograd report."""
 
 from __future__ import annotations
 

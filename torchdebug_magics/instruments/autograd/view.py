@@ -1,4 +1,4 @@
-"""What an autograd report shows: the verdict, the fix, the lines concerned; of a loss, what it reaches."""
+"""The page of an autograd report: the fix, the reason, the lines and the code; for a loss, the modules that it reaches."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["live_page", "page"]
 
+_FEW_NAMES = 3
+
 _CUTS = {
     "detach": "`detach`", "no_grad": "disabled gradients", "lift_fresh": "a copy into a new tensor",
     "_local_scalar_dense": "a copy into Python numbers", "_to_copy": "a cast to integers or bools",
@@ -24,7 +26,7 @@ _CUTS = {
 
 
 def page(report: AutogradReport | GraphReport) -> Page:
-    """The verdict first."""
+    """The page of a cell, or of one loss."""
     return _of_loss(report) if isinstance(report, GraphReport) else _of_cell(report)
 
 
@@ -36,38 +38,32 @@ def live_page(snapshot: LiveAutograd) -> Page:
 
 
 def _of_cell(report: AutogradReport) -> Page:
-    blocks: list[Block] = []
-    if report.finding is not None:
-        blocks += _finding(report.finding)
-    if len(report.findings) > 1:
-        blocks.append(Fold(f"{plural(len(report.findings) - 1, 'more finding')}", tuple(_more(one) for one in report.findings[1:])))
+    blocks: list[Block] = [] if report.finding is None else _finding(report.finding)
     blocks += [Note(problem, "warn") for problem in report.problems]
+    blocks += [Fold(f"Also: {finding.title()}", tuple(_finding(finding))) for finding in report.findings[1:]]
     status: Status = "good" if report.finding is None else "warn" if report.finding.is_hint else "bad"
     status = "info" if status == "good" and (report.raised or not report.backward_count) else status
-    return Page("autograd", status, capitalised(report.verdict), tuple(blocks))
+    return Page("autograd", status, capitalised(report.title), tuple(blocks))
 
 
 def _finding(finding: Finding) -> list[Block]:
+    """The fix, the reason and the other lines concerned; then the code."""
     rows = (
         ("fix", finding.fix),
+        ("why", finding.explanation),
         ("saved" if finding.writer_op else "op", _at(finding.saved_at)),
         ("first backward", _at(finding.first_backward_at)),
         ("shared part", _at(finding.shared_from)),
-        ("module", finding.module or ""),
-        ("parameters", listed(finding.parameters) if len(finding.parameters) > 1 else ""),
         ("gradient error", share(finding.error_ratio) if finding.error_ratio is not None else ""),
-        ("why", finding.explanation),
+        ("parameters", listed(finding.parameters) if len(finding.parameters) > 1 else ""),
+        ("module", finding.module or ""),
     )
     blocks: list[Block] = [Facts(tuple((name, text) for name, text in rows if text))]
     if finding.excerpt:
         blocks.append(Code(finding.excerpt, finding.location.line if finding.location is not None else None))
+    if len(finding.parameters) > _FEW_NAMES:
+        blocks.append(Fold(f"Parameters: all {len(finding.parameters)} names", (Facts((("parameters", ", ".join(finding.parameters)),)),)))
     return blocks
-
-
-def _more(finding: Finding) -> Block:
-    return Facts(
-        tuple((name, text) for name, text in (("fix", finding.fix), ("why", finding.explanation)) if text), capitalised(finding.sentence())
-    )
 
 
 def _at(where: Location | None) -> str:
@@ -79,25 +75,33 @@ def _at(where: Location | None) -> str:
 def _of_loss(report: GraphReport) -> Page:
     blocks: list[Block] = []
     drawn = module_boxes(report)
+    missed = [one.name for one in report.reaches if not one.reached and not one.is_frozen]
+    if report.finding is not None:
+        blocks += _finding(report.finding)
+    elif missed:
+        blocks.append(Facts((("not reached", listed(missed)),)))
     if drawn:
         blocks.append(_picture(report, drawn))
+    blocks += [Note(problem, "warn") for problem in report.problems]
     if report.cuts and not drawn:
         rows = [(one.op, one.module, _at(one.location)) for one in report.cuts]
-        blocks.append(Table("Where the graph is cut", ("op", "module", "line"), rows, {"line": "code"}))
+        table = Table("Lines that cut the graph", ("op", "module", "line"), rows, {"line": "code"})
+        blocks.append(Fold(f"Lines that cut the graph: {len(rows)}", (table,)) if report.finding is not None else table)
     if report.reaches:
-        rows_of = [
-            (one.name, "reached" if one.reached else "frozen" if one.is_frozen else "not reached", one.path_length, one.grad_norm)
-            for one in report.reaches
-        ]
-        marked = frozenset(place for place, one in enumerate(report.reaches) if not one.reached and not one.is_frozen)
-        formats = {"nodes to the loss": "count", "gradient norm": "number"}
-        blocks.append(
-            Table("Parameters", ("parameter", "state", "nodes to the loss", "gradient norm"), rows_of, formats, marked)  # type: ignore[arg-type]
-        )
-    blocks += [Note(problem, "warn") for problem in report.problems]
-    missed = any(not one.reached and not one.is_frozen for one in report.reaches)
+        table = _parameters(report)
+        blocks.append(Fold(f"Parameters: {plural(len(table.rows), 'row')}", (table,)) if drawn else table)
     status: Status = "bad" if report.found else "warn" if missed else "good" if report.reaches else "info"
-    return Page("autograd", status, capitalised(report.verdict), tuple(blocks))
+    return Page("autograd", status, capitalised(report.title), tuple(blocks))
+
+
+def _parameters(report: GraphReport) -> Table:
+    rows = [
+        (one.name, "reached" if one.reached else "frozen" if one.is_frozen else "not reached", one.path_length, one.grad_norm)
+        for one in report.reaches
+    ]
+    marked = frozenset(place for place, one in enumerate(report.reaches) if not one.reached and not one.is_frozen)
+    formats = {"nodes to the loss": "count", "gradient norm": "number"}
+    return Table("Parameters", ("parameter", "state", "nodes to the loss", "gradient norm"), rows, formats, marked)  # type: ignore[arg-type]
 
 
 def _picture(report: GraphReport, drawn: tuple[ModuleBox, ...]) -> Block:

@@ -8,58 +8,59 @@ _HERE = __name__
 
 INSTRUMENT = Instrument(
     name="deterministic",
-    summary="the same numbers twice: all seeds and flags set for the cell and put back after it; --verify names what the numbers depend on",
-    description="""Seed everything, tell torch to be deterministic, and put all of it back when the cell ends.
+    summary="the same numbers twice: seeds and flags set for the cell, restored after it; --verify names what the numbers depend on",
+    description="""Seed every generator, make PyTorch deterministic, and restore everything when the cell ends.
 
-Seeded: Python, NumPy's global generator, torch on every device, and each generator that your names lead to, with a seed of its own. Set:
-torch's deterministic algorithms and cuDNN's, no TF32, attention whose backward is deterministic, PYTHONHASHSEED for child processes.
-Workers of a DataLoader draw their seeds from torch's, so that they follow; `np.random.default_rng()` inside a worker does not.
-What is too late in a running process is said. CUDA is never started.
+Seeded: Python, NumPy's global generator, torch on every device, and each generator reachable from your variables, with its own seed.
+Set: deterministic algorithms of PyTorch and cuDNN, no TF32, attention with a deterministic backward, PYTHONHASHSEED for child processes.
+DataLoader workers draw their seeds from torch's generator, so they follow; `np.random.default_rng()` inside a worker does not.
+The report names settings that need a restart of the kernel. CUDA is never initialized.
 
     %%deterministic --seed 7        above a cell: for this cell alone
-    %%deterministic --verify        run it again changing one thing at a time, and name what its numbers depend on
-    %%deterministic --verify --quick            ... with the same seeds and with other seeds only
-    %%deterministic --save run.json             write down what each op gave
-    %%deterministic --against run.json          ... and compare a later run with it, to the last bit or to within --rtol
-    %deterministic --seed 7         from now on, over all cells
+    %%deterministic --verify        rerun it, changing one thing at a time, and name what its numbers depend on
+    %%deterministic --verify --quick            ... with the same seeds and with different seeds only
+    %%deterministic --save run.json             write a fingerprint of each op's result
+    %%deterministic --against run.json          ... and compare a later run with it, bit by bit or to within --rtol
+    %deterministic --seed 7         for all cells from now on
     %deterministic off              ... until here
-    %deterministic status           every source of random numbers, and the state that it is in
-    %%deterministic --strict        an op without a deterministic implementation raises torch's own error, at your line
-    %%deterministic --keep-rng      afterwards the generators go on from where the cell left them
+    %deterministic status           every random number generator with its seed and state
+    %%deterministic --strict        an op without a deterministic implementation raises PyTorch's own error at your line
+    %%deterministic --keep-rng      generators continue from where the cell left them
     torchdebug_magics.verify(function)          --verify of a function, in a script or a test
 
-One of these settings that the cell changes itself is put back, too, and the report says so; any other stays as the cell leaves it.
---verify runs the cell again from the same start: with the same seeds, with other seeds, twice without these settings where an op asks for
-them, with files and finished work in another order; then once more from where the first run ended. What moves the results is named with
-its line, worst first, in `depends_on`: an op that draws from a generator that nothing seeded, a sum in another order, the weights or the
-list that the next run finds changed (`carried`).
+If the cell changes one of these settings itself, it is restored too, and the report says so; other settings stay as the cell leaves them.
+--verify reruns the cell from the same start: with the same seeds, with different seeds, twice without these settings if an op depends on
+them, with files and completed work in another order; then once more from where the first run ended. `depends_on` lists what changes the
+results, with its line, the most serious first: a draw from an unseeded generator, a sum in a varying order, weights or a list that this
+run changes for the next one (`carried`).
 
-Ranks that the cell launches are each seeded alike, and held against one another: whether they draw the same batch, begin with the same
-weights, and keep them. Their weights are compared by digest after each of the first steps, then ever more rarely, or, with --ranks, after
-each. --against compares a rank with the same rank of an earlier run. --verify, --cost and --save look at the launching process only.
+Ranks that the cell launches are all seeded alike and compared with one another: whether they draw the same batch, start with the same
+weights, and stay equal. Digests of their weights are compared after each of the first steps and then at growing intervals, or, with
+--ranks, after every step. --against compares a rank with the same rank of an earlier run. --verify, --cost and --save cover the launching
+process only.
 
-Nothing is added to the cost of torch's own flags; those may double the time of a training step. --verify takes the time of two runs or
-more, and looks at every op; an interrupt ends them, and the report keeps what was found. With -o NAME, what each op gave is written
-down, for a later --against.""",
+The magic adds no cost to that of PyTorch's own flags, which may double the time of a training step. --verify takes the time of two or
+more runs and records every op; an interrupt ends them, and the report keeps what was found. With -o NAME, a fingerprint of each op's
+result is kept for a later --against.""",
     options=(
-        Option("--seed", "a whole number from 0 to 4294967295 (default 42)", {"type": int, "default": 42, "metavar": "N"}),
-        Option("--strict", "raise where torch has no deterministic implementation, instead of warning", {"action": "store_true"}),
-        Option("--keep-rng", "do not put the generators of random numbers back", {"action": "store_true"}),
+        Option("--seed", "an integer from 0 to 4294967295 (default 42)", {"type": int, "default": 42, "metavar": "N"}),
+        Option("--strict", "raise instead of warning where PyTorch has no deterministic implementation", {"action": "store_true"}),
+        Option("--keep-rng", "do not restore the random number generators", {"action": "store_true"}),
         Option(
             "--verify",
-            "run the cell again, changing one thing at a time, and name what its numbers depend on",
+            "rerun the cell, changing one thing at a time, and name what its numbers depend on",
             {"action": "store_true"},
         ),
-        Option("--quick", "with --verify: no runs but the second one and those with other seeds", {"action": "store_true"}),
-        Option("--against", "compare with a report that was kept before, by its name or file", {"metavar": "NAME"}),
-        Option("--save", "write what each op gave to a file, for a later --against", {"metavar": "PATH"}),
+        Option("--quick", "with --verify: only the second run and the runs with different seeds", {"action": "store_true"}),
+        Option("--against", "compare with an earlier report, given by its name or file", {"metavar": "NAME"}),
+        Option("--save", "write a fingerprint of each op's result to a file for a later --against", {"metavar": "PATH"}),
         Option(
             "--rtol",
-            "how far numbers may be apart, relative to the larger (default: every bit is compared)",
+            "relative tolerance of the comparison (default: bit by bit)",
             {"type": float, "metavar": "R"},
         ),
-        Option("--ranks", "in ranks that the cell launches: compare replicas after every step of the optimizer", {"action": "store_true"}),
-        Option("--cost", "measure how much slower the cell is, and by which setting", {"action": "store_true"}),
+        Option("--ranks", "in ranks that the cell launches: compare replicas after every optimizer step", {"action": "store_true"}),
+        Option("--cost", "measure how much slower the cell is, and because of which setting", {"action": "store_true"}),
     ),
     probe=f"{_HERE}.probe:DeterministicProbe",
     view=f"{_HERE}.view:page",

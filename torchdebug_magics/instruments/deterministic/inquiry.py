@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Inquiry"]
 
-_TAKEN = "--strict: the cell names {}, and a second run cannot take from it again: make it in the cell itself"
-_COLLECTIVES = "{} calls of collectives: a second run on this rank would wait for the other ranks"
-_NO_CELL = "--{} runs the code again: write `%%deterministic --{}` above a cell, or call `torchdebug_magics.verify(function)`"
+_TAKEN = "--strict: {} cannot be rewound for a second run: create it in the cell"
+_COLLECTIVES = "{} collective calls: a second run on this rank alone would wait for the other ranks"
+_NO_CELL = "--{} reruns the code: write `%%deterministic --{}` above a cell, or call `torchdebug_magics.verify(function)`"
 
 
 class Inquiry:
@@ -88,7 +88,7 @@ class Inquiry:
         """What is asked of a rank that is launched now, where it is to be compared; it is then not this process that is."""
         self._has_ranks = True
         if self._verify or self._cost or self._save:
-            self._guard.note("--verify, --cost and --save look at the process that launches the ranks, not at the ranks")
+            self._guard.note("--verify, --cost and --save cover the process that launches the ranks, not the ranks")
         compares = {} if self._earlier is None else {"against": for_ranks(self._earlier, _called(self._against)), "rtol": self._rtol}
         return {"kept": self._kept, **compares}
 
@@ -111,13 +111,13 @@ class Inquiry:
             if is_asked and self._body is None:
                 raise TorchDebugError(_NO_CELL.format(name, name))
         if self._rtol is not None and not 0 <= self._rtol < math.inf:
-            msg = f"--rtol is a number from 0 on, such as 1e-5, not {self._rtol:g}"
+            msg = f"--rtol must be a number >= 0, such as 1e-5, not {self._rtol:g}"
             raise TorchDebugError(msg)
         if self._save is not None and not Path(self._save).expanduser().parent.is_dir():
             msg = f"--save {self._save}: there is no folder {Path(self._save).expanduser().parent}"
             raise TorchDebugError(msg)
         if self._rtol is not None and self._against is None:
-            msg = "--rtol goes with --against: two runs of one cell are compared bit by bit"
+            msg = "--rtol requires --against: two runs of one cell are compared bit by bit"
             raise TorchDebugError(msg)
 
     def _is_repeated(self) -> bool:
@@ -153,7 +153,7 @@ class Inquiry:
         if error is not None:
             self.found |= {"not_verified": f"the cell raised {type(error).__name__}", "ops_count": self._recorder.count}
             return
-        self.found["not_verified"] = "the second run was cut short"
+        self.found["not_verified"] = "the second run did not finish"
         begin_s = time.monotonic()
         try:
             self._guard.run("running the cell again", self._repeat, self._runs)
@@ -189,7 +189,7 @@ class Inquiry:
                 results |= {name: digest for name, digest in plain.items() if again.get(name) == digest}  # what a clock wrote is no result
             finally:
                 self._tell(found)
-            self._guard.run("looking for what the numbers depend on", self._why, runs, results, found, used_up, orders)
+            self._guard.run("searching for what the numbers depend on", self._why, runs, results, found, used_up, orders)
         self.found |= {"unrestorable": (*used_up, *self._outside.said)}
         if self._cost:
             self.found |= {"not_verified": self.found["not_verified"] if self._verify else "", **measured(runs, written, self._ritual)}
@@ -225,7 +225,7 @@ class Inquiry:
     def _compare(self, fingerprint: Fingerprint, error: BaseException | None) -> None:
         self.found |= {"fingerprint": fingerprint, "ops_count": len(fingerprint)}
         if self._save and error is not None:
-            self._guard.note(f"{self._save} was not written, as the cell raised {type(error).__name__}")
+            self._guard.note(f"{self._save} was not written because the cell raised {type(error).__name__}")
         elif self._save:
             self._guard.run(f"writing {self._save}", self._write, Path(self._save).expanduser())
         if self._earlier is None or self._has_ranks:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 __all__ = ["is_documented", "repair"]
 
-_ATTENTION = "run it under `sdpa_kernel(SDPBackend.MATH)`, or use `--strict`: then torch takes a backward that is deterministic"
+_ATTENTION = "run it under `sdpa_kernel(SDPBackend.MATH)`, or use `--strict`: PyTorch then selects a deterministic backward"
 _REPAIRS: Mapping[str, str] = {
     "put_": "write `x.view(-1)[index] = values`, which is deterministic",
     "max_unpool": "write `zeros.scatter(-1, indices.flatten(-2), x.flatten(-2))`, which is deterministic",

@@ -1,4 +1,4 @@
-"""What of one rank's run is held against the other ranks'."""
+"""Takes from one rank's deterministic report what ranks are compared by."""
 
 from __future__ import annotations
 
@@ -20,4 +20,5 @@ def compared(report: DeterministicReport) -> Compared:
         found_at=(0, 0) if report.verified is False else None,
         moments=() if replica is None else replica.moments,
         details={} if replica is None else replica.details,
+        samples=() if replica is None else replica.samples,
     )

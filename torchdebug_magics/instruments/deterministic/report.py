@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from torchdebug_magics.format import listed, plural
-from torchdebug_magics.instruments.deterministic.verdict import sentence
+from torchdebug_magics.instruments.deterministic.verdict import sentence, title
 from torchdebug_magics.report import Location, Report
 
 if TYPE_CHECKING:
@@ -181,8 +181,13 @@ class DeterministicReport(Report):
 
     @property
     def verdict(self) -> str:
-        """What differed, where, and the repair; or what holds."""
+        """What differed, where, why, and the fix; or what holds."""
         return sentence(self)
+
+    @property
+    def title(self) -> str:
+        """What differed and where; or what holds."""
+        return title(self)
 
 
 @dataclass(frozen=True)
@@ -236,9 +241,15 @@ class StatusReport(Report):
 
     @property
     def verdict(self) -> str:
-        """Which of the sources differ with every run."""
+        """How many generators differ in every run, and which."""
         entropy = [f"`{one.name}`" for one in self.sources if one.seeded == "entropy"]
-        many = plural(len(self.sources), "source")
+        return f"{self.title}: {listed(entropy)}" if entropy else self.title
+
+    @property
+    def title(self) -> str:
+        """How many generators differ in every run."""
+        many = plural(len(self.sources), "random number generator")
+        entropy = sum(one.seeded == "entropy" for one in self.sources)
         if not entropy:
-            return f"{many} of random numbers, none of which is known to be seeded from entropy"
-        return f"{many} of random numbers; seeded from entropy, and so different in every run: {listed(entropy)}"
+            return f"{many}, none known to be seeded from entropy"
+        return f"{entropy} of {many} {'is' if entropy == 1 else 'are'} seeded from entropy, different in every run"

@@ -1,4 +1,4 @@
-"""What a deterministic cell shows: the verdict, the line and the repair; then what was set, and what could not be."""
+"""What a deterministic cell shows: what differed, the fix and the line; then, folded, what else was found and what was set."""
 
 from __future__ import annotations
 
@@ -7,45 +7,41 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import duration, plural
 from torchdebug_magics.html.page import Code, Facts, Fold, Note, Page, Table
+from torchdebug_magics.html.quoted_span import quoted_span
 from torchdebug_magics.instruments.deterministic.report import StatusReport
-from torchdebug_magics.instruments.deterministic.verdict import standing
+from torchdebug_magics.instruments.deterministic.verdict import Lines, fixes_of, lines_of, standing
 
 if TYPE_CHECKING:
     from torchdebug_magics.format import Format
     from torchdebug_magics.html.page import Block, Status
-    from torchdebug_magics.instruments.deterministic.report import DeterministicReport, Divergence, LiveRitual, Loader
-    from torchdebug_magics.report import Location
+    from torchdebug_magics.instruments.deterministic.report import DeterministicReport, LiveRitual, Loader
 
 __all__ = ["after_cell", "page"]
 
 
 _SEEDED = {
-    "hand": "by hand",
+    "hand": "explicitly",
     "ritual": "by %deterministic",
     "entropy": "from entropy: different in every run",
-    "default": "torch's default",
-    "unknown": "not known",
+    "default": "PyTorch's default seed",
+    "unknown": "unknown",
 }
-_SOURCES: Mapping[str, Format] = {"source": "code", "kind": "text", "seed": "text", "seeded": "text", "state": "code"}
-_LOADERS: Mapping[str, Format] = {"loader": "code", "workers": "count", "seeds from": "text", "workers alive": "text"}
+_SOURCES: Mapping[str, Format] = {"generator": "code", "kind": "text", "seed": "text", "seeded": "text", "state": "code"}
+_LOADERS: Mapping[str, Format] = {"loader": "code", "workers": "count", "seeded from": "text", "workers alive": "text"}
 _DEPENDS: Mapping[str, Format] = {"on": "text", "what": "prose", "line": "prose", "fix": "prose"}
-_POTENTIAL: Mapping[str, Format] = {"op": "code", "line": "prose", "module": "code", "differed": "text", "what to do": "prose"}
-_WARNED: Mapping[str, Format] = {"op": "code", "line": "prose", "times": "count", "replacement": "prose"}
-
-
-_OTHER = {"uninitialized_memory": "where it is read: "}
-"""What the second line of a divergence is, by cause."""
+_POTENTIAL: Mapping[str, Format] = {"op": "code", "line": "prose", "module": "code", "differed": "text", "fix": "prose"}
+_WARNED: Mapping[str, Format] = {"op": "code", "line": "prose", "calls": "count", "fix": "prose"}
 
 
 def page(report: DeterministicReport | StatusReport) -> Page:
-    """Of a cell, or of the state that everything is in."""
+    """Shows one cell's report, or the state of all generators and settings."""
     if isinstance(report, StatusReport):
-        return Page("deterministic", "info", report.verdict, tuple(_state(report)))
-    return Page("deterministic", _status(report), report.verdict, tuple(_blocks(report)))
+        return Page("deterministic", "info", report.title, tuple(_state(report)))
+    return Page("deterministic", _status(report), report.title, tuple(_blocks(report)))
 
 
 def after_cell(before: LiveRitual | None, now: LiveRitual) -> Page | None:
-    """The cell in which it begins says that it lasts."""
+    """Says, in the cell in which it begins, that a lasting session is open."""
     if before is not None:
         return None
     what = f"Seeded with {now.seed}, {plural(now.settings_count, 'setting')} changed, until `%deterministic off`"
@@ -69,59 +65,89 @@ def _status(report: DeterministicReport) -> Status:
 
 
 def _blocks(report: DeterministicReport) -> Iterator[Block]:
-    if report.divergence is not None:
-        yield from _divergence(report.divergence)
-    yield from _dependences(report)
-    yield from _potential(report)
-    yield from _warnings(report)
+    """The fix, the reason and the line; one table that was asked for; caveats; then the folds."""
+    lines = _lines(report)
+    facts = _facts(report)
+    if facts:
+        yield Facts(facts)
+    yield from _excerpt(lines, " ".join(text for name, text in facts if name in {"fix", "why"}))
+    tables = list(_tables(report))
+    shown = tables[:1] if report.costs or (lines.first is None and not facts) else []
+    yield from (table for _, table in shown)
     yield from (Note(problem, "warn") for problem in report.problems)
-    yield from (Note(one, "warn") for one in report.overruled)
+    if report.overruled:
+        yield Note("; ".join(report.overruled), "warn")
+    if report.interrupted and report.unchecked:
+        yield Note(f"not checked because of the interrupt: {', '.join(report.unchecked)}", "warn")
+    for name, table in tables[len(shown) :]:
+        yield Fold(name, (table,))
+    if details := _details(report):
+        yield Fold("Details: how it was found", (Facts(details),))
+    yield _settings(report)
+
+
+def _lines(report: DeterministicReport) -> Lines:
+    if report.divergence is not None:
+        return lines_of(report.divergence, of_another=bool(report.against))
+    if report.depends_on:
+        return lines_of(report.depends_on[0])
+    return Lines(report.warnings[0].location) if report.warnings else Lines(None)
+
+
+def _facts(report: DeterministicReport) -> tuple[tuple[str, str], ...]:
+    first = report.depends_on[0] if report.depends_on and report.verified else None
+    rows = [("fix", "; ".join(fixes_of(report)))]
+    if report.divergence is not None:
+        rows.append(("why", report.divergence.explanation))
+    elif first is not None:
+        rows.append(("why", first.what))
+    elif report.warnings and report.verified is None:
+        rows.append(("why", f"PyTorch has no deterministic implementation of `{report.warnings[0].op}`"))
+    if report.not_verified:
+        rows.append(("not compared", report.not_verified))
     if report.unrestorable:
-        yield Facts(tuple((one, "differed from the first run") for one in report.unrestorable), "Not restored for the second run")
-    yield from _costs(report)
-    yield from _ritual(report)
+        rows.append(("not restored for the second run", "; ".join(report.unrestorable)))
+    if report.runs_count and not any(text for _, text in rows):
+        rows.append(("checked", _reruns(report)))
+    return tuple(row for row in rows if row[1])
 
 
-def _divergence(found: Divergence) -> Iterator[Block]:
-    advice = tuple((name, text) for name, text in (("fix", found.fix), ("why", found.explanation)) if text)
-    if advice:
-        yield Facts(advice)
-    yield from _code(found.location, "")
-    is_other_run = found.cause == "control_flow" and not found.fix  # where the line is known that decides, there is something to change
-    yield from _code(found.other, "the other run: " if is_other_run else _OTHER.get(found.cause, "where it comes from: "))
-    nth = f"call {found.occurrence:,} at this line, " if found.occurrence > 1 else ""
-    rows = (
-        ("op", f"`{found.op}`" if found.op else ""),
-        ("module", f"`{found.module}`" if found.module else ""),
-        ("when", f"{nth}{found.phase}"),
-        ("cause", found.cause.replace("_", " ")),
-    )
-    yield Facts(tuple(row for row in rows if row[1]))
+def _reruns(report: DeterministicReport) -> str:
+    return f"reran the cell {plural(report.runs_count, 'time')}, {duration(report.runs_s)}"
 
 
-def _code(location: Location | None, whose: str) -> Iterator[Block]:
-    if location is not None and location.source:
-        yield Code(((location.line, location.source),), location.line, f"{whose}{location}")
+def _excerpt(lines: Lines, words: str) -> Iterator[Block]:
+    """The line to change; a second one of the same file stands in the same excerpt."""
+    first, second, label = lines
+    if first is None or not first.source:
+        return
+    text = [(first.line, first.source)]
+    is_near = second is not None and bool(second.source) and (second.file, second.cell) == (first.file, first.cell)
+    if second is not None and is_near and second.line != first.line:
+        text.append((second.line, second.source))
+    title = f"line {second.line}: {label}" if second is not None and len(text) > 1 else ""
+    yield Code(tuple(sorted(text)), first.line, title, quoted_span(first.source, words))
+    if second is not None and second.source and not is_near:
+        yield Code(((second.line, second.source),), second.line, f"{label}: {second}")
 
 
-def _dependences(report: DeterministicReport) -> Iterator[Block]:
-    """All of them; the first is in the verdict, save where two runs differed already."""
-    if report.depends_on and report.divergence is None:
-        yield from _code(report.depends_on[0].location, "")
-        yield from _code(report.depends_on[0].other, "where it first matters: ")
+def _tables(report: DeterministicReport) -> Iterator[tuple[str, Table]]:
+    """Each with the words for a fold, the one to be seen first at the head."""
+    if report.costs:
+        ordered = sorted(report.costs, key=lambda cost: -cost.ratio)
+        costs = tuple((cost.setting, f"{cost.ratio:.2f}x") for cost in ordered)
+        caption = "Time with one setting alone, relative to none"
+        yield f"Cost of each setting: {len(costs)}", Table(caption, ("setting", "time"), costs, {"setting": "code"})
+    if len(report.warnings) > 1 or (report.warnings and (report.divergence is not None or report.verified is not None)):
+        warned = tuple((one.op, standing(one.location) or None, one.count, one.fix or None) for one in report.warnings)
+        name = "Ops without a deterministic implementation"
+        yield f"{name}: {len(warned)}", Table(name, tuple(_WARNED), warned, _WARNED)
     if len(report.depends_on) > 1:
         rows = tuple((one.on.replace("_", " "), one.what, standing(one.location) or None, one.fix or None) for one in report.depends_on)
-        yield Table("What the numbers depend on", tuple(_DEPENDS), rows, _DEPENDS)
-    if report.carried:
-        names = ", ".join(f"`{name}`" if name.isidentifier() else name for name in report.carried)
-        yield Facts((("the next run finds changed", names),))
-    if report.runs_count:
-        yield Note(f"{plural(report.runs_count, 'further run')} of this cell, in {duration(report.runs_s)}")
-
-
-def _potential(report: DeterministicReport) -> Iterator[Block]:
+        also = ", ".join(dict.fromkeys(one.on.replace("_", " ") for one in report.depends_on[1:]))
+        yield f"The numbers also depend on: {also}", Table("What the numbers depend on", tuple(_DEPENDS), rows, _DEPENDS)
     if report.potential:
-        rows = tuple(
+        may = tuple(
             (
                 one.op,
                 standing(one.location) or None,
@@ -131,33 +157,38 @@ def _potential(report: DeterministicReport) -> Iterator[Block]:
             )
             for one in report.potential
         )
-        yield Table("What may differ in another run", tuple(_POTENTIAL), rows, _POTENTIAL)
+        name = "Ops that may differ in another run"
+        yield f"{name}: {len(may)}", Table(name, tuple(_POTENTIAL), may, _POTENTIAL)
 
 
-def _warnings(report: DeterministicReport) -> Iterator[Block]:
-    if report.warnings:
-        rows = tuple((one.op, standing(one.location) or None, one.count, one.fix or None) for one in report.warnings)
-        yield Table("Ops that torch calls non-deterministic", tuple(_WARNED), rows, _WARNED)
+def _details(report: DeterministicReport) -> tuple[tuple[str, str], ...]:
+    found = report.divergence
+    rows = []
+    if found is not None:
+        nth = f", call {found.occurrence:,} on this line" if found.occurrence > 1 else ""
+        rows.append(("first op that differs", f"`{found.op}` ({found.phase}{nth})" if found.op else ""))
+        rows.append(("module", f"`{found.module}`" if found.module else ""))
+    rows.append(("changed for the next run", ", ".join(f"`{name}`" if name.isidentifier() else name for name in report.carried)))
+    if report.ops_count and (found is not None or report.depends_on):
+        rows.append(("compared", f"{plural(report.ops_count, 'op')} with seed {report.seed}"))
+    if report.runs_count and (found is not None or report.depends_on or report.not_verified or report.unrestorable):
+        rows.append(("checked", _reruns(report)))
+    return tuple(row for row in rows if row[1])
 
 
-def _costs(report: DeterministicReport) -> Iterator[Block]:
-    if report.costs:
-        ordered = sorted(report.costs, key=lambda cost: -cost.ratio)
-        rows = tuple((cost.setting, f"{cost.ratio:.2f}x") for cost in ordered)
-        yield Table("Time of the cell with one setting alone, to its time with none", ("setting", "time"), rows, {"setting": "code"})
-
-
-def _ritual(report: DeterministicReport) -> Iterator[Block]:
+def _settings(report: DeterministicReport) -> Block:
     """What was set, behind a fold: it is the same in every cell."""
     rows = tuple((name, _value(one.before), _value(one.during)) for name, one in report.settings.items())
     columns = ("setting", "before and after" if report.restored else "before", "during")
-    blocks: list[Block] = [Table("Settings, and what they were", columns, rows, dict.fromkeys(columns, "code"))] if rows else []
-    seeded = "Python, NumPy's global one, torch on every device"
-    own = ", ".join(f"`{name}`" for name in report.generators)
-    blocks.append(Facts((("seeded", f"{seeded}{', ' if own else ''}{own}"), ("threads", f"{report.threads_count:,}"))))
+    blocks: list[Block] = [Table("Settings", columns, rows, dict.fromkeys(columns, "code"))] if rows else []
+    own = "".join(f", `{name}`" for name in report.generators)
+    seeded = f"Python, NumPy's global generator, torch on every device{own}"
+    blocks.append(Facts((("seeded", seeded), ("threads", f"{report.threads_count:,}"))))
     blocks += [Note(one) for one in report.too_late]
-    late = f", {plural(len(report.too_late), 'thing')} too late" if report.too_late else ""
-    yield Fold(f"What was set: {plural(len(rows), 'setting')}{late}", tuple(blocks))
+    is_in_title = report.verified is None and report.divergence is None and report.slowdown_ratio is None and not report.warnings
+    after = "changed and restored" if report.restored else "changed"
+    name = "Settings and seeds" if is_in_title or not rows else f"{plural(len(rows), 'setting')} {after}"
+    return Fold(" · ".join([name, *(one.partition(":")[0] for one in report.too_late)]), tuple(blocks))
 
 
 def _value(value: object) -> str:
@@ -172,19 +203,20 @@ def _state(report: StatusReport) -> Iterator[Block]:
         (one.name, one.kind, None if one.seed is None else str(one.seed), _SEEDED[one.seeded], one.state) for one in report.sources
     )
     marked = frozenset(position for position, one in enumerate(report.sources) if one.seeded == "entropy")
-    yield Table("Sources of random numbers", tuple(_SOURCES), sources, _SOURCES, marked)
-    if report.loaders:
-        yield Table("DataLoaders", tuple(_LOADERS), tuple(map(_loader, report.loaders)), _LOADERS)
+    yield Table("Random number generators", tuple(_SOURCES), sources, _SOURCES, marked)
     yield from (Note(problem, "warn") for problem in report.problems)
-    yield Facts((("threads", f"{report.threads_count:,}"), ("hash seed", _hash_seed(report.hash_seed))))
+    if report.loaders:
+        loaders = Table("DataLoaders", tuple(_LOADERS), tuple(map(_loader, report.loaders)), _LOADERS)
+        yield Fold(f"DataLoaders: {len(report.loaders)}", (loaders,))
     rows = tuple((name, _value(value)) for name, value in report.settings.items())
-    yield Facts(rows, "Settings")
+    process = (("threads", f"{report.threads_count:,}"), ("hash seed", _hash_seed(report.hash_seed)))
+    yield Fold(f"Settings: {len(rows)}", (Facts((*rows, *process)),))
 
 
 def _loader(one: Loader) -> tuple[str | int | None, ...]:
-    alive = "yes: with the seeds of an earlier loop" if one.workers_alive else "no"
+    alive = "yes, with the seeds of an earlier loop" if one.workers_alive else "no"
     return (one.name, one.workers_count, one.generator or "torch's global generator", alive)
 
 
 def _hash_seed(seed: str) -> str:
-    return "random: strings in sets are in another order with every start of the kernel" if seed == "random" else seed
+    return "random: the order of string sets changes with every start of the kernel" if seed == "random" else seed

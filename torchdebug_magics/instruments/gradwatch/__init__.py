@@ -10,17 +10,17 @@ INSTRUMENT = Instrument(
     name="gradwatch",
     summary="each module's gradient norm, update size and zeros at every step, live, and what is wrong with the training",
     description="""Watches how a model trains: gradient norm, update-to-weight ratio and share of zero gradients of each module at each
-optimizer step, as a live heatmap. Says when training diverges (before the loss is NaN), when gradients vanish, explode or are zero, when
-updates are too small or too large, when clipping cuts every gradient, and when the loss stays at chance. Nothing of the run changes, and
-the device is synchronized at most once a step.
+optimizer step, as a live heatmap. Reports a training that diverges (before the loss is NaN), gradients that vanish, explode or are zero,
+updates that are too small or too large, clipping of every gradient, and a loss that stays at the level of guessing. The run itself does not
+change, and the device is synchronized at most once per step.
 
     %%gradwatch                         above a training loop
     %%gradwatch --csv steps.csv         ... and write every step, with all modules, to a file
-    %gradwatch on                       from now on, over all cells, until %gradwatch off
+    %gradwatch on                       from now on, in all cells, until %gradwatch off
     %%gradwatch -o g                    keep the report: g.finding, g.norms, g.ratios
 
-Norms are those before gradient clipping and without the GradScaler's factor. The ratio is measured on up to 1,024 elements of each
-parameter, after 64 steps at every fourth step. Steps count from 0.""",
+Norms are measured before gradient clipping and without the scale of the GradScaler. The ratio is measured on up to 1,024 elements of
+each parameter, and after 64 steps at every fourth step. Steps count from 0.""",
     options=(
         Option("--csv", "write step, module, gradient norm, update ratio and share of zeros to FILE", {"metavar": "FILE"}),
         Option("--tensorboard", "write the same, and the loss, as TensorBoard scalars to DIR", {"metavar": "DIR"}),

@@ -1,4 +1,4 @@
-"""What of one rank's report is held against the other ranks'."""
+"""Takes from one rank's gradwatch report what ranks are compared by."""
 
 from __future__ import annotations
 

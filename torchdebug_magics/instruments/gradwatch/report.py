@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from torchdebug_magics.report import Location, Report
+from torchdebug_magics.format import capitalised
+from torchdebug_magics.report import Location, Report, located, short_title
 
 __all__ = ["GradFinding", "GradKind", "GradReport", "LiveGrad", "ModuleRow", "Values"]
 
@@ -13,7 +14,7 @@ GradKind: TypeAlias = Literal[
     "diverging", "exploding_spike", "dead", "vanishing", "too_fast", "not_learning", "plateau_at_chance", "clipped_always"
 ]
 Values: TypeAlias = "list[float | None]"
-"""One a bin of steps; None where the module had no gradient."""
+"""One value for each bin of steps; None where the module had no gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class GradFinding:
     module: str | None
     """Module path; ``""`` for the model itself, None where the whole model is concerned."""
     value: float
-    """What the headline says: a factor, a norm, a ratio, a number of steps or a loss."""
+    """The number in the headline: a factor, a norm, a ratio, a number of steps or a loss."""
     headline: str
     """Subject, verb, object; without the line."""
     fix: str
@@ -42,9 +43,11 @@ class GradFinding:
 
     def sentence(self) -> str:
         """The finding on one line."""
-        where = "" if self.location is None else f" · {self.location}"
-        source = f": `{self.location.source}`" if self.location is not None and self.location.source else ""
-        return f"{self.headline}{where}{source}"
+        return located(self.headline, self.location)
+
+    def title(self) -> str:
+        """The finding on one line, for a page on which the rest has rows of its own."""
+        return short_title(self.headline, self.location)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +91,7 @@ class GradReport(Report):
     steps_count: int = 0
     """Optimizer steps; optimizers that step in turn, as in a GAN, share a step."""
     steps_per_value: int = 1
-    """Steps in a bin: more than 1 from 256 steps on."""
+    """Steps in a bin; 1 for runs of up to 256 steps."""
     backward_count: int = 0
     rows: tuple[ModuleRow, ...] = ()
     nonfinite_step: int | None = None
@@ -102,6 +105,11 @@ class GradReport(Report):
         """The finding in one sentence, or what was checked."""
         return self.sentence
 
+    @property
+    def title(self) -> str:
+        """The finding and its line, or what was checked."""
+        return self.sentence if self.finding is None else capitalised(self.finding.title())
+
 
 @dataclass(frozen=True)
 class LiveGrad:
@@ -113,9 +121,9 @@ class LiveGrad:
     learning_rate: float | None
     modules: tuple[str, ...]
     norms: tuple[tuple[float | None, ...], ...]
-    """A row for each of `modules`."""
+    """One row for each of `modules`."""
     totals: tuple[float, ...]
     steps_per_value: int
     warning: str = ""
     modules_count: int = 0
-    """Of all modules, of which `modules` are some."""
+    """Number of all modules; `modules` holds some of them."""

@@ -1,4 +1,4 @@
-"""What a gradwatch report shows: the verdict, the fix, the heatmap of modules and steps, the curves, and a row for each module."""
+"""The page of a gradwatch report: the fix, the code, the heatmap of modules and steps; in folds, the curves and a row for each module."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ __all__ = ["live_page", "page"]
 
 _COLUMNS = ("module", "type", "parameters", "norm", "largest norm", "update / weight", "zeros")
 _FEW = 3
+_FIRST_ROWS = 20
+"""Modules in the heatmap that is not folded."""
 
 
 def page(report: GradReport) -> Page:
-    """The verdict first."""
+    """The finding, the heatmap of gradient norms, and the rest in folds."""
     blocks: list[Block] = [] if report.finding is None else _finding(report.finding)
-    if len(report.findings) > 1:
-        rest = (block for one in report.findings[1:] for block in (Note(capitalised(one.sentence()), "warn"), _advice(one)))
-        blocks.append(Fold(plural(len(report.findings) - 1, "more finding"), tuple(rest)))
+    if report.rows and report.steps_count >= _FEW:
+        blocks.append(_first_heatmap(report))
     blocks += [Note(problem, "warn") for problem in report.problems]
+    blocks += [Fold(f"Also: {capitalised(one.title())}", tuple(_finding(one))) for one in report.findings[1:]]
     if report.rows:
-        blocks += _pictures(report)
-        blocks.append(_table(report))
+        blocks += _curves(report)
+        blocks.append(Fold(f"Modules: {plural(len(report.rows), 'row')}", (_table(report),)))
     status: Status = "good" if report.finding is None else "warn" if report.finding.kind == "clipped_always" else "bad"
     status = "info" if status == "good" and (report.raised or not report.rows) else status
     status = "warn" if status in {"good", "info"} and report.nonfinite_step is not None else status
-    return Page("gradwatch", status, report.verdict, tuple(blocks))
+    return Page("gradwatch", status, report.title, tuple(blocks))
 
 
 def live_page(snapshot: LiveGrad) -> Page:
@@ -64,20 +66,34 @@ def _advice(finding: GradFinding) -> Facts:
     return Facts(tuple((name, text) for name, text in rows if text))
 
 
-def _pictures(report: GradReport) -> list[Block]:
-    blocks: list[Block] = []
-    if report.steps_count >= _FEW:
-        blocks.append(_heatmap("Gradient norm by module", report, report.norms))
-        blocks.append(_chart("Norm of all gradients", report.totals, report, "norm", log=True))
-        if len([one for one in report.losses if one is not None]) >= _FEW:
-            positive = all(one is None or one > 0 for one in report.losses)
-            blocks.append(_chart("Loss", report.losses, report, "loss", log=positive))
-        more = (
-            _heatmap("Update norm / weight norm by module", report, report.ratios),
-            _heatmap("Share of zero gradients", report, report.zeros, log=False),
-        )
-        blocks.append(Fold("Updates and zeros by module", more))
-    return blocks
+def _curves(report: GradReport) -> list[Block]:
+    if report.steps_count < _FEW:
+        return []
+    curves: list[Block] = []
+    if len([one for one in report.losses if one is not None]) >= _FEW:
+        positive = all(one is None or one > 0 for one in report.losses)
+        curves.append(_chart("Loss", report.losses, report, "loss", log=positive))
+    curves.append(_chart("Norm of all gradients", report.totals, report, "norm", log=True))
+    all_norms = [_heatmap("Gradient norm by module", report, report.norms)] if len(report.norms) > _FIRST_ROWS else []
+    by_module = (
+        *all_norms,
+        _heatmap("Update norm / weight norm by module", report, report.ratios),
+        _heatmap("Share of zero gradients by module", report, report.zeros, log=False),
+    )
+    return [
+        Fold("Loss and gradient norm by step" if len(curves) > 1 else "Gradient norm by step", tuple(curves)),
+        Fold("Updates and zeros by module", by_module),
+    ]
+
+
+def _first_heatmap(report: GradReport) -> Heatmap:
+    """The gradient norms of at most `_FIRST_ROWS` modules, evenly chosen: the heatmap ends on the first screen."""
+    names, last = list(report.norms), len(report.norms) - 1
+    if last < _FIRST_ROWS:
+        return _heatmap("Gradient norm by module", report, report.norms)
+    chosen = [names[round(at * last / (_FIRST_ROWS - 1))] for at in range(_FIRST_ROWS)]
+    title = f"Gradient norm by module ({_FIRST_ROWS} of {plural(len(names), 'module')}, evenly chosen)"
+    return _heatmap(title, report, {name: report.norms[name] for name in chosen})
 
 
 def _heatmap(title: str, report: GradReport, values: dict[str, Values], *, log: bool = True) -> Heatmap:

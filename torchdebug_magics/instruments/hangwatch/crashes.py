@@ -53,7 +53,7 @@ def _rank(ended: list[Child], children: Children) -> Finding | None:
     number = (record or {}).get("rank")
     rank = number if number is not None else absent[0] if len(absent) == 1 else sorted(children.started).index(child.pid)
     one = Participant(f"rank {rank}", child.pid, kind="dead", what="ended", child=child, exit_code=child.exit_code(), error=record)
-    fix = exit_fix(child.exit_code()) if record is None else "repair the error of this rank: the others only lose the connection to it"
+    fix = exit_fix(child.exit_code()) if record is None else "fix the error in this rank: the others only lose their connection to it"
     return _finding(one, "rank_died", f"rank {rank} {how_it_ended(one)}", fix, "", last_line(record))
 
 
@@ -65,8 +65,8 @@ def _worker(child: Child, children: Children) -> Finding:
     fix = exit_fix(code) if error is None else error_fix(one)
     reason = ""
     if is_unpickled:
-        fix = 'move the Dataset into a module that can be imported, or `DataLoader(..., multiprocessing_context="fork")`'
-        reason = f"a worker that is started by `{child.method}` imports what it needs, and cannot import what is defined in a cell"
+        fix = 'move the Dataset into an importable module, or use `DataLoader(..., multiprocessing_context="fork")`'
+        reason = f"a worker started with `{child.method}` imports the Dataset, and cannot import what is defined in a cell"
     return _finding(one, "worker_died", f"DataLoader worker {number} {how_it_ended(one)}", fix, reason, last_line(error))
 
 
@@ -76,10 +76,10 @@ def _mismatch(child: Child, children: Children, first: int, second: int) -> Find
     entry: dict[str, Any] = record["entries"][-1] if record else {}
     called = f"{entry['op']} #{entry['number']} with {entry['sizes'][0] if entry['sizes'] else 'no tensor'}" if entry else "the collective"
     one = Participant(f"process {child.name}", child.pid, kind="dead", what="aborted", child=child, exit_code=child.exit_code())
-    who = f"rank {record['rank']} calls {called}" if record.get("rank") is not None else "the ranks call it with other sizes"
+    who = f"rank {record['rank']} calls {called}" if record.get("rank") is not None else "the ranks call it with different sizes"
     return _finding(
-        one, "collective_mismatch", f"gloo aborted {one.who}, whose tensor has another size: {who} ({first} against {second} bytes)",
-        "give the tensor the same shape and dtype on every rank", "gloo ends the process where sizes differ, without an exception",
+        one, "collective_mismatch", f"gloo aborted {one.who}, whose tensor has a different size: {who} ({first} and {second} bytes)",
+        "use the same shape and dtype on every rank", "gloo aborts the process without an exception where sizes differ",
         last_line(record or None),
     )  # fmt: skip
 

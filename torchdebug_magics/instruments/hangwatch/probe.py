@@ -34,7 +34,7 @@ class HangProbe:
 
     def __init__(self, *, after: float = 10.0, stop: bool = False) -> None:
         if not after > 0:
-            msg = f"--after takes a number of seconds such as 10, not {after:g}"
+            msg = f"--after must be a positive number of seconds such as 10, not {after:g}"
             raise TorchDebugError(msg)
         self._guard = Guard()
         self._hooks = Hooks()
@@ -53,7 +53,7 @@ class HangProbe:
     def attach(self, stack: ExitStack) -> None:
         """Count steps and output, give processes that are started an agent, begin to look."""
         if not has_proc():
-            self._guard.note("this system has no /proc: computing time and waits of other processes are known only in part")
+            self._guard.note("this system has no /proc: CPU time and waits of other processes are only partly known")
         self._children.attach(stack)
         self._output.attach(stack)
         self._watcher.thread_errors.attach(stack)
@@ -124,7 +124,7 @@ class HangProbe:
         return HangReport(
             state=state,
             cause=finding.cause if finding is not None else None,
-            headline=finding.headline if finding is not None else watch.place.hint or "stopped while it made progress",
+            headline=finding.headline if finding is not None else watch.place.hint or "stopped while making progress",
             fix=finding.fix if finding is not None else "",
             reason=finding.reason if finding is not None else "",
             location=finding.location if finding is not None else (self._interrupted_at or (None,))[-1],

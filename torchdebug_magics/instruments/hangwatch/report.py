@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import duration
+from torchdebug_magics.instruments.hangwatch.hang_headline import titled
 from torchdebug_magics.report import Location, Report
 
 __all__ = ["Finding", "HangReport", "LiveHang", "State", "Wait"]
@@ -39,7 +40,7 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Why nothing went on."""
+    """Why there was no progress."""
 
     state: State
     cause: str | None
@@ -55,10 +56,20 @@ class Finding:
     since_s: float = 0.0
     """How long nothing had gone on when it was found, at the last look."""
 
+    @property
+    def title(self) -> str:
+        """What happened, and where, for a page that is shown while the cell runs."""
+        return titled(f"{self.state.capitalize()}: ", self.headline, self.location)[0]
+
+    @property
+    def rest(self) -> str:
+        """The clauses of the headline that the title leaves out."""
+        return titled(f"{self.state.capitalize()}: ", self.headline, self.location)[1]
+
 
 @dataclass(frozen=True, kw_only=True)
 class LiveHang:
-    """While the session is open."""
+    """The state of a watched cell while the session is open."""
 
     elapsed_s: float
     still_s: float
@@ -80,7 +91,7 @@ class LiveHang:
 
 @dataclass(frozen=True, kw_only=True)
 class HangReport(Report):
-    """Of one cell, or of the time between ``on`` and ``off``."""
+    """Whether a cell, or the cells between ``on`` and ``off``, made progress; if not, who waits for whom, why, and what to change."""
 
     state: State
     """The worst that was seen. ``"finished"``: never without progress for `after_s`; ``"interrupted"``: stopped before that."""
@@ -114,17 +125,38 @@ class HangReport(Report):
     def verdict(self) -> str:
         """What happened, and where."""
         where = f" · {self.location}: `{self.location.source}`" if self.location is not None and self.location.source else ""
+        return f"{self._begin}{self.headline}{where}" if self._begin else f"{self._finished()}{self._data()}"
+
+    @property
+    def title(self) -> str:
+        """What happened, and where, shortened to the first clauses of the headline."""
+        return titled(self._begin, self.headline, self.location)[0] if self._begin else self._finished()
+
+    @property
+    def rest(self) -> str:
+        """The clauses of the headline that the title leaves out."""
+        return titled(self._begin, self.headline, self.location)[1]
+
+    @property
+    def waiting_for_data(self) -> str:
+        """How much of the time the main thread waited for a DataLoader, where that was most of it."""
+        return f"{self.data_share:.0%} of the time in the DataLoader" if self.data_share is not None and self.data_share >= 0.5 else ""  # noqa: PLR2004 - more than anything else
+
+    @property
+    def _begin(self) -> str:
+        """How the cell ended, before the headline; empty where there is none."""
         if self.state in {"stuck", "slow"}:
-            return f"{self.state.capitalize()}: {self.headline}{where}"
+            return f"{self.state.capitalize()}: "
         if self.cause is not None:
-            return f"Ended after {duration(self.elapsed_s)}: {self.headline}{where}"
-        if self.state == "interrupted":
-            return f"Interrupted after {duration(self.elapsed_s)}: {self.headline}{where}"
-        ended = "Ended by an error after" if self.ended_by == "error" else "Finished in"
+            return f"Ended after {duration(self.elapsed_s)}: "
+        return f"Interrupted after {duration(self.elapsed_s)}: " if self.state == "interrupted" else ""
+
+    def _finished(self) -> str:
+        ended = "Ended with an error after" if self.ended_by == "error" else "Finished in"
         return f"{ended} {duration(self.elapsed_s)}: no pause of {duration(self.after_s)} or longer{self._speed()}"
 
     def _speed(self) -> str:
-        if self.rate is None:
-            return ""
-        data = f", {self.data_share:.0%} of the time in the DataLoader" if self.data_share is not None and self.data_share >= 0.5 else ""  # noqa: PLR2004 - more than anything else
-        return f" · {self.rate:.3g} {self.rate_of}s per second{data}"
+        return "" if self.rate is None else f" · {self.rate:.3g} {self.rate_of}s per second"
+
+    def _data(self) -> str:
+        return f", {self.waiting_for_data}" if self.rate is not None and self.waiting_for_data else ""

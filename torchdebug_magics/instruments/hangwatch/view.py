@@ -1,18 +1,19 @@
-"""What a watch shows: what hangs, the fix, who waits for whom; while the cell runs, where it stands."""
+"""Shows what hangs, the fix, the line and who waits for whom; while the cell runs, its state."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import capitalised, duration
+from torchdebug_magics.format import capitalised, duration, listed, plural
 from torchdebug_magics.html.page import Code, Facts, Fold, Note, Page, Table
+from torchdebug_magics.html.quoted_span import quoted_span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torchdebug_magics.html.page import Block, Status
-    from torchdebug_magics.instruments.hangwatch.report import HangReport, LiveHang, State, Wait
+    from torchdebug_magics.instruments.hangwatch.report import Finding, HangReport, LiveHang, State, Wait
 
 __all__ = ["live_page", "page"]
 
@@ -21,41 +22,67 @@ _MOST_STACKS = 12
 
 
 def page(report: HangReport) -> Page:
-    """The verdict, then the chain from the main thread to the root."""
-    rows = [("fix", report.fix), ("waits", _chain(report.chain, report.waits, report.still_s)), ("why", report.reason)]
-    rows += [("rate", _rate(report)), ("processes", _stopped(report))]
+    """What hangs and the fix; the line; who waits for whom; then, folded, the calls of each and the rate."""
+    is_quick = report.state == "finished" and report.cause is None
     blocks: tuple[Block, ...] = (
-        *_facts(rows),
+        *(
+            [Facts((("data loading", report.waiting_for_data),))]
+            if is_quick and report.waiting_for_data
+            else _facts(report, report.still_s)
+        ),
+        *_excerpt(report),
+        *(Note(problem, "warn") for problem in report.problems),
         *_table(report.waits, report.root),
         *_stacks(report.waits),
-        *(Note(problem, "warn") for problem in report.problems),
+        *_details(report),
     )
     status = "warn" if report.state == "finished" and report.cause else _STATUS[report.state]
     status = "info" if status == "good" and report.ended_by == "error" else status
-    return Page("hangwatch", status, capitalised(report.verdict), blocks)
+    return Page("hangwatch", status, capitalised(report.title), blocks)
 
 
 def live_page(snapshot: LiveHang) -> Page:
-    """As it stands, counted in whole seconds."""
+    """The state of the running cell, counted in whole seconds."""
     finding = snapshot.finding
     if finding is None:
+        elapsed = f" for {duration(round(snapshot.elapsed_s))}" if snapshot.elapsed_s >= 1 else ""
         rate = f" · {snapshot.rate:.3g} {snapshot.rate_of}s per second" if snapshot.rate is not None else ""
-        where = f" · {snapshot.at}: `{snapshot.at.source}`" if snapshot.at is not None and snapshot.still_s > 1 else ""
         still = f" · no progress for {snapshot.still_s:.0f} s" if snapshot.still_s > 2 else ""  # noqa: PLR2004 - a step of a second is no pause
-        return Page(
-            "hangwatch",
-            "busy",
-            f"Running{f' for {duration(round(snapshot.elapsed_s))}' if snapshot.elapsed_s >= 1 else ''}{rate}{still}{where}",
-        )
-    where = f" · {finding.location}: `{finding.location.source}`" if finding.location is not None and finding.location.source else ""
-    rows = [("fix", finding.fix), ("waits", _chain(finding.chain, finding.waits, round(snapshot.still_s))), ("why", finding.reason)]
-    verdict = f"{finding.state.capitalize()}: {finding.headline}{where}"
-    return Page("hangwatch", _STATUS[finding.state], verdict, (*_facts(rows), *_table(finding.waits, finding.root)))
+        where = f" · {snapshot.at.place}: `{snapshot.at.source}`" if snapshot.at is not None and snapshot.still_s > 1 else ""
+        return Page("hangwatch", "busy", f"Running{elapsed}{rate}{still}{where}")
+    blocks = (*_facts(finding, round(snapshot.still_s)), *_excerpt(finding), *_table(finding.waits, finding.root))
+    return Page("hangwatch", _STATUS[finding.state], capitalised(finding.title), blocks)
 
 
-def _facts(rows: Sequence[tuple[str, str]]) -> list[Block]:
-    told = tuple((name, text) for name, text in rows if text)
-    return [Facts(told)] if told else []
+def _facts(report: HangReport | Finding, still_s: float) -> list[Block]:
+    is_circle = report.chain[-1:] and report.chain[-1] in report.chain[:-2]  # then the chain says what the reason would
+    rows = (
+        ("fix", report.fix),
+        ("why", "; ".join(filter(None, (report.rest, "" if is_circle else report.reason)))),
+        ("waits", _chain(report.chain, report.waits, still_s)),
+    )
+    shown = tuple(row for row in rows if row[1])
+    return [Facts(shown)] if shown else []
+
+
+def _excerpt(report: HangReport | Finding) -> list[Block]:
+    """The line of the root, and the one at which the lock was acquired that is waited for."""
+    at, root = report.location, report.root
+    if at is None or not at.source:
+        return []
+    other = root.acquired if root is not None else None
+    near = (
+        other if other is not None and other.source and (other.cell, other.file) == (at.cell, at.file) and other.line != at.line else None
+    )
+    lines = {at.line: at.source} if near is None else {at.line: at.source, near.line: near.source}
+    title = "" if near is None else f"line {near.line}: where the lock was acquired"
+    what = root.what if root is not None else ""
+    return [Code(tuple(sorted(lines.items())), at.line, title, quoted_span(at.source, f"`{what}` {report.headline}"))]
+
+
+def _details(report: HangReport) -> list[Block]:
+    rows = tuple(row for row in (("rate", _rate(report)), ("processes", _stopped(report))) if row[1])
+    return [Fold("Details: rate and processes", (Facts(rows),))] if rows else []
 
 
 def _chain(chain: Sequence[str], waits: Sequence[Wait], still_s: float) -> str:
@@ -63,6 +90,8 @@ def _chain(chain: Sequence[str], waits: Sequence[Wait], still_s: float) -> str:
     known = {one.who: one for one in waits}
     if not chain or chain[0] not in known or (len(chain) == 1 and known[chain[0]].kind in {"python", "gil", "native"}):
         return ""
+    if len(chain) == 1 and known[chain[0]].acquired is None:
+        return f"for {duration(round(still_s))}"  # the headline says for what
     way = chain[:-1] if len(chain) > 1 and chain[-1] == chain[-2] else chain
     parts = [_called(way[0])]
     for before, who in pairwise(way):
@@ -101,10 +130,10 @@ def _table(waits: Sequence[Wait], root: Wait | None) -> list[Block]:
     marked = frozenset(at for at, one in enumerate(waits) if root is not None and one.who == root.who)
     return [
         Table(
-            "Where everybody stands",
-            ("who", "what", "waits for", "where", "line"),
+            "Who waits for whom",
+            ("who", "state", "waits for", "where", "line"),
             rows,
-            {"what": "prose", "line": "code"},
+            {"state": "prose", "line": "code"},
             marked,
             is_sequence=True,
         )
@@ -119,7 +148,7 @@ def _state(one: Wait) -> str:
 
 def _stacks(waits: Sequence[Wait]) -> list[Block]:
     deep = [one for one in waits if len(one.stack) > 1][:_MOST_STACKS]
-    return [Fold("Calls", tuple(_stack(one) for one in deep))] if deep else []
+    return [Fold(f"Calls of {listed([_called(one.who) for one in deep])}", tuple(_stack(one) for one in deep))] if deep else []
 
 
 def _stack(one: Wait) -> Block:
@@ -136,4 +165,4 @@ def _rate(report: HangReport) -> str:
 
 def _stopped(report: HangReport) -> str:
     many = report.stopped_count
-    return f"{many} {'process' if many == 1 else 'processes'} of the cell ended with it" if many else ""
+    return f"{plural(many, 'process', 'es')} started by the cell {'was' if many == 1 else 'were'} ended" if many else ""

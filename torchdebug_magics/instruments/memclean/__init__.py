@@ -1,4 +1,4 @@
-"""``%memclean``: what an old error, ``Out`` and the debugger still hold, and what it costs to free it."""
+"""``%memclean``: what an old error, ``Out`` and the debugger still hold, and what freeing it costs."""
 
 from torchdebug_magics.instrument import Instrument, Option
 
@@ -8,26 +8,26 @@ _HERE = __name__
 
 INSTRUMENT = Instrument(
     name="memclean",
-    summary="what an old error, `Out`, `_` and the debugger still hold, in bytes; frees it on request and says what that costs",
-    description="""What the notebook itself still holds of your tensors, each with the bytes that freeing it would give back.
+    summary="tensors that an old error, `Out`, `_` and the debugger still hold, in bytes; frees them on request and reports the cost",
+    description="""Tensors that the notebook itself still holds, with the bytes that freeing each of them would release.
 
-    %memclean                           only look: nothing is freed
-    %memclean --free                    free all of the below but the cache
-    %memclean --free exception,out      these two alone
-    %memclean --free Out[3]             one output alone
+    %memclean                           only report: nothing is freed
+    %memclean --free                    free everything below except the cache
+    %memclean --free exception,out      free only these two
+    %memclean --free Out[3]             free only one output
 
-exception  the last error keeps the variables of every call in its traceback; without it, `%debug` and `%tb` have nothing to work on
-out        each cell's last value stays in Out[n], _n and _; without them, these names are gone
-debugger   a debugger that was left keeps the frame it stood in
-session    the last session of a magic of ours keeps what it found; without it, `torchdebug_magics.last_session()` is None
-cycles     objects that hold each other, which Python's collector frees in its own time
-heap       memory that the C library keeps after it was freed: given back to the system by malloc_trim
-cache      only if named: what PyTorch's GPU allocator keeps to reuse. It is not lost to this process: the next tensor takes it. To empty it
-           helps other processes on the GPU alone, and makes the next steps slower""",
+exception  the last error keeps the variables of every call in its traceback; once it is freed, `%debug` and `%tb` no longer work on it
+out        each cell's last value stays in Out[n], _n and _; once they are freed, these names are undefined
+debugger   a debugger that was closed keeps the frame in which it stopped
+session    the last session of a torchdebug_magics magic keeps its report; once it is freed, `torchdebug_magics.last_session()` is None
+cycles     objects that refer to each other, which Python's garbage collector frees only when it runs
+heap       freed memory that the C library keeps: malloc_trim returns it to the system
+cache      only if named: memory that PyTorch's GPU allocator keeps for reuse. It is not lost to this process: the next tensor takes it.
+           Emptying it helps only other processes on the GPU, and makes the next steps slower""",
     options=(
         Option(
             "--free",
-            "free it: all, or names such as exception,out (see above)",
+            "free everything, or only the named parts, such as exception,out (see above)",
             {"nargs": "?", "const": "all", "default": "", "metavar": "NAMES"},
         ),
     ),

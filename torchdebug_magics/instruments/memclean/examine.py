@@ -29,7 +29,7 @@ def examine(*, free: str = "") -> MemcleanReport:
     asked, shell = _asked(free), running_shell()
     before = survey()
     problems = (
-        [] if before.is_whole else ["there was more to look through than the budget allows: something may hold more than is said here"]
+        [] if before.is_whole else ["not every object could be visited within the budget: some references may hold more than is shown here"]
     )
     freed: list[Freed] = []
     if asked:
@@ -57,7 +57,7 @@ def _asked(free: str) -> tuple[str, ...]:
     words = free.replace(",", " ").split()
     for word in words:
         if word not in {"all", *_NAMES} and not _ONE_OUTPUT.match(word):
-            msg = f"there is nothing called {word!r} to free: it is all, {', '.join(_NAMES)}, or an output such as Out[3]"
+            msg = f"--free takes all, {', '.join(_NAMES)}, or an output such as Out[3], not {word!r}"
             raise TorchDebugError(msg)
     if not words:
         return ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ __all__ = ["cached_bytes", "empty_cache", "forget_debugger", "forget_error", "fo
 
 _LAST = ("last_type", "last_value", "last_traceback", "last_exc")
 _KEPT = ("tb", "etype", "evalue", "last_syntax_error")
+_DEBUGGERS_FRAME = "__pdb_convenience_variables"
+"""Where pdb keeps ``$_frame`` among the globals of the frame that it looked at, from Python 3.12 on."""
 _OUTPUT = re.compile(r"_(\d+)$")
 _LATEST = ("_", "__", "___")
 
@@ -34,10 +37,13 @@ def forget_error(shell: Any | None) -> None:
 
 
 def forget_debugger(shell: Any | None) -> None:
-    """IPython makes a new one at the next ``%debug``."""
+    """Drop the debugger, with the frame that it left in globals; IPython creates a new one at the next ``%debug``."""
     keeper: Any = getattr(shell, "InteractiveTB", None)
     if getattr(keeper, "pdb", None) is not None:
         keeper.pdb = None
+        for module in tuple(sys.modules.values()):
+            if isinstance(module, ModuleType):
+                vars(module).pop(_DEBUGGERS_FRAME, None)
 
 
 def forget_session(shell: Any | None) -> None:

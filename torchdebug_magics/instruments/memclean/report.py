@@ -1,4 +1,4 @@
-"""What the notebook holds of the user's tensors, and what became free."""
+"""What the notebook itself still holds of the user's tensors, and what was freed."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from torchdebug_magics.report import Report
 __all__ = ["Freed", "Holding", "MemcleanReport"]
 
 _WORTH_IT = 1 << 20
-"""Below, nobody waits for it."""
+"""Less is not worth freeing."""
 _WORTH_TRIMMING, _LARGE_PART = 64 << 20, 0.1
-"""And of the process: a heap always keeps some, to be used again."""
+"""And of the process: a heap always keeps some memory for reuse."""
 _FEW = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """One thing of the notebook's that holds tensors."""
+    """One reference of the notebook's own that holds tensors."""
 
     name: str
     """``"exception"``, ``"debugger"``, ``"session"``, or an output such as ``"Out[3]"``."""
     part: str
     """The word for ``--free`` that covers it."""
     what: str
-    """In words, such as ``"the error of In[7]"``."""
+    """A description, such as ``"the error of In[7]"``."""
     held_bytes: int
-    """Of all storages that it leads to, each counted once."""
+    """Bytes of all storages reachable from it, each counted once."""
     alone_bytes: int
-    """Of those that nothing else holds: what freeing this one alone releases."""
+    """Bytes that only this reference holds: what freeing it alone releases."""
     devices: tuple[str, ...] = ()
     cost: str = ""
     """What no longer works when it is freed."""
     others: tuple[str, ...] = ()
-    """The names of variables that hold some of it, too."""
+    """Variables that hold some of the same tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +43,9 @@ class Freed:
 
     name: str
     freed_bytes: int
-    """Of tensors that are gone; for the heap and the cache, what was given back."""
+    """Bytes of freed tensors; for the heap and the cache, bytes returned."""
     rss_bytes: int
-    """By how much the process became smaller; what the C library keeps for later does not count."""
+    """By how much the process shrank; memory that the C library keeps for reuse is not included."""
     cost: str = ""
     cycle: str = ""
     """Of ``cycles``: by which references the most of it held itself, such as ``Node.children[0] -> Node.parent``."""
@@ -80,34 +80,70 @@ class MemcleanReport(Report):
         return sum(one.freed_bytes for one in self.freed if one.name not in {"heap", "cache"})
 
     @property
+    def title(self) -> str:
+        """What is held and by what, or what was freed; the command and its cost have rows of their own."""
+        return capitalised(_freed(self) if self.asked else _held(self))
+
+    @property
+    def command(self) -> str:
+        """The line that frees most; empty where nothing is worth freeing."""
+        if self.together_bytes < _WORTH_IT:
+            return ""
+        part = self.main_part
+        return f"%memclean --free {part}" if part else "%memclean --free"
+
+    @property
+    def cost(self) -> str:
+        """What no longer works after `command`."""
+        return _costs(self.main_holdings)
+
+    @property
+    def main_part(self) -> str:
+        """The one word for ``--free`` that frees everything; empty where it takes several."""
+        part = max(self.by_part, key=lambda one: self.by_part[one], default="")
+        return "" if not part or self.by_part[part] < self.together_bytes else part
+
+    @property
+    def main_holdings(self) -> tuple[Holding, ...]:
+        """What `command` frees."""
+        part = self.main_part
+        return tuple(one for one in self.holdings if one.part == part) if part else self.holdings
+
+    @property
+    def heap_is_large(self) -> bool:
+        """Whether the C library keeps enough freed memory to return it."""
+        return self.heap_bytes >= max(_WORTH_TRIMMING, _LARGE_PART * self.rss_bytes)
+
+    @property
     def verdict(self) -> str:
-        """What is held, by whom, how to free it and what that costs; or what was freed."""
+        """What is held, by what, how to free it and what that costs; or what was freed."""
         return capitalised(_after(self) if self.asked else "; ".join([_before(self), *_besides(self)]))
 
 
-def _before(report: MemcleanReport) -> str:
+def _held(report: MemcleanReport) -> str:
     if not report.holdings:
         return "nothing to clean: no old error, output or debugger holds a tensor"
     if not report.together_bytes:
-        return "nothing to gain: what old errors and outputs hold is held by your variables, too"
+        return "nothing to gain: your variables hold everything that old errors and outputs hold"
     size = byte_size(report.together_bytes)
     if report.together_bytes < _WORTH_IT:
         return f"nothing worth freeing: old errors and outputs hold {size} of tensors"
-    part = max(report.by_part, key=lambda one: report.by_part[one], default="")
-    if not part or report.by_part[part] < report.together_bytes:
-        return f"{size} are held by {_whats(report.holdings)}: `%memclean --free` frees them, and {_costs(report.holdings)}"
-    found = tuple(one for one in report.holdings if one.part == part)
-    return f"{size} are held by {_whats(found)}: `%memclean --free {part}` frees them, and {_costs(found)}"
+    return f"{_whats(report.main_holdings)} hold{'s' if len(report.main_holdings) == 1 else ''} {size}"
+
+
+def _before(report: MemcleanReport) -> str:
+    return f"{_held(report)}: `{report.command}` frees them, and {report.cost}" if report.command else _held(report)
 
 
 def _besides(report: MemcleanReport) -> list[str]:
-    """What is nobody's, and would be given back, too."""
-    said = []
+    """What belongs to no variable and can be freed, too."""
+    found = []
     if report.cycles_bytes >= _WORTH_IT:
-        said.append(f"reference cycles (`{report.cycle}`) hold {byte_size(report.cycles_bytes)}: `%memclean --free cycles` frees them")
-    if report.heap_bytes >= max(_WORTH_TRIMMING, _LARGE_PART * report.rss_bytes):
-        said.append(f"the C library keeps {byte_size(report.heap_bytes)} that were freed: `%memclean --free heap` gives them back")
-    return said
+        found.append(f"reference cycles (`{report.cycle}`) hold {byte_size(report.cycles_bytes)}: `%memclean --free cycles` frees them")
+    if report.heap_is_large:
+        size = byte_size(report.heap_bytes)
+        found.append(f"the C library keeps {size} of freed memory: `%memclean --free heap` returns it to the system")
+    return found
 
 
 def _whats(holdings: tuple[Holding, ...]) -> str:
@@ -127,15 +163,18 @@ def _listed(words: list[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
-def _after(report: MemcleanReport) -> str:
+def _freed(report: MemcleanReport) -> str:
     sizes = ", ".join(
         f"{one.name} {byte_size(one.freed_bytes)}{f' (`{one.cycle}`)' if one.cycle else ''}" for one in report.freed if one.freed_bytes
     )
-    if not sizes:
-        others = list(dict.fromkeys(name for one in report.holdings for name in one.others))
-        held = (
-            f"; {', '.join(f'`{name}`' for name in others[:3])} still hold{'s' if len(others) == 1 else ''} what is left" if others else ""
-        )
-        return f"nothing became free{held}"
+    if sizes:
+        return f"freed {sizes}"
+    others = list(dict.fromkeys(name for one in report.holdings for name in one.others))[:_FEW]
+    held = _listed([f"`{name}`" for name in others])
+    verb = "holds" if len(others) == 1 else "hold"
+    return f"nothing was freed: {held} still {verb} the tensors" if others else "nothing was freed"
+
+
+def _after(report: MemcleanReport) -> str:
     costs = ", and ".join(dict.fromkeys(one.cost for one in report.freed if one.cost))
-    return f"freed {sizes}{f'; {costs}' if costs else ''}"
+    return f"{_freed(report)}{f'; {costs}' if costs else ''}"

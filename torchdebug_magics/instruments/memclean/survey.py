@@ -25,10 +25,10 @@ _MOST_VISITS = 1_000_000
 _MOST_OTHERS = 5
 _NUMBERED = re.compile(r"(?:Out\[|_|user_ns_hidden\['_)(\d+)")
 _PARTS = {Rank.ERROR: "exception", Rank.DEBUGGER: "debugger", Rank.OUTPUT: "out", Rank.SESSION: "session"}
-_WHATS = {"debugger": "the debugger that was left", "session": "the last session of a magic of ours"}
+_WHATS = {"debugger": "the closed debugger", "session": "the last torchdebug_magics session"}
 _COSTS = {
     "exception": "`%debug` will no longer work on that error",
-    "debugger": "it will be closed",
+    "debugger": "the debugger will be discarded",
     "session": "`torchdebug_magics.last_session()` will be None",
 }
 

@@ -1,11 +1,11 @@
-"""What a memclean report shows: the verdict, what was freed, and what is held."""
+"""What a memclean report shows: what is held, the command that frees it, or what was freed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import byte_size
-from torchdebug_magics.html.page import Facts, Note, Page, Table
+from torchdebug_magics.format import byte_size, plural
+from torchdebug_magics.html.page import Facts, Fold, Note, Page, Table
 
 if TYPE_CHECKING:
     from torchdebug_magics.format import Format
@@ -15,33 +15,62 @@ if TYPE_CHECKING:
 __all__ = ["page"]
 
 _HELD: dict[str, Format] = {"holds": "bytes", "frees alone": "bytes", "what": "prose", "costs": "prose", "also held by": "prose"}
-_FREED: dict[str, Format] = {"freed": "bytes", "process became smaller by": "bytes"}
+_FEW = 5
+_FREED: dict[str, Format] = {"freed": "bytes", "process shrank by": "bytes"}
 
 
 def page(report: MemcleanReport) -> Page:
-    """The whole report."""
-    blocks: list[Block] = [Note(problem) for problem in report.problems]
-    if report.freed:
-        rows = tuple((one.name, one.freed_bytes, one.rss_bytes) for one in report.freed)
-        blocks.append(Table("Freed", ("what", *_FREED), rows, _FREED, is_sequence=True))
-    if report.holdings:
-        caption = "Still held" if report.asked else "Held by the notebook"
-        rows_held = tuple(
-            (one.name, one.what, ", ".join(one.devices), one.held_bytes, one.alone_bytes, one.cost, ", ".join(one.others))
-            for one in report.holdings
-        )
-        blocks.append(Table(caption, ("name", "what", "device", *_ordered()), rows_held, _HELD))
-    facts = [("all of it together", byte_size(report.together_bytes))] if len(report.holdings) > 1 else []
-    facts += [(f"`--free {part}`", byte_size(size)) for part, size in report.by_part.items() if size and len(report.holdings) > 1]
-    cycle = f" (`{report.cycle}`)" if report.cycle else ""
-    facts += [("`--free cycles`", f"{byte_size(report.cycles_bytes)}{cycle}")] if report.cycles_bytes else []
-    facts += [("`--free heap`", f"{byte_size(report.heap_bytes)}, of this process")] if report.heap_bytes else []
-    if report.cache_bytes:
-        kept = "kept by PyTorch to reuse, and not lost: the next tensor takes it; `--free cache` helps other processes alone"
-        facts.append(("GPU cache", f"{byte_size(report.cache_bytes)}, {kept}"))
-    blocks.append(Facts((*facts, ("the process (RSS)", byte_size(report.rss_bytes)))))
+    """What is held or was freed, the command and its cost, the table; sizes by part fold."""
+    facts = tuple((name, text) for name, text in (*_facts(report), *_besides(report)) if text)
+    blocks: list[Block] = [*([Facts(facts)] if facts else []), *_freed(report), *[Note(problem, "warn") for problem in report.problems]]
+    table = _held(report)
+    if table is not None:
+        few = report.command and len(table.rows) <= _FEW
+        blocks.append(table if few else Fold(f"{table.caption}: {plural(len(table.rows), 'row')}", (table,)))
+    blocks.append(Fold("Details: what each command frees, this process", (Facts(tuple(_details(report))),)))
     status: Status = "good" if report.asked or not report.together_bytes else "info"
-    return Page("memclean", status, report.verdict, tuple(blocks))
+    return Page("memclean", status, report.title, tuple(blocks))
+
+
+def _facts(report: MemcleanReport) -> list[tuple[str, str]]:
+    if report.asked:
+        return [("cost", ", and ".join(dict.fromkeys(one.cost for one in report.freed if one.cost)))]
+    return [("fix", f"`{report.command}`"), ("cost", report.cost)] if report.command else []
+
+
+def _besides(report: MemcleanReport) -> list[tuple[str, str]]:
+    cycle = f" (`{report.cycle}`)" if report.cycle else ""
+    heap = byte_size(report.heap_bytes)
+    return [
+        ("cycles", f"{byte_size(report.cycles_bytes)}{cycle}; `%memclean --free cycles` frees them" if report.cycles_bytes else ""),
+        ("C library", f"keeps {heap} of freed memory; `%memclean --free heap` returns it to the system" if report.heap_is_large else ""),
+    ]
+
+
+def _freed(report: MemcleanReport) -> list[Block]:
+    rows = tuple((one.name, one.freed_bytes, one.rss_bytes) for one in report.freed if one.freed_bytes or one.rss_bytes > 0)
+    return [Table("Freed", ("what", *_FREED), rows, _FREED, is_sequence=True)] if rows else []
+
+
+def _held(report: MemcleanReport) -> Table | None:
+    if not report.holdings:
+        return None
+    rows = tuple(
+        (one.name, one.what, ", ".join(one.devices), one.held_bytes, one.alone_bytes, one.cost, ", ".join(one.others))
+        for one in report.holdings
+    )
+    caption = "Still held by the notebook" if report.asked else "Held by the notebook"
+    return Table(caption, ("name", "what", "device", *_ordered()), rows, _HELD)
+
+
+def _details(report: MemcleanReport) -> list[tuple[str, str]]:
+    rows = [("everything together", byte_size(report.together_bytes))] if len(report.holdings) > 1 else []
+    rows += [(f"--free {part}", byte_size(size)) for part, size in report.by_part.items() if size and len(report.holdings) > 1]
+    rows += [("--free heap", f"{byte_size(report.heap_bytes)} of this process")] if report.heap_bytes else []
+    if report.cache_bytes:
+        kept = "kept by PyTorch for reuse, not lost: the next tensor takes it; `--free cache` helps only other processes"
+        rows.append(("GPU cache", f"{byte_size(report.cache_bytes)}, {kept}"))
+    return [*rows, ("this process (RSS)", byte_size(report.rss_bytes))]
 
 
 def _ordered() -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from torchdebug_magics.instruments.memgauge.report import DevicePeak, GaugeRepor
 from torchdebug_magics.machine.limits import Limits
 from torchdebug_magics.machine.memory_guard import GUARD_EVERY_S, MemoryGuard, guard_ratio
 from torchdebug_magics.machine.process import PeakRss, rss_bytes
+from torchdebug_magics.machine.rss_course import RssCourse
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing.gauges import Gauges
 from torchdebug_magics.probing.guard import Guard
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["GaugeProbe"]
 
 _EVERY_S = 0.5
+_LEAST_PART = 0.02
+"""Of what the largest holder holds: less is not worth naming."""
 
 
 class GaugeProbe:
@@ -36,6 +40,8 @@ class GaugeProbe:
         self._gauges = Gauges(self._guard)
         self._sampler = Sampler(self._look, name="gauge", every_s=_EVERY_S if guard is None else GUARD_EVERY_S)
         self._peak = PeakRss()
+        self._course = RssCourse()
+        self._start_s = 0.0
         self._lock = threading.Lock()
         self._is_open = False
         self._start_bytes = 0
@@ -53,6 +59,8 @@ class GaugeProbe:
         stack.enter_context(self._gauges)
         stack.callback(self._peak.stop)
         self._start_bytes = rss_bytes()
+        self._start_s = time.monotonic()
+        self._course.add(self._start_bytes)
         self._devices = {one.label: one.peak_bytes for one in self._gauges.allocators()}
         self._peak.start()
         self._is_open = True
@@ -101,6 +109,7 @@ class GaugeProbe:
         """What has no counter of its own: others' usage, and devices whose counter stood higher before."""
         rss = rss_bytes()
         self._peak.sample(rss)
+        self._course.add(rss)
         limit = self._gauges.limit()
         if limit is not None:
             self._others_bytes = max(self._others_bytes, limit.limit_bytes - limit.left_bytes - rss)
@@ -131,8 +140,22 @@ class GaugeProbe:
             devices=tuple(self._device(one) for one in self._gauges.allocators()),
             interrupts=() if self._memory_guard is None else self._memory_guard.interrupts,
             gauges=gauges,
+            course_bytes=self._course.points,
+            duration_s=time.monotonic() - self._start_s,
+            holders=self._holders(),
             problems=tuple(self._guard.problems),
         )
+
+    def _holders(self) -> tuple[tuple[str, int], ...]:
+        """Who holds the memory at which the guard has stopped the cell; only where torch is imported anyway."""
+        if self._memory_guard is None or not self._memory_guard.interrupts or "torch" not in sys.modules:
+            return ()
+        from torchdebug_magics.probing.holders.largest_holders import largest_holders  # noqa: PLC0415 - it imports torch
+
+        error = sys.exc_info()[1]
+        held = [] if error is None else [("the interrupted call", error)]
+        found = self._guard.run("the look for who holds the memory", largest_holders, held) or ()
+        return tuple((name, size_bytes) for name, size_bytes in found if size_bytes > _LEAST_PART * found[0][1])
 
     def _highest(self, limit: Limit, peak_bytes: int) -> int:
         """Others' usage on top of our own peak: no more than the limit itself."""

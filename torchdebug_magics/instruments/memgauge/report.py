@@ -1,36 +1,38 @@
-"""What a gauge leaves behind: peaks, what was left, and whether the guard stepped in."""
+"""What a gauge reports: growth and peaks, what was left of the limit, and whether the guard interrupted the cell."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import byte_size
+from torchdebug_magics.format import byte_size, capitalised
 from torchdebug_magics.report import Gauge, Report
 
 if TYPE_CHECKING:
     from torchdebug_magics.machine.interrupts import Interrupt
 
-__all__ = ["DevicePeak", "GaugeReport", "LiveGauges"]
+__all__ = ["DevicePeak", "GaugeReport", "LiveGauges", "device_peak"]
 
 _SMALL = 0.02
-"""Of the limit: what others use below this is not worth a word."""
+"""Of the limit: below this, what other processes use is not mentioned."""
+_NOISE_BYTES = 1 << 20
+"""A smaller change is none: Python's own memory moves by as much."""
 
 
 @dataclass(frozen=True)
 class DevicePeak:
-    """The most that torch had allocated on one device."""
+    """Torch's peak of allocated memory on one device."""
 
     label: str
     peak_bytes: int
     total_bytes: int | None
     is_exact: bool
-    """False where the counter stood higher from before, and was not reset: then as high as it was seen."""
+    """False where torch's counter was higher before the cell, and is not reset: then the largest sample."""
 
 
 @dataclass(frozen=True)
 class LiveGauges:
-    """While the session is open."""
+    """The gauges while the session is open."""
 
     gauges: tuple[Gauge, ...]
     rss_peak_bytes: int
@@ -39,49 +41,84 @@ class LiveGauges:
 
 @dataclass(frozen=True, kw_only=True)
 class GaugeReport(Report):
-    """Of one cell, or of the time between ``on`` and ``off``."""
+    """The memory used by one cell, or between ``on`` and ``off``."""
 
     rss_start_bytes: int
     rss_end_bytes: int
     rss_peak_bytes: int
     rss_peak_is_exact: bool
-    """False where the system has no counter for this time; then as high as it was seen."""
+    """False where the system has no counter for this period; then the largest sample."""
     limit_bytes: int | None
-    """Of the limit that came nearest; None where none is known."""
+    """The limit with the least left; None where no limit is known."""
     limit: str
-    """Whose it is, such as ``"container limit"``."""
+    """What the limit belongs to, such as ``"container limit"``."""
     limit_peak_bytes: int | None
-    """The most of it that was used, by this process and by others."""
+    """The peak of what this process and others use of it."""
     devices: tuple[DevicePeak, ...]
     interrupts: tuple[Interrupt, ...]
     gauges: tuple[Gauge, ...]
-    """As they stood at the end."""
+    """All gauges at the end."""
+
+    course_bytes: tuple[int, ...] = ()
+    """The memory of this process over time, at equal distances: the most in each stretch."""
+    duration_s: float = 0.0
+    holders: tuple[tuple[str, int], ...] = ()
+    """After the guard has stopped a cell: variables and the bytes that they hold, the largest first."""
+
+    @property
+    def grown_bytes(self) -> int:
+        """By how much the process is larger at the end than at the start."""
+        return self.rss_end_bytes - self.rss_start_bytes
 
     @property
     def left_bytes(self) -> int | None:
-        """Of the limit, at the peak."""
+        """What was left of the limit at the peak."""
         if self.limit_bytes is None or self.limit_peak_bytes is None:
             return None
         return max(0, self.limit_bytes - self.limit_peak_bytes)
 
     @property
     def verdict(self) -> str:
-        """The guard's, or the peak and what was left."""
+        """The guard's interrupt; or the growth, the peak and what was left."""
         if self.interrupts:
             return str(self.interrupts[-1])
-        return "; ".join([self._peak(), *(_device(one) for one in self.devices if one.peak_bytes)])
+        return "; ".join([self._growth(), self._peak(), *(device_peak(one) for one in self.devices if one.peak_bytes)])
+
+    @property
+    def title(self) -> str:
+        """The growth and what was left; the fullest device first."""
+        if self.interrupts:
+            last = self.interrupts[-1]
+            return f"Stopped by guard at {byte_size(last.used_bytes)} of {byte_size(last.limit_bytes)} ({last.whose})"
+        used = [one for one in self.devices if one.peak_bytes]
+        if used:
+            fullest = max(used, key=lambda one: one.peak_bytes / (one.total_bytes or one.peak_bytes))
+            return f"{capitalised(device_peak(fullest))}; p{self._growth()[1:]}"
+        left = "" if self.left_bytes is None else f"; {byte_size(self.left_bytes)} of {byte_size(self.limit_bytes or 0)} left"
+        return f"{self._growth()}, peak {self._at_least()}{byte_size(self.rss_peak_bytes)}{left}"
+
+    def _growth(self) -> str:
+        if self.grown_bytes >= _NOISE_BYTES:
+            return f"Process grew by {byte_size(self.grown_bytes)}"
+        if self.grown_bytes <= -_NOISE_BYTES:
+            return f"Process shrank by {byte_size(-self.grown_bytes)}"
+        return "Process did not grow"
+
+    def _at_least(self) -> str:
+        return "" if self.rss_peak_is_exact else "at least "
 
     def _peak(self) -> str:
-        at_least = "" if self.rss_peak_is_exact else "at least "
+        peak = f"peak {self._at_least()}{byte_size(self.rss_peak_bytes)}"
         if self.limit_bytes is None or self.limit_peak_bytes is None or self.left_bytes is None:
-            return f"Peak {at_least}{byte_size(self.rss_peak_bytes)}; no limit is known"
-        of = f"of {byte_size(self.limit_bytes)} ({self.limit}): {byte_size(self.left_bytes)} were left"
+            return f"{peak}; no limit is known"
+        of = f"of {byte_size(self.limit_bytes)} ({self.limit}): {byte_size(self.left_bytes)} left"
         if abs(self.limit_peak_bytes - self.rss_peak_bytes) <= _SMALL * self.limit_bytes:
-            return f"Peak {at_least}{byte_size(self.limit_peak_bytes)} {of}"
-        return f"Peak {at_least}{byte_size(self.rss_peak_bytes)}, with all other processes {byte_size(self.limit_peak_bytes)} {of}"
+            return f"{peak} {of}"
+        return f"{peak}, with all other processes {byte_size(self.limit_peak_bytes)} {of}"
 
 
-def _device(one: DevicePeak) -> str:
+def device_peak(one: DevicePeak) -> str:
+    """``GPU 0 peak 5.0 GiB of 16.0 GiB``."""
     of = "" if one.total_bytes is None else f" of {byte_size(one.total_bytes)}"
     at_least = "" if one.is_exact else "at least "
-    return f"{one.label.partition(' · ')[0]} {at_least}{byte_size(one.peak_bytes)}{of}"
+    return f"{one.label.partition(' · ')[0]} peak {at_least}{byte_size(one.peak_bytes)}{of}"

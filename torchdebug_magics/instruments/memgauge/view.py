@@ -1,11 +1,12 @@
-"""What a gauge shows: the peak and what was left, then every memory as it stood."""
+"""What a gauge shows: growth and what was left, the memory of the process over time; every gauge folds."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import byte_size
-from torchdebug_magics.html.page import Meters, Note, Page
+from torchdebug_magics.format import byte_size, duration, share
+from torchdebug_magics.html.page import Chart, Facts, Fold, Meters, Note, Page
+from torchdebug_magics.instruments.memgauge.report import device_peak
 from torchdebug_magics.report import Gauge
 
 if TYPE_CHECKING:
@@ -15,17 +16,51 @@ if TYPE_CHECKING:
 __all__ = ["after_cell", "live_page", "page"]
 
 _NARROW = 0.1
-"""What is left of the limit, as a share, below which a peak is no longer fine."""
+"""The share of the limit below which what is left is too little to be fine."""
+_MANY = 0.02
+"""The share of the limit from which other processes are mentioned."""
+_LARGE_BYTES = 64 << 20
+"""Growth that is worth a look, however large the machine is."""
+_MIB = 2**20
+_FEWEST = 3
+"""Points that make a line."""
 
 
 def page(report: GaugeReport) -> Page:
     """The frozen gauges."""
+    facts = tuple((name, text) for name, text in _facts(report) if text)
     blocks: tuple[Block, ...] = (
-        Meters("At the peak", tuple(_peaks(report))),
-        Meters("At the end", report.gauges),
+        *([Facts(facts)] if facts else []),
+        *_course(report),
         *(Note(problem, "warn") for problem in report.problems),
+        Fold(
+            "Every gauge, at the peak and at the end", (Meters("At the peak", tuple(_peaks(report))), Meters("At the end", report.gauges))
+        ),
     )
-    return Page("memgauge", _status(report), report.verdict, blocks)
+    return Page("memgauge", _status(report), report.title, blocks)
+
+
+def _facts(report: GaugeReport) -> list[tuple[str, str]]:
+    if report.interrupts:
+        asked = f"interrupted the cell, as `--guard {share(report.interrupts[-1].guard_ratio)}` asks; your variables are intact"
+        held = ", ".join(f"`{name}` {byte_size(size_bytes)}" for name, size_bytes in report.holders)
+        return [("guard", asked), ("held by", held)]
+    used = [one for one in report.devices if one.peak_bytes]
+    devices = ("devices", "; ".join(map(device_peak, used)) if len(used) > 1 else "")
+    if report.limit_bytes is None or report.limit_peak_bytes is None or report.left_bytes is None:
+        return [("limit", "no memory limit is known"), devices]
+    others_bytes = report.limit_peak_bytes - report.rss_peak_bytes
+    shared = f"; other processes use {byte_size(others_bytes)} of it" if others_bytes > _MANY * report.limit_bytes else ""
+    left = f"; {byte_size(report.left_bytes)} left at the peak" if used else ""
+    return [("limit", f"{byte_size(report.limit_bytes)} ({report.limit}){left}{shared}"), devices]
+
+
+def _course(report: GaugeReport) -> list[Block]:
+    if len(report.course_bytes) < _FEWEST:
+        return []
+    values = tuple(size / _MIB for size in report.course_bytes)
+    ends = ("0 s", duration(report.duration_s))
+    return [Chart("Memory of this process (RSS), in MiB", values, "time", "MiB", log=False, ends=ends)]
 
 
 def live_page(snapshot: LiveGauges) -> Page:
@@ -34,7 +69,7 @@ def live_page(snapshot: LiveGauges) -> Page:
 
 
 def after_cell(before: LiveGauges | None, now: LiveGauges) -> Page | None:
-    """In the cell that was interrupted, the guard says that it was the one who did it."""
+    """What the cell that the guard interrupted shows; None where the guard did nothing new."""
     new = now.interrupts[len(before.interrupts) if before is not None else 0 :]
     return Page("memgauge", "warn", str(new[-1])) if new else None
 
@@ -43,19 +78,19 @@ def _status(report: GaugeReport) -> Status:
     if report.interrupts:
         return "warn"
     left = report.left_bytes
-    return "warn" if left is not None and report.limit_bytes and left < _NARROW * report.limit_bytes else "good"
+    if left is not None and report.limit_bytes and left < _NARROW * report.limit_bytes:
+        return "warn"
+    return "info" if report.grown_bytes >= _LARGE_BYTES else "good"
 
 
 def _peaks(report: GaugeReport) -> list[Gauge]:
-    grown = report.rss_end_bytes - report.rss_start_bytes
-    change = f"{byte_size(abs(grown))} {'more' if grown >= 0 else 'less'} at the end than at the start"
-    how = "counted by the system" if report.rss_peak_is_exact else "as high as it was seen: this system has no counter for it"
+    how = "counted by the system" if report.rss_peak_is_exact else "the largest sample: this system has no counter for it"
     return [
-        Gauge("this process (RSS)", report.rss_peak_bytes, report.limit_bytes, note=f"{how}; {change}"),
+        Gauge("this process (RSS)", report.rss_peak_bytes, report.limit_bytes, note=how),
         *(_device(one) for one in report.devices if one.peak_bytes),
     ]
 
 
 def _device(one: DevicePeak) -> Gauge:
-    how = "counted by torch" if one.is_exact else "as high as it was seen: torch's counter stood higher before, and is not reset"
+    how = "counted by torch" if one.is_exact else "the largest sample: torch's counter was higher before the cell, and is not reset"
     return Gauge(f"{one.label}, allocated", one.peak_bytes, one.total_bytes, note=how)

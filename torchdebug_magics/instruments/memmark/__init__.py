@@ -1,4 +1,4 @@
-"""``%memmark "before fwd"``: one row of memory numbers at a named moment, and the table of all such rows."""
+"""``%memmark before forward``: one row of memory numbers at a named moment, and the table of all such rows."""
 
 from argparse import BooleanOptionalAction
 
@@ -10,23 +10,25 @@ _HERE = __name__
 
 INSTRUMENT = Instrument(
     name="memmark",
-    summary="a row of memory numbers at a named moment: allocated, reserved, driver, process, container; and what changed since the last",
-    description="""Take a mark where you want to know what the memory is, such as before and after each phase of a training step.
+    summary="a row of memory numbers at a named moment (allocated, reserved, driver, process, container), with changes",
+    description="""Take a mark wherever you want to know the memory in use, such as before and after each phase of a training step.
 
-    %memmark "before fwd"       print the row, and keep it; any expression will do: %memmark f"step {step}"
-    %memmark                    all marks: a table, and a picture
-    %memmark --clear            forget them
-    torchdebug_magics.memmark("before fwd", force=True)     the same in a function or a script; force=False does nothing
+    %memmark before forward     print the row, and keep it under this label
+    %memmark f"step {step}"     the label can be an expression, too
+    %memmark                    all marks: a table and a picture
+    %memmark --clear            delete all marks
+    torchdebug_magics.memmark("before forward", force=True)     the same in a function or a script; force=False does nothing
 
-MA and Max_MA: allocated by torch, now and at most; CA and Max_CA: reserved ("cached") by its allocator; NV: in use on the whole GPU, as
-the driver says; unaccounted: of that, neither torch's nor another process's. Garbage is collected first. No peak counter is reset: a
-peak that is older than the last mark is said to be.""",
+MA and Max_MA: memory allocated by PyTorch, now and at its peak; CA and Max_CA: memory reserved ("cached") by its allocator; NV: memory in
+use on the whole GPU, as reported by the driver; unaccounted: the part of NV that belongs neither to PyTorch nor to another process.
+Garbage is collected first. No peak counter is reset; a peak from before the last mark is labeled as older.""",
     options=(
-        Option("--clear", "forget all marks", {"action": "store_true"}),
-        Option("--force", "take the mark (the default)", {"action": BooleanOptionalAction, "default": True}),
+        Option("--clear", "delete all marks", {"action": "store_true"}),
+        Option("--force", "take the mark (default)", {"action": BooleanOptionalAction, "default": True}),
     ),
     view=f"{_HERE}.view:page",
     examine=f"{_HERE}.probe:mark",
     subjects="LABEL",
     says=True,
+    bare_words=True,
 )

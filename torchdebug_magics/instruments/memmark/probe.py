@@ -1,4 +1,4 @@
-"""Takes a mark, or gives all of them."""
+"""Takes a mark, or reports all marks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["mark"]
 
 
 def mark(*labels: object, force: bool = True, clear: bool = False) -> Report | None:
-    """The row of a mark that is taken now; without a label the table of all. None where it was told to do nothing."""
+    """The row of a mark taken now; without a label, the table of all marks. None where `force` is False."""
     book = ledger()
     if clear:
         book.clear()

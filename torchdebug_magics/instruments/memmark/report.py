@@ -1,14 +1,18 @@
-"""One mark as a row, and all of them."""
+"""The report of one mark, and of all marks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from torchdebug_magics.format import byte_size, plural
 from torchdebug_magics.report import Mark, Report
 
 __all__ = ["MarkReport", "MarksReport", "name", "signed"]
+
+
+_WIDEST = 90
+"""Characters of a headline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,11 +21,29 @@ class MarkReport(Report):
 
     mark: Mark
     before: Mark | None
-    """The one before it; None for the first."""
+    """The mark before it; None for the first."""
 
     @property
     def verdict(self) -> str:
-        """The row, with what changed."""
+        """The row, with the change since the mark before it."""
+        return f"{name(self.mark)}: {' | '.join(self.cells())}"
+
+    @property
+    def title(self) -> str:
+        """As many numbers of the row as fit into a headline; `rest` has the others."""
+        return f"{name(self.mark)}: {' | '.join(self.cells()[: self._fitting()])}"
+
+    @property
+    def rest(self) -> str:
+        """The numbers that `title` leaves out."""
+        return " | ".join(self.cells()[self._fitting() :])
+
+    def _fitting(self) -> int:
+        widths = accumulate((len(cell) + 3 for cell in self.cells()), initial=len(name(self.mark)))
+        return max(1, sum(width <= _WIDEST for width in widths) - 1)
+
+    def cells(self) -> list[str]:
+        """Every number that is known, with its name and its change."""
         mark, before = self.mark, self.before
         same = before is not None and before.device == mark.device
         old = " (older than the last mark)" if same and not mark.max_is_new else ""
@@ -35,7 +57,7 @@ class MarkReport(Report):
             _cell("RSS", mark.rss_bytes, before.rss_bytes if before else None),
             self._limit(),
         ]
-        return f"{name(mark)}: {' | '.join(cell for cell in cells if cell)}"
+        return [cell for cell in cells if cell]
 
     def _limit(self) -> str:
         mark, before = self.mark, self.before
@@ -54,18 +76,18 @@ class MarksReport(Report):
 
     @property
     def verdict(self) -> str:
-        """Where it grew most."""
+        """Between which two marks memory grew most."""
         if not self.marks:
-            return 'No marks so far: %memmark "before fwd" takes one'
-        said = plural(len(self.marks), "mark")
+            return "No marks so far: `%memmark before forward` takes one"
+        marks = plural(len(self.marks), "mark")
         if len(self.marks) == 1:
-            return f"{said}: {name(self.marks[0])}"
+            return f"{marks}: {name(self.marks[0])}"
         allocated = [mark.allocated_bytes for mark in self.marks if mark.allocated_bytes is not None]
         what, sizes = ("MA", allocated) if len(allocated) == len(self.marks) else ("RSS", [mark.rss_bytes for mark in self.marks])
         most_bytes, at = max((after - before, at) for at, (before, after) in enumerate(pairwise(sizes)))
         if most_bytes <= 0:
-            return f"{said}; {what} did not grow between any two of them"
-        return f"{said}; {what} grew most, by {byte_size(most_bytes)}, between `{name(self.marks[at])}` and `{name(self.marks[at + 1])}`"
+            return f"{marks}; {what} did not grow between any two marks"
+        return f"{marks}; {what} grew most, by {byte_size(most_bytes)}, between `{name(self.marks[at])}` and `{name(self.marks[at + 1])}`"
 
 
 def name(mark: Mark) -> str:

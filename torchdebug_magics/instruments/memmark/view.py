@@ -1,11 +1,12 @@
-"""What marks show: one as its row, all as a table and a picture."""
+"""What marks show: one mark as a row, all marks as a table and a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.html.page import Chart, Page, Table
+from torchdebug_magics.format import plural
+from torchdebug_magics.html.page import Chart, Facts, Fold, Page, Table
 from torchdebug_magics.instruments.memmark.report import MarksReport, name, signed
 
 if TYPE_CHECKING:
@@ -33,9 +34,13 @@ _CHANGES = ("MA", "RSS")
 
 
 def page(report: MarkReport | MarksReport) -> Page:
-    """A row is its own verdict."""
-    blocks = _all(report.marks) if isinstance(report, MarksReport) else ()
-    return Page("memmark", "info", report.verdict, tuple(blocks))
+    """One mark as a row, or all marks as a table with a picture."""
+    blocks = _all(report.marks) if isinstance(report, MarksReport) else _rest(report)
+    return Page("memmark", "info", report.title, tuple(blocks))
+
+
+def _rest(report: MarkReport) -> list[Block]:
+    return [Facts((("also", report.rest),))] if report.rest else []
 
 
 def _all(marks: tuple[Mark, ...]) -> list[Block]:
@@ -45,9 +50,10 @@ def _all(marks: tuple[Mark, ...]) -> list[Block]:
     whose = {mark.limit for mark in marks}
     columns, formats = _columns(known, f"{whose.pop()} used" if len(whose) == 1 else "limit used")
     rows = [(name(mark), *_row(known, mark, marks[at - 1] if at else None)) for at, mark in enumerate(marks)]
-    table = Table("Marks, and what changed since the one before", ("mark", *columns), rows, formats, is_sequence=True)
+    table = Table("Marks, with the change since the mark before", ("mark", *columns), rows, formats, is_sequence=True)
     drawn = [_chart(title, [known[title](mark) or 0 for mark in marks]) for title in _DRAWN if title in known and len(marks) > 1]
-    return [table, *drawn]
+    more = [Fold(f"Pictures: {plural(len(drawn) - 1, 'more number')} over the marks", tuple(drawn[1:]))] if len(drawn) > 1 else []
+    return [table, *drawn[:1], *more]
 
 
 def _columns(known: Mapping[str, object], limit_used: str) -> tuple[list[str], dict[str, Format]]:

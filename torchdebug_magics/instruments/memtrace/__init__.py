@@ -1,4 +1,4 @@
-"""``%%memtrace``: who holds the memory, when it peaks, and what leaks: ``ledger -> growth -> held -> conclude -> report -> view``."""
+"""``%%memtrace``: what holds memory, when it peaks, what leaks: ``ledger -> growth -> held -> conclude -> report -> view``."""
 
 from torchdebug_magics.instrument import Instrument, Option
 
@@ -8,33 +8,34 @@ _HERE = __name__
 
 INSTRUMENT = Instrument(
     name="memtrace",
-    summary="who holds the memory, when it peaks, which variable keeps what leaks, and what would help when it runs out",
-    description="""Every torch byte of a cell, by the line and module that asked for it and by what it is: parameter, gradient, optimizer
-state, activation, buffer, temporary. What goes on growing is named by the variable that keeps it, with what to change; when memory runs
-out, what would help here, and by how much.
+    summary="which lines and variables hold memory, when it peaks, what leaks and why, and what helps when it runs out",
+    description="""Every byte that PyTorch allocates in a cell, by line, by module and by kind: parameter, gradient, optimizer state,
+activation, buffer, temporary. A leak is reported with the variable that keeps the memory and the fix; an out-of-memory error with what
+would help, and how many bytes it would save.
 
     %%memtrace                  above a cell
-    %%memtrace --light          phases, growth and gauges alone, at next to no cost
-    %%memtrace --every-step     of a long loop, follow every step op by op
-    %%memtrace --guard 90%      interrupt the cell at 90% of the limit: the kernel lives, and the report tells what had grown
-    %%memtrace --snapshot mem_{rank}.pickle     write a file for pytorch.org/memory_viz: CUDA's own history, or that of the trace
-    %memtrace --compare a b     two reports that were kept with -o, side by side: which peaks lower, and of what there is less
+    %%memtrace --light          only phases, growth and gauges, at almost no cost
+    %%memtrace --every-step     trace every step of a long loop op by op
+    %%memtrace --guard 90%      interrupt the cell at 90% of the limit: the kernel stays alive, and the report shows what grew
+    %%memtrace --snapshot mem_{rank}.pickle     write a file for pytorch.org/memory_viz: CUDA's history, or that of the trace
+    %memtrace --compare a b     compare two reports that were kept with -o: which one peaks lower, and why
 
-Of a loop, the first steps are followed op by op, and later ones in which a counter says something new; the others are only counted.
+The first steps of a loop are traced op by op, and so are later steps whose memory changes; only the memory of the others is counted.
 A `%memmark` in the cell is marked in the picture.
-Nothing is computed differently, CUDA is not initialised, and no peak counter of torch's is reset.""",
+The results do not change, CUDA is not initialized, and no peak counter is reset.""",
     options=(
-        Option("--light", "phases, growth and gauges alone", {"action": "store_true"}),
-        Option("--every-step", "follow every step of a loop op by op", {"action": "store_true"}),
-        Option("--guard", "interrupt the cell when so much of the limit is used, such as 90%", {"metavar": "SHARE"}),
+        Option("--light", "only phases, growth and gauges", {"action": "store_true"}),
+        Option("--every-step", "trace every step of a loop op by op", {"action": "store_true"}),
+        Option("--guard", "interrupt the cell when this share of the memory limit is used, such as 90%", {"metavar": "SHARE"}),
         Option(
             "--snapshot",
-            "write the history of allocations for pytorch.org/memory_viz; {rank} in the name is replaced",
+            "write the history of allocations for pytorch.org/memory_viz; {rank} in the name is replaced by the rank",
             {"metavar": "FILE.pickle"},
         ),
-        Option("--compare", "on a line of its own: two reports that were kept with -o, side by side", {"action": "store_true"}),
+        Option("--compare", "on a line of its own: compare two reports that were kept with -o", {"action": "store_true"}),
     ),
     probe=f"{_HERE}.probe:MemtraceProbe",
+    short_traceback=f"{_HERE}.ledger.refused_memory:short_traceback",
     view=f"{_HERE}.view:page",
     over_ranks=f"{_HERE}.over_ranks:compared",
     live_view=f"{_HERE}.view:live_page",

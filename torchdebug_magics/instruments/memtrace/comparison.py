@@ -23,7 +23,7 @@ _ALIKE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Report):
-    """Of two reports."""
+    """Two traces, compared by their peaks and their growth."""
 
     names: tuple[str, str]
     reports: tuple[MemtraceReport, MemtraceReport]
@@ -43,7 +43,7 @@ class Comparison(Report):
 
     @property
     def verdict(self) -> str:
-        """Who peaks lower; and who grows, where only one does."""
+        """Which trace peaks lower, and which one grows if only one does."""
         return "; ".join(part for part in (self._peaks(), self._grows()) if part)
 
     def categories(self) -> tuple[str, ...]:
@@ -80,14 +80,14 @@ class Comparison(Report):
 
 
 def growth(report: MemtraceReport) -> Growth | None:
-    """Of the iterations, or of the runs."""
+    """The growth over iterations, or else over runs of the cell."""
     return report.growth if report.growth is not None else report.rerun_growth
 
 
 def compared(*values: object, names: Sequence[str] = (), compare: bool = False, **_of_a_session: object) -> Comparison:
     """`names` are those of the values, where they are known."""
     if not compare:
-        msg = "memtrace looks at values only to compare two reports: write `%memtrace --compare a b`"
+        msg = "memtrace takes values only with --compare: write `%memtrace --compare a b`"
         raise TorchDebugError(msg)
     reports = [value for value in values if isinstance(value, MemtraceReport)]
     if len(reports) != len(values) or len(reports) != 2:  # noqa: PLR2004 - two are compared

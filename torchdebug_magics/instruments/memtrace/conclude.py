@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.growth.rerun_growth import rerun_growth
@@ -14,8 +14,9 @@ from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census
 from torchdebug_magics.instruments.memtrace.ledger.sites import by_category, by_module
 from torchdebug_magics.instruments.memtrace.ledger.timeline import timeline
 from torchdebug_magics.instruments.memtrace.report import MemtraceReport, Peak
+from torchdebug_magics.instruments.memtrace.verdict import leading, line_to_change
 from torchdebug_magics.probing.source.call_sites import loops_around
-from torchdebug_magics.probing.where import location
+from torchdebug_magics.probing.where import excerpt, location
 
 if TYPE_CHECKING:
     from collections import deque
@@ -84,7 +85,7 @@ def concluded(seen: Seen, error: BaseException | None) -> MemtraceReport:
     limit_bytes, limit = process.limit()
     sites, total = ledger.sites, ledger.total
     sites.fold([*ledger.gone, *alive])
-    return MemtraceReport(
+    report = MemtraceReport(
         net_bytes=total.now_bytes - total.start_bytes,
         start_bytes=total.start_bytes,
         peak_bytes=total.peak_bytes,
@@ -119,8 +120,11 @@ def concluded(seen: Seen, error: BaseException | None) -> MemtraceReport:
         steps_count=steps.count,
         followed_count=0 if seen.is_light else len(steps.followed),
         is_light=seen.is_light,
-        problems=tuple(guard.problems),
     )
+    lead = leading(report)
+    where = None if lead is None else line_to_change(lead)
+    lines = guard.run("reading the line", excerpt, where) if where is not None else None
+    return replace(report, excerpt=lines or (), problems=tuple(guard.problems))
 
 
 def _unnamed_bytes(keepers: Keepers, made: list[Block], net_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""What a trace of memory may find wrong: growth, cycles, what a `del` did not free, memory that was refused. Plain data; sizes in bytes."""
+"""What a trace can find: growth, reference cycles, a `del` that frees nothing, refused allocations. Plain data; sizes in bytes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     from torchdebug_magics.report import Location
 
-__all__ = ["Advice", "Cycle", "GraphGrowth", "Growth", "Oom", "Phase", "Undeleted"]
+__all__ = ["Advice", "Cycle", "Finding", "GraphGrowth", "Growth", "Oom", "Phase", "Undeleted"]
 
 Phase: TypeAlias = Literal["forward", "loss", "backward", "optimizer", "other"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """What every iteration adds."""
+    """Memory that every iteration adds."""
 
     bytes_per_iteration: int
     iterations_count: int
@@ -28,27 +28,27 @@ class Growth:
     keeps_graph: bool = False
     """Whether it is the graph of the backward pass that is kept, and not only data."""
     others: tuple[str, ...] = ()
-    """Further variables that grow, with what they keep not counted here."""
+    """Other variables that grow; their memory is not included."""
     kept_at: Location | None = None
-    """The line that puts it there, where it was found."""
+    """The line that stores it in the holder; None where it was not found."""
     frees_bytes: int = 0
-    """What following `fix` would have freed at the end: what nothing else holds. 0 where that is not known, as of a call that is over."""
+    """Bytes that `fix` would have freed at the end, as nothing else holds them; 0 where that is unknown."""
     what: Literal["tensors", "objects", "workers", "profiler"] = "tensors"
-    """What it is that grows: Python objects, pages that DataLoader workers had to copy, a profiler's events."""
+    """What grows: tensors, Python objects, pages that DataLoader workers copied, or a profiler's events."""
     share_ratio: float = 1.0
-    """Of all that the process grew by in the loop; of tensors, 1."""
+    """The share of the growth of the process in the loop; 1 for tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphGrowth:
-    """Autograd nodes that every iteration adds: no tensor, but some hundred bytes each, and time."""
+    """Autograd nodes that every iteration adds: a few hundred bytes each, and time in the backward pass."""
 
     nodes_per_iteration: int
     iterations_count: int
     holder: str
     fix: str
     location: Location | None = None
-    """The line that puts it there."""
+    """The line that stores it in the holder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,22 +57,22 @@ class Cycle:
 
     path: str
     freed_bytes: int
-    """In tensors that were made in the cell, when all of it was collected at the end."""
+    """Bytes of this cell's tensors that a collection at the end freed."""
     count: int = 1
-    """How often it was made, at least."""
+    """How often the cycle was created, at least."""
     location: Location | None = None
-    """The line that closes the circle."""
+    """The line that closes the cycle."""
     fix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Undeleted:
-    """What is still there though it is done with: a variable was deleted, or the call that it was made for has failed."""
+    """Memory that outlives its use: its variable was deleted, or the call that allocated it has failed."""
 
     name: str
-    """Of the deleted variable; empty where an error that is being handled holds what the failed call had made."""
+    """The deleted variable; empty where an error that is being handled holds the tensors of the failed call."""
     location: Location
-    """Of the ``del``, or of the call that is made while the error is handled."""
+    """The line of the ``del``, or of the call made while the error is handled."""
     live_bytes: int
     holder: str
     fix: str
@@ -80,18 +80,18 @@ class Undeleted:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Something that would help, and by how much on this model."""
+    """A remedy, and how much memory it would save on this model."""
 
     what: str
     saved_bytes: int
     how: str = ""
     changes_training: bool = False
-    """Whether the model would not be trained to the same numbers."""
+    """Whether training would give different numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Oom:
-    """Memory was refused."""
+    """An allocation that was refused."""
 
     asked_bytes: int
     op: str
@@ -99,19 +99,22 @@ class Oom:
     location: Location | None
     phase: Phase
     iteration: int
-    """1-based, of the loop; 0 outside any."""
+    """1-based iteration of the loop; 0 outside a loop."""
     kind: Literal["sizing", "leak", "fragmentation", "handled error"]
     live_bytes: int
     by_category: Mapping[str, int]
     by_module: Mapping[str, int]
     unused_reserved_bytes: int = 0
-    """Of the caching allocator: taken from the device, and in no tensor."""
+    """Bytes that the caching allocator has reserved on the device and that no tensor uses."""
     advice: tuple[Advice, ...] = ()
-    """What changes the result least first; `best` is the one to begin with."""
+    """Remedies, those that change training least first; `best` is the one to begin with."""
 
     @property
     def best(self) -> Advice | None:
-        """What grows, is fragmented or is held by an error is the cause; else what saves most and trains as before."""
+        """The remedy for the cause; without a cause, the one that saves most and does not change training."""
         if self.kind != "sizing":
             return self.advice[-1] if self.advice else None
         return max(self.advice, key=lambda one: one.saved_bytes * (not one.changes_training), default=None)
+
+
+Finding: TypeAlias = Growth | GraphGrowth | Cycle | Undeleted | Oom

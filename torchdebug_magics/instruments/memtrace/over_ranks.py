@@ -1,4 +1,4 @@
-"""What of one rank's memory is held against the other ranks'."""
+"""Takes from one rank's memtrace report what ranks are compared by."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def compared(report: MemtraceReport) -> Compared:
 
 
 def _size_bytes(site: Site, steps_count: int) -> int:
-    """What it keeps, or else takes in a step."""
+    """Bytes that the site keeps or, if more, allocates in a step."""
     return max(site.live_bytes, site.allocated_bytes // max(1, steps_count))

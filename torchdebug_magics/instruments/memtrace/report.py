@@ -1,4 +1,4 @@
-"""What a trace of memory found: how much was held at once, by what, and what goes on growing. Plain data; sizes in bytes."""
+"""The report of a memory trace: the peak, what held it, what grows. Plain data; sizes in bytes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import capitalised
 from torchdebug_magics.instruments.memtrace.findings import Advice, Cycle, GraphGrowth, Growth, Oom, Phase, Undeleted
+from torchdebug_magics.instruments.memtrace.memory_headline import headline
 from torchdebug_magics.instruments.memtrace.verdict import finding
 from torchdebug_magics.report import Gauge, Location, Mark, Report
 
@@ -15,81 +16,85 @@ if TYPE_CHECKING:
     from torchdebug_magics.machine.interrupts import Interrupt
 
 __all__ = [
-    "Advice", "Cycle", "DeviceMemory", "GraphGrowth", "Growth", "Holder", "LiveMemory", "MemtraceReport", "Oom", "Peak",
+    "HELD_BEFORE", "Advice", "Cycle", "DeviceMemory", "GraphGrowth", "Growth", "Holder", "LiveMemory", "MemtraceReport", "Oom", "Peak",
     "Phase", "Site", "Stretch", "Timeline", "TraceMark", "Undeleted",
 ]  # fmt: skip
 
 
+HELD_BEFORE = "held before the cell"
+"""The kind, in a timeline, of memory that was allocated before the cell began."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What one line, in one module and phase, allocated."""
+    """The memory that one line allocated, in one module and phase."""
 
     location: Location | None
-    """None for memory that no op was seen to make: inside compiled code, in another thread, or in a step that was only counted."""
+    """None for memory whose op was not traced: in compiled code, in another thread, or in a step that was only counted."""
     module: str
-    """Module path; of a backward op, that of the forward op that it belongs to."""
+    """Module path; for a backward op, that of its forward op."""
     category: str
     """``parameter``, ``gradient``, ``optimizer state``, ``activation``, ``buffer``, ``temporary`` or ``other``."""
     phase: Phase
     allocated_bytes: int
-    """All that it asked for."""
+    """Bytes allocated in total."""
     live_bytes: int
-    """Of that, what was still there at the end."""
+    """Bytes of these that were still allocated at the end."""
     count: int
-    """Allocations."""
+    """Number of allocations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """The moment at which most was alive."""
+    """The moment at which live memory was largest."""
 
     phase: Phase
     op: str
-    """The op whose result made it the most, such as ``aten.addmm``; empty where none was seen."""
+    """The op that allocated last before the peak, such as ``aten.addmm``; empty where it was not traced."""
     location: Location | None
     by_category: Mapping[str, int]
     by_module: Mapping[str, int]
-    """Of what was made in the cell, by module path."""
+    """Bytes allocated in the cell, by module path."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceMemory:
-    """One device's torch memory."""
+    """PyTorch's memory on one device."""
 
     device: str
     net_bytes: int
     peak_bytes: int
-    """The most that was followed."""
+    """The peak of traced memory."""
     allocated_bytes: int | None = None
-    """In tensors at the end, as the allocator of the device counts; None where it has no allocator of its own."""
+    """Bytes in tensors at the end, counted by the device's allocator; None for a device without one."""
     allocated_peak_bytes: int | None = None
-    """The allocator's own peak; None where its counter stood as high before the cell: it is not reset."""
+    """The allocator's own peak; None where the counter, which is not reset, was as high before the cell."""
     reserved_bytes: int | None = None
-    """What the allocator had taken from the device at the end, tensors included."""
+    """Bytes that the allocator had reserved on the device at the end, tensors included."""
     reserved_peak_bytes: int | None = None
     """As `allocated_peak_bytes`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """A variable that holds what the cell made."""
+    """A variable that holds memory which the cell allocated."""
 
     path: str
-    """To the first of it."""
+    """Path to the first tensor."""
     variable: str
-    """The name that the path begins with."""
+    """The variable at the start of the path."""
     live_bytes: int
     location: Location | None
-    """Where the largest part of it was made."""
+    """The line that allocated most of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """One phase, as long as it ran."""
+    """One uninterrupted period of a phase."""
 
     phase: Phase
     first: int
-    """Point of the timeline at which it began."""
+    """The point of the timeline at which it begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,26 +106,26 @@ class Timeline:
     peak: int = 0
     """The point of the peak."""
     marks: tuple[int, ...] = ()
-    """The points of the marks, in their order."""
+    """The points of the marks, in order."""
     counted: int | None = None
-    """The point from which steps were only counted, unless they brought something new; None where all were followed."""
+    """The point from which steps were only counted unless their memory changed; None where all were traced."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceMark(Mark):
-    """A mark that was set while the cell was traced."""
+    """A mark taken while the cell was traced."""
 
     torch_bytes: int
-    """In tensors on all devices, as followed here."""
+    """Bytes in tensors on all devices, as traced."""
     phase: Phase
 
 
 @dataclass(frozen=True)
 class LiveMemory:
-    """While the cell runs."""
+    """Memory while the cell runs."""
 
     now_bytes: int
-    """Of torch tensors, as far as they are followed."""
+    """Bytes in traced tensors."""
     peak_bytes: int
     phase: Phase
     steps_count: int
@@ -129,14 +134,14 @@ class LiveMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class MemtraceReport(Report):
-    """What the cell did with memory."""
+    """The memory that a cell used: peak, holders, growth."""
 
     net_bytes: int
-    """Torch tensors at the end, less those at the start."""
+    """Bytes in tensors at the end minus those at the start."""
     start_bytes: int
-    """Torch tensors alive when it began."""
+    """Bytes in tensors when the cell began."""
     peak_bytes: int
-    """The most that torch tensors held at once, those from before the cell included."""
+    """The peak of bytes in tensors, those from before the cell included."""
     peak: Peak
     devices: tuple[DeviceMemory, ...] = ()
     sites: tuple[Site, ...] = ()
@@ -144,49 +149,55 @@ class MemtraceReport(Report):
     growth: Growth | None = None
     graph_growth: GraphGrowth | None = None
     collects: str = ""
-    """The variable in which a loop that trains nothing collects its results: it grows, and that is no leak."""
+    """The variable in which a loop that does not train collects its results: it grows intentionally."""
     rerun_growth: Growth | None = None
-    """What each run of this same cell adds; `iterations_count` are its runs."""
+    """Memory that each run of this cell adds; `iterations_count` counts the runs."""
     holders: tuple[Holder, ...] = ()
     cycles: tuple[Cycle, ...] = ()
     kept_by_cycles: Cycle | None = None
-    """Of these the one that kept much of what there was, again and again."""
+    """The cycle that repeatedly kept a large part of the memory; None without one."""
     undeleted: Undeleted | None = None
     unnamed_bytes: int = 0
-    """Of what the cell has left: no variable leads to it, so that it is not known whether it grows."""
+    """Bytes left by the cell to which no variable leads, so that their growth could not be checked."""
     unseen_loop: Location | None = None
-    """A loop that allocated again and again, and in which no step was recognized: whether it grows was judged by its lines alone."""
+    """A loop with repeated allocations in which no training step was recognized: growth was judged by its lines only."""
     freed_before_bytes: int = 0
-    """Of what was there before the cell, freed in it."""
+    """Bytes from before the cell that it freed."""
     rss_peak_bytes: int | None = None
     rss_net_bytes: int | None = None
     heap_kept_bytes: int = 0
-    """By how much more the C library keeps of what was freed, as far as the process grew: no leak, and not given back to the system."""
+    """By how much more freed memory the C library keeps, as far as the process grew: not a leak."""
     limit_bytes: int | None = None
     limit: str = ""
     untraced_bytes: int = 0
-    """Alive at the end, made in the cell, and by no op that was seen."""
+    """Bytes allocated in the cell by ops that were not traced, and live at the end."""
     borrowed_bytes: int = 0
-    """Lent to tensors by other libraries (``from_numpy``); in no other figure."""
+    """Bytes that tensors borrow from other libraries (``from_numpy``); not included elsewhere."""
     mapped_bytes: int = 0
-    """Mapped from files; in no other figure."""
+    """Bytes mapped from files; not included elsewhere."""
     marks: tuple[TraceMark, ...] = ()
-    """``%memmark``s that were set in the cell."""
+    """The marks taken in the cell with ``%memmark``."""
     interrupts: tuple[Interrupt, ...] = ()
-    """That the guard stepped in."""
+    """The guard's interrupts of the cell."""
     snapshot: str = ""
-    """The file that a snapshot was written to; empty where none was."""
+    """The file of the snapshot; empty without one."""
     oom: Oom | None = None
     timeline: Timeline = Timeline()
     ops_count: int = 0
     steps_count: int = 0
     followed_count: int = 0
-    """Steps that were followed op by op; the others only counted, as they took what those before them took."""
-
+    """Steps traced op by op; only the memory of the others was counted."""
+    excerpt: tuple[tuple[int, str], ...] = ()
+    """The line to look at with its neighbors: numbers and text."""
     is_light: bool = False
-    """Whether no op was followed: then there are no sites, and the peak is that of the process."""
+    """Whether ops were not traced: then there are no sites, and the peak is that of the process."""
 
     @property
     def verdict(self) -> str:
-        """What to change, or how much was held and by what; after an interrupt of the guard's, that it was the guard."""
+        """What to change, or the peak and what remains; after the guard has interrupted the cell, the interrupt first."""
         return capitalised("; ".join([*map(str, self.interrupts[-1:]), finding(self)]))
+
+    @property
+    def title(self) -> str:
+        """What happened and where; the fix and the holder have rows of their own."""
+        return headline(self)

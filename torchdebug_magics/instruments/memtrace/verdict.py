@@ -1,4 +1,4 @@
-"""The verdict of a trace: one sentence on what to change, or on how much was held and by what."""
+"""The verdict of a trace: one full sentence on what to change, or on the peak and what remains."""
 
 from __future__ import annotations
 
@@ -6,47 +6,75 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import byte_size, count, plural, share
+from torchdebug_magics.instruments.memtrace.findings import Cycle, GraphGrowth, Growth, Oom, Undeleted
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.findings import Cycle, GraphGrowth, Growth, Oom, Phase, Undeleted
+    from torchdebug_magics.instruments.memtrace.findings import Finding, Phase
     from torchdebug_magics.instruments.memtrace.report import MemtraceReport
     from torchdebug_magics.report import Location
 
-__all__ = ["finding", "many"]
+__all__ = ["FAR_MORE", "TOO_LARGE", "WHEN", "finding", "leading", "line_to_change", "many"]
 
 _NODE_BYTES = 500
 """About what an autograd node takes."""
-_FAR_MORE = 10
-"""Times what is alive: then it is no step that is too large, but one tensor."""
+FAR_MORE = 10
+"""Times the live memory: then one tensor is too large, not the step."""
+TOO_LARGE = "shrink this allocation: freeing live tensors would not make room for it"
 _BEYOND: Mapping[str, str] = {
     "objects": "Python objects",
-    "workers": "pages that its DataLoader workers copied",
-    "profiler": "events of the profiler",
+    "workers": "pages that DataLoader workers copied",
+    "profiler": "profiler events",
 }
-_WHEN: Mapping[Phase, str] = {
+WHEN: Mapping[Phase, str] = {
     "forward": " in the forward pass",
     "loss": " in the loss",
     "backward": " in the backward pass",
     "optimizer": " in the optimizer's step",
     "other": "",
 }
+"""Where in a training step, as the end of a phrase."""
 
 
 def finding(report: MemtraceReport) -> str:
-    """What is worst first."""
+    """The finding that matters most, in full; the peak and what remains where nothing was found."""
+    found = leading(report)
+    if found is None:
+        return f"{_peaked_light(report) if report.is_light else _peaked(report)}; {_left(report)}"
+    if found is report.rerun_growth:
+        return _grows_by_run(report.rerun_growth)
+    return _sentence(found)
+
+
+def leading(report: MemtraceReport) -> Finding | None:
+    """The finding that matters most: the first thing to change."""
     if report.oom is not None:
-        return _refused(report.oom)
+        return report.oom
     cycle = report.kept_by_cycles
     if cycle is not None and cycle.freed_bytes >= _kept_bytes(report.growth):
-        return _held_in_cycles(cycle)
-    for growth, said in ((report.growth, _grows), (report.rerun_growth, _grows_by_run)):
+        return cycle
+    for growth in (report.growth, report.rerun_growth):
         if growth is not None and not _is_outgrown(growth, report.graph_growth):
-            return said(growth)
-    if report.graph_growth is not None:
-        return _graph_grows(report.graph_growth)
-    if report.undeleted is not None:
-        return _undeleted(report.undeleted)
-    return f"{_peaked_light(report) if report.is_light else _peaked(report)}; {_left(report)}"
+            return growth
+    return report.graph_growth if report.graph_growth is not None else report.undeleted
+
+
+def line_to_change(found: Finding) -> Location | None:
+    """The line to look at: where the memory is kept, or else where it is allocated."""
+    return (found.kept_at or found.location) if isinstance(found, Growth) else found.location
+
+
+def _sentence(found: Finding) -> str:
+    match found:
+        case Oom():
+            return _refused(found)
+        case Cycle():
+            return _held_in_cycles(found)
+        case Growth():
+            return _grows(found)
+        case GraphGrowth():
+            return _graph_grows(found)
+        case Undeleted():
+            return _undeleted(found)
 
 
 def _is_outgrown(growth: Growth, graph: GraphGrowth | None) -> bool:
@@ -64,9 +92,9 @@ def _held_in_cycles(cycle: Cycle) -> str:
 
 
 def _undeleted(found: Undeleted) -> str:
-    kept = f"{byte_size(found.live_bytes)} of the call that failed are held while its error is handled"
+    kept = f"{byte_size(found.live_bytes)} of the failed call stay allocated while its error is handled"
     if found.name:
-        kept = f"`del {found.name}` freed nothing of {byte_size(found.live_bytes)}"
+        kept = f"`del {found.name}` freed none of its {byte_size(found.live_bytes)}"
     return f"{kept}{_at(found.location)} · still held by `{found.holder}` · fix: {found.fix}"
 
 
@@ -75,9 +103,9 @@ def _refused(oom: Oom) -> str:
     where = f" · {oom.location}: `{oom.location.source}`" if oom.location is not None else ""
     first = max(oom.by_category, key=lambda name: oom.by_category[name], default="")
     most = f", {byte_size(oom.by_category[first])} of them {many(first)}" if first else ""
-    help_ = f" · helps most: {oom.best.what} (saves {byte_size(oom.best.saved_bytes)})" if oom.best is not None else ""
-    if oom.asked_bytes > _FAR_MORE * oom.live_bytes:
-        help_ = " · ask for less at once: nothing that is alive would make room for it"
+    help_ = f" · best remedy: {oom.best.what} (saves {byte_size(oom.best.saved_bytes)})" if oom.best is not None else ""
+    if oom.asked_bytes > FAR_MORE * oom.live_bytes:
+        help_ = f" · {TOO_LARGE}"
     return f"out of memory: {asked} refused {_reason(oom)}{where} · {byte_size(oom.live_bytes)} were alive{most}{help_}"
 
 
@@ -85,12 +113,12 @@ def _reason(oom: Oom) -> str:
     if oom.kind == "fragmentation":
         return f"though {byte_size(oom.unused_reserved_bytes)} are reserved and unused"
     if oom.kind == "handled error":
-        return "while an error is handled that holds what the failed call had made"
+        return "while an error is handled that holds the tensors of the failed call"
     if oom.kind == "leak":
-        return f"in iteration {oom.iteration:,}, as memory has grown until then"
+        return f"in iteration {oom.iteration:,}, after memory grew in every iteration"
     if oom.iteration > 1:
-        return f"in iteration {oom.iteration:,}, though nothing grew: this step asks for more than those before"
-    return "in the first iteration: the step itself is too large" if oom.iteration else "at once: this is too large"
+        return f"in iteration {oom.iteration:,}, though nothing grew: this step needs more than the earlier ones"
+    return "in the first iteration: the step itself is too large" if oom.iteration else "in a single allocation, which is too large"
 
 
 def _grows(growth: Growth) -> str:
@@ -98,8 +126,8 @@ def _grows(growth: Growth) -> str:
     times = f"({growth.iterations_count:,} so far)"
     if growth.what == "tensors":
         return f"memory {grows} {times}{_why(growth)}"
-    beyond = f"beyond its tensors, by {_BEYOND[growth.what]}: {share(growth.share_ratio)} of its growth"
-    return f"the process {grows} {beyond} {times}{_why(growth)}"
+    outside = f"outside its tensors: {_BEYOND[growth.what]}, {share(growth.share_ratio)} of its growth"
+    return f"the process {grows} {outside} {times}{_why(growth)}"
 
 
 def _grows_by_run(growth: Growth) -> str:
@@ -111,7 +139,7 @@ def _why(growth: Growth) -> str:
     made, put = growth.location, growth.kept_at
     if made is not None and put is not None and (made.file, made.line) != (put.file, put.line):
         where += f" · allocated at {made}"
-    unheld = " · no variable was found that keeps it" if growth.what == "tensors" else ""
+    unheld = " · no variable was found that keeps the memory" if growth.what == "tensors" else ""
     kept = f" · kept by `{growth.holder}`" if growth.holder else unheld
     fix = f" · fix: {growth.fix}" if growth.fix else ""
     fix += f" · also growing: {', '.join(f'`{one}`' for one in growth.others)}" if growth.others else ""
@@ -133,30 +161,30 @@ def _peaked(report: MemtraceReport) -> str:
     shares = sorted(((size, name) for name, size in peak.by_category.items() if size), reverse=True)
     most = ", ".join(f"{many(name)} {byte_size(size)}" for size, name in shares[:3])
     where = f" · {peak.location}" if peak.location is not None else ""
-    when = _WHEN[peak.phase] if report.peak_bytes > report.start_bytes else " at the start of the cell"
+    when = WHEN[peak.phase] if report.peak_bytes > report.start_bytes else " at the start of the cell"
     return f"peak {byte_size(report.peak_bytes)}{when}{where}" + (f" ({most})" if most else "")
 
 
 def _peaked_light(report: MemtraceReport) -> str:
-    return "the peak is not known" if report.rss_peak_bytes is None else f"the process held at most {byte_size(report.rss_peak_bytes)}"
+    return "the peak is not known" if report.rss_peak_bytes is None else f"process peak {byte_size(report.rss_peak_bytes)}"
 
 
 def _left(report: MemtraceReport) -> str:
     if report.net_bytes == 0:
-        return "nothing is left of it: no growth"
+        return "all memory was released: no growth"
     change = f"{byte_size(abs(report.net_bytes))} {'more' if report.net_bytes > 0 else 'less'} than before the cell"
     held = report.holders[0].variable if report.holders and report.net_bytes > 0 else ""
-    growth = f"nothing but `{report.collects}` grows" if report.collects else "no growth"
+    growth = f"only `{report.collects}` grows" if report.collects else "no growth"
     if report.unnamed_bytes:
-        growth = f"no growth was found, but no variable leads to {byte_size(report.unnamed_bytes)} of it"
+        growth = f"no growth was found, but no variable leads to {byte_size(report.unnamed_bytes)} of the memory that remains"
     steps = f"; {growth} over {count(report.steps_count)} steps" if report.steps_count > 1 else ""
     if report.unseen_loop is not None:
-        steps = f"; no step was recognized in the loop at {report.unseen_loop}: growth was not followed there"
+        steps = f"; growth was not checked in the loop at {report.unseen_loop}: no training step was recognized there"
     return f"{change}{f', most of it in `{held}`' if held else ''}{steps}"
 
 
 def many(category: str) -> str:
-    """The category in words, as of many tensors."""
+    """The plural name of a category, such as ``activations``."""
     return {
         "parameter": "parameters", "gradient": "gradients", "optimizer state": "optimizer state", "activation": "activations",
         "buffer": "buffers", "temporary": "temporaries", "other": "other tensors",

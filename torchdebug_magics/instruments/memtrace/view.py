@@ -1,32 +1,34 @@
-"""What a trace of memory shows: the verdict; what to change; what was held at the peak; which lines and variables hold it."""
+"""What a trace of memory shows: the headline, what to change, the line, one picture; all figures and tables fold."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import byte_size, plural, share
-from torchdebug_magics.html.page import Areas, Bars, Code, Facts, Fold, Measure, Meters, Note, Page, Table
+from torchdebug_magics.format import byte_size, listed, plural, share
+from torchdebug_magics.html.page import Areas, Bars, Code, Facts, Fold, Measure, Meters, Note, Page, Table, Verbatim
 from torchdebug_magics.instruments.memtrace.comparison import Comparison, growth
-from torchdebug_magics.instruments.memtrace.figures import change, figures
-from torchdebug_magics.instruments.memtrace.verdict import many
+from torchdebug_magics.instruments.memtrace.figures import change, figures, remaining
+from torchdebug_magics.instruments.memtrace.findings import Cycle, GraphGrowth, Growth, Oom, Undeleted
+from torchdebug_magics.instruments.memtrace.memory_headline import variable
+from torchdebug_magics.instruments.memtrace.report import HELD_BEFORE
+from torchdebug_magics.instruments.memtrace.verdict import FAR_MORE, TOO_LARGE, leading, line_to_change, many
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torchdebug_magics.format import Format
     from torchdebug_magics.html.page import Block, Status
-    from torchdebug_magics.instruments.memtrace.findings import Cycle, GraphGrowth, Growth, Oom, Undeleted
+    from torchdebug_magics.instruments.memtrace.findings import Finding
     from torchdebug_magics.instruments.memtrace.report import LiveMemory, MemtraceReport, Stretch, Timeline, TraceMark
-    from torchdebug_magics.report import Location
 
 __all__ = ["live_page", "page"]
 
 _SITES: dict[str, Format] = {
-    "line": "text", "code": "code", "module": "code", "what": "text", "phase": "text",
+    "line": "text", "code": "code", "module": "code", "kind": "text", "phase": "text",
     "still held": "bytes", "allocated": "bytes", "times": "count",
 }  # fmt: skip
-_HOLDERS: dict[str, Format] = {"variable": "code", "holds": "bytes", "made at": "text", "path": "code"}
-_ADVICE: dict[str, Format] = {"what": "text", "saves": "bytes", "how": "prose"}
+_HOLDERS: dict[str, Format] = {"variable": "code", "holds": "bytes", "allocated at": "text", "path": "code"}
+_ADVICE: dict[str, Format] = {"remedy": "prose", "saves": "bytes", "how": "prose"}
 _MARKED: Mapping[str, Callable[[TraceMark], int | None]] = {
     "MA": lambda mark: mark.allocated_bytes,
     "CA": lambda mark: mark.reserved_bytes,
@@ -34,29 +36,38 @@ _MARKED: Mapping[str, Callable[[TraceMark], int | None]] = {
     "RSS": lambda mark: mark.rss_bytes,
 }
 _MODULES = 12
-_BIG_TABLE = 40
+_MOST_KINDS = 5
+"""In a picture; smaller ones are drawn together."""
+_LARGE_BASE = 0.25
+"""Of what lies above it: memory from before the cell that would flatten the rest."""
+_SEEN_BASE = 0.12
+"""How much of that memory is still drawn, as a share of the rest."""
+_FEW = 3
 
 
 def page(report: MemtraceReport | Comparison) -> Page:
-    """The whole report."""
+    """The headline, the fix, the line and the picture; then everything else, folded."""
     if isinstance(report, Comparison):
-        return Page("memtrace", "info", report.verdict, tuple(_compared(report)))
+        return Page("memtrace", "info", report.title, tuple(_compared(report)))
+    found = leading(report)
+    refused = found if isinstance(found, Oom) and found.kind != "leak" else None
+    timeline = _picture(report, _caption(report))
     blocks: list[Block] = [
-        *_out_of_memory(report.oom),
-        *_cycle(report.kept_by_cycles),
-        *_undeleted(report.undeleted),
-        *_growth(report.growth, "iteration"),
-        *_growth(report.rerun_growth, "run"),
-        *_graph_growth(None if report.growth is not None and report.growth.keeps_graph else report.graph_growth),
-        *[Note(problem) for problem in report.problems],
-        *_picture(report, f"Live torch memory over the cell, by what it is; the peak of {byte_size(report.peak_bytes)} is marked"),
+        *_facts(report, found),
+        *_excerpt(report, found),
+        *([_at_refusal(refused)] if refused is not None else timeline),
+        *[Note(problem, "warn") for problem in report.problems],
+        *_path(found),
+        *_remedies(report.oom),
+        *([Fold("Memory over the cell", tuple(timeline))] if refused is not None and timeline else []),
+        *_other_findings(report, found),
         *_marks(report.marks),
-        *_peak(report),
         *_holders(report),
-        Facts(figures(report)),
+        *_peak(report),
         *_sites(report),
+        Fold("Details: memory before and after, this process, what was traced", (Facts(figures(report)),)),
     ]
-    return Page("memtrace", _status(report), report.verdict, tuple(blocks))
+    return Page("memtrace", _status(report), report.title, tuple(blocks))
 
 
 def live_page(snapshot: LiveMemory) -> Page:
@@ -71,15 +82,19 @@ def _compared(both: Comparison) -> list[Block]:
     """The same numbers of both, and the pictures on one scale."""
     columns = ("", *both.names, "difference")
     rows = [(name, *sizes, change(sizes[1] - sizes[0])) for name, sizes in _sizes(both) if any(sizes)]
-    drawn = tuple(dict.fromkeys(name for report in both.reports for name in report.timeline.categories))
+    drawn = _largest_kinds([report.timeline for report in both.reports])
     top = max(report.peak_bytes for report in both.reports)
-    pictures = (
-        _picture(report, f"{name}: live torch memory, at most {byte_size(report.peak_bytes)}", categories=drawn, top=top)
+    pictures = [
+        block
         for name, report in zip(both.names, both.reports, strict=True)
-    )
+        for block in _picture(report, f"{name}: torch memory, peak {byte_size(report.peak_bytes)}", kinds=drawn, top=top, from_zero=True)
+    ]
     verdicts = Facts(tuple((name, report.verdict) for name, report in zip(both.names, both.reports, strict=True)))
-    table = Table("Side by side", columns, rows, dict.fromkeys(both.names, "bytes"), is_sequence=True)
-    return [table, *(block for picture in pictures for block in picture), verdicts]
+    return [
+        Table("Side by side", columns, rows, dict.fromkeys(both.names, "bytes"), is_sequence=True),
+        *([Fold("Memory over each cell, on one scale", tuple(pictures))] if pictures else []),
+        Fold("What each trace found", (verdicts,)),
+    ]
 
 
 def _sizes(both: Comparison) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -102,83 +117,184 @@ def _status(report: MemtraceReport) -> Status:
         return "bad"
     if any(one is not None for one in (report.growth, report.rerun_growth, report.graph_growth, report.kept_by_cycles, report.undeleted)):
         return "warn"
+    if report.interrupts:
+        return "warn"
     return "good" if report.steps_count > 1 else "info"
 
 
 # What to change ------------------------------------------------------------------------------------------------------------------
 
 
-def _growth(growth: Growth | None, each: str) -> list[Block]:
-    if growth is None:
+def _facts(report: MemtraceReport, found: Finding | None) -> list[Block]:
+    rows = [*_guarded(report, found), *(remaining(report) if found is None else _rows(found, _each(report, found)))]
+    shown = tuple((name, text) for name, text in rows if text)
+    return [Facts(shown)] if shown else []
+
+
+def _each(report: MemtraceReport, found: object) -> str:
+    return "run" if found is report.rerun_growth else "iteration"
+
+
+def _guarded(report: MemtraceReport, found: object) -> list[tuple[str, str]]:
+    """What the guard did, and who holds the memory that it stopped at."""
+    if not report.interrupts:
         return []
-    frees = f" (frees {byte_size(growth.frees_bytes)})" if growth.fix and growth.frees_bytes else ""
-    rows = [
-        ("fix", f"{growth.fix}{frees}"),
-        ("kept by", f"`{growth.holder}`" if growth.holder else "no variable that could be found"),
-        ("share", f"{share(growth.share_ratio)} of what the process grew by" if growth.what != "tensors" else ""),
-        ("each " + each, byte_size(growth.bytes_per_iteration)),
-        ("so far", f"{byte_size(growth.bytes_per_iteration * growth.iterations_count)} in {plural(growth.iterations_count, each)}"),
+    last = report.interrupts[-1]
+    used = "" if found is None else f" at {byte_size(last.used_bytes)} of {byte_size(last.limit_bytes)} ({last.whose})"
+    rows = [("guard", f"interrupted the cell{used}, as `--guard {share(last.guard_ratio)}` asks; your variables are intact")]
+    if found is None and report.holders:
+        rows.append(("held by", listed([f"`{one.variable}` {byte_size(one.live_bytes)}" for one in report.holders])))
+    return rows
+
+
+def _rows(found: Finding, each: str) -> list[tuple[str, str]]:
+    match found:
+        case Growth():
+            return _growth_rows(found, each)
+        case GraphGrowth():
+            nodes = plural(found.nodes_per_iteration, "autograd node")
+            return [
+                ("fix", found.fix),
+                ("kept by", f"`{found.holder}`" if found.holder else ""),
+                ("growth", f"{nodes} each iteration, {plural(found.iterations_count, 'iteration')} so far"),
+            ]
+        case Cycle():
+            return [("fix", found.fix), ("cycle", f"`{found.path}`"), ("made", f"{plural(found.count, 'time')} in this cell")]
+        case Undeleted():
+            return [("fix", found.fix), ("kept by", f"`{found.holder}`")]
+        case Oom():
+            return _oom_rows(found)
+
+
+def _growth_rows(found: Growth, each: str) -> list[tuple[str, str]]:
+    frees = f" (frees {byte_size(found.frees_bytes)})" if found.fix and found.frees_bytes else ""
+    total = f"{byte_size(found.bytes_per_iteration * found.iterations_count)} in {plural(found.iterations_count, each)}"
+    kept = f"`{_start(found.holder)}`" if found.holder else "no variable that could be found"
+    put, made = found.kept_at, found.location
+    if made is not None and put is not None and (made.file, made.line) != (put.file, put.line):
+        kept += f", allocated at {made}: `{made.source}`"
+    outside = "" if found.what == "tensors" else f"; {share(found.share_ratio)} of the growth of the process"
+    return [
+        ("fix", f"{found.fix}{frees}" if found.fix else ""),
+        ("kept by", kept),
+        ("growth", f"{byte_size(found.bytes_per_iteration)} each {each}, {total}{outside}"),
+        ("also growing", ", ".join(f"`{other}`" for other in found.others)),
     ]
-    return _facts(rows, growth.kept_at or growth.location)
 
 
-def _cycle(cycle: Cycle | None) -> list[Block]:
-    if cycle is None:
+def _oom_rows(found: Oom) -> list[tuple[str, str]]:
+    return [
+        ("fix", _best(found)),
+        ("allocated", f"{byte_size(found.live_bytes)} in live tensors when it was refused"),
+        ("operation", " in ".join(f"`{text}`" for text in (found.op, found.module) if text)),
+    ]
+
+
+def _best(oom: Oom) -> str:
+    if oom.asked_bytes > FAR_MORE * oom.live_bytes:
+        return TOO_LARGE
+    best = oom.best
+    return "" if best is None else f"{best.what} (saves {byte_size(best.saved_bytes)}): {best.how}"
+
+
+def _excerpt(report: MemtraceReport, found: Finding | None) -> list[Block]:
+    where = None if found is None else line_to_change(found)
+    if where is None or not (report.excerpt or where.source):
         return []
-    rows = (("fix", cycle.fix), ("cycle", f"`{cycle.path}`"), ("made", plural(cycle.count, "time")), ("held", byte_size(cycle.freed_bytes)))
-    return _facts(rows, cycle.location)
+    return [Code(report.excerpt or ((where.line, where.source),), where.line, str(where))]
 
 
-def _undeleted(found: Undeleted | None) -> list[Block]:
-    if found is None:
+# What else there is to know ------------------------------------------------------------------------------------------------------
+
+
+def _start(path: str) -> str:
+    """A path up to the autograd graph, whose nodes have a fold of their own."""
+    return path.partition(".grad_fn")[0].partition(" -> ")[0]
+
+
+def _path(found: object) -> list[Block]:
+    """The autograd nodes, or the frames, by which a variable leads to the memory."""
+    if not isinstance(found, Growth) or _start(found.holder) == found.holder:
         return []
-    rows = (("fix", found.fix), ("still held by", f"`{found.holder}`"), ("not freed", byte_size(found.live_bytes)))
-    return _facts(rows, found.location)
+    steps = found.holder.split(" -> ")
+    return [Fold(f"Path from `{variable(found.holder)}` to the memory: {plural(len(steps), 'step')}", (Verbatim("\n-> ".join(steps)),))]
 
 
-def _graph_growth(growth: GraphGrowth | None) -> list[Block]:
-    if growth is None:
-        return []
-    said = f"{plural(growth.nodes_per_iteration, 'node')}, for {plural(growth.iterations_count, 'iteration')}"
-    rows = (("fix", growth.fix), ("graph kept by", f"`{growth.holder}`" if growth.holder else ""), ("each iteration", said))
-    return _facts(rows, growth.location)
-
-
-def _out_of_memory(oom: Oom | None) -> list[Block]:
-    if oom is None:
+def _remedies(oom: Oom | None) -> list[Block]:
+    if oom is None or not oom.advice:
         return []
     rows = [(one.what, one.saved_bytes, one.how) for one in oom.advice]
-    return [
-        Table("What would help here, and by how much", tuple(_ADVICE), rows, _ADVICE, is_sequence=True),
-        *_code(oom.location),
-        *_facts([(name, f"`{text}`") for name, text in (("operation", oom.op), ("module", oom.module)) if text], None),
-        _bars("What was alive when it was refused", oom.by_category),
-    ]
+    table = Table("Remedies here, with what each would save", tuple(_ADVICE), rows, _ADVICE, is_sequence=True)
+    return [Fold(f"All remedies: {plural(len(rows), 'row')}", (table,))]
 
 
-def _facts(rows: Iterable[tuple[str, str]], location: Location | None) -> list[Block]:
-    return [Facts(tuple((name, text) for name, text in rows if text)), *_code(location)]
-
-
-def _code(location: Location | None) -> list[Block]:
-    if location is None or not location.source:
-        return []
-    return [Code(((location.line, location.source),), location.line, str(location))]
+def _other_findings(report: MemtraceReport, lead: object) -> list[Block]:
+    found = (report.growth, report.rerun_growth, report.graph_growth, report.kept_by_cycles, report.undeleted)
+    keeps_graph = report.growth is not None and report.growth.keeps_graph
+    rows: list[Block] = []
+    for one in found:
+        if one is None or one is lead or (keeps_graph and one is report.graph_growth):
+            continue
+        where = line_to_change(one)
+        line = [("line", f"{where}: `{where.source}`")] if where is not None else []
+        rows.append(Facts(tuple((name, text) for name, text in (*line, *_rows(one, _each(report, one))) if text)))
+    return [Fold(f"Also found: {len(rows)} more", tuple(rows))] if rows else []
 
 
 # What was held -------------------------------------------------------------------------------------------------------------------
 
 
-def _picture(report: MemtraceReport, title: str, *, categories: tuple[str, ...] = (), top: int | None = None) -> list[Block]:
-    """`categories` and `top` are those of another picture, with which it is compared."""
+def _caption(report: MemtraceReport) -> str:
+    base = _base(report.timeline)
+    scale = f"; the scale begins at {byte_size(base)}" if base else ""
+    return f"Torch memory by kind, peak of {byte_size(report.peak_bytes)} marked{scale}"
+
+
+def _base(timeline: Timeline) -> int:
+    """Where the scale begins: just below what was held throughout from before the cell, where that would flatten the rest."""
+    before = min(timeline.categories.get(HELD_BEFORE, (0,)))
+    above = max((sum(sizes) for sizes in zip(*timeline.categories.values(), strict=True)), default=0) - before
+    return max(0, before - int(_SEEN_BASE * above)) if before > _LARGE_BASE * above else 0
+
+
+def _at_refusal(oom: Oom) -> Bars:
+    largest = dict(list(oom.by_category.items())[:_MOST_KINDS])
+    return _bars("Live tensors when the allocation was refused, by kind", largest)
+
+
+def _largest_kinds(timelines: Sequence[Timeline]) -> tuple[str, ...]:
+    """The kinds that are drawn, in their order; where there are many, the small ones are summed up as ``other``."""
+    sizes: dict[str, int] = {}
+    for timeline in timelines:
+        for name, values in timeline.categories.items():
+            sizes[name] = max(sizes.get(name, 0), *values)
+    if len(sizes) <= _MOST_KINDS:
+        return tuple(sizes)
+    largest = sorted((name for name in sizes if name != "other"), key=lambda name: -sizes[name])[: _MOST_KINDS - 1]
+    return (*(name for name in sizes if name in largest), "other")
+
+
+def _series(timeline: Timeline, names: tuple[str, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    nothing = (0,) * len(next(iter(timeline.categories.values())))
+    small = [values for name, values in timeline.categories.items() if name not in names]
+    series = {name: timeline.categories.get(name, nothing) for name in names}
+    if small:
+        series["other"] = tuple(map(sum, zip(series["other"], *small, strict=True)))
+    return tuple(series.items())
+
+
+def _picture(
+    report: MemtraceReport, title: str, *, kinds: tuple[str, ...] = (), top: int | None = None, from_zero: bool = False
+) -> list[Block]:
+    """`kinds`, `top` and `from_zero` are those of another picture, with which it is compared."""
     timeline = report.timeline
     if not timeline.categories:
         return []
     stretches = tuple((_what_ran(one, timeline), one.first) for one in timeline.stretches)
-    nothing = (0,) * len(next(iter(timeline.categories.values())))
-    series = tuple((name, timeline.categories.get(name, nothing)) for name in categories or timeline.categories)
+    series = _series(timeline, kinds or _largest_kinds([timeline]))
     marks = tuple(zip((one.label for one in report.marks), timeline.marks, strict=True))
-    return [Areas(title, series, "bytes", "allocations and frees, in their order", stretches, timeline.peak, marks, top)]
+    bottom = 0 if from_zero else _base(timeline)
+    return [Areas(title, series, "bytes", "allocations and frees in order", stretches, timeline.peak, marks, top, bottom)]
 
 
 def _what_ran(stretch: Stretch, timeline: Timeline) -> str:
@@ -203,17 +319,21 @@ def _marks(marks: tuple[TraceMark, ...]) -> list[Block]:
         for mark, earlier in zip(marks, before, strict=False)
     ]
     columns = ("mark", "phase", "torch", "change", *known)
-    return [Table("Marks", columns, rows, {"torch": "bytes", **dict.fromkeys(known, "bytes")}, is_sequence=True)]
+    table = Table("Marks", columns, rows, {"torch": "bytes", **dict.fromkeys(known, "bytes")}, is_sequence=True)
+    return [Fold(f"Marks: {len(rows)}", (table,))]
 
 
 def _peak(report: MemtraceReport) -> list[Block]:
     peak = report.peak
+    if not peak.by_category:
+        return []
     where = f", at {peak.location}" if peak.location is not None else ""
-    blocks: list[Block] = [_bars(f"Held at the peak{where}", peak.by_category)] if peak.by_category else []
+    most = ", ".join(f"{many(name)} {byte_size(size)}" for name, size in list(peak.by_category.items())[:_FEW])
+    blocks: list[Block] = [_bars(f"By kind, memory from before the cell included{where}", peak.by_category)]
     if peak.by_module:
         largest = dict(list(peak.by_module.items())[:_MODULES])
-        blocks.append(Fold("By the module that made it", (_bars("Of what was made in the cell", largest),)))
-    return blocks
+        blocks.append(_bars("By the module that allocated it, in this cell", largest))
+    return [Fold(f"Held at the peak: {most}", tuple(blocks))]
 
 
 def _bars(title: str, sizes: Mapping[str, int]) -> Bars:
@@ -224,14 +344,16 @@ def _holders(report: MemtraceReport) -> list[Block]:
     if not report.holders:
         return []
     rows = [(one.variable, one.live_bytes, None if one.location is None else str(one.location), one.path) for one in report.holders]
-    return [Table("What outlived the cell, by the variable that holds it", tuple(_HOLDERS), rows, _HOLDERS)]
+    table = Table("Memory that this cell allocated and that is still held, by variable", tuple(_HOLDERS), rows, _HOLDERS)
+    most = listed([f"`{one.variable}` {byte_size(one.live_bytes)}" for one in report.holders])
+    return [Fold(f"Held after the cell: {most}", (table,))]
 
 
 def _sites(report: MemtraceReport) -> list[Block]:
     rows = [
         (
             None if site.location is None else str(site.location),
-            "not seen: compiled, in another thread, or in a step only counted" if site.location is None else site.location.source,
+            "not traced: compiled code, another thread, or a step that was only counted" if site.location is None else site.location.source,
             site.module or None,
             site.category,
             site.phase,
@@ -241,7 +363,7 @@ def _sites(report: MemtraceReport) -> list[Block]:
         )
         for site in report.sites
     ]
-    table = Table("Lines that allocated: what is still held first", tuple(_SITES), rows, _SITES)
-    if len(rows) > _BIG_TABLE:
-        return [Fold(f"{plural(len(rows), 'line')} and modules that allocated", (table,))]
-    return [table] if rows else []
+    if not rows:
+        return []
+    table = Table("Lines that allocated memory, the most still held first", tuple(_SITES), rows, _SITES)
+    return [Fold(f"Lines that allocated memory: {plural(len(rows), 'row')}", (table,))]

@@ -8,25 +8,25 @@ _HERE = __name__
 
 INSTRUMENT = Instrument(
     name="nanhunt",
-    summary="the op, line, row and cause of the first NaN or Inf, at almost no cost",
-    description="""Watch a training or inference cell for NaN and Inf.
+    summary="the op, line, row and cause of the first NaN or inf, at almost no cost",
+    description="""Watch a training or inference cell for NaN and inf.
 
-Until something goes wrong this costs one reduction over the loss and the gradients per backward(). On the first bad step that very step
-is replayed, op by op, and the cell stops with a NonFiniteError that names the op, the module, your line, the row and the fix: code of
-yours, changed, and run again to see that the step is then finite. The parameters are still as they were before the bad step.
+While all values are finite, this costs one reduction over the loss and the gradients per backward(). The first bad step is replayed op
+by op, and the cell stops with a NonFiniteError. The report names the op, the module, your line, the row and the fix: your code,
+changed, and rerun to check that the step is then finite. The parameters are as they were before the bad step.
 
     %%nanhunt                   stop at the first finding
     %%nanhunt -o hunt           ... and keep the report in `hunt`
     %%nanhunt --keep-going      only record
-    %nanhunt loss               look into a tensor you already have, before backward()""",
+    %nanhunt loss               examine a tensor that you already have, before backward()""",
     options=(
-        Option("--keep-going", "record findings, never stop the cell", {"action": "store_true"}),
+        Option("--keep-going", "record findings and never stop the cell", {"action": "store_true"}),
         Option(
             "--max-findings",
-            "stop looking after N findings (default 10; only with --keep-going)",
+            "investigate at most N findings (default 10; only with --keep-going)",
             {"type": int, "default": 10, "metavar": "N"},
         ),
-        Option("--layers", "a table of every module call's outputs and gradients, also when nothing is wrong", {"action": "store_true"}),
+        Option("--layers", "show the outputs and gradients of every module call, also without a finding", {"action": "store_true"}),
     ),
     probe=f"{_HERE}.probe:NanProbe",
     view=f"{_HERE}.view:page",

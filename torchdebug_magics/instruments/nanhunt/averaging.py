@@ -32,20 +32,20 @@ class Averaging:
 
     def explanation(self, kind: str) -> str:
         """What is known in this rank, in one sentence."""
-        own = f"the gradients of this rank (rank {self.rank}) are finite before it"
-        came = f"{kind} came with the averaging of the gradients over ranks: {own}"
+        came = f"{kind} comes from averaging the gradients over ranks: those of this rank (rank {self.rank}) are finite before it"
         if not self.may_overflow:
             return came
         return (
-            f"{came}, and as large as {number(self.local_peak)}: summed over {self.world_size} ranks in {self.dtype} they can leave its "
-            f"range, which ends at {number(self.limit)}"
+            f"{came}, but as large as {number(self.local_peak)}: their sum over {self.world_size} ranks can exceed the range of "
+            f"{self.dtype}, which ends at {number(self.limit)}"
         )
 
     def fix(self) -> str:
         """What to do about it, as far as one rank can tell."""
         if not self.may_overflow:
-            return "look at the reports of the other ranks: the one whose own gradients are bad names the cause"
+            return "check the reports of the other ranks: the rank whose own gradients are non-finite names the cause"
         return (
-            "reduce the gradients in float32 (no communication hook that compresses to float16; autocast in place of `model.half()`), or"
-            f" divide them by the number of ranks before the sum: `p.grad /= {self.world_size}` ahead of `all_reduce`"
+            "reduce the gradients in float32 (without a communication hook that compresses to float16; with autocast instead of"
+            " `model.half()`), or"
+            f" divide them by the number of ranks before the sum: `p.grad /= {self.world_size}` before `all_reduce`"
         )

@@ -1,4 +1,4 @@
-"""A birth, written down as a `Finding`."""
+"""A `Finding` from the evidence about a source op."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torchdebug_magics.instruments.nanhunt.causes.tensor_names import owner_of, 
 from torchdebug_magics.instruments.nanhunt.causes.uninitialized import made_uninitialized
 from torchdebug_magics.instruments.nanhunt.report import Finding, Kind, PathStep, Phase
 from torchdebug_magics.probing.modules import Call, unwrapped
+from torchdebug_magics.probing.source.statement_lists import span_as_written
 from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, sizes_of, tensors_in
 from torchdebug_magics.probing.where import excerpt, locate, location, user_frame
 
@@ -40,10 +41,11 @@ def write(evidence: Evidence) -> Finding:
         place, name = made, (tensor or "").rpartition(".")[2]
         cause = Diagnosis(
             "uninitialized_parameter",
-            f"{tensor} was never initialized: it holds what was in its memory",
+            f"{tensor} was never initialized: it contains whatever was in its memory",
             f"fill it after that line: `nn.init.normal_(self.{name}, std=0.02)`",
         )
     call = None if phase in {"data", "parameter", "optimizer"} else _call(evidence)
+    lines = excerpt(place) if place is not None else ()
     finding = Finding(
         kind="nan" if evidence.kind & NAN else "inf",
         phase=phase,
@@ -65,7 +67,8 @@ def write(evidence: Evidence) -> Finding:
         sink=context.sink,
         sink_kind="nan" if context.sink_kind == "nan" else "inf",
         weights="weights poisoned" if phase == "optimizer" and birth.op is None else "" if phase == "parameter" else "weights untouched",
-        excerpt=excerpt(place) if place is not None else (),
+        excerpt=lines,
+        underlined=_expression(evidence, place, lines),
     )
     return marked(finding, *written_into(birth))
 
@@ -118,14 +121,28 @@ def _call(evidence: Evidence) -> Call | None:
 
 
 def _location(evidence: Evidence, phase: Phase) -> Location | None:
+    op = _placed(evidence)
+    return None if op is None or op.line is None or phase == "parameter" else location(*op.line)
+
+
+def _placed(evidence: Evidence) -> Op | None:
+    """The op whose line is reported: a backward op of torch has none, so its forward op stands for it."""
     op = evidence.op if evidence.op is not None else next(iter(evidence.birth.via), None)
-    forward = None if evidence.op is None else evidence.forward
-    line = None if op is None else op.line
-    if line is None and forward is not None:
-        line = forward.line
-    if line is None or phase == "parameter":
+    return evidence.forward if evidence.op is not None and (op is None or op.line is None) else op
+
+
+def _expression(evidence: Evidence, place: Location | None, lines: tuple[tuple[int, str], ...]) -> tuple[int, int] | None:
+    """The characters of the reported line that the op was computed by; None for all of the line."""
+    op, text = _placed(evidence), dict(lines).get(0 if place is None else place.line, "")
+    if evidence.op is None or op is None or op.place is None or op.line is None or not text:
         return None
-    return location(*line)
+    positions = span_as_written(*op.place, op.line[1])
+    if positions is None or positions[0] != op.line[1]:
+        return None
+    line, column, end_line, end_column = positions
+    raw = text.encode()  # Python counts bytes
+    first, end = (len(raw[:at].decode(errors="ignore")) for at in (column, end_column if end_line == line else len(raw)))
+    return (first, end) if text[first:end].strip() not in {"", text.strip()} else None
 
 
 def _operands(evidence: Evidence) -> tuple[int | float | complex | bool | str, ...]:
@@ -136,20 +153,20 @@ def _explain(evidence: Evidence, phase: Phase, tensor: str | None) -> Diagnosis:
     if phase == "parameter" and diagnose(evidence).slug != "bad_embedding_row":
         return _spoilt_here(evidence, tensor) or Diagnosis(
             "bad_parameter",
-            f"{tensor} was bad before this cell's first step",
-            "make the model anew or load good weights: an earlier run poisoned it; put %%nanhunt above the cell that did",
+            f"{tensor} was non-finite before this cell's first step",
+            "create the model again or load a good checkpoint: an earlier run corrupted it; put `%%nanhunt` above that cell",
         )
     if phase == "optimizer" and evidence.op is not None:
         return Diagnosis(
             "clip_inf",
-            f"the gradient of {tensor} was finite after backward(); {evidence.name} changed it before the update",
-            "look at what scales or clips the gradients here: a norm that is infinite or 0, a division by a count of 0",
+            f"the gradient of {tensor} was finite after backward(); `{evidence.name}` changed it before the update",
+            "check the code that scales or clips gradients on this line: an infinite or zero norm, a division by a count of 0",
         )
     if phase == "optimizer":
         return Diagnosis(
             "exploding_parameter",
-            f"{tensor} was finite when the cell began and is not after an update",
-            "lower the learning rate or clip the gradients; then make the model anew, as its weights are lost",
+            f"{tensor} was finite when the cell began, and is non-finite after an update",
+            "lower the learning rate or clip the gradients; then create the model again, as its weights are lost",
         )
     return diagnose(evidence)
 
@@ -161,11 +178,11 @@ def _spoilt_here(evidence: Evidence, tensor: str | None) -> Diagnosis | None:
         return None
     model = _model_of(evidence)
     lines = writers_of(model, context.chain) if model else []
-    where = f"look at {lines[0]}, `{lines[0].source}`, which writes into it" if len(lines) == 1 else "look at what writes into it by hand"
+    where = f"check {lines[0]}, `{lines[0].source}`, which writes to it" if len(lines) == 1 else "check the code that writes to it"
     return Diagnosis(
         "bad_parameter",
-        f"{tensor} was finite when the cell began, or was made in it, and is bad now; no optimizer step was seen to do that",
-        f"{where} (a moving average, an initialisation, `.data`), then make the model anew",
+        f"{tensor} became non-finite in this cell, and not in an optimizer step",
+        f"{where} (a moving average, an initialization, `.data`), then create the model again",
     )
 
 
@@ -223,11 +240,11 @@ def marked(finding: Finding, tensor: torch.Tensor, mask: torch.Tensor | None = N
         return replace(finding, dtype=str(tensor.dtype).removeprefix("torch."))
     mask = bad_mask(tensor) if mask is None else mask
     has_rows = mask is not None and mask.dim() > 0 and bool(mask.any())
+    rows = mask.reshape(mask.shape[0], -1).any(1).nonzero().flatten().tolist() if mask is not None and has_rows else []
     return replace(
         finding,
-        rows=tuple(mask.reshape(mask.shape[0], -1).any(1).nonzero().flatten().tolist()[:_MOST_ROWS])
-        if mask is not None and has_rows
-        else (),
+        rows=tuple(rows[:_MOST_ROWS]),
+        row_count=len(rows),
         index=tuple(mask.nonzero()[0].tolist()) if mask is not None and has_rows else (),
         bad_count=0 if mask is None else int(mask.sum()),
         element_count=tensor.numel(),

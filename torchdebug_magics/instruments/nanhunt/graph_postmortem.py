@@ -20,17 +20,17 @@ from torchdebug_magics.probing.tensors import dense, kind_of
 __all__ = ["examine"]
 
 _SINK = "this tensor"
-_UNKNOWN = "a finished graph holds neither modules nor lines: put %%nanhunt above the cell that computes it to get them"
-_FREED = "backward() has freed this graph, so what the ops saved is gone: run %nanhunt before backward()"
-_UNSEEN = "its numbers cannot be looked at: it is a tensor of a kind that holds none, or hides them"
+_UNKNOWN = "a recorded graph holds neither modules nor lines: put `%%nanhunt` above the cell that computes the tensor"
+_FREED = "backward() has freed the tensors that this graph saved: run `%nanhunt` before backward()"
+_UNSEEN = "this kind of tensor has no values that can be read"
 
 
 def examine(*tensors: object, keep_going: bool = False, max_findings: int = 10, layers: bool = False) -> NanReport:
-    """Look into tensors, before ``backward()`` frees their graph; the options of the cell magic change nothing here."""
+    """Examine tensors before ``backward()`` frees their graph; the options of the cell magic have no effect."""
     del keep_going, max_findings, layers
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
-            msg = f"%nanhunt looks into tensors, not {type(tensor).__name__}: write `%nanhunt loss`"
+            msg = f"%nanhunt examines tensors, not {type(tensor).__name__}: write `%nanhunt loss`"
             raise TorchDebugError(msg)
     reports = [_one(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor)]
     findings = tuple(finding for report in reports for finding in report.findings)
@@ -40,8 +40,17 @@ def examine(*tensors: object, keep_going: bool = False, max_findings: int = 10, 
         findings=findings,
         problems=tuple(dict.fromkeys(problem for report in reports for problem in report.problems)),
         sentence=" | ".join(report.sentence for report in reports),
+        headline=_headline(reports),
         replay="graph" if findings else "",
     )
+
+
+def _headline(reports: list[NanReport]) -> str:
+    """The title: of several tensors, how many are finite."""
+    bad = [finding for report in reports for finding in report.findings]
+    if len(reports) == 1:
+        return f"{_head(bad[0])}, {_origin(bad[0])}" if bad else reports[0].sentence
+    return f"NaN or inf in {len(bad)} of {len(reports)} tensors" if bad else f"No NaN or inf in {len(reports)} tensors"
 
 
 def _one(tensor: torch.Tensor) -> NanReport:
@@ -62,9 +71,9 @@ def _nothing(tensor: torch.Tensor, graph: SavedGraph) -> NanReport:
     numbers = dense(tensor)
     hides = numbers is None and tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()) and not tensor._is_zerotensor()
     if hides and not tensor.is_quantized:
-        return NanReport(sentence=f"Nothing could be looked at: {_UNSEEN}", problems=(_UNSEEN,))
+        return NanReport(sentence=f"Nothing was checked: {_UNSEEN}", problems=(_UNSEEN,))
     value = f" ({number(float(numbers))})" if numbers is not None and numbers.numel() == 1 and not numbers.is_complex() else ""
-    return NanReport(sentence=f"Nothing non-finite: the tensor is finite{value}; its graph has {plural(graph.op_count, 'op')}")
+    return NanReport(sentence=f"No NaN or inf in this tensor{value}; its graph has {plural(graph.op_count, 'op')}")
 
 
 def _finding(suspect: Suspect, sink: torch.Tensor) -> Finding:
@@ -72,25 +81,30 @@ def _finding(suspect: Suspect, sink: torch.Tensor) -> Finding:
     finding = _of(suspect.tensor, sink, phase)
     if suspect.op is None:
         name = _name(suspect.tensor)
-        return replace(finding, tensor=name, explanation=f"{name} was bad before it entered the graph", fix="look at where it comes from")
+        return replace(
+            finding,
+            tensor=name,
+            explanation=f"{name} was non-finite before it entered the graph",
+            fix="check where it is computed or loaded",
+        )
     values = tuple(_value(one, finding.index, suspect.tensor) for one in suspect.operands if one.dtype is not torch.bool)
     return replace(
         finding,
         op=suspect.op,
         operands=values,
-        explanation=f"{suspect.op} is the first op of the graph that is known to have a bad result",
-        fix=f"look at what enters {suspect.op}",
+        explanation=f"`{suspect.op}` is the first op of the graph with a non-finite result",
+        fix=f"check the inputs of `{suspect.op}`",
     )
 
 
 def _bare(sink: torch.Tensor) -> Finding:
-    """A bad tensor whose graph, if it has one, kept nothing that is bad."""
+    """A non-finite tensor whose graph, if any, saved only finite tensors."""
     has_graph = sink.grad_fn is not None
     return replace(
         _of(sink, sink, "forward" if has_graph else "data"),
         tensor=None if has_graph else _SINK,
-        explanation="the ops of its graph kept no number that is bad" if has_graph else "no graph leads to this tensor",
-        fix="run the cell that makes this tensor again with %%nanhunt above it",
+        explanation="the tensors that its graph saved are finite" if has_graph else "this tensor was not computed by a recorded graph",
+        fix="rerun the cell that makes this tensor with `%%nanhunt` above it",
     )
 
 
@@ -103,7 +117,7 @@ def _of(tensor: torch.Tensor, sink: torch.Tensor, phase: Phase) -> Finding:
 
 
 def _name(tensor: torch.Tensor) -> str:
-    """As in the `state_dict` of the model that holds it."""
+    """The key in the `state_dict` of the model that holds the tensor."""
     modules = list(live_modules())
     inner = parts_of(modules)
     owner = owner_of(tensor, [module for module in modules if id(module) not in inner])
@@ -121,12 +135,23 @@ def _value(operand: torch.Tensor, index: tuple[int, ...], like: torch.Tensor) ->
 
 
 def _sentence(finding: Finding) -> str:
-    """What is known, and nothing of steps, layers or lines."""
-    origin = {
-        "parameter": f"it comes from a parameter that is bad itself: {finding.tensor}",
-        "data": f"it comes from an input that is bad itself: {finding.tensor}" if finding.tensor != _SINK else "no graph leads to it",
-    }.get(finding.phase, f"the first bad result is that of {finding.op}" if finding.op else "which op made it is not known")
-    return " · ".join(part for part in (_head(finding), origin, *finding.details()) if part)
+    """What is known: no step, layer or line."""
+    return " · ".join(part for part in (f"{_head(finding)}, {_origin(finding)}", *finding.details()) if part)
+
+
+def _origin(finding: Finding) -> str:
+    match finding.phase:
+        case "parameter":
+            return f"from {_tensor('parameter', finding)}"
+        case "data":
+            return "which has no graph" if finding.tensor == _SINK else f"from {_tensor('input', finding)}"
+        case _:
+            return f"from {finding.op}" if finding.op else "source op not identified"
+
+
+def _tensor(role: str, finding: Finding) -> str:
+    name = finding.tensor or ""
+    return f"{'an' if role == 'input' else 'a'} {role}{name.removeprefix('a tensor')}" if name.startswith("a tensor") else f"{role} {name}"
 
 
 def _head(finding: Finding) -> str:

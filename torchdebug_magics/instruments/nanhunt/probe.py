@@ -52,6 +52,7 @@ class NanProbe:
         self._depth = 0
         self._differentiated: tuple[torch.Tensor, ...] = ()
         """What the backward pass that runs now began from."""
+        self._stopped_by: Finding | None = None
 
     def _observer(self) -> Trace:
         calls = ModuleCalls(self._recorder.roots(), self._hooks)
@@ -82,6 +83,12 @@ class NanProbe:
         """For the live view; any thread may ask."""
         return self._tally.live()
 
+    def traceback_of(self, error: BaseException) -> list[str]:
+        """One line in place of the traceback of the error that this probe raised: the report below it says the rest."""
+        if not isinstance(error, NonFiniteError) or error.finding is not self._stopped_by:
+            return []
+        return [f"{type(error).__name__}: {error.finding.brief}; the report is below"]
+
     def kept(self) -> dict[str, object]:
         """``bad``: the tensors at the birth, by name."""
         return {"bad": self._tally.bad}
@@ -106,7 +113,7 @@ class NanProbe:
         if any(is_traced(tensor) for tensor in tensors):
             return original(*args, **kwargs)  # a compiler or a function transform at work: there are no numbers
         if not self._rerun.active:
-            self._guard.run("the look before a backward pass", self._checks.before_backward)
+            self._guard.run("the check before a backward pass", self._checks.before_backward)
         self._depth += 1
         self._differentiated = tensors
         try:
@@ -125,7 +132,7 @@ class NanProbe:
         __tracebackhide__ = True
         if self._rerun.active:
             self._rerun.update_call()
-        computes_gradients = any(callable(one) for one in (*args[1:], kwargs.get("closure")))
+        computes_gradients = (len(args) > 1 or bool(kwargs)) and any(map(callable, (*args[1:], kwargs.get("closure"))))
         if self._rerun.active or not self._recorder.is_ours():
             return
         if self._depth:
@@ -166,6 +173,7 @@ class NanProbe:
             if outcome.finding.diagnosis == "averaged_from_other_ranks":
                 with end_deferred():
                     time.sleep(_A_MOMENT_S)  # a launcher ends all as soon as one fails: the rank in which it was born first begins to look
+            self._stopped_by = outcome.finding
             _stop(outcome.finding, outcome.bad)
 
 

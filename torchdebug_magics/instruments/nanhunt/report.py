@@ -1,4 +1,4 @@
-"""What a nanhunt found: the birth of each non-finite value, and how it travelled."""
+"""The findings of a nanhunt: the op that produced each non-finite value, and the path of that value to the loss."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ Value: TypeAlias = int | float | complex | bool | str
 
 
 _ROWS_SAID = 5
-"""In a sentence; all of them are in `rows`."""
+"""More rows than that are counted, and `_ROWS_BEGUN` of them named."""
+_ROWS_BEGUN = 3
+_PLACE = 40
+"""Characters of a location in a title."""
+_TITLE = 90
+"""Characters of a title before the code that it quotes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PathStep:
-    """One op on the way from the birth to the sink."""
+    """One op on the path from the source op to the sink."""
 
     op: str
     phase: Phase
@@ -32,10 +37,10 @@ class PathStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The birth of a NaN or an infinity."""
+    """A NaN or an infinity, and the op that produced it."""
 
     kind: Kind
-    """At birth: an infinity that became NaN later is ``"inf"``."""
+    """At the source op: an infinity that became NaN later is ``"inf"``."""
     phase: Phase
     """``"loss"`` is any forward op outside every module."""
     op: str | None
@@ -56,6 +61,8 @@ class Finding:
     """Backward calls completed in this cell before the finding."""
     rows: tuple[int, ...] = ()
     """Bad indices along dimension 0, the first 20."""
+    row_count: int = 0
+    """The number of bad indices along dimension 0."""
     index: tuple[int, ...] = ()
     """The first bad element."""
     operands: tuple[Value, ...] = ()
@@ -67,103 +74,138 @@ class Finding:
     fix: str = ""
     """One line: what to change."""
     path: tuple[PathStep, ...] = ()
-    """From the birth to the sink."""
+    """From the source op to the sink."""
     explanation: str = ""
     """Why, in one sentence."""
     model: str = ""
     """The name of the root module's variable, for display; empty where it has none."""
     spoilt_here: bool = False
-    """Of a bad parameter: whether it was finite, or not there, when the cell began."""
+    """Whether a bad parameter was finite, or did not exist, when the cell began."""
     bad_count: int = 0
     element_count: int = 0
     shape: tuple[int, ...] = ()
     dtype: str = ""
     excerpt: tuple[tuple[int, str], ...] = ()
-    """The lines round `location`, with the numbers that the user sees; empty where the source is not at hand."""
+    """The lines around `location`, with the numbers that the user sees; empty where the source is not available."""
+    underlined: tuple[int, int] | None = None
+    """The expression that made the op, as character positions in the marked line of `excerpt`; None before Python 3.11."""
     sink: str = ""
     """Where it surfaced: ``"loss"``, ``"gradient of head.weight"``, ``"output"``."""
     sink_kind: Kind = "nan"
-    """What it was there: an infinity at birth is often NaN by then."""
+    """Its kind at the sink: an infinity from the source op is often NaN by then."""
     weights: str = ""
-    """What became of the parameters: ``"weights untouched"``, ``"weights already bad"``."""
+    """The state of the parameters: ``"weights untouched"`` or ``"weights poisoned"``."""
     averaging: Averaging | None = None
-    """Of gradients that came bad from an averaging over ranks: what this rank gave to it."""
+    """What this rank contributed, where averaging over ranks made the gradients non-finite."""
 
     def sentence(self) -> str:
-        """The finding on one line, birth first."""
-        return " · ".join(part for part in self._parts() if part)
+        """The finding on one line: the title in full, then rows, operands and the state of the weights."""
+        own = "" if self.averaging is None else f"the gradients of rank {self.averaging.rank} are finite before it"
+        return " · ".join(filter(None, (self._what(), self._when(), own, self._module(), self._line(), *self.details(), self.weights)))
+
+    @property
+    def title(self) -> str:
+        """What was found, at which step and at which line: at most 90 characters before the quoted code."""
+        code = f": `{self.location.source}`" if self.location is not None and self.location.source else ""
+        what, when, where = self._what(), self._when(), self._place()
+        for parts in ((what, when, self._module(), where), (what, when, where), (what, where)):
+            if len(text := " · ".join(filter(None, parts))) + len(code[:2]) <= _TITLE:
+                return text + code
+        rest = len(where) + len(" · : ")
+        return " · ".join(filter(None, (f"{what[: max(0, _TITLE - rest - 1)]}…", where))) + code
+
+    @property
+    def brief(self) -> str:
+        """Kind, step and line, for the line of an error above the report."""
+        return f"{self._kind()} at step {self.step}" + ("" if self.location is None else f", {self.location}")
 
     @property
     def name(self) -> str:
-        """Of a parameter, with its model's."""
+        """The path of a parameter, with the variable of its model."""
         return ".".join(part for part in (self.model, self.tensor) if part)
 
     @property
     def since(self) -> str:
-        """When a parameter became bad, as far as that is known."""
+        """When a parameter became non-finite, as far as that is known."""
         if self.diagnosis == "uninitialized_parameter":
-            return "which was never initialized"
+            return "never initialized"
         if not self.spoilt_here:
-            return "bad before this cell's first step"
-        return f"which became bad in this cell, by the end of step {self.step - 1}" if self.step else "which became bad in this cell"
+            return "from before this cell"
+        return f"since step {self.step - 1} of this cell" if self.step else "set in this cell"
 
     def details(self) -> tuple[str, ...]:
-        """Which rows, and the numbers that went in."""
-        return (self._rows(), self._operands())
+        """Rows and operands."""
+        return (self.rows_text, self.operands_text)
 
-    def _parts(self) -> tuple[str, ...]:
-        kind = "Inf" if self.kind == self.sink_kind == "inf" else "NaN"  # as it shows: an infinity may be a NaN when it reaches the loss
-        when = f"{kind} {'came' if self.averaging is not None else 'born'} at step {self.step}"
-        diverged = self.diagnosis == "lr_too_high" and self.phase != "optimizer"
-        what = f"the run diverged; {self.op} was the first to leave the range" if diverged else self._what()
-        return (when, what, self._where(), self._line(), *self.details(), self.weights)
+    @property
+    def rows_text(self) -> str:
+        """``"row 3 of 16"``, ``"rows 3, 7 of 16"``, ``"all 16 rows"`` or ``"20 of 32 rows (0, 1, 2, …)"``; empty where there are none."""
+        bad, total = max(self.row_count, len(self.rows)), next(iter(self.shape), 0)
+        if not self.rows:
+            return ""
+        if 1 < bad == total:
+            return f"all {total:,} rows"
+        of = f" of {total:,}" if total else ""
+        if bad > _ROWS_SAID:
+            return f"{bad:,}{of} rows ({', '.join(map(str, self.rows[:_ROWS_BEGUN]))}, …)"
+        return f"row{'s' if bad > 1 else ''} {', '.join(map(str, self.rows))}{of}"
+
+    @property
+    def operands_text(self) -> str:
+        """The numbers that the op received at the first bad element; empty where they are unknown."""
+        shown = [number(value) for value in self.operands[:4] if not isinstance(value, str)]  # a shape says nothing at a glance
+        return f"operand{'s' if len(shown) > 1 else ''} {', '.join(shown)}" if shown else ""
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the run diverged: loss and gradients grew until an op left the range."""
+        return self.diagnosis == "lr_too_high" and self.phase != "optimizer"
+
+    def _kind(self) -> str:
+        return "Inf" if self.kind == self.sink_kind == "inf" else "NaN"  # as it shows: an infinity may be a NaN when it reaches the loss
+
+    def _when(self) -> str:
+        return f"step {self.step}"
 
     def _what(self) -> str:
-        if self.is_tangent:
-            return f"forward-mode derivative of {self.op}"
-        if self.averaging is not None:
-            return f"with the averaging of gradients over ranks; those of rank {self.averaging.rank} are finite before it"
-        return self._born()
+        return f"{'The run diverged: ' if self.has_diverged else ''}{self._kind()} {self._source()}"
 
-    def _born(self) -> str:
+    def _source(self) -> str:
+        if self.averaging is not None:
+            return "from averaging the gradients over ranks"
+        if self.is_tangent:
+            return f"from the forward-mode derivative of {self.op}"
         match self.phase:
             case "data":
-                return f"input {self.tensor}"
+                return f"in input {self.tensor}"
             case "parameter":
-                return f"parameter {self.name}, {self.since}"
+                return f"in parameter {self.name}, {self.since}"
             case "optimizer":
                 in_gradient = self.sink.startswith("gradient of ")
-                where = f"{self.sink}, before the update" if in_gradient else f"optimizer update of {self.tensor}"
-                return where + (f" ({self.op})" if self.op else "")
-            case "backward":
-                return f"backward of {self.op}" if self.op else "backward, cause not traced"
-            case "loss":
-                return f"forward of {self.op}, outside the model" if self.op else "loss, cause not traced"
+                where = f"in the {self.sink}, before the update" if in_gradient else f"in the optimizer's update of {self.tensor}"
+                return f"from {self.op} {where}" if self.op else where
             case _:
-                return f"forward of {self.op}" if self.op else "forward, cause not traced"
+                where = "in backward" if self.phase == "backward" else "in forward"
+                return f"from {self.op} {where}" if self.op else f"{where}, source op not identified"
 
-    def _where(self) -> str:
+    def _module(self) -> str:
         if self.module is None or self.phase in {"data", "parameter", "optimizer"}:
             return ""
         name = ".".join(part for part in (self.model, self.module) if part) or "the model"
         return f"{name} (call {self.call})" if self.call is not None and self.call > 1 else name
 
+    def _place(self) -> str:
+        """The location, without its function and the start of its file's name where these are long."""
+        place = str(self.location or "")
+        if self.location is None or len(place) <= _PLACE:
+            return place
+        place = place.rpartition(" in ")[0] or place
+        return place if len(place) <= _PLACE else f"…{place[1 - _PLACE :]}"
+
     def _line(self) -> str:
         if self.location is None:
             return ""
         return f"{self.location}: `{self.location.source}`" if self.location.source else str(self.location)
-
-    def _rows(self) -> str:
-        if not self.rows:
-            return ""
-        if 1 < len(self.rows) == next(iter(self.shape), 0):
-            return f"all {len(self.rows)} rows"
-        head = ", ".join(str(row) for row in self.rows[:_ROWS_SAID])
-        return f"row{'s' if len(self.rows) > 1 else ''} {head}" + (" …" if len(self.rows) > _ROWS_SAID else "")
-
-    def _operands(self) -> str:
-        shown = [number(value) for value in self.operands[:4] if not isinstance(value, str)]  # a shape says nothing at a glance
-        return f"operand{'s' if len(shown) > 1 else ''} {', '.join(shown)}" if shown else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +235,7 @@ class LayerRow:
 
 @dataclass(frozen=True, kw_only=True)
 class NanReport(Report):
-    """Everything one nanhunt session learnt."""
+    """Everything that one nanhunt session found."""
 
     found: bool = False
     finding: Finding | None = None
@@ -205,28 +247,35 @@ class NanReport(Report):
     forward_count: int = 0
     """Outermost module calls whose output was checked because no gradient flows from it."""
     meant_count: int = 0
-    """Of these, outputs with infinities that the model put there on purpose, such as a mask."""
+    """Checked outputs with intentional infinities, such as a mask."""
     overflow_steps_count: int = 0
-    """Steps that a GradScaler skips by design: counted, not findings."""
+    """Steps that a GradScaler skips by design: they are counted and are not findings."""
     history: tuple[float, ...] = ()
-    """Max-abs over the loss and all gradients, one a backward; the last ones of a long run."""
+    """Largest magnitude in the loss and all gradients, one value per backward(); of a long run, the latest values."""
     losses: tuple[float, ...] = ()
-    """The loss of each backward, beside `history`."""
+    """The loss of each backward(), aligned with `history`."""
     layers: tuple[LayerRow, ...] = ()
     layers_step: int | None = None
     reproduced: bool | None = None
-    """Whether the replay gave the same loss, bit for bit; None where nothing was replayed."""
+    """Whether the replay produced the same loss, bit for bit; None where nothing was replayed."""
     replay: str = ""
-    """How the bad step was looked at: ``"statements"``, ``"module"``, ``"graph"`` or empty."""
+    """What was replayed of the bad step: ``"statements"``, ``"module"``, ``"graph"`` or empty."""
     raised: str = ""
-    """The type of an error of the user's own that ended the cell, such as ``"ValueError"``; what came after it was not seen."""
+    """The type of the user's error that ended the cell, such as ``"ValueError"``; nothing after it was checked."""
     sentence: str = ""
-    """The verdict, written when the session was frozen."""
+    """The verdict, written when the session ended."""
+    headline: str = ""
+    """The title, where it is not the one of the first finding."""
 
     @property
     def verdict(self) -> str:
         """The finding in one sentence, or what was checked and found finite."""
         return self.sentence
+
+    @property
+    def title(self) -> str:
+        """What was found and where, or how much was checked."""
+        return self.headline or (self.sentence if self.finding is None else self.finding.title)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torchdebug_magics.format import number, plural
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.report import NanReport
 
-__all__ = ["overflow", "sentence"]
+__all__ = ["headline", "largest", "overflow", "sentence", "subjects"]
 
 
 def sentence(report: NanReport) -> str:
@@ -18,17 +18,28 @@ def sentence(report: NanReport) -> str:
     if report.finding is not None:
         more = len(report.findings) - 1
         return report.finding.sentence() + (f" · and {plural(more, 'more finding')}" if more > 0 else "")
-    return "; ".join(part for part in (_checked(report), _largest(report)) if part)
+    return "; ".join(part for part in (_checked(report), largest(report)) if part)
+
+
+def headline(report: NanReport) -> str:
+    """The title of a report without findings; empty where the first finding has one."""
+    if report.finding is not None:
+        return ""
+    done = _done(report)
+    if not done:
+        return overflow(report) or f"Nothing to check{_until(report) or ': no backward(), optimizer step or model call'}"
+    meant = ", except intentional inf," if report.meant_count else ""
+    return f"No NaN or inf{meant} in {' and '.join(done[: 1 if report.raised else 2])}{_until(report)}"
 
 
 def overflow(report: NanReport) -> str:
-    """The steps that a GradScaler skipped, which is no fault; empty where there were none."""
+    """The steps that a GradScaler skipped by design; empty where there were none."""
     skipped = report.overflow_steps_count
     return f"{plural(skipped, 'step')} skipped by the GradScaler by design" if skipped else ""
 
 
-def _checked(report: NanReport) -> str:
-    done = [
+def _done(report: NanReport) -> list[str]:
+    return [
         plural(amount, noun, ending)
         for amount, noun, ending in (
             (report.backward_count, "backward pass", "es"),
@@ -37,26 +48,32 @@ def _checked(report: NanReport) -> str:
         )
         if amount
     ]
+
+
+def _checked(report: NanReport) -> str:
+    done = _done(report)
     if not done:
         return (
             overflow(report)
-            or f"Nothing to check{_until(report)}: this cell ran no backward(), no optimizer and no model, or left all that to torch.func"
+            or f"Nothing to check{_until(report)}: this cell ran no backward(), no optimizer and no model, or used torch.func alone"
         )
-    found = "No NaN, and no infinity but those put there on purpose," if report.meant_count else "No NaN and no infinity"
-    skipped = f" but in {overflow(report)}" if report.overflow_steps_count else ""
-    return f"{found} in {_subjects(report)}{skipped}{_until(report)}: {', '.join(done)} checked"
+    meant = " except intentional infinities such as masks," if report.meant_count else ""
+    skipped = f", apart from {overflow(report)}" if report.overflow_steps_count else ""
+    return f"No NaN or inf{meant} in {subjects(report)}{skipped}{_until(report)}: {', '.join(done)} checked"
 
 
 def _until(report: NanReport) -> str:
-    return f" until {report.raised} ended the cell" if report.raised else ""
+    return f" until {report.raised}" if report.raised else ""
 
 
-def _subjects(report: NanReport) -> str:
+def subjects(report: NanReport) -> str:
+    """The tensors that were checked."""
     if not report.backward_count:
         return "the gradients" if report.steps_count and not report.forward_count else "the outputs"
     return "the loss, the gradients and the outputs" if report.forward_count else "the loss and all gradients"
 
 
-def _largest(report: NanReport) -> str:
+def largest(report: NanReport) -> str:
+    """The largest finite magnitude of the run; empty where no gradient was checked."""
     finite = [value for value in report.history if math.isfinite(value)]
     return f"the largest magnitude was {number(float(max(finite)))}" if finite else ""

@@ -1,15 +1,17 @@
-"""What a nanhunt report shows: the verdict, the fix, the line, the facts; then how it got there."""
+"""The page of a nanhunt report: headline, fix, line and picture; path, details and layers fold."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchdebug_magics.format import number, plural, shape, sparkline
 from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Note, Page, Table
 from torchdebug_magics.instruments.nanhunt import finding_facts as facts
-from torchdebug_magics.instruments.nanhunt.verdict import overflow
+from torchdebug_magics.instruments.nanhunt.verdict import largest, overflow, subjects
 
 if TYPE_CHECKING:
     from torchdebug_magics.format import Format
@@ -18,10 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["live_page", "page"]
 
-_LONG_PATH = 8
 _MOST_NAMES = 6
-"""Of the operations or modules that one row of the path names."""
-_PATH: Mapping[str, Format] = {"#": "count", "pass": "text", "operations": "code", "modules": "code", "line": "text", "code": "code"}
+"""The number of ops or modules that one row of the path names."""
+_PATH: Mapping[str, Format] = {"#": "count", "pass": "text", "ops": "code", "modules": "code", "line": "text", "code": "code"}
+
+
+_HALF_RANGE = "of fp16 range"
+_GROWTH = 1e3
+"""Growth of the largest magnitude from which on its chart is shown at once."""
 
 
 class _Column(NamedTuple):
@@ -44,32 +50,58 @@ _LAYERS = (
     _Column("min", "number", lambda row: row.min),
     _Column("max", "number", lambda row: row.max),
     _Column("mean magnitude", "number", lambda row: row.mean_abs),
-    _Column("of fp16 range", "share", lambda row: row.fp16_share),
+    _Column(_HALF_RANGE, "share", lambda row: row.fp16_share),
     _Column("gradient NaN", "count", lambda row: row.grad_nan_count),
     _Column("gradient Inf", "count", lambda row: row.grad_inf_count),
     _Column("gradient max", "number", lambda row: row.grad_max_abs),
     _Column("gradient mean", "number", lambda row: row.grad_mean_abs),
 )
 _INFINITIES = frozenset({"+Inf", "-Inf", "gradient Inf"})
-"""Columns that are there together, or not at all."""
+"""Columns that are shown together or not at all."""
 
 
 def page(report: NanReport) -> Page:
     """The whole report."""
-    finding = report.finding
-    blocks = (
-        *(_finding(finding, report) if finding is not None else ()),
+    return Page("nanhunt", _status(report), report.title, _nothing(report) if report.finding is None else _found(report.finding, report))
+
+
+def _found(finding: Finding, report: NanReport) -> tuple[Block, ...]:
+    """What to change and where; then, folded, what a reader may ask next."""
+    first = facts.first_rows(finding)
+    history = _history(report)
+    is_telling = finding.has_diverged or _grew(report)
+    step = "" if report.replay == "graph" else "step, "
+    return (
+        *([Facts(first)] if first else []),
+        *_code(finding),
+        *(history if is_telling else ()),
+        *_notes(report),
+        *_path(finding),
+        Fold(
+            f"Details: elements, {step}how it was found",
+            (Facts(facts.further_rows(finding, report)),),
+        ),
         *_others(report.findings[1:]),
-        *_overflow(report),
-        *(Note(problem, "warn") for problem in report.problems),
-        *_history(report),
+        *(() if is_telling or not history else [Fold("History: largest magnitude in each backward pass", history)]),
         *_layers(report),
     )
-    return Page("nanhunt", _status(report), report.verdict, blocks)
+
+
+def _nothing(report: NanReport) -> tuple[Block, ...]:
+    """What was checked, and the layers where they were requested."""
+    history = _history(report)
+    checked = "; ".join(filter(None, (subjects(report), largest(report))))
+    has_checked = report.backward_count or report.steps_count or report.forward_count
+    return (
+        *([Facts((("checked", checked),))] if has_checked else []),
+        *([_layer_table(report)] if report.layers else []),
+        *_notes(report),
+        *([Fold("History: largest magnitude in each backward pass", history)] if history else []),
+    )
 
 
 def live_page(snapshot: LiveNan) -> Page:
-    """One line and a row of bars, for as long as the cell runs."""
+    """One line and a sparkline, while the cell runs."""
     parts = [snapshot.phase, f"step {snapshot.steps_count:,}"]
     if snapshot.loss is not None:
         parts.append(f"loss {number(snapshot.loss)}")
@@ -93,40 +125,40 @@ def _status(report: NanReport) -> Status:
     return "good" if report.backward_count or report.steps_count or report.forward_count else "info"
 
 
-def _finding(finding: Finding, report: NanReport) -> tuple[Block, ...]:
-    advice = tuple((name, text) for name, text in (("fix", finding.fix), ("why", finding.explanation)) if text)
-    return (
-        *([Facts(advice)] if advice else []),
-        *_code(finding),
-        Facts(facts.rows(finding, report)),
-        *_path(finding),
-    )
-
-
 def _code(finding: Finding) -> tuple[Code, ...]:
     location = finding.location
     if location is None or not (finding.excerpt or location.source):
         return ()
-    return (Code(finding.excerpt or ((location.line, location.source),), location.line, str(location)),)
+    underlined = finding.underlined if finding.excerpt else None
+    return (Code(finding.excerpt or ((location.line, location.source),), location.line, str(location), underlined),)
 
 
-def _path(finding: Finding) -> tuple[Table | Fold, ...]:
+def _path(finding: Finding) -> tuple[Fold, ...]:
     if not finding.path:
         return ()
     table = _path_table(finding)
-    return (table,) if len(table.rows) <= _LONG_PATH else (Fold(f"The way it went: {len(table.rows)} lines", (table,)),)
+    return (Fold(f"{table.caption}: {plural(len(table.rows), 'line')}", (replace(table, caption="In the order of execution"),)),)
 
 
-def _others(findings: tuple[Finding, ...]) -> tuple[Facts, ...]:
-    """What was found after the first, each with its own fix."""
+def _others(findings: tuple[Finding, ...]) -> tuple[Fold, ...]:
+    """The findings after the first, each with its own fix."""
     rows = tuple((f"{number}", f"{one.sentence()}. Fix: {one.fix}") for number, one in enumerate(findings, start=2))
-    return (Facts(rows, "Other findings"),) if rows else ()
+    return (Fold(plural(len(rows), "more finding"), (Facts(rows),)),) if rows else ()
 
 
-def _overflow(report: NanReport) -> tuple[Note, ...]:
-    said = overflow(report)
-    why = "scaled gradients overflowed, the scaler lowered its scale and left the weights as they were"
-    return (Note(f"{said}: {why}. This is not a fault."),) if said else ()
+def _notes(report: NanReport) -> tuple[Note, ...]:
+    skipped = overflow(report)
+    why = "scaled gradients overflowed, so the scaler lowered its scale and left the weights unchanged"
+    return (
+        *([Note(f"{skipped}: {why}. This is expected.")] if skipped else []),
+        *(Note(problem, "warn") for problem in report.problems),
+    )
+
+
+def _grew(report: NanReport) -> bool:
+    """Whether the history explains the finding: the magnitude grew without a pause."""
+    finite = [value for value in report.history if 0 < value < math.inf]
+    return len(finite) > 1 and max(finite) == finite[-1] >= _GROWTH * finite[0]
 
 
 def _history(report: NanReport) -> tuple[Chart, ...]:
@@ -134,23 +166,22 @@ def _history(report: NanReport) -> tuple[Chart, ...]:
     if len(values) < 2:  # noqa: PLR2004 - one point is no line
         return ()
     first = max(0, report.backward_count - len(values))
-    return (Chart("Largest magnitude in the loss and all gradients", values, "backward pass", "magnitude", first),)
+    return (Chart("Largest magnitude in the loss and all gradients, log scale", values, "backward pass", "magnitude", first),)
 
 
-def _layers(report: NanReport) -> tuple[Table | Fold, ...]:
+def _layers(report: NanReport) -> tuple[Fold, ...]:
     if not report.layers:
         return ()
-    table = _layer_table(report)
     step = "" if report.layers_step is None else f" of step {report.layers_step:,}"
-    return (table,) if report.found else (Fold(f"Layers: {plural(len(report.layers), 'module call')}{step}", (table,)),)
+    return (Fold(f"Layers: {plural(len(report.layers), 'module call')}{step}", (_layer_table(report),)),)
 
 
 def _layer_table(report: NanReport) -> Table:
-    """Every module call of the step that was looked at, in the order of the calls; the bad ones marked."""
+    """Every module call of the replayed step, in the order of the calls; the bad ones are marked."""
     step = "" if report.layers_step is None else f" in step {report.layers_step:,}"
     dtypes = {row.dtype for row in report.layers}
     columns = [column for column in _LAYERS if _says_something(column, report.layers)]
-    infinities = "" if _has_infinities(report.layers) else ", no infinity"
+    infinities = "" if _has_infinities(report.layers) else ", no inf"
     what = "Outputs and gradients" if any(column.name.startswith("gradient") for column in columns) else "Outputs"
     return Table(
         f"{what} of every module call{step}" + (f", all {dtypes.pop()}" if len(dtypes) == 1 else "") + infinities,
@@ -162,8 +193,10 @@ def _layer_table(report: NanReport) -> Table:
 
 
 def _says_something(column: _Column, rows: tuple[LayerRow, ...]) -> bool:
-    """Columns that hold nothing, a type that all share, and calls that were each the only one, take room and tell nothing."""
+    """Whether a column differs from row to row, and applies to these rows."""
     values = {column.value(row) for row in rows}
+    if column.name == _HALF_RANGE and not any(row.dtype == "float16" for row in rows):
+        return False
     if column.name == "dtype":
         return len(values) > 1
     if column.name in _INFINITIES:
@@ -176,11 +209,11 @@ def _has_infinities(rows: tuple[LayerRow, ...]) -> bool:
 
 
 def _path_table(finding: Finding) -> Table:
-    """From the birth to where it surfaced, a row for each line of code in each pass."""
+    """The path to where the value surfaced, a row for each line of code in each pass."""
     groups = [tuple(steps) for _, steps in groupby(finding.path, key=lambda step: (step.location, step.phase == "backward"))]
     rows = [*_origin(finding), *map(_path_row, groups)]
     return Table(
-        f"From the birth to {facts.sink(finding) or 'where it surfaced'}",
+        f"Path from {_source(finding)} to {facts.sink(finding) or 'where it surfaced'}",
         tuple(_PATH),
         tuple((position, *row) for position, row in enumerate(rows, start=1)),
         _PATH,
@@ -189,8 +222,14 @@ def _path_table(finding: Finding) -> Table:
     )
 
 
+def _source(finding: Finding) -> str:
+    if finding.phase in {"data", "parameter"}:
+        return f"{'input' if finding.phase == 'data' else 'parameter'} {finding.tensor}"
+    return f"`{finding.op}`" if finding.op else "the source op"
+
+
 def _origin(finding: Finding) -> list[tuple[Cell, ...]]:
-    """What was bad before any operation."""
+    """The row of a tensor that was non-finite before any op."""
     if finding.phase not in {"data", "parameter"}:
         return []
     return [("before", f"{'input' if finding.phase == 'data' else 'parameter'} {finding.tensor}", None, None, None)]
@@ -217,7 +256,7 @@ def _some(names: list[str]) -> str:
 
 
 def _is_bad(row: LayerRow, finding: Finding | None) -> bool:
-    """By its output; by its gradient only where the backward is at fault: a bad loss makes all gradients bad."""
+    """Whether the output is bad, or the gradient of a finding in backward: a bad loss makes all gradients bad."""
     outputs = (row.nan_count, row.posinf_count, row.neginf_count)
     gradients = (row.grad_nan_count, row.grad_inf_count) if finding is not None and finding.phase == "backward" else ()
     return any((*outputs, *gradients))

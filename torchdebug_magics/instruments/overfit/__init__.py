@@ -8,21 +8,21 @@ _HERE = __name__
 
 INSTRUMENT = Instrument(
     name="overfit",
-    summary="trains on 8 samples, repeated: a correct training learns them; if not, names the one change with which it does",
-    description="""Train on a few samples of one batch until the loss is close to its least value, or, if it stalls, find out why.
+    summary="trains on 8 samples repeatedly: a correct training learns them; otherwise names the one change that makes it learn",
+    description="""Trains on a few samples of one batch until the loss is close to its minimum. If the loss stalls, finds out why.
 
     %overfit model batch loss_function optimizer    the last two may be left out; a batch is a tuple, a dict or a tensor
     %overfit model batch                            a model that returns its loss, trained with Adam(lr=0.001)
-    %overfit step                                   a function that makes one training step and returns the loss
-    %overfit model loader loss_function optimizer --samples 100    whole epochs over 100 samples of each class alike
+    %overfit step                                   a function that performs one training step and returns the loss
+    %overfit model loader loss_function optimizer --samples 100    whole epochs over 100 samples, balanced by class
     %overfit trainer                                a Trainer of Lightning (`%overfit trainer model loader` before its fit) or transformers
-    %%overfit                                       above a training loop: repeats the first batch that its DataLoader gives
+    %%overfit                                       above a training loop: repeats the first batch of its DataLoader
 
-A stalled training is repeated from the same start with exactly one thing changed, such as the learning rate, a frozen layer or the
-reduction of the loss. The first change with which the samples are learned is the cause, and the fix is that change as code.
+A stalled training is repeated from the same start with exactly one change, such as another learning rate, an unfrozen layer or another
+reduction of the loss. The first change that makes the model learn the samples is the cause, and the fix is that change as code.
 
-Every step sees the same samples and the same random numbers, so that dropout and augmentation stand still. Afterwards the model, the
-optimizer, gradients, buffers, modes and random states are exactly as before.""",
+Every step uses the same samples and the same random numbers, so dropout and augmentation do not vary. Afterwards the model, the
+optimizer, gradients, buffers, modes and RNG states are exactly as before.""",
     options=(
         Option(
             "--steps",

@@ -46,7 +46,7 @@ def diagnose(seen: Evidence, again: Callable[[Change | None, int], Training]) ->
         if trials.evident is not None and trials.evident.suspect == "output_ignores_input":
             break
         if stage is _faults and trials.evident is None and not trials.slow and _is_slow(seen, again):
-            return Diagnosis(tuple(trials.told), passed=True, reason="slowly")
+            return Diagnosis(tuple(trials.told), passed=True, reason="but only with twice as many steps")
     if any(trials.shows(change, _LONGER) for change in list(trials.slow)):
         return trials.result()
     if trials.evident is None and seen.base.goal is not None and seen.base.goal.is_known:
@@ -118,15 +118,15 @@ def _without_cause(seen: Evidence, trials: tuple[Trial, ...]) -> Diagnosis:
     best = min((one.last_loss for one in trials if one.suspect != "capacity" and math.isfinite(one.last_loss)), default=math.inf)
     is_lowest = base.losses[-1] - best <= _SOME * fell and goal.has_converged(base.losses, _ALMOST)
     if not goal.is_known and (fell > _HALF * abs(base.losses[0]) or is_lowest):
-        return Diagnosis(trials, passed=True, reason="the loss has further terms, and no change lowers it to zero")
+        return Diagnosis(trials, passed=True, reason="the loss has other terms, and no change brings it to zero")
     if goal.is_known and math.isfinite(fell) and fell > _SOME * abs(base.losses[0] - goal.floor):
         return Diagnosis(trials, samples.too_small(seen))
-    tried = f"none of {len(trials)} changes makes it learn" if trials else "no suspect was found"
+    tried = f"none of {len(trials)} tried changes makes it learn" if trials else "no suspect was found"
     return Diagnosis(trials, reason=tried)
 
 
 def _faults(seen: Evidence) -> Iterator[Change]:
-    """What is wrong in any training."""
+    """Yields changes that repair what is wrong in any training."""
     yield from updates.never_steps(seen)
     for part in (parameter_faults, loss_inputs, samples, units):
         yield from part.suspects(seen)
@@ -135,7 +135,7 @@ def _faults(seen: Evidence) -> Iterator[Change]:
 
 
 def _settings(seen: Evidence) -> Iterator[Change]:
-    """What another training may have on purpose."""
+    """Yields changes of settings that may be intended in another training."""
     yield from parameter_faults.frozen(seen)
     if seen.base.error is not None or seen.base.goal is None:
         return

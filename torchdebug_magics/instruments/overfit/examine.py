@@ -25,6 +25,7 @@ from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.interrupted import interrupts_held
 from torchdebug_magics.probing.kept_state import KeptState
 from torchdebug_magics.probing.rerun.replay_state import eager
+from torchdebug_magics.probing.where import excerpt
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.overfit.training.change import Change
@@ -119,18 +120,18 @@ def explained(
 
 
 def _is_trivial(base: Training) -> bool:
-    """Whether the loss is 0 whatever the model does."""
+    """Whether the loss is 0 for any output of the model."""
     return bool(base.losses) and base.losses[0] == 0 and any(call.is_classes and call.classes == 1 for call in base.first.losses)
 
 
 def _beside(base: Training) -> str:
-    """What is wrong though the samples are learned."""
+    """A fault that did not keep the model from learning the samples; empty where there is none."""
     if base.other_loss is not None:
-        numbers = f"but with other random numbers the loss is {number(base.other_loss)}"
-        return f"{numbers}: what the step draws, such as a shuffle, was learned by heart"
+        numbers = f"but with different random numbers the loss is {number(base.other_loss)}"
+        return f"{numbers}: the model memorized the random draws of the step, such as a shuffle"
     if base.not_updated:
         return f"but the optimizer does not hold {listed([f'`{name}`' for name in base.not_updated])}"
-    return "but gradients add up from step to step: zero_grad() is missing" if base.accumulates else ""
+    return "but gradients accumulate over the steps: zero_grad() is missing" if base.accumulates else ""
 
 
 def _refuse_rivals(base: Training) -> None:
@@ -176,6 +177,7 @@ def _report(
         rows=change.rows if change is not None else (),
         factor=change.factor if change is not None else None,
         location=change.location if change is not None else None,
+        excerpt=excerpt(change.location) if change is not None and change.location is not None else (),
         module=change.module if change is not None else "",
         trials=found.trials,
         leaks=leaks,

@@ -20,11 +20,11 @@ Cause = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One further training from the same start, with one change."""
+    """One training from the same start, with one change."""
 
     suspect: Cause | None
     change: str
-    """What the trial did otherwise."""
+    """What the trial changed."""
     last_loss: float
     learns: bool
     steps: int = 0
@@ -38,9 +38,9 @@ class OverfitReport(Report):
 
     passed: bool
     losses: tuple[float, ...] = ()
-    """By step."""
+    """Loss at each step."""
     samples: int | None = None
-    """Samples in the repeated batch; None where that cannot be told."""
+    """Samples in the repeated batch; None where unknown."""
     headline: str = ""
     """What is wrong, in one sentence; empty if the training passed, or no cause was found."""
     cause: Cause | None = None
@@ -50,25 +50,27 @@ class OverfitReport(Report):
     parameters: tuple[str, ...] = ()
     """Names of the parameters concerned."""
     rows: tuple[int, ...] = ()
-    """Of the batch: the samples concerned."""
+    """Rows of the batch concerned."""
     factor: float | None = None
-    """By which the learning rate has to be multiplied; or how many times the mean the loss is."""
+    """Factor by which to multiply the learning rate; or the loss as a multiple of its mean."""
     location: Location | None = None
+    excerpt: tuple[tuple[int, str], ...] = ()
+    """The lines around `location`."""
     module: str = ""
     """Path of the module concerned."""
     trials: tuple[Trial, ...] = ()
     leaks: tuple[int, ...] = ()
     """Samples that the output for sample 0 depends on, in evaluation mode."""
     floor: float | None = None
-    """The least that the loss can become; None where the loss is not one of PyTorch's."""
+    """The minimum of the loss; None where the loss is not one of PyTorch's."""
     chance: float | None = None
     """The loss of the best constant prediction."""
     floor_name: str = ""
-    """Which known value the loss stalls at, such as ``ln 10``."""
+    """The known value at which the loss stalls, such as ``ln 10``."""
     cured_losses: tuple[float, ...] = ()
-    """By step, with the change of `fix`."""
+    """Loss at each step, with the change of `fix`."""
     held_still: tuple[str, ...] = ()
-    """What was the same in each step."""
+    """What was the same in every step."""
     reason: str = ""
     """Why no cause is named."""
     error: str = ""
@@ -91,9 +93,30 @@ class OverfitReport(Report):
         return "the batch" if self.samples is None else plural(self.samples, "sample")
 
     @property
+    def loss_change(self) -> str:
+        """``loss 1.4 -> 0.02 in 60 steps``."""
+        return f"loss {number(self.first_loss)} -> {number(self.last_loss)} in {plural(len(self.losses), 'step')}"
+
+    @property
+    def why(self) -> str:
+        """The reason in the headline, which follows its colon; where no cause is named, what was tried or what remains wrong."""
+        return self.headline.partition(": ")[2] if self.headline else self.reason.removeprefix("but ")
+
+    @property
+    def title(self) -> str:
+        """The cause or the result, without the reason."""
+        if self.headline:
+            return self.headline.partition(": ")[0]
+        if not self.losses and not self.error:
+            return "No training step was seen"
+        if self.error and not self.passed:
+            return f"The step fails: {self.error.partition(': ')[0]}"
+        return f"The model {'overfits' if self.passed else 'does not overfit'} {self.subject}: {self.loss_change}"
+
+    @property
     def verdict(self) -> str:
         """Whether the samples were learned; if not, why."""
-        after = f"loss {number(self.first_loss)} -> {number(self.last_loss)} in {plural(len(self.losses), 'step')}"
+        after = self.loss_change
         if self.headline:
             return self.headline
         if self.passed:
@@ -106,7 +129,7 @@ class OverfitReport(Report):
 
     @property
     def took(self) -> str:
-        """All trainings together."""
+        """Duration of all trainings together."""
         return duration(self.seconds_s)
 
 

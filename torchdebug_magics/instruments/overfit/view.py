@@ -1,4 +1,4 @@
-"""What an overfit report shows: the verdict, the fix, both curves and the trials."""
+"""The page of an overfit report: the cause, the fix, the loss curve; in folds, the curve with the fix and the trials."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import duration, listed, number, plural
-from torchdebug_magics.html.page import Chart, Facts, Note, Page, Table
+from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Note, Page, Table
 from torchdebug_magics.instruments.overfit.report import in_words
 
 if TYPE_CHECKING:
@@ -17,57 +17,70 @@ if TYPE_CHECKING:
 __all__ = ["live", "page"]
 
 _LEARNED = 0.05
-"""Of the first loss: where the scale of a curve ends that does not come so far."""
+"""Share of the first loss at which the scale of a curve ends, unless the curve falls below it."""
 
 
 def page(report: OverfitReport) -> Page:
-    """The whole report."""
-    facts = []
-    if report.fix:
-        proof = "a training with this change learns the samples" if report.verified else "not verified: no trial can make this change"
-        facts += [("fix", report.fix), ("proof", proof)]
-    facts += [("at", f"{report.location}: `{report.location.source}`")] if report.location is not None else []
-    if report.losses:
-        facts.append(("loss", f"{number(report.first_loss)} -> {number(report.last_loss)} in {plural(len(report.losses), 'step')}"))
-    if report.floor_name:
-        facts.append(("stalls at", report.floor_name))
-    if report.chance is not None:
-        least = "" if report.cause == "conflicting_labels" else f"; the least possible loss is {number(report.floor or 0.0)}"
-        facts.append(("loss by chance", f"{number(report.chance)}{least}"))
-    if report.leaks:
-        facts.append(
-            ("leak", f"the output for sample 0 depends on sample{'s' if len(report.leaks) > 1 else ''} {listed([*map(str, report.leaks)])}")
-        )
+    """The cause and the fix, the loss curve, and the rest in folds."""
+    notes = [Note(problem) for problem in report.problems]
     if not report.losses and not report.error:
-        return Page("overfit", "warn", report.verdict, tuple(Note(problem) for problem in report.problems))
-    facts.append(("in each step", listed([*report.held_still])))
-    facts.append(("took", f"{duration(report.seconds_s)}; model, optimizer, gradients and random state are as before"))
-    blocks: list[Block] = [Facts(tuple(facts))]
+        return Page("overfit", "warn", report.title, (*([Facts((("reason", report.reason),))] if report.reason else []), *notes))
+    blocks: list[Block] = [Facts(_first_facts(report))]
+    if report.excerpt:
+        blocks.append(Code(report.excerpt, report.location.line if report.location is not None else None))
     if len(report.losses) > 1:
         blocks.append(Chart("Loss", report.losses, "step", "loss", span=_span(report)))
+    blocks += notes
     if len(report.cured_losses) > 1:
-        blocks.append(Chart("Loss with the fix", report.cured_losses, "step", "loss", span=_span(report)))
+        change = f"{number(report.cured_losses[0])} -> {number(report.cured_losses[-1])}"
+        curve = Chart("Loss with the fix", report.cured_losses, "step", "loss", span=_span(report))
+        blocks.append(Fold(f"With the fix: loss {change} in {plural(len(report.cured_losses), 'step')}", (curve,)))
     if report.trials:
-        rows = [
-            (in_words(one.suspect), one.change, one.last_loss, "learns" if one.learns else one.error or "does not learn")
-            for one in report.trials
-        ]
-        blocks.append(
-            Table(
-                "Trials, each with one change",
-                ("suspect", "change", "last loss", "result"),
-                rows,
-                {"last loss": "number"},
-                is_sequence=True,
-            )
-        )
-    blocks += [Note(problem) for problem in report.problems]
+        blocks.append(Fold(f"Trials: {plural(len(report.trials), 'training')}, each with one change", (_trials(report),)))
+    if details := _details(report):
+        blocks.append(Fold("Details: loss values, and what is the same in each step", (Facts(details),)))
     status: Status = "good" if report.passed and report.cause is None else "bad" if report.cause is not None else "warn"
-    return Page("overfit", status, report.verdict, tuple(blocks))
+    return Page("overfit", status, report.title, tuple(blocks))
+
+
+def _first_facts(report: OverfitReport) -> tuple[tuple[str, str], ...]:
+    proof = "a training with this change learns the samples" if report.verified else "not verified: no trial can make this change"
+    where = report.location
+    leaks = f"the output for sample 0 depends on sample{'s' if len(report.leaks) > 1 else ''} {listed([*map(str, report.leaks)])}"
+    rows = (
+        ("fix", report.fix),
+        ("proof", proof if report.fix else ""),
+        ("error", "" if report.headline else report.error),
+        ("why" if report.headline else "but" if report.passed else "tried", report.why),
+        ("at", f"{where}: `{where.source}`" if where is not None and not report.excerpt else ""),
+        ("leak", leaks if report.leaks else ""),
+        ("unchanged", f"model, optimizer, gradients and RNG state; all trainings took {duration(report.seconds_s)}"),
+    )
+    return tuple((name, text) for name, text in rows if text)
+
+
+def _trials(report: OverfitReport) -> Table:
+    rows = [
+        (in_words(one.suspect), one.change, one.last_loss, "learns" if one.learns else one.error or "does not learn")
+        for one in report.trials
+    ]
+    columns = ("suspect", "change", "last loss", "result")
+    return Table("Trials, each with one change", columns, rows, {"last loss": "number"}, is_sequence=True)
+
+
+def _details(report: OverfitReport) -> tuple[tuple[str, str], ...]:
+    least = "" if report.cause == "conflicting_labels" else f"; the least possible loss is {number(report.floor or 0.0)}"
+    rows = (
+        ("loss", report.loss_change.removeprefix("loss ") if report.losses and report.headline else ""),
+        ("stalls at", report.floor_name),
+        ("loss of guessing", f"{number(report.chance)}{least}" if report.chance is not None else ""),
+        ("in each step", listed([*report.held_still])),
+    )
+    return tuple((name, text) for name, text in rows if text)
 
 
 def _span(report: OverfitReport) -> tuple[float, float] | None:
-    """One scale for both curves, down to what counts as learned."""
+    """The common scale of both curves, down to the loss that counts as learned."""
     values = [one for one in (*report.losses, *report.cured_losses) if math.isfinite(one) and one > 0]
     if not values:
         return None
@@ -75,7 +88,7 @@ def _span(report: OverfitReport) -> tuple[float, float] | None:
 
 
 def live(progress: Progress) -> Page:
-    """While it trains."""
+    """The page during the training."""
     blocks: tuple[Block, ...] = (Chart("Loss", progress.losses, "step", "loss"),) if len(progress.losses) > 1 else ()
     now = f"step {len(progress.losses):,}, loss {number(progress.losses[-1])}" if progress.losses else "begins"
     return Page("overfit", "busy", f"{progress.doing}: {now}", blocks)

@@ -1,4 +1,4 @@
-"""``%shapes`` and ``%%shapes``: the shape of everything, before it runs and where it breaks."""
+"""``%shapes`` and ``%%shapes``: shapes and costs of every module; where the forward fails, the cause and a verified fix."""
 
 from torchdebug_magics.instrument import Instrument, Option
 
@@ -8,30 +8,31 @@ _HERE = __name__
 
 INSTRUMENT = Instrument(
     name="shapes",
-    summary="every module's shapes, parameters, FLOPs and memory without computing; where the forward breaks, and a fix that was tried",
-    description="""The table of a model's modules, from a run on tensors without data: nothing is computed, and the model stays as it was.
+    summary="shapes, parameters, FLOPs and memory of every module, without computing; if the forward fails, the cause and a verified fix",
+    description="""Shows a table of a model's modules, from a run on tensors without data: nothing is computed, the model is not changed.
 
     %shapes model x                     values, as in a call: x mask=mask, **batch, (1, 3, 224, 224), {"input_ids": ids}
     %shapes model(x, mask=mask)         the same as model x mask=mask: the call is not made
     %shapes model                       parameters only
-    %shapes                             after a cell that failed: why, and what to change
-    %%shapes                            above a cell: every module called in it
+    %shapes                             after a cell that failed: the cause, and what to change
+    %%shapes                            above a cell: every module that the cell calls
 
-Where the forward breaks, the rows up to there are shown, where the mismatching size came from, and a fix that was tried on a copy.""",
+If the forward fails, the report shows the line, the origin of the mismatching size, and a fix that was verified on a copy of the model.""",
     options=(
         Option("--depth", "show modules down to depth N", {"type": int, "metavar": "N"}),
-        Option("--columns", "the columns to show, such as output,params,flops", {"default": "", "metavar": "NAMES"}),
+        Option("--columns", "columns to show, such as output,params,flops", {"default": "", "metavar": "NAMES"}),
         Option("--sort", "sort by a column, largest first", {"default": "", "metavar": "COLUMN"}),
-        Option("--real", "compute for real", {"action": "store_true"}),
-        Option("--symbolic", "sizes as formulas of the input's: (B, T, 4*D)", {"action": "store_true"}),
-        Option("--plot", "a picture of where parameters, FLOPs and activations sit", {"action": "store_true"}),
-        Option("--strict", "end the cell in the error of the forward", {"action": "store_true"}),
+        Option("--real", "run the forward on real tensors", {"action": "store_true"}),
+        Option("--symbolic", "show sizes as formulas of the input's: (B, T, 4*D)", {"action": "store_true"}),
+        Option("--plot", "show the shares of parameters, FLOPs and activations as a picture", {"action": "store_true"}),
+        Option("--strict", "raise the error of the forward in the cell", {"action": "store_true"}),
     ),
     probe=f"{_HERE}.probe:ShapesProbe",
     view=f"{_HERE}.view:page",
     over_ranks=f"{_HERE}.over_ranks:compared",
     live_view=None,
     examine=f"{_HERE}.examine:examine",
+    short_traceback="torchdebug_magics.probing.interrupted:without_libraries",
     subjects="MODEL INPUT",
     takes_keywords=True,
     called="torchdebug_magics.probing.dry_runs.inputs:model_of",

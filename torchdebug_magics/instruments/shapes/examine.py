@@ -50,7 +50,7 @@ class Seen:
     inputs: Inputs
     mode: Mode
     error: Exception | None
-    """In torch's own words for real tensors; None where the forward came through."""
+    """In torch's own words for real tensors; None where the forward succeeded."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -69,7 +69,7 @@ def examine(
     raise: see ``report.failure``.
     """
     if not isinstance(model, torch.nn.Module):
-        msg = f"the first value is to be a torch.nn.Module, and this is a {type(model).__name__}: write `%shapes model input`"
+        msg = f"the first argument must be a torch.nn.Module, not {type(model).__name__}: write `%shapes model input`"
         raise TorchDebugError(msg)
     shown = layout(**options)
     if not args and not keywords:
@@ -151,7 +151,7 @@ def _fake(model: torch.nn.Module, inputs: Inputs) -> Seen:
 
 
 def _checked(seen: Seen) -> Seen:
-    """A forward that came through without data: run for real where an op in it may refuse a value, and that is quick."""
+    """A forward that succeeded without data: run on real tensors where an op in it may refuse a value, and that is quick."""
     run = seen.run
     if _ranks(seen.model) > 1:
         return seen
@@ -166,7 +166,7 @@ def _checked(seen: Seen) -> Seen:
         seen.run = replace(run, unchecked=(), checked=run.unchecked)
         return seen
     if not mixed:
-        for_real.notes.append(f"run for real, as values decide what {listed([f'`{op}`' for op in run.unchecked])} refuses")
+        for_real.notes.append(f"ran on real tensors, as values decide what {listed([f'`{op}`' for op in run.unchecked])} rejects")
     return for_real
 
 
@@ -178,7 +178,7 @@ def _is_half_meta(model: torch.nn.Module, inputs: Inputs) -> bool:
 
 
 def _confirmed(seen: Seen, error: Exception) -> Seen:
-    """What a failure on fakes is for real: the same in torch's own words, or none."""
+    """What a failure on fakes is on real tensors: the same in torch's own words, or none."""
     run, failed = seen.run, seen.run.failed
     if seen.mode != "meta" and is_limit_of_fakes(error):
         return _fallback(seen.model, seen.inputs, error)
@@ -194,7 +194,7 @@ def _confirmed(seen: Seen, error: Exception) -> Seen:
     elif run.flops <= _SHORT_FLOPS:
         for_real = _real(seen.model, seen.inputs)
         if for_real.error is None:
-            for_real.notes.append(f"run for real, as {_why(error)}")
+            for_real.notes.append(f"ran on real tensors, as {_why(error)}")
             return for_real
         seen.error = for_real.error
     return seen
@@ -206,7 +206,7 @@ def _fallback(model: torch.nn.Module, inputs: Inputs, error: Exception) -> Seen:
         raise TorchDebugError(msg)
     for_real = _real(model, inputs)
     if for_real.error is None or str(for_real.error) != str(error):  # else it is the model's own, and not one of fakes
-        for_real.notes.append(f"run for real, as {_why(error)}")
+        for_real.notes.append(f"ran on real tensors, as {_why(error)}")
     return for_real
 
 

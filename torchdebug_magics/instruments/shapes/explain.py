@@ -1,10 +1,10 @@
-"""Why the forward broke, in one sentence, how the mismatching tensor came about, and what to change."""
+"""Explains a failed forward: the cause in one sentence, the ops that computed the mismatching tensor, and fixes."""
 
 from __future__ import annotations
 
+import linecache
 import sys
-import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -15,14 +15,16 @@ from torchdebug_magics.instruments.shapes.repair.size_history import steps
 from torchdebug_magics.instruments.shapes.repair.sizes import fitting_sizes
 from torchdebug_magics.instruments.shapes.repair.trial import Trials
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, Step
-from torchdebug_magics.probing.where import locate, location, owner, user_frame
+from torchdebug_magics.probing.where import locate, location, owner, part_of_line, span, user_frame
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from torchdebug_magics.instruments.shapes.examine import Seen
     from torchdebug_magics.instruments.shapes.follow.origins import Made
     from torchdebug_magics.report import Location
 
-__all__ = ["diagnosed", "explained", "place"]
+__all__ = ["diagnosed", "explained", "place", "underlined"]
 
 _SHOWN = 5
 _QUICK_FLOPS = 2e9
@@ -33,7 +35,7 @@ _WAITED_TOO_LONG_S = 3 * _TOO_SLOW_S
 
 
 def explained(seen: Seen) -> Failure:
-    """The failure of a run; its fixes tried on the model, which stays as it is. What of ours fails on the way is noted in `seen`."""
+    """The failure of a run; its fixes tried on the model, which stays as it is. Errors of this package are noted in `seen`."""
     assert seen.error is not None
     facts, trials = facts_of(seen.run, seen.error), _trials(seen)
     failure = diagnosed(facts, seen.error, reached=seen.run.reached, trials=trials)
@@ -42,12 +44,13 @@ def explained(seen: Seen) -> Failure:
 
 
 def diagnosed(facts: Facts, error: BaseException, *, reached: int = 0, trials: Trials | None = None) -> Failure:
-    """The failure that these facts tell of, in the words of `error`. Without `trials` the fixes are not tried."""
+    """Build the failure from these facts, with the text of `error`. Without `trials` the fixes are not tried."""
     found = diagnosis(facts)
     return Failure(
         module=facts.path,
         op=facts.op,
         location=place(facts.error),
+        underlined=underlined(facts.error),
         operand_shapes=tuple(one.sizes for one in facts.operands),
         operand_names=tuple(one.name for one in facts.operands),
         explanation=found.sentence,
@@ -74,14 +77,38 @@ def _trials(seen: Seen) -> Trials | None:
 
 
 def place(error: BaseException) -> Location | None:
-    """The user's own line, the innermost one; where there is none, that of the library, and else the line that asked for the report."""
-    found = {owner(frame.f_code.co_filename): (frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)}
-    code, line = found.get("user") or found.get("library") or (None, 0)
-    if code is not None:
-        return location(code.co_filename, line, code.co_name)
+    """The innermost line of the user's code; else that of a library, and else the line that called for the report."""
+    if (frame := _innermost(error)) is not None:
+        return location(frame.code.co_filename, frame.line, frame.code.co_name)
     asking = user_frame(sys._getframe())
     where = locate(asking) if asking is not None else None
     return None if where is None or where.source.startswith("get_ipython()") else where
+
+
+def underlined(error: BaseException) -> tuple[int, int] | None:
+    """The failing expression as (start, end) in the source of `place`; None before Python 3.11, and where it is the whole line."""
+    frame = _innermost(error)
+    found = span(frame.code, frame.instruction) if frame is not None else None
+    if frame is None or found is None:
+        return None
+    return part_of_line(linecache.getline(frame.code.co_filename, frame.line), frame.line, found)
+
+
+class _At(NamedTuple):
+    code: CodeType
+    line: int
+    instruction: int
+
+
+def _innermost(error: BaseException) -> _At | None:
+    """The innermost frame of the user's code in a traceback, else that of a library."""
+    found: dict[str, _At] = {}
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        found[owner(code.co_filename)] = _At(code, trace.tb_lineno, trace.tb_lasti)
+        trace = trace.tb_next
+    return found.get("user") or found.get("library")
 
 
 def _history(facts: Facts, found: Diagnosis) -> Made | None:
@@ -91,7 +118,7 @@ def _history(facts: Facts, found: Diagnosis) -> Made | None:
 
 
 def chain(made: Made | None) -> tuple[Step, ...]:
-    """The ops that a tensor came through, from the input on."""
+    """The ops that computed a tensor, from the input on."""
     return tuple(_step(one) for one in reversed(list(steps(made))))
 
 

@@ -1,4 +1,4 @@
-"""What of one rank's shapes is held against the other ranks'."""
+"""Takes from one rank's shapes report what ranks are compared by."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["compared"]
 
 
 def compared(report: ShapesReport) -> Compared:
-    """What went into each module and came out."""
+    """A digest of the input and output shapes of each module call."""
     sizes = {f"{row.path or '(root)'} call {row.call}": _digest(f"{row.input_shapes} {row.output_shapes}") for row in report.rows}
     moments = (Moment("shapes_differ", None, _digest(str(sizes))),) if sizes else ()
     failed = report.failure or report.suspect

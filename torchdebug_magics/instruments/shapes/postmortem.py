@@ -19,7 +19,7 @@ from torchdebug_magics.instruments.shapes.cell_error.program_slice import expres
 from torchdebug_magics.instruments.shapes.cell_error.refused_modules import refused_module
 from torchdebug_magics.instruments.shapes.cell_error.state_dicts import refused_checkpoint
 from torchdebug_magics.instruments.shapes.examine import see, see_call
-from torchdebug_magics.instruments.shapes.explain import place
+from torchdebug_magics.instruments.shapes.explain import place, underlined
 from torchdebug_magics.instruments.shapes.repair.failure_facts import is_loss
 from torchdebug_magics.instruments.shapes.repair.fix_search import ALWAYS_THROUGH
 from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
@@ -61,7 +61,7 @@ def _of_model(called: Called, error: Exception, layout: Layout) -> ShapesReport 
     seen = see(called.model, called.args, called.kwargs, site=called.site)
     if seen.error is None or not (_is_of_compiler(error) or _is_same(seen, error)):
         return None
-    seen.notes.append("read from the error of the cell before; the cell was not run again")
+    seen.notes.append("read from the error of the previous cell; the cell was not run again")
     return _in_the_words_of(error, tabulated(seen, layout))
 
 
@@ -117,7 +117,7 @@ def _alone(error: Exception, layout: Layout) -> ShapesReport | None:
 
 def _of_lines(seen: Seen, error: Exception, layout: Layout) -> ShapesReport:
     """The models that were called in the lines, and why these failed."""
-    seen.notes.append("read from the error of the cell before; only the lines that led to it were run again, without data")
+    seen.notes.append("read from the error of the previous cell; only the lines that led to it were run again, without data")
     report = _in_the_words_of(error, tabulated(seen, layout))
     models = [part for part in seen.model.children() if next(part.parameters(), None) is not None]
     return replace(report, rows=report.rows[1:], model=", ".join(type(one).__name__ for one in models))
@@ -130,7 +130,7 @@ def _user_line(error: BaseException) -> tuple[str, int] | None:
 
 
 def _is_same(seen: Seen, error: BaseException) -> bool:
-    """Whether the call on fakes broke where the real one did."""
+    """Whether the call on fakes failed where the real one did."""
     return seen.run.error is not None and _deepest(seen.run.error) == _deepest(error)
 
 
@@ -152,7 +152,7 @@ def _deepest(error: BaseException) -> tuple[int | None, tuple[str, int] | None]:
 
 
 def _without_rows(failure: Failure, layout: Layout) -> ShapesReport:
-    """The report on an op outside every module: there is no table, and there is why."""
+    """The report on an op outside every module: a cause without a table."""
     return ShapesReport(
         model="",
         rows=(),
@@ -171,5 +171,9 @@ def _without_rows(failure: Failure, layout: Layout) -> ShapesReport:
 def _in_the_words_of(error: BaseException, report: ShapesReport) -> ShapesReport:
     if report.failure is None:
         return report
-    where = place(error) if not _is_of_compiler(error) else report.failure.location or place(error)
-    return replace(report, failure=replace(report.failure, error=f"{type(error).__name__}: {error}", location=where))
+    failure = replace(report.failure, error=f"{type(error).__name__}: {error}")
+    if not _is_of_compiler(error):
+        failure = replace(failure, location=place(error), underlined=underlined(error))
+    elif failure.location is None:
+        failure = replace(failure, location=place(error))
+    return replace(report, failure=failure)

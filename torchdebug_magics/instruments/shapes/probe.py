@@ -1,4 +1,4 @@
-"""``%%shapes``: the modules that a cell calls, followed while they run for real.
+"""``%%shapes``: the modules that a cell calls, followed while they run on real tensors.
 
 The first call of each model, and of each new shape of its input, is followed op by op; the others are only counted, so that a training
 loop runs at its speed. So are the cell's own ops from there to the backward pass, in which what the models gave may broadcast by accident.
@@ -159,7 +159,7 @@ class ShapesProbe:
     def _pass_by(self, module: torch.nn.Module) -> None:
         """What the compiler is to trace, nobody may look into meanwhile."""
         name = type(unwrapped(module)).__name__
-        self._guard.note(f"{name} is compiled, or a part of it: what runs in it is not seen here; `%shapes model input` shows it")
+        self._guard.note(f"{name} is compiled, or a part of it: its submodules are not seen here; use `%shapes model input`")
 
     def _is_new(self, module: torch.nn.Module, args: Any) -> bool:
         if not self._is_ours():

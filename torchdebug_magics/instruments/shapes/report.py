@@ -1,4 +1,4 @@
-"""What a shapes run found: one row a module call, the totals, and, where the forward broke, why and what to change."""
+"""The report of ``%shapes``: one row per module call, the totals, and, where the forward failed, the cause and a fix."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import byte_size, count, listed, plural
+from torchdebug_magics.instruments.shapes.failure_headline import ROOM, divided, fitted
 from torchdebug_magics.report import Location, Report, Sharding
 
 __all__ = ["Failure", "Fix", "Layout", "Mode", "Need", "Row", "Shape", "ShapesReport", "Step"]
 
 Shape: TypeAlias = tuple[int, ...]
+_LONG_LOCATION = 42
 Mode: TypeAlias = Literal["fake", "real", "meta", "params"]
 
 
@@ -31,18 +33,18 @@ class Row:
     output_names: tuple[str, ...] = ()
     """Where each output stands in a nested one, such as ``"logits"`` or ``"hidden[0]"``; empty names for a bare tensor."""
     dtype: str = ""
-    """Of the first output, such as ``"float32"``."""
+    """The dtype of the first output, such as ``"float32"``."""
     device: str = ""
     own_params: int = 0
     """Elements of the parameters that this module itself holds; not again what a row above has counted (tied, or called before)."""
     trainable_params: int = 0
     """Those of `own_params` that require a gradient."""
     flops: int = 0
-    """Of this call with all that runs inside it; 2 per multiply-add."""
+    """FLOPs of this call, submodules included; 2 per multiply-add."""
     activation_bytes: int = 0
     """Saved for the backward pass by this call with all that runs inside it; what is shared is counted once, where it was saved first."""
     formula: str = ""
-    """The outputs' shapes in terms of the symbolic inputs, such as ``"(B, T, 4*D)"``; empty unless asked for."""
+    """The outputs' shapes in terms of the symbolic inputs, such as ``"(B, T, 4*D)"``; empty unless requested."""
     input_formula: str = ""
     """The inputs' shapes, likewise."""
     shards: Mapping[str, Sharding] = field(default_factory=dict)
@@ -52,7 +54,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One op on the way of a tensor: what made it, and from which shapes."""
+    """One op in the history of a tensor, with the shapes of its inputs and output."""
 
     op: str
     module: str
@@ -68,7 +70,7 @@ class Fix:
     code: str
     """What to write, such as ``"fc1 = nn.Linear(576, 10)"``; several edits stand on lines of their own."""
     verified: bool
-    """Whether the forward, tried on a copy with this change, came through."""
+    """Whether the forward succeeded on a copy of the model with this change."""
     why: str = ""
     edits: int = 1
     """How many places have to be changed."""
@@ -76,13 +78,15 @@ class Fix:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Where the forward broke."""
+    """Where the forward failed, and why."""
 
     module: str | None
     """Path of the innermost module that was running; None outside any."""
     op: str | None
-    """The function of torch's that failed, such as ``"linear"`` or ``"cat"``; None where Python code raised."""
+    """The PyTorch function that failed, such as ``"linear"`` or ``"cat"``; None where Python code raised."""
     location: Location | None
+    underlined: tuple[int, int] | None = None
+    """Start and end of the failing expression in ``location.source``, as positions of characters; None where unknown or the whole line."""
     operand_shapes: tuple[Shape, ...]
     operand_names: tuple[str, ...] = ()
     explanation: str
@@ -92,12 +96,33 @@ class Failure:
     error: str
     """Type and text of the original."""
     chain: tuple[Step, ...] = ()
-    """How the mismatching operand came about, from the input on."""
+    """The ops that computed the mismatching operand, from the input on."""
+
+    @property
+    def headline(self) -> str:
+        """What failed, in few enough characters for a headline with the location."""
+        return self._divided()[0]
+
+    @property
+    def reason(self) -> str:
+        """What the headline leaves out of the explanation; empty where it says all."""
+        return self._divided()[1]
+
+    @property
+    def where(self) -> str:
+        """The location as it follows a headline: without the function where its name is long."""
+        if self.location is None:
+            return ""
+        where = str(self.location)
+        return f" · {where if len(where) <= _LONG_LOCATION else where.partition(' in ')[0]}"
+
+    def _divided(self) -> tuple[str, str]:
+        return divided(self.explanation, ROOM - len(self.where))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What training this model at this batch takes, estimated."""
+    """Estimated memory for training this model at this batch size."""
 
     optimizer: str
     parameters_bytes: int
@@ -105,41 +130,41 @@ class Need:
     optimizer_bytes: int
     activations_bytes: int
     limit_bytes: int | None
-    """Of the device, or of this process; None where it is not known."""
+    """Memory of the device, or the limit of this process; None where unknown."""
     limit: str = ""
     """What the limit is, such as ``"NVIDIA A100"`` or ``"memory of this machine"``."""
     batch: int | None = None
     largest_batch: int | None = None
-    """The largest batch that fits the limit, by scaling the activations; 0 where none does, None where it cannot be told."""
+    """The largest batch that fits the limit, by scaling the activations; 0 where none does, None where it is unknown."""
 
     @property
     def total_bytes(self) -> int:
-        """The sum; without what kernels need for a moment and what the allocator leaves unused."""
+        """The sum, without temporary buffers of kernels and without fragmentation."""
         return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes
 
     @property
     def fits(self) -> bool | None:
-        """Whether it stays below the limit."""
+        """Whether the sum is below the limit."""
         return None if self.limit_bytes is None else self.total_bytes <= self.limit_bytes
 
     @property
     def sentence(self) -> str:
-        """What it takes, whether that fits, and what would."""
-        batch = "" if self.batch is None else f" at batch {self.batch:,}"
-        said = f"Training with {self.optimizer}{batch} needs about {byte_size(self.total_bytes)}"
+        """The memory needed, whether it fits, and which batch size would."""
+        batch = "" if self.batch is None else f" at batch size {self.batch:,}"
+        needed = f"training with {self.optimizer}{batch} needs about {byte_size(self.total_bytes)}"
         if self.limit_bytes is None:
-            return f"{said}."
+            return needed
         limit = f"the {byte_size(self.limit_bytes)}{f' of {self.limit}' if self.limit else ''}"
         most = self.largest_batch
         if self.fits:
-            return f"{said}: fits {limit}{f'; batch {count(most)} would too' if most and most != self.batch else ''}."
-        rest = "" if most is None else f"; batch {count(most)} would" if most else "; no batch would"
-        return f"{said}: does not fit {limit}{rest}."
+            return f"{needed}: fits {limit}{f'; so does batch size {count(most)}' if most and most != self.batch else ''}"
+        rest = "" if most is None else f"; batch size {count(most)} fits" if most else "; no batch size fits"
+        return f"{needed}: does not fit {limit}{rest}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How the table was asked to be shown."""
+    """The options that decide how the table is shown."""
 
     depth: int | None = None
     columns: tuple[str, ...] = ()
@@ -148,7 +173,7 @@ class Layout:
 
     @classmethod
     def of(cls, *, depth: int | None = None, columns: str = "", sort: str = "", plot: bool = False, **_: object) -> Layout:
-        """From the options of the magic."""
+        """Read the options of the magic."""
         return cls(depth=depth, columns=tuple(columns.replace(",", " ").split()), sort=sort, plot=plot)
 
 
@@ -159,7 +184,7 @@ class ShapesReport(Report):
     model: str
     """The type of the model; empty for a cell that called several."""
     inputs: str = ""
-    """What it was called with, such as ``"x 1 x 3 x 224 x 224 float32"``."""
+    """The input of the model, such as ``"x 1 x 3 x 224 x 224 float32"``."""
     rows: tuple[Row, ...]
     total_params: int
     trainable_params: int
@@ -168,9 +193,9 @@ class ShapesReport(Report):
     unchecked_ops: tuple[str, ...] = ()
     """Ops that refuse some values, and ran on tensors whose values are not known."""
     checked_ops: tuple[str, ...] = ()
-    """Of these, those that were asked for real, as the forward is a quick one."""
+    """Of these, those that were checked by running the forward on real tensors."""
     uncounted_ops: tuple[str, ...] = ()
-    """Ops that ran and whose arithmetic no formula counts: elementwise ones, normalisations and the like."""
+    """Ops that ran and have no FLOP formula: elementwise ops, normalizations and the like."""
     param_bytes: int
     sharded_over: int = 1
     """How many ranks hold parts of the parameters."""
@@ -187,20 +212,20 @@ class ShapesReport(Report):
     """What a letter of the formulas stands for where the model fixes it, such as ``"D = 768"``."""
     failure: Failure | None = None
     suspect: Failure | None = None
-    """What came through, and is most likely not meant; its `error` is empty."""
+    """What ran without an error and is probably unintended; its `error` is empty."""
     last_error: str = ""
-    """In which the cell before ended, where nothing else is to be said."""
+    """The error of the previous cell, where there is nothing else to report."""
     needs: tuple[Need, ...] = ()
     layout: Layout = Layout()
 
     @property
     def warning(self) -> str:
-        """What came through and is most likely not meant, where, and what to change; empty for nothing."""
-        return "" if self.suspect is None or self.failure is not None else _broken(self.suspect)
+        """What ran without an error and is probably unintended, where, and what to change; empty for nothing."""
+        return "" if self.suspect is None or self.failure is not None else _failed(self.suspect)
 
     @property
     def size(self) -> str:
-        """Of the parameters, and of the part of them in this process."""
+        """Memory of the parameters, and of the part of them in this process."""
         whole = byte_size(self.param_bytes)
         if self.local_param_bytes is None:
             return whole
@@ -208,31 +233,59 @@ class ShapesReport(Report):
 
     @property
     def verdict(self) -> str:
-        """What it takes and gives, or where it broke and what to change."""
+        """The size and cost of the model, or where the forward failed and what to change."""
         if (wrong := self.failure or self.suspect) is not None:
-            return _broken(wrong)
-        if not self.rows and self.last_error:
-            return f"the last error is not one I can explain: {self.last_error}"
+            return _failed(wrong)
         if not self.rows:
-            ways = (
-                "put `%%shapes` above a cell that calls a model, write `%shapes model input`, or `%shapes` right after a cell that failed"
-            )
-            return f"no module was called: {ways}"
+            return f"{self.title}: {self.advice}"
         size = f"{self.model or 'the cell'}: {count(self.total_params)} parameters ({self.size})"
         if self.mode == "params":
-            return f"{size}, {plural(len(self.rows), 'module')}; name an input to see shapes: `%shapes model (1, 3, 224, 224)`"
-        ends = f", {self.inputs} → {_outputs(self.rows)}" if self.inputs and self.rows else ""
+            return f"{size}, {plural(len(self.rows), 'module')}; {self.advice}"
+        ends = f", {self.inputs} → {_outputs(self.rows)}" if self.inputs else ""
+        return f"{size}{ends}, {self.cost}{_idle(self.unused)}"
+
+    @property
+    def title(self) -> str:
+        """The model, its input and output and its size, as far as a headline has room; or what failed, and where."""
+        if (wrong := self.failure or self.suspect) is not None:
+            return f"{wrong.headline}{wrong.where}{_quoted(wrong)}"
+        if not self.rows:
+            return "cannot explain the last error" if self.last_error else "no module was called"
+        model = fitted(self.model or "the cell", ROOM // 2)
+        ends = f"{self.inputs} → {_outputs(self.rows)}" if self.inputs else ""
+        parts = [ends, f"{count(self.total_params)} parameters", f"{count(self.total_flops)} FLOPs"]
+        if self.mode == "params":
+            parts = [f"{count(self.total_params)} parameters ({self.size})", plural(len(self.rows), "module")]
+        title = model
+        for part in filter(None, parts):
+            longer = f"{title}{': ' if title == model else ' · '}{part}"
+            title = longer if len(longer) <= ROOM else title
+        return title
+
+    @property
+    def cost(self) -> str:
+        """FLOPs of a forward, and bytes of activations that it saves."""
         flops = f"{count(self.total_flops)} FLOPs{' of all ranks together' if self.has_shared_flops else ''}"
-        cost = f"{flops}, {byte_size(self.activation_bytes)} of activations kept for backward"
-        return f"{size}{ends}, {cost}{_idle(self.unused)}"
+        return f"{flops}, {byte_size(self.activation_bytes)} of activations saved for backward"
+
+    @property
+    def advice(self) -> str:
+        """How to call `%shapes` to see shapes, where this report has none; else the error that it cannot explain."""
+        if self.mode == "params" and self.rows:
+            return "pass an input to see shapes: `%shapes model (1, 3, 224, 224)`"
+        ways = "put `%%shapes` above a cell that calls a model, or write `%shapes model input`, or `%shapes` right after a cell that failed"
+        return self.last_error or ways
 
 
-def _broken(failure: Failure) -> str:
+def _failed(failure: Failure) -> str:
     verified = [fix for fix in failure.fixes if fix.verified]
     fix = f" · verified fix: `{'; '.join(verified[0].code.splitlines())}`" if verified else ""
     where = f" · {failure.location}" if failure.location is not None else ""
-    line = f": `{failure.location.source}`" if failure.location is not None and failure.location.source else ""
-    return f"{failure.explanation}{where}{line}{fix}"
+    return f"{failure.explanation}{where}{_quoted(failure)}{fix}"
+
+
+def _quoted(failure: Failure) -> str:
+    return f": `{failure.location.source}`" if failure.location is not None and failure.location.source else ""
 
 
 def _idle(unused: tuple[str, ...]) -> str:

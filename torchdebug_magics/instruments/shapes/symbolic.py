@@ -97,7 +97,7 @@ def with_formulas(seen: Seen, rows: tuple[Row, ...]) -> tuple[tuple[Row, ...], s
     outputs = [one.symbols for one in run.calls.made]
     inputs = [one.taken for one in run.calls.made]
     if run.error is not None or len(outputs) > len(rows):
-        reason = next(iter(str(run.error or "its calls depend on the sizes").splitlines()), "")
+        reason = next(iter(str(run.error or "its calls depend on the input's sizes").splitlines()), "")
         return rows, "", f"sizes could not be kept as symbols: {reason[:160]}"
     outputs += [()] * (len(rows) - len(outputs))  # rows of modules that were not called
     inputs += [()] * (len(rows) - len(inputs))

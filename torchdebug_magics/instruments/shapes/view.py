@@ -1,11 +1,11 @@
-"""What a shapes report shows: the verdict; where it broke and what to change; the table; what it takes to train."""
+"""The page of a shapes report: the failure with its fix, or the table; then folds with the path, the layers and the totals."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import plural
+from torchdebug_magics.format import capitalised, listed, plural
 from torchdebug_magics.html.page import Bars, Code, Facts, Fold, Measure, Note, Page, Place, Table
 from torchdebug_magics.instruments.shapes.table.columns import COLUMNS, chosen, common_kind, full_name, shapes, whole
 from torchdebug_magics.instruments.shapes.table.largest_parts import largest_parts, sizes
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["page"]
 
+_SHOWN_FIXES = 2
 _LONG_CHAIN = 8
 _CHAIN: dict[str, Format] = {"#": "count", "operation": "code", "module": "code", "from": "text", "to": "text", "line": "text"}
 _WEIGHTED = ("conv", "linear", "norm", "embedding")
@@ -40,50 +41,76 @@ _PLOTTED: dict[str, Format] = {"parameters": "count", "FLOPs": "count", "activat
 
 
 def page(report: ShapesReport) -> Page:
-    """The whole report."""
+    """Lay out the report: what failed and the fix, or the table; everything else is folded."""
+    nodes = outline(report) if report.rows else ()
     wrong = report.failure or report.suspect
-    blocks: list[Block] = [*(_failure(wrong) if wrong is not None else ())]
+    blocks: list[Block] = [*(_wrong(wrong) if wrong is not None else _summary(report))]
     blocks += [Note(problem) for problem in report.problems]
-    if report.rows:
-        nodes = outline(report)
-        totals = (*totals_of(report), ("to read it", legend(report, nodes)))
-        blocks += [*_plot(report, nodes), _table(report, nodes), Facts(totals)]
-    blocks += _needs(report.needs)
-    if report.uncounted_ops:
-        title = f"{plural(len(report.uncounted_ops), 'operation')} whose FLOPs are not counted"
-        blocks.append(Fold(title, (Facts((("no formula for", ", ".join(f"`{op}`" for op in report.uncounted_ops)),)),)))
+    table, plot = [_table(report, nodes)] if nodes else [], _plot(report, nodes)
+    if report.failure is None:
+        blocks += plot or table
+    blocks += _path(wrong.chain) if wrong is not None else []
+    if table and (plot or report.failure is not None):
+        calls = plural(len(report.rows), "module" if report.mode == "params" else "module call")
+        blocks.append(Fold(f"Layers: {calls}{' up to the failure' if report.failure else ''}", (*(plot if report.failure else ()), *table)))
+    blocks += [*_training(report.needs), *_details(report, nodes)]
     status: Status = "bad" if report.failure else "warn" if report.warning else "good" if report.rows and not report.unused else "info"
-    return Page("shapes", status, report.verdict, tuple(blocks))
+    return Page("shapes", status, report.title, tuple(blocks))
 
 
-# Where it broke ---------------------------------------------------------------------------------------------------------
+def _summary(report: ShapesReport) -> list[Block]:
+    """What the headline has no room for, where nothing is wrong."""
+    facts = [] if report.rows and report.mode != "params" else [("error" if report.last_error else "to do", report.advice)]
+    if report.rows and report.mode != "params":
+        adam = _adam(report.needs)
+        facts = [("cost", f"{report.cost}{f'; {adam.sentence}' if adam is not None and adam.fits is not False else ''}")]
+    if report.inputs and report.inputs not in report.title:
+        facts.insert(0, ("input", report.inputs))
+    if report.unused:
+        facts.append(("never called", f"{listed([f'`{path}`' for path in report.unused])}: the forward does not use their parameters"))
+    misfit = [Note(capitalised(need.sentence), "warn") for need in filter(None, [_adam(report.needs)]) if need.fits is False]
+    return [Facts(tuple(facts)), *misfit]
 
 
-def _failure(failure: Failure) -> list[Block]:
-    verified = [fix for fix in failure.fixes if fix.verified]
-    others = [fix for fix in failure.fixes if not fix.verified]
+# Where it failed --------------------------------------------------------------------------------------------------------
+
+
+def _wrong(failure: Failure) -> list[Block]:
+    """The fix, the reason, and the line."""
     alone = failure.module is None
-    advice = [(f"fix {number}" if len(verified) > 1 else "fix", _fix(fix, alone=alone)) for number, fix in enumerate(verified, start=1)]
-    advice += [("to try", _fix(fix, alone=alone)) for fix in others]
-    location = failure.location
-    code = [Code(((location.line, location.source),), location.line, str(location))] if location is not None and location.source else []
-    facts = Facts(tuple((name, text) for name, text in _facts(failure) if text))
-    return [*([Facts(tuple(advice))] if advice else []), *code, facts, *_chain(failure.chain)]
+    verified = [fix for fix in failure.fixes if fix.verified]
+    names = ["fix", *["or"] * len(verified)] if verified else ["to try", *["or"] * len(failure.fixes)]
+    fixes = [(name, _fix(fix, alone=alone)) for name, fix in zip(names, failure.fixes, strict=False)]
+    facts = (*fixes[:_SHOWN_FIXES], *([("why", failure.reason)] if failure.reason else []))
+    where = failure.location
+    code = [Code(((where.line, where.source),), where.line, str(where), failure.underlined)] if where and where.source else []
+    return [*([Facts(facts)] if facts else []), *code]
 
 
 def _fix(fix: Fix, *, alone: bool) -> str:
-    """What to write, why, and what was done to know that it helps."""
+    """The code to write, what it does, and how it was verified."""
     edits = "` and `".join(line.strip() for line in fix.code.splitlines() if line.strip())
-    tried = "tried on a copy: the forward comes through"
-    if alone:
-        tried = "tried on zeros of the same shapes: the operation comes through"
-    if not fix.verified:
-        tried = "not tried"
-    return f"`{edits}`{f' · {fix.why}' if fix.why else ''} · {tried}"
+    verified = "verified on zeros of the same shapes" if alone else "verified on a copy"
+    return f"`{edits}`{f' · {fix.why}' if fix.why else ''} · {verified if fix.verified else 'not verified'}"
+
+
+def _details(report: ShapesReport, nodes: Sequence[Node]) -> list[Block]:
+    """The rest: the op and its operands, the totals, how they were found."""
+    wrong = report.failure or report.suspect
+    facts = [] if wrong is None else [(name, text) for name, text in _facts(wrong) if text]
+    if wrong is not None:
+        facts += [(f"fix {at}", _fix(fix, alone=wrong.module is None)) for at, fix in enumerate(wrong.fixes, 1) if at > _SHOWN_FIXES]
+    facts += [*totals_of(report), ("table", legend(report, nodes))] if nodes else []
+    if report.uncounted_ops:
+        facts.append(("not counted", f"FLOPs of {', '.join(f'`{op}`' for op in report.uncounted_ops)}"))
+    if not facts:
+        return []
+    what = ["operands and error"] if report.failure else ["operands"] if wrong is not None else []
+    return [Fold(f"Details: {', '.join([*what, *(['totals and method'] if nodes else [])])}", (Facts(tuple(facts)),))]
 
 
 def _facts(failure: Failure) -> list[tuple[str, str]]:
-    where = "" if failure.module is None else f"`{failure.module}`" if failure.module else "the model's own forward, outside its parts"
+    where = "" if failure.module is None else f"`{failure.module}`" if failure.module else "the model's own forward"
     names = [f"`{name}`" if name else "" for name in failure.operand_names]
     return [
         ("operation", f"`{failure.op}`" if failure.op else ""),
@@ -93,18 +120,17 @@ def _facts(failure: Failure) -> list[tuple[str, str]]:
     ]
 
 
-def _chain(chain: Sequence[Step]) -> list[Block]:
+def _path(chain: Sequence[Step]) -> list[Block]:
+    """The ops that computed the mismatching shape."""
     if not chain:
         return []
     last = chain[-_LONG_CHAIN:]
-    caption = f"How `{shapes((chain[-1].output_shape,))}` came about"
+    caption = f"Path of the shape `{shapes((chain[-1].output_shape,))}`"
+    title = f"{caption}: {plural(len(chain), 'operation')}"
     if len(last) == len(chain):
-        return [_steps(caption, chain, 1)]
-    everything = _steps(f"{caption}, from the input on", chain, 1)
-    return [
-        _steps(f"{caption}, the last operations", last, len(chain) - len(last) + 1),
-        Fold(f"All {len(chain)} operations", (everything,)),
-    ]
+        return [Fold(title, (_steps(caption, chain, 1),))]
+    whole = Fold(f"All {len(chain)} operations", (_steps(f"{caption}, from the input on", chain, 1),))
+    return [Fold(title, (_steps(f"{caption}, the last {len(last)} operations", last, len(chain) - len(last) + 1), whole))]
 
 
 def _steps(caption: str, steps: Sequence[Step], first: int) -> Table:
@@ -124,7 +150,7 @@ def _step(number: int, step: Step) -> tuple[Cell, ...]:
 
 
 def _table(report: ShapesReport, nodes: Sequence[Node]) -> Table:
-    """Folded, as a tree; in full beside it, for a view in which one can search. Sorted, it is flat and in full."""
+    """A tree with repeated blocks folded, and the unfolded rows for a view with a search field; sorted, a flat list of all rows."""
     if report.layout.sort:
         return _sorted(_tree(report, outline(report, folded=False)), report.layout.sort)
     table = _tree(report, nodes)
@@ -151,8 +177,8 @@ def _tree(report: ShapesReport, roots: Sequence[Node]) -> Table:
 def _label(node: Node, above: Sequence[Node]) -> str:
     outer = above[-1] if above else None
     name = ".".join(node.names[len(outer.names) if outer is not None else 0 :]) or node.first.type
-    many = len(node.rows)
-    return f"{name}  (x {many:,})" if many > (len(outer.rows) if outer is not None else 1) else name
+    times = len(node.rows) // (len(outer.rows) if outer is not None else 1)
+    return f"{name}  (x {times:,})" if times > 1 else name
 
 
 def _caption(report: ShapesReport) -> str:
@@ -187,17 +213,22 @@ def _plot(report: ShapesReport, nodes: Sequence[Node]) -> list[Bars]:
     rest = [total - sum(values) for total, values in zip(totals, columns, strict=True)]
     labels = [full_name(node) for node in parts]
     if any(part > 0 for part in rest):
-        labels.append("all else")
+        labels.append("other")
         columns = [[*values, max(0, part)] for values, part in zip(columns, rest, strict=True)]
     named = zip(_PLOTTED.items(), columns, strict=True)
     measures = tuple(Measure(name, tuple(values), how) for (name, how), values in named if any(values))
-    return [Bars("Where parameters, FLOPs and activations sit" if len(measures) > 1 else "Where parameters sit", tuple(labels), measures)]
+    return [Bars("Parameters, FLOPs and activations by module" if len(measures) > 1 else "Parameters by module", tuple(labels), measures)]
 
 
 # Below the table --------------------------------------------------------------------------------------------------------
 
 
-def _needs(needs: Sequence[Need]) -> list[Block]:
+def _adam(needs: Sequence[Need]) -> Need | None:
+    """The optimizer that most people train with."""
+    return next((need for need in needs if need.optimizer == "Adam"), needs[-1] if needs else None)
+
+
+def _training(needs: Sequence[Need]) -> list[Block]:
     if not needs:
         return []
     rows = [
@@ -208,7 +239,6 @@ def _needs(needs: Sequence[Need]) -> list[Block]:
         for need in needs
     ]
     misfits = frozenset(at for at, need in enumerate(needs) if need.fits is False)
-    table = Table("To train it, estimated", tuple(_NEEDS), rows, _NEEDS, misfits, is_sequence=True)
-    adam = next((need for need in needs if need.optimizer == "Adam"), needs[-1])
-    rest = "Not counted: what kernels need for a moment, and what the allocator leaves unused."
-    return [Note(f"{adam.sentence} {rest}", "warn" if adam.fits is False else "info"), table]
+    table = Table("Training memory, estimated", tuple(_NEEDS), rows, _NEEDS, misfits, is_sequence=True)
+    rest = Note("Not included: temporary buffers of kernels, and memory that the allocator reserves but does not use.")
+    return [Fold(f"Training memory with {listed([need.optimizer for need in needs])}", (table, rest))]

@@ -1,4 +1,4 @@
-"""What became of a model that was shrunk."""
+"""The report of ``%shrink``: which layers were kept, and how much smaller the model is."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torchdebug_magics.report import Report
 
 __all__ = ["Costs", "ShrinkReport", "StackRow"]
 
+_ROOM = 90
+"""Characters of a headline."""
 Proof = Literal["meta tensors", "fake tensors", "real tensors", ""]
 
 
@@ -87,13 +89,34 @@ class ShrinkReport(Report):
             names = listed([f"`{stack.path}`" for stack in self.stacks])
             return f"Restored: {names} {'has' if len(self.stacks) == 1 else 'have'} the original layers again, {_size(self.after)}"
         if self.undone:
-            return f"Not shrunk, the model is as before: {self.reason}"
-        said = [f"{count(self.before.parameters)} parameters became {count(self.after.parameters)}"] if self.stacks else []
-        said += [_layers(stack) for stack in self.stacks[:3]]
-        said += [f"{len(self.stacks) - 3} more stacks"] if len(self.stacks) > 3 else []  # noqa: PLR2004 - as many as are read at a glance
-        said += [f"attention skipped in {plural(self.skipped_attention, 'layer')}"] if self.skipped_attention else []
-        said += [f"initialized on {self.device}"] if self.device else []
-        return capitalised(" · ".join([*said, f"the forward runs on {self.proof}"]))
+            return f"Not shrunk, the model is unchanged: {self.reason}"
+        return capitalised(" · ".join([*self._changes(), f"the forward runs on {self.proof}"]))
+
+    @property
+    def title(self) -> str:
+        """How small the model became and the layers that were kept, as far as a headline has room."""
+        if self.restored:
+            return f"Restored the original layers: {count(self.after.parameters)} parameters"
+        if self.undone:
+            return "Not shrunk: the model is unchanged"
+        return capitalised(" · ".join(self._changes()[: self._shown()])) or "The forward runs"
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """The changes that the headline has no room for."""
+        return tuple(self._changes()[self._shown() :])
+
+    def _shown(self) -> int:
+        """How many changes the headline has room for."""
+        changes = self._changes()
+        return next((many for many in range(len(changes), 1, -1) if len(" · ".join(changes[:many])) <= _ROOM), 1)
+
+    def _changes(self) -> list[str]:
+        changes = [f"{count(self.before.parameters)} parameters became {count(self.after.parameters)}"] if self.stacks else []
+        changes += [_layers(stack) for stack in self.stacks[:3]]
+        changes += [f"{len(self.stacks) - 3} more stacks"] if len(self.stacks) > 3 else []  # noqa: PLR2004 - as many as are read at a glance
+        changes += [f"attention skipped in {plural(self.skipped_attention, 'layer')}"] if self.skipped_attention else []
+        return changes + ([f"initialized on {self.device}"] if self.device else [])
 
 
 def _size(costs: Costs) -> str:

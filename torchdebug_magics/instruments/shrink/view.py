@@ -1,11 +1,11 @@
-"""What a shrink report shows: the verdict, what it saves, and the stacks."""
+"""The page of a shrink report: what was saved, or why the model was not shrunk; the stacks and the proof are folded."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import byte_size, count, duration, share
-from torchdebug_magics.html.page import Facts, Note, Page, Table
+from torchdebug_magics.format import byte_size, count, duration, listed, plural, share
+from torchdebug_magics.html.page import Facts, Fold, Note, Page, Table
 
 if TYPE_CHECKING:
     from torchdebug_magics.html.page import Block, Status
@@ -13,27 +13,40 @@ if TYPE_CHECKING:
 
 __all__ = ["page"]
 
+_UNDO = ("undo", "`%shrink MODEL --undo`")
 _STACKS = ("stack", "layer", "layers before", "kept", "kinds")
 
 
 def page(report: ShrinkReport) -> Page:
-    """The whole report."""
-    blocks: list[Block] = [Note(problem) for problem in report.problems]
+    """Lay out the report: why the model was not shrunk, or what was saved; the stacks and the proof are folded."""
+    blocks: list[Block] = [Facts(rows)] if (rows := _summary(report)) else []
+    blocks += [Note(problem) for problem in report.problems]
     if not report.undone:
         blocks.append(Table("Size and cost", ("what", "before", "after", "remaining"), _savings(report), {}, is_sequence=True))
+    details: list[Block] = []
     if report.stacks:
-        rows = [
+        stacks = [
             (stack.path, stack.type, stack.layers_before, "all" if report.undone else ", ".join(map(str, stack.kept)), stack.kinds)
             for stack in report.stacks
         ]
-        blocks.append(Table("Stacks of layers", _STACKS, rows, {"stack": "code", "layers before": "count", "kinds": "count"}))
-    facts = [("proof", f"a forward before and after, on {report.proof}: {report.input}")] if report.proof else []
-    facts += [("error", report.error)] if report.error else []
-    facts += [("at", report.location)] if report.location else []
-    facts += [] if report.undone else [("undo", "`%shrink MODEL --undo`")]
-    blocks += [Facts(tuple(facts))] if facts else []
+        details.append(Table("Stacks of layers", _STACKS, stacks, {"stack": "code", "layers before": "count", "kinds": "count"}))
+    if report.proof:
+        details.append(Facts((("proof", f"a forward before and after, on {report.proof}: {report.input}"),)))
+    if details:
+        title = f"Details: {plural(len(report.stacks), 'stack')} of layers{', the forward that proves it' if report.proof else ''}"
+        blocks.append(Fold(title, tuple(details)))
     status: Status = "warn" if report.undone and not report.restored else "good"
-    return Page("shrink", status, report.verdict, tuple(blocks))
+    return Page("shrink", status, report.title, tuple(blocks))
+
+
+def _summary(report: ShrinkReport) -> tuple[tuple[str, str], ...]:
+    if report.restored:
+        return (("layers", listed([f"`{stack.path}`" for stack in report.stacks])),)
+    if report.undone:
+        facts = [("why", report.reason), ("error", report.error), ("at", report.location)]
+        return tuple((name, text) for name, text in facts if text)
+    also = [("also", " · ".join(report.further))] if report.further else []
+    return (*also, ("forward", f"runs on {report.proof}"), _UNDO)
 
 
 def _savings(report: ShrinkReport) -> list[tuple[str, str, str, str]]:

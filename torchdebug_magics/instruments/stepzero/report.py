@@ -84,38 +84,78 @@ class StepzeroReport(Report):
 
     @property
     def verdict(self) -> str:
-        """What was kept, or what has moved."""
+        """What was kept, or what has moved and why the rest has not."""
         where = f" in {self.file}" if self.file else ""
         if self.action == "dropped":
             return "Step zero is dropped"
         if self.action == "restored":
             return f"Restored to step zero{where}: {plural(self.parameters_count, 'parameter')}, buffers, optimizer and random state"
         if self.action == "kept":
-            shared = f", {byte_size(self.shared_bytes)} shared with the model" if self.shared_bytes else ""
-            held = "" if self.file else f" · holds {byte_size(self.held_bytes)}{shared}"
+            held = "" if self.file else f" · {self.memory}"
             is_part = self.local_elements_count not in {None, self.elements_count}
             here = f", {count(self.local_elements_count or 0)} of them in this process" if is_part else ""
             sizes = f"{plural(self.parameters_count, 'parameter')} ({count(self.elements_count)} elements{here})"
             return f"Step zero is kept{where}: {sizes}, buffers, optimizer and random state{held}"
         return capitalised(" · ".join(self._moves()))
 
-    def _moves(self) -> list[str]:
-        after = "" if self.steps is None else f"after {plural(self.steps, 'step')} "
+    @property
+    def title(self) -> str:
+        """What was kept, or how many parameters have moved; the reasons have rows of their own."""
+        if self.action == "dropped":
+            return self.verdict
+        if self.action != "compared":
+            done = "Restored to step zero" if self.action == "restored" else "Step zero is kept"
+            return f"{done}: {plural(self.parameters_count, 'parameter')}, buffers, optimizer and random state"
+        frozen = len(self.moved_though_frozen)
+        if frozen:
+            return capitalised(f"{self._after()}{plural(frozen, 'frozen parameter')} moved")
         if not self.moved:
-            return [f"{after}no parameter has moved since step zero", *(self._reasons() if self.steps else []), *self._changed_data()]
-        said = [f"`{row.parameter}` moved though it was frozen: {row.why}" for row in self.moved_though_frozen[:1]]
+            return capitalised(f"{self._after()}no parameter has moved since step zero")
+        return capitalised(f"{self._after()}{len(self.moved):,} of {plural(self.parameters_count, 'parameter')} moved")
+
+    @property
+    def memory(self) -> str:
+        """Memory that step zero takes, and the part of it that is shared with the model."""
+        shared = f", {byte_size(self.shared_bytes)} shared with the model" if self.shared_bytes else ""
+        return f"holds {byte_size(self.held_bytes)}{shared}"
+
+    @property
+    def causes(self) -> tuple[tuple[str, str], ...]:
+        """The findings with their reasons, as ``(name, text)``: what moved though it was frozen, what never moved, which data changed."""
+        rows = [("moved", f"`{row.parameter}`: {row.why}") for row in self.moved_though_frozen[:3]]
+        rows += [("never moved", f"{listed(names)}: {why}") for why, names in self._by_reason().items() if why]
+        rows += [("data changed", listed(changed))] if (changed := self._changed()) else []
+        return tuple(rows)
+
+    def _after(self) -> str:
+        return "" if self.steps is None else f"after {plural(self.steps, 'step')} "
+
+    def _moves(self) -> list[str]:
+        if not self.moved:
+            return [
+                f"{self._after()}no parameter has moved since step zero",
+                *(self._reasons() if self.steps else []),
+                *self._changed_data(),
+            ]
+        texts = [f"`{row.parameter}` moved though it was frozen: {row.why}" for row in self.moved_though_frozen[:1]]
         most = next((row for row in self.moved if row.relative is not None), None)
         far = f", `{most.parameter}` most ({share(most.relative or 0)} of its norm)" if most is not None else ""
-        said.append(f"{after}{len(self.moved):,} of {plural(self.parameters_count, 'parameter')} moved{far}")
-        return [*said, *self._reasons(), *self._changed_data()]
+        texts.append(f"{self._after()}{len(self.moved):,} of {plural(self.parameters_count, 'parameter')} moved{far}")
+        return [*texts, *self._reasons(), *self._changed_data()]
 
     def _reasons(self) -> list[str]:
-        """What never moved, by the reason."""
+        return [f"{listed(names)} never moved: {why}" for why, names in self._by_reason().items() if why]
+
+    def _by_reason(self) -> dict[str, list[str]]:
+        """Names of the parameters that never moved, by the reason; of frozen ones only where nothing else is to be explained."""
         by_reason: dict[str, list[str]] = {}
         for row in self.unexpected or self.unmoved:
             by_reason.setdefault(row.why, []).append(f"`{row.parameter}`")
-        return [f"{listed(names)} never moved: {why}" for why, names in by_reason.items() if why]
+        return by_reason
+
+    def _changed(self) -> list[str]:
+        return [f"`{row.data}`" for row in self.data if row.changed]
 
     def _changed_data(self) -> list[str]:
-        changed = [f"`{row.data}`" for row in self.data if row.changed]
+        changed = self._changed()
         return [f"{listed(changed)} changed"] if changed else []

@@ -1,11 +1,11 @@
-"""What a stepzero report shows: the verdict, what moved, what did not, and buffers."""
+"""The page of a stepzero report: the parameters that moved, and folds with those that did not, buffers, data and memory."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import byte_size
-from torchdebug_magics.html.page import Facts, Note, Page, Table
+from torchdebug_magics.format import count, plural
+from torchdebug_magics.html.page import Facts, Fold, Note, Page, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,30 +20,56 @@ _MOVED: dict[str, Format] = {"distance": "number", "of its norm": "share", "in l
 
 
 def page(report: StepzeroReport) -> Page:
-    """The whole report."""
-    blocks: list[Block] = [Note(problem) for problem in report.problems]
-    if report.unmoved:
-        rows = [(row.parameter, row.why) for row in report.unmoved]
-        blocks.append(Table("Never moved", ("parameter", "why"), rows, {"parameter": "code", "why": "prose"}))
+    """Lay out the report: the reasons, the parameters that moved, and folds for the rest."""
+    blocks: list[Block] = [Facts(rows)] if (rows := _summary(report)) else []
+    blocks += [Note(problem) for problem in report.problems]
     if report.moved:
         blocks.append(_moved(report.moved))
+    if report.unmoved:
+        unmoved = [(row.parameter, row.why) for row in report.unmoved]
+        table = Table("Parameters that never moved", ("parameter", "why"), unmoved, {"parameter": "code", "why": "prose"})
+        blocks.append(Fold(f"Never moved: {plural(len(unmoved), 'parameter')}", (table,)))
     if report.buffers:
         changed = [(row.buffer, row.distance) for row in report.buffers]
-        blocks.append(Table("Buffers that changed", ("buffer", "distance"), changed, {"buffer": "code", "distance": "number"}))
+        table = Table("Buffers that changed", ("buffer", "distance"), changed, {"buffer": "code", "distance": "number"})
+        blocks.append(Fold(f"Changed: {plural(len(changed), 'buffer')}", (table,)))
     if report.data:
-        words = {True: "changed", False: "the same", None: "-"}
+        words = {True: "changed", False: "unchanged", None: "-"}
         data = [(row.data, words[row.changed], row.digest) for row in report.data]
-        blocks.append(Table("Data", ("data", "since step zero", "digest"), data, {"data": "code", "digest": "code"}))
+        table = Table("Data", ("data", "since step zero", "digest"), data, {"data": "code", "digest": "code"})
+        blocks.append(Fold(f"Data: {plural(len(data), 'digest')}", (table,)))
     if report.action == "compared":
-        shared = f", and {byte_size(report.shared_bytes)} shared with the model" if report.shared_bytes else ""
-        blocks.append(Facts((("step zero holds", f"{byte_size(report.held_bytes)}{shared}"), ("restore", "`%stepzero --restore`"))))
-    return Page("stepzero", _status(report), report.verdict, tuple(blocks))
+        blocks.append(
+            Fold("Details: memory of step zero, how to restore", (Facts((_memory(report), ("restore", "`%stepzero --restore`"))),))
+        )
+    return Page("stepzero", _status(report), report.title, tuple(blocks))
+
+
+def _summary(report: StepzeroReport) -> tuple[tuple[str, str], ...]:
+    file = [("file", f"`{report.file}`")] if report.file and report.action != "dropped" else []
+    if report.action == "compared":
+        return (*report.causes, *file)
+    if report.action != "kept":
+        return tuple(file)
+    is_part = report.local_elements_count not in {None, report.elements_count}
+    here = f", {count(report.local_elements_count or 0)} of them in this process" if is_part else ""
+    return (("elements", f"{count(report.elements_count)}{here}"), *(file or [_memory(report)]))
+
+
+def _memory(report: StepzeroReport) -> tuple[str, str]:
+    return "step zero", report.memory
 
 
 def _moved(rows: Sequence[ParameterRow]) -> Table:
-    cells = [(row.parameter, row.distance, row.relative, row.learning_rates, row.why) for row in rows]
     marked = frozenset(place for place, row in enumerate(rows) if row.why)
-    return Table("Moved", ("parameter", *_MOVED, "note"), cells, {"parameter": "code", "note": "prose", **_MOVED}, marked=marked)
+    cells = [(row.parameter, row.distance, row.relative, row.learning_rates, *([row.why] if marked else [])) for row in rows]
+    return Table(
+        "Parameters that moved",
+        ("parameter", *_MOVED, *(["note"] if marked else [])),
+        cells,
+        {"parameter": "code", "note": "prose", **_MOVED},
+        marked=marked,
+    )
 
 
 def _status(report: StepzeroReport) -> Status:

@@ -1,4 +1,4 @@
-"""What keeps a rerun in one rank: the other ranks do not run their step again, and would never answer."""
+"""Keeps a rerun within one rank: the other ranks do not rerun their step, and would never answer a collective."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LoneRerun:
         self.collectives = UnsentCollectives()
         known = live(DistributedDataParallel) if self.is_in_job else []
         self.wrappers: list[DistributedDataParallel] = [one for one in known if "reducer" in vars(one)]
-        """Without those whose making has failed."""
+        """The wrappers whose constructor has finished."""
         self._before = [(vars(wrapper), dict(vars(wrapper))) for wrapper in self.wrappers]
 
     def refuse(self, modules: Iterable[torch.nn.Module]) -> None:

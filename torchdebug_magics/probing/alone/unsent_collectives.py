@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Exchange", "OthersNeeded", "UnsentCollectives"]
 
 _NOTHING = frozenset(["barrier", "monitored_barrier_", "send"])
-"""What brings this rank no numbers."""
+"""Collectives that return no data to this rank."""
 _OWN_PART = frozenset(["allreduce_", "allreduce_coalesced_", "reduce_", "all_reduce_"])
 _OWN_COPY = frozenset(["all_reduce", "all_reduce_coalesced"])
 _IN_EVERY_PLACE = frozenset(["allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_", "gather_"])
@@ -45,7 +45,7 @@ class Exchange:
     """The largest magnitude of what this rank would have given; 0 of integers."""
     element_count: int
     memory: frozenset[int]
-    """Where the tensors are that it would have written or read."""
+    """The positions of the tensors that the collective writes or reads."""
     location: Location | None
     """The user's line that asked for it."""
 
@@ -119,7 +119,7 @@ def _fill(places: Any, parts: Any) -> None:
 
 
 def _returned(func: Any, written: Any) -> Any:
-    """What its schema promises: what was written, and a work that is done."""
+    """Return what the schema promises: the written tensors, and a finished `Work`."""
     returned = [_done(written) if "Work" in str(one.type) else written for one in func._schema.returns]
     return returned[0] if len(returned) == 1 else tuple(returned) or None
 

@@ -36,7 +36,7 @@ class Agent:
         self.on_error = on_error
         """``module:function`` from the exception that ends the process to what is recorded beside it."""
         self._pid = 0
-        """In which it has begun."""
+        """The process in which the agent has started."""
         self._inherited: list[BaseException | None] = []
         """Exceptions that are the parent's."""
         self._last: util.Finalize | None = None
@@ -95,14 +95,14 @@ class Agent:
 
 
 def _arrive(folder: str, on_error: str) -> Agent:
-    """In a process that was spawned: nothing is called there after a fork, as there is none."""
+    """Unpickle and start an agent in a spawned process, where no after-fork hook runs."""
     agent = Agent(folder, on_error)
     agent.begin()
     return agent
 
 
 def socket_path(folder: str, pid: int) -> str:
-    """Where the agent of a process listens."""
+    """The path of the socket on which the agent of a process listens."""
     return os.path.join(folder, f"{pid}.socket")  # noqa: PTH118 - text, as sockets take it
 
 

@@ -1,4 +1,4 @@
-"""Asks the agent of another process, and reads what a process has left behind."""
+"""Calls the agent of another process, and reads the files that a process has left."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AgentError(Exception):
 
 
 def ask(folder: str, pid: int, call: str, timeout_s: float = 1.0, **values: object) -> Any:
-    """What ``module:function`` returns in the process; an `AgentError` where there is no answer within the time."""
+    """Call ``module:function`` in the process and return its result; raise `AgentError` without an answer in time."""
     end_s = time.monotonic() + timeout_s
     parts = []
     try:
@@ -77,7 +77,7 @@ def dumped_stack(folder: str, pid: int, *, is_alive: bool) -> list[tuple[str, in
 
 
 def _parsed(text: str) -> list[tuple[str, int, str]]:
-    """What faulthandler wrote of the thread that runs Python, or else of the last one, which is the main thread."""
+    """Parse the stack that faulthandler wrote for the thread that runs Python, or else for the last thread, which is the main one."""
     stacks = [part for part in text.split("\n\n") if "  File " in part]
     current = [part for part in stacks if part.lstrip().startswith(("Current thread", "Fatal"))] or stacks[-1:]
     lines = [line.strip() for part in current[:1] for line in part.splitlines() if line.startswith("  File ")]

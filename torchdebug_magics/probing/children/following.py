@@ -1,4 +1,4 @@
-"""Lets what a session launches run under the same instrument, and puts the ranks' reports together with its own."""
+"""Runs the processes that a session launches under the same instrument, and merges their reports with its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HELPERS = frozenset({
     ("torch.utils.data._utils.worker", "_worker_loop"), ("torch.utils.data._utils.pin_memory", "_pin_memory_loop"),
     ("multiprocessing.pool", "worker"), ("concurrent.futures.process", "_process_worker"), ("multiprocessing.managers", "_run_server"),
 })  # fmt: skip
-"""What serves a process, and trains nothing."""
+"""Targets of helper processes, which do not train."""
 
 
 class FollowedRanks:
@@ -51,14 +51,14 @@ class FollowedRanks:
         self._owner = os.getpid()
 
     def attach(self, stack: ExitStack) -> None:
-        """The inner probe's, and an eye on every process that `multiprocessing` starts."""
+        """Attach the inner probe, and follow every process that `multiprocessing` starts."""
         self._owner = os.getpid()
         self._inner.attach(stack)
         wrap(stack, self, BaseProcess, "start", self._start)
         stack.push(self._ended)
 
     def sweep(self) -> None:
-        """Of both; the folder was read when the session ended."""
+        """Sweep the inner probe, unwrap `start` and remove the folder, which was read when the session ended."""
         self._forget()
         self._remove_folder()
 
@@ -75,7 +75,7 @@ class FollowedRanks:
         )
 
     def live(self) -> object | None:
-        """Of the lowest rank that runs, else of the launcher."""
+        """The live snapshot of the lowest running rank, else of the launcher."""
         if self._job is not None and not self._is_rank:
             running = [one.standing for one in left(self._job.folder).values() if one.standing is not None and one.record is None]
             if seen := [one for one in running if one.live is not None]:
@@ -131,7 +131,7 @@ class FollowedRanks:
             self._records = collected(self._job.folder, self._launched, is_hurried=isinstance(error, KeyboardInterrupt))
 
     def _forget(self) -> None:
-        """In a fork, too: nothing of the launcher's session is to be left in it."""
+        """Remove the launcher's session, also from a fork that has inherited it."""
         unwrap_all(self)
         self._inner.sweep()
 

@@ -1,4 +1,4 @@
-"""Gives every process that `multiprocessing` starts an agent, and remembers which processes were started."""
+"""Starts an agent in every process that `multiprocessing` launches, and keeps a list of these processes."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Child:
     started_s: float
     """When, on the system's clock of processes: a number that is used again belongs to another process."""
     handle: Any = field(repr=False)
-    """What `multiprocessing` knows the process by, until its end was seen: a pool forgets its workers at once."""
+    """The `Popen` object of `multiprocessing`, kept until the process has ended, because a pool drops its workers early."""
     seen_exit_code: int | None = None
 
     def exit_code(self) -> int | None:
-        """As `multiprocessing` has it, negative for a signal; None while it runs, or where nobody knows. The process is not reaped."""
+        """The exit code as in `multiprocessing`, negative for a signal; None while it runs or if unknown. The process is not reaped."""
         if self.seen_exit_code is None:
             code = getattr(self.handle, "returncode", None)
             state = process_state(self.pid) if code is None else None
@@ -100,7 +100,7 @@ class Children:
         return [child for child in tuple(self.started.values()) if child.is_alive()]
 
     def _renew_lock(self) -> None:
-        """In a child: the copy of the lock is held by the thread that has forked, which is not there."""
+        """Replace the lock in a forked child: its copy may be held by a thread that does not exist there."""
         self.fork_lock = threading.Lock()
 
     def _remove_folder(self) -> None:

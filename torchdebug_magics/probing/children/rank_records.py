@@ -57,7 +57,7 @@ def _record(pid: int, launched: Launched | None, found: Left, number: int) -> Ra
 
 
 def without_report(standing: Standing, state: RankState, exit_code: int | None = None, error: str = "") -> RankRecord:
-    """Of a rank of which nobody knows more than where it was last seen."""
+    """Make a record for a rank that left no report, from its last known position."""
     own = Rank(
         rank=standing.rank, host=standing.host, pid=standing.pid, device=standing.device, state=state, exit_code=exit_code, report=None,
         elapsed_s=standing.elapsed_s, error=error, location=standing.location,
@@ -70,7 +70,7 @@ def _state(code: int | None) -> RankState:
 
 
 def _numbered(records: list[RankRecord]) -> list[RankRecord]:
-    """As they say themselves; where two say the same, as those of two launches do, in the order in which they began."""
+    """Number ranks as they report themselves; if two have the same number, as in two launches, by their start order."""
     if len({one.rank.rank for one in records}) == len(records):
         return records
     return [replace(one, rank=replace(one.rank, rank=number)) for number, one in enumerate(records)]

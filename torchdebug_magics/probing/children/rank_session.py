@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing import this_rank
+from torchdebug_magics.probing.after_import import AfterImport
 from torchdebug_magics.probing.children.rank_traces import leave_whole, record_of, standing_here
 from torchdebug_magics.probing.guard import Guard
 
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
 __all__ = ["ATTRIBUTE", "Job", "RankSession", "folder_here", "rank_here"]
 
 ATTRIBUTE = "_torchdebug_rank"
-"""Of a `multiprocessing` process that runs under an instrument."""
+"""The attribute of a `multiprocessing` process that holds its `RankSession`."""
 _EVERY_S = 0.25
 _LET_GO_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the processes that one session launches have in common; it travels to each of them."""
+    """What all processes launched by one session share; it is pickled to each of them."""
 
     folder: str
     instrument: str
@@ -50,11 +51,11 @@ class RankSession:
     def __init__(self, job: Job, index: int, inherited: Callable[[], None], outer: RankSession | None = None) -> None:
         self.job = job
         self._outer = outer
-        """Of the magic above this one."""
+        """The session of an enclosing magic."""
         self.index = index
-        """The how manieth process of the job: its rank, where nobody knows better."""
+        """The number of this process in launch order: its rank, unless torch knows better."""
         self._inherited = inherited
-        """Takes out what a fork has inherited of the launcher's session."""
+        """Removes the launcher's session from a fork."""
         self._session: Session[Any] | None = None
         self._began_s = 0.0
         self._last: util.Finalize | None = None
@@ -63,7 +64,7 @@ class RankSession:
         self._rank: int | None = None
         self._world_size = 1
         self._pid = 0
-        """Of the process that was spawned for it."""
+        """The process that was spawned for this session."""
         util.register_after_fork(self, RankSession.begin)  # held weakly; called in every process, also a spawned one
 
     def __reduce__(self) -> tuple[Callable[..., RankSession], tuple[object, ...]]:
@@ -76,10 +77,12 @@ class RankSession:
         if not self._began_s:
             self._began_s = time.monotonic()
             self._guard.run("leaving the launcher's session", self._inherited)
-            if "torch" in sys.modules:  # it is not ours to import it
-                self._guard.run("opening the session of a rank", self._open)
+            self._stack.enter_context(AfterImport("torch", self._import_ended))  # it is not ours to import it
         if self._last is None or not self._last.still_active():  # a fork server forgets what was registered before a process runs
             self._last = util.Finalize(None, self.end, exitpriority=1000)  # before those that end its threads and pools
+
+    def _import_ended(self) -> None:
+        self._guard.run("opening the session of a rank", self._open)
 
     def _is_of(self, rank: RankSession | None) -> bool:
         """Whether it is the session of this process, or around that."""
@@ -125,7 +128,7 @@ class RankSession:
                 _leave(self.job, f"{os.getpid()}.record", record)
 
     def number(self) -> int:
-        """Of this rank, as torch or its launcher has it; else its place among the processes that were started."""
+        """The rank according to torch or its launcher, else the number in launch order."""
         known = this_rank.rank()
         self._rank = self._rank if known is None else known  # it may leave its group before its end
         self._world_size = max(self._world_size, this_rank.world_size())
@@ -145,7 +148,7 @@ class RankSession:
 
 
 def folder_here() -> str:
-    """Of the job that this process belongs to, which goes when its launcher's session ends; empty where no session has launched it."""
+    """The folder of this process's job, removed when the launcher's session ends; empty if no session launched this process."""
     session: RankSession | None = vars(current_process()).get(ATTRIBUTE)
     return "" if session is None or os.getpid() == session.job.launcher else session.job.folder
 
@@ -157,7 +160,7 @@ def rank_here() -> int | None:
 
 
 def _arrived(job: Job, index: int, outer: RankSession | None) -> RankSession:
-    """In a process that was spawned, when all else that it takes has arrived; nothing is called there after a fork, as there is none."""
+    """Unpickle and begin in a spawned process, where no after-fork hook runs, after everything else has been unpickled."""
     rank = RankSession(job, index, _nothing, outer)
     rank._pid = os.getpid()
     rank.begin()
@@ -178,7 +181,7 @@ def _not_ended_meanwhile() -> Iterator[None]:
 
 
 def _nothing() -> None:
-    """What a spawned process inherits."""
+    """Does nothing: a spawned process inherits no session."""
 
 
 def _leave(job: Job, name: str, value: object) -> None:

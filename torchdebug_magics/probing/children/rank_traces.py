@@ -1,4 +1,4 @@
-"""What a process tells of itself: where it stands while it runs, and a record at its end; and what it leaves of both in a folder."""
+"""Describes a process: its position while it runs and a record at its end, both written to a folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LONGEST = 160
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where a rank stands; what is left of one that is killed."""
+    """The position of a rank, which remains if the rank is killed."""
 
     rank: int
     pid: int
@@ -42,21 +42,21 @@ class Standing:
     position: int = 0
     """Another one whenever its main thread has gone on, in whatever code."""
     live: object = field(default=None, compare=False)
-    """For the live view."""
+    """The snapshot for the live view."""
 
 
 @dataclass(frozen=True)
 class Left:
-    """What a process has left."""
+    """The files of one process, read."""
 
     standing: Standing | None = None
     record: RankRecord | None = None
     problems: tuple[str, ...] = ()
-    """Of ours, in that process."""
+    """Failures of this package in that process."""
 
 
 def standing_here(rank: int, elapsed_s: float, *, is_in_job: bool, live: object = None) -> Standing:
-    """Of this process; called by any thread."""
+    """Return the position of this process; any thread may call it."""
     innermost = sys._current_frames().get(threading.main_thread().ident or 0)
     position = hash(tuple((id(one.f_code), one.f_lasti) for one in frames_above(innermost)))
     frame = user_frame(innermost)
@@ -67,7 +67,7 @@ def standing_here(rank: int, elapsed_s: float, *, is_in_job: bool, live: object 
 
 
 def record_of(instrument: str, rank: int, report: Report, error: BaseException | None, elapsed_s: float) -> RankRecord:
-    """Of this process."""
+    """Make the record of this process."""
     from torchdebug_magics import catalog  # noqa: PLC0415 - a row names its probe: each would import the other
 
     compared = catalog.instrument(instrument).compared(report)
@@ -79,7 +79,7 @@ def record_of(instrument: str, rank: int, report: Report, error: BaseException |
 
 
 def left(folder: str) -> dict[int, Left]:
-    """What each process of a job has left so far, by its number."""
+    """Read what each process of a job has written so far, by process id."""
     found: dict[int, Left] = {}
     with contextlib.suppress(OSError):
         for file in Path(folder).iterdir():

@@ -37,9 +37,8 @@ class LiveInKeeper:
         self._names: list[tuple[int, frozenset[str]]] = []
         """By how far out a frame is."""
 
-    def take(self, chain: tuple[Position, ...]) -> LiveIn | None:
-        """Of the frames of a chain; None where no frame has such a variable, which is the usual case."""
-        places = tuple([(frame.f_code, instruction) for frame, instruction in chain])
+    def take(self, chain: tuple[Position, ...], places: tuple[Place, ...]) -> LiveIn | None:
+        """Of the frames of a chain, which stand at `places`; None where no frame has such a variable, which is the usual case."""
         if places != self._places:
             found = ((level, _carried(one.frame.f_code, one.instruction, one.line)) for level, one in enumerate(chain))
             self._places, self._names = places, [(level, names) for level, names in found if names]

@@ -7,9 +7,9 @@ from typing import NamedTuple, TypeAlias
 
 from torchdebug_magics.probing.inlined import is_of_module
 from torchdebug_magics.probing.source.statement_lists import span_as_written
-from torchdebug_magics.probing.where import frames_above, is_user_code, owner
+from torchdebug_magics.probing.where import is_user_code, owner
 
-__all__ = ["Place", "Position", "caller", "frame_chain", "places", "same_call", "same_place"]
+__all__ = ["Place", "Position", "caller", "frame_chain", "line_of", "places", "same_call", "same_place"]
 
 Place: TypeAlias = tuple[CodeType, int]
 """An instruction: unlike a frame it keeps no variables alive."""
@@ -26,7 +26,7 @@ class Position(NamedTuple):
     @property
     def line(self) -> int:
         """The line of that instruction; counted only where it is asked for, as a step asks nothing of most frames."""
-        return _line((self.frame.f_code, self.instruction))
+        return line_of((self.frame.f_code, self.instruction))
 
 
 def caller(frame: FrameType | None) -> FrameType | None:
@@ -39,10 +39,11 @@ def caller(frame: FrameType | None) -> FrameType | None:
 def frame_chain(frame: FrameType | None) -> tuple[Position, ...]:
     """The frame and its callers with their present positions, innermost first."""
     chain = []
-    for one in frames_above(frame):
-        chain.append(Position(one, one.f_lasti))
-        if is_of_module(one):
+    while frame is not None:
+        chain.append(Position(frame, frame.f_lasti))
+        if is_of_module(frame):
             break  # a cell or a script: what called it is nothing that a step could start in
+        frame = frame.f_back
     return tuple(chain)
 
 
@@ -75,11 +76,12 @@ def same_call(one: tuple[Place, ...], other: tuple[Place, ...]) -> bool:
 
 
 def _text(place: Place) -> tuple[int, ...]:
-    line = _line(place)
+    line = line_of(place)
     return span_as_written(*place, line) or (line,)
 
 
-def _line(place: Place) -> int:
+def line_of(place: Place) -> int:
+    """The line of an instruction; 0 where it has none."""
     code, instruction = place
     lines = (line for start, end, line in code.co_lines() if start <= instruction < end and line is not None)
     return next(lines, 0)

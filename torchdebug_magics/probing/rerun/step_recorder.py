@@ -23,7 +23,7 @@ from torchdebug_magics.probing.where import frames_above, is_user_code
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.probing.hooks import Hooks
@@ -123,28 +123,42 @@ class StepRecorder:
         # With its graph retained a step does not end at its backward(), but where the loop goes round.
         if step.closed or (step.backwards and same_place(step.chain, frame_chain(frame))):
             step.clear()
-        if not step.entries:
+        if step.entries:
+            here = places(frame)
+        else:
             step.chain, step.before = frame_chain(frame), self.between
-            step.live_in = self._live_in.take(step.chain)
+            here = tuple([(one.f_code, instruction) for one, instruction in step.chain])
+            step.live_in = self._live_in.take(step.chain, here)
         known = self.models.know(module, (one.frame for one in step.chain if is_user_code(one.frame.f_code)))
         if id(module) not in step.started:
             step.started.add(id(module))
             step.buffers.append(known.buffers.take())
             if known.places:
                 step.python.append(WeakSnapshot(known.places))
-        step.add(Entry.take(module, args, kwargs, random=self._random.take(), place=places(frame), copied=known.writes_input))
+        step.add(Entry.take(module, args, kwargs, random=self._random.take(), place=here, copied=known.writes_input))
 
     def _see_writes(self, entry: Entry) -> None:
         if entry.writes_input():
             self.models.know(entry.module, ()).writes_input = True
 
 
-_FUNCTION = frozenset({vars(torch.autograd.Function)["apply"].__func__.__code__})
+# Written in C from PyTorch 2.15 on, without a frame of its own.
+_APPLY: CodeType | None = getattr(getattr(vars(torch.autograd.Function)["apply"], "__func__", None), "__code__", None)
 
 
 def _is_in_a_function(frame: FrameType) -> bool:
     """Whether a `torch.autograd.Function` runs the call, as a reentrant checkpoint does: its outputs have no graph yet."""
-    return not torch.is_grad_enabled() and any(one.f_code in _FUNCTION for one in frames_above(frame))
+    if torch.is_grad_enabled():
+        return False
+    return any(_takes_context(one) if _APPLY is None else one.f_code is _APPLY for one in frames_above(frame))
+
+
+def _takes_context(frame: FrameType) -> bool:
+    """Whether the frame is the `forward` of a `torch.autograd.Function`, whose first argument is the node of the graph."""
+    code = frame.f_code
+    if code.co_name != "forward" or not code.co_argcount or code.co_varnames[0] == "self":
+        return False
+    return isinstance(frame.f_locals.get(code.co_varnames[0]), torch._C._FunctionBase)
 
 
 def _nothing(_told: object) -> None:

@@ -20,7 +20,7 @@ def _condition(held: Mapping[str, Any]) -> Waiting | None:
     kind = type(waiter).__name__
     if kind not in {"Event", "Condition", "Barrier"}:
         return None
-    parties = f" for {waiter.parties} threads, of which {waiter.n_waiting} have come" if kind == "Barrier" and waiter is not None else ""
+    parties = f" for {waiter.parties} threads, {waiter.n_waiting} of which have arrived" if kind == "Barrier" and waiter is not None else ""
     return Waiting("event", f"{kind.lower()}{parties}", on=waiter, timeout_s=_timeout(held))
 
 

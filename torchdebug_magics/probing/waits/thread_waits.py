@@ -76,7 +76,7 @@ def _known(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:  # n
         return Waiting("python", "torch.compile", facts={"compiling": True})
     if _is_in(module, _NETWORK):
         host = _host(inner)
-        return Waiting("io", f"an answer from {host}" if host else "the network", facts={"network": True, "host": host})
+        return Waiting("io", f"a response from {host}" if host else "the network", facts={"network": True, "host": host})
     return None
 
 

@@ -31,6 +31,8 @@ class Expected(NamedTuple):
     tensor: str | None = None
     source: str = ""
     """What the line holds."""
+    fix: str = ""
+    """What the fix holds."""
 
 
 PLANTED: dict[str, tuple[Trained, Expected]] = {}
@@ -201,13 +203,13 @@ def with_head(rank: int, head: nn.Module, *, is_averaged: bool = False) -> nn.Mo
     return nn.ModuleList([body, head])
 
 
-@planted(Expected("replicas_part", 1, "Linear2.weight", "optimizer.step()"))
+@planted(Expected("replicas_part", 1, "head.weight", "optimizer.step()", "wrap its model"))
 def head_beside_ddp(rank: int) -> nn.Module:
     seeded()
     return with_head(rank, nn.Linear(4, 1))
 
 
-@planted(Expected("replicas_part", 1, "0.weight", "optimizer.step()"))
+@planted(Expected("replicas_part", 1, "0.weight", "optimizer.step()", "outside `no_sync()`"))
 def no_sync_for_ever(rank: int) -> nn.Module:
     seeded()
     model = DDP(net())
@@ -215,7 +217,7 @@ def no_sync_for_ever(rank: int) -> nn.Module:
         return train(model, sharded(rank))
 
 
-@planted(Expected("replicas_part", 1, "0.weight", "optimizer.step()"))
+@planted(Expected("replicas_part", 1, "0.weight", "optimizer.step()", "the same optimizer options"))
 def another_rate_on_one_rank(rank: int) -> nn.Module:
     seeded()
     model = DDP(net())
@@ -295,6 +297,33 @@ def batch_norm_in_a_manual_loop(rank: int) -> nn.Module:
     return train(model, sharded(rank), before=lambda: average(model))
 
 
+@planted(Expected("same_batch", 0, "", "in zip(range(steps), loader", "the same `seed`"))
+def sampler_seeded_by_rank(rank: int) -> nn.Module:
+    seeded()
+    return train(DDP(net()), DataLoader(data(), batch_size=4, sampler=DistributedSampler(data(), 2, rank, seed=rank)))
+
+
+@planted(Expected("same_batch", 0, "", "in zip(range(steps), loader", "remove `rank=`"))
+def sampler_of_rank_0_on_all(rank: int) -> nn.Module:
+    seeded()
+    return train(DDP(net()), DataLoader(data(), batch_size=4, sampler=DistributedSampler(data(), 2, 0)))
+
+
+@planted(Expected("same_batch", 0, "", "in zip(range(steps), loader", "DistributedSampler(dataset)"))
+def every_rank_shuffles_all(rank: int) -> nn.Module:
+    seeded()
+    model = DDP(net())
+    generator = torch.Generator().manual_seed(rank)
+    return train(model, DataLoader(data(), batch_size=4, shuffle=True, generator=generator))
+
+
+@planted(Expected("replicas_part", 1, "0.weight", "optimizer.step()", "through its wrapper"))
+def forward_of_the_module(rank: int) -> nn.Module:
+    seeded()
+    model = DDP(net())
+    return train(model.module, sharded(rank))
+
+
 # Healthy --------------------------------------------------------------------------------------------------------------------
 
 
@@ -304,13 +333,38 @@ def ddp_with_a_distributed_sampler(rank: int) -> nn.Module:
     return train(DDP(net()), sharded(rank))
 
 
-@healthy
+@planted(Expected("same_batch", 0, "", "in zip(range(steps), loader", "set_epoch(epoch)"))
 def sampler_without_set_epoch(rank: int) -> nn.Module:
     seeded()
     model, loader = DDP(net()), sharded(rank)
     for _ in range(3):
         train(model, loader)
     return model
+
+
+@healthy
+def sampler_with_set_epoch(rank: int) -> nn.Module:
+    seeded()
+    model, loader = DDP(net()), sharded(rank)
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        train(model, loader, steps=8)
+    return model
+
+
+@healthy
+def the_first_batch_again_and_again(rank: int) -> nn.Module:
+    seeded()
+    loader = sharded(rank)
+    return train(DDP(net()), (next(iter(loader)) for _ in range(5)))
+
+
+@healthy
+def a_shard_of_its_own_shuffled(rank: int) -> nn.Module:
+    seeded()
+    model = DDP(net())
+    part = torch.utils.data.Subset(data(), range(rank, 64, 2))
+    return train(model, DataLoader(part, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(rank)))
 
 
 @healthy

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
+pytestmark = pytest.mark.corpus
+
 SETUP = """
 import torch
 from torch import nn
@@ -85,7 +87,7 @@ def test_an_edit_that_changes_no_number_is_no_difference(against: Any, old: str,
         ("nn.ReLU()", "nn.Tanh()", "nn.Tanh()", "nn.ReLU()", ""),
         ("lr=0.1", "lr=0.2", "lr=0.2", "lr=0.1", ""),
         ("manual_seed(0)", "manual_seed(1)", "torch.manual_seed(1)", "was `torch.manual_seed(0)`", ""),
-        ("        x = x - 0.5\n", "", "F.mse_loss", "`x = x - 0.5` is gone", ""),
+        ("        x = x - 0.5\n", "", "F.mse_loss", "`x = x - 0.5` was removed", ""),
         ("loss = scale", "y = y * 2\n        loss = scale", "y = y * 2", "line is new", ""),
         ("net = nn.S", "aux = nn.Linear(4, 4)\nnet = nn.S", "aux = nn.Linear(4, 4)", "`aux` draws random numbers", "torch.manual_seed"),
         (
@@ -93,7 +95,7 @@ def test_an_edit_that_changes_no_number_is_no_difference(against: Any, old: str,
             "        opt.step()\n    for x, y in DataLoader(data, batch_size=6):\n        pass\n",
             "for x, y in DataLoader(data, batch_size=6):",
             "draws a seed",
-            "give `loader` a generator",
+            "give `loader` its own generator",
         ),
         (
             "loader = DataLoader(data, batch_size=4, shuffle=True)",
@@ -127,7 +129,7 @@ def test_layers_that_are_made_in_another_order_get_other_random_numbers(against:
     """
     conv, fc = "        self.conv = nn.Conv1d(1, 2, 3)\n", "        self.fc = nn.Linear(4, 3)\n"
     found = against(code, code.replace("    " + conv, "").replace("    " + fc, "    " + fc + "    " + conv)).divergence
-    assert "`fc` is made before `conv`: the random numbers go to other layers" in found.explanation
+    assert "`fc` is created before `conv`: the random numbers go to different layers" in found.explanation
     assert (found.cause, found.location.source) == ("unseeded_generator", "self.fc = nn.Linear(4, 3)")
 
 
@@ -142,7 +144,7 @@ def test_a_run_that_goes_on_says_what_it_lacks(against: Any) -> None:
         "for epoch in range(2):", "net.load_state_dict(saved['net'])\nfor epoch in range(2, 4):\n    torch.manual_seed(epoch)"
     )
     found = against(going_on, resumed).divergence
-    assert "`opt` is new, without `momentum_buffer`" in found.explanation
+    assert "`opt` is new and lacks `momentum_buffer`" in found.explanation
     assert "opt.load_state_dict" in found.fix
     assert found.location.source == "opt.step()"
     whole = resumed.replace("for epoch", "opt.load_state_dict(saved['opt'])\nfor epoch")
@@ -153,7 +155,7 @@ def test_a_run_that_goes_on_says_what_it_lacks(against: Any) -> None:
         going_on.replace("    if epoch == 1:", slower + "    if epoch == 1:"),
         whole.replace("range(2, 4):", "range(2, 4):\n    opt.param_groups[0]['lr'] = 0.1"),
     ).divergence
-    assert ("`lr` of `opt` was 0.01 then and is 0.1 now" in found.explanation, "scheduler" in found.fix) == (True, True)
+    assert ("`lr` of `opt` was 0.01 in the earlier run and is 0.1 now" in found.explanation, "scheduler" in found.fix) == (True, True)
 
 
 def test_only_what_both_runs_have_is_called_the_same(against: Any) -> None:
@@ -207,8 +209,13 @@ def test_a_seed_that_was_edited_is_behind_other_data(against: Any) -> None:
         ("", "", "", ""),
         ("    if epoch == 1", "    net.eval()\n    print(F.mse_loss(net(X), Y))\n    net.train()\n    if epoch == 1", "", ""),
         ("range(2, 4)", "range(2, 6)", "", ""),
-        ("torch.set_rng_state(drawn)", "torch.manual_seed(1)", "draws what the earlier run drew much earlier", "torch.set_rng_state"),
-        ("torch.set_rng_state(drawn)", "torch.set_rng_state(drawn)\nnet.eval()", "less often than then", "`train()`"),
+        (
+            "torch.set_rng_state(drawn)",
+            "torch.manual_seed(1)",
+            "draws the numbers that the earlier run drew much earlier",
+            "torch.set_rng_state",
+        ),
+        ("torch.set_rng_state(drawn)", "torch.set_rng_state(drawn)\nnet.eval()", "less often than in the earlier run", "`train()`"),
         ("    if epoch == 1", "    print(F.mse_loss(net(X), Y))\n    if epoch == 1", "which the earlier run did not", "`eval()`"),
     ],
 )
@@ -225,4 +232,4 @@ def test_the_same_numbers_in_another_order_are_no_fault_of_the_op(against: Any, 
     code = "stacked = torch.stack([torch.full((2,), float(i)) for i in order.pop()])\nsum_ = torch.linspace(0, 1, 3) @ stacked"
     shell.user_ns["order"] = [[0, 2, 1], [0, 1, 2]]
     found = against(code, code).divergence
-    assert ("come in another order" in found.explanation, found.cause) == (True, "control_flow")
+    assert ("arrive in a different order" in found.explanation, found.cause) == (True, "control_flow")

@@ -20,6 +20,8 @@ from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+pytestmark = pytest.mark.corpus
+
 SETUP = (
     "import torch\nfrom torch import nn\nnet = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.3), nn.Linear(16, 3))\nX = torch.randn(8, 6)"
 )
@@ -51,7 +53,7 @@ def test_the_first_op_that_differs_from_a_reference(ready: InteractiveShell) -> 
     found = report(ready, "--against ref").divergence
     # The weight is met for the first time where it is transposed.
     assert (found.op, found.module, found.cause, found.location.line) == ("aten.t.default", "2", "outside_data", 2)
-    assert found.fix.startswith("let the cell make or load")
+    assert found.fix.startswith("create or load")
     ready.run_cell("with torch.no_grad(): net[2].weight[1, 2] -= 1e-6")
 
 
@@ -90,18 +92,18 @@ def test_a_tolerance_passes_by_what_is_small(ready: InteractiveShell) -> None:
     assert (found.op, found.module, found.location.line) == ("aten.addmm.default", "2", 2)
     # Its weight is not what it was: nobody may say that its inputs were equal.
     assert (found.cause, "differs from the earlier run, first at `aten.t.default`" in found.explanation) == ("outside_data", True)
-    assert found.fix.startswith("let the cell make or load")
+    assert found.fix.startswith("create or load")
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--against nothing", "neither a variable with a report"),
-        ("--against X", "neither a variable with a report"),
-        ("--rtol 0.1", "--rtol goes with --against"),
-        ("--rtol -1 --against X", "--rtol is a number from 0 on"),
-        ("--rtol nan --against X", "--rtol is a number from 0 on"),
-        ("--seed -1", "a seed is a whole number"),
+        ("--against nothing", "not the name of a report kept with"),
+        ("--against X", "not the name of a report kept with"),
+        ("--rtol 0.1", "--rtol requires --against"),
+        ("--rtol -1 --against X", "--rtol must be a number >= 0"),
+        ("--rtol nan --against X", "--rtol must be a number >= 0"),
+        ("--seed -1", "a seed must be an integer"),
     ],
 )
 def test_what_was_asked_in_the_wrong_way_is_one_line(ready: InteractiveShell, flags: str, said: str) -> None:
@@ -157,7 +159,7 @@ def test_an_answer_is_typed_once(ready: InteractiveShell, monkeypatch: pytest.Mo
     found = report(ready, "--verify", "n = int(input('how many? '))\ny = torch.ones(n) * 2")
     assert asked == ["how many? "]
     assert found.verified is True
-    assert found.unrestorable == ("what was typed for `input()`",)
+    assert found.unrestorable == ("the answer typed for `input()`",)
 
 
 def test_a_file_is_written_once(ready: InteractiveShell, tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ y = net(X) * len(Path({str(log)!r}).read_text())
 """
     found = report(ready, "--verify", body)
     assert found.verified is True
-    assert found.unrestorable == ("the file log.txt, which is added to",)
+    assert found.unrestorable == ("the file log.txt, which the cell appends to",)
     assert log.read_text(encoding="utf-8") == "before\nline\n"
     assert new.read_text(encoding="utf-8") == "new"
 

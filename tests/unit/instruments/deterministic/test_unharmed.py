@@ -91,7 +91,7 @@ def test_no_memory_while_it_goes_back_to_the_start(
     assert ran.error_in_exec is None
     assert same(weights_of(ready), trained)
     found = ready.user_ns["d"]
-    assert (found.verified, found.not_verified) in {(None, "the second run was cut short"), (True, "")}
+    assert (found.verified, found.not_verified) in {(None, "the second run did not finish"), (True, "")}
     assert bool(found.problems) == (found.verified is None)
 
 
@@ -127,7 +127,7 @@ def test_a_failure_of_ours_is_no_error_of_the_users_op(
     assert same(weights_of(ready), trained)
     found = ready.user_ns["d"]
     assert (found.verified, found.not_verified) == (None, verify.NOT_SEEN)
-    assert found.problems == ("looking at an op failed: MemoryError: ",)
+    assert found.problems == ("recording an op failed: MemoryError: ",)
 
 
 def test_the_second_run_is_cut_short_by_a_failure_of_ours(
@@ -136,7 +136,7 @@ def test_the_second_run_is_cut_short_by_a_failure_of_ours(
     monkeypatch.setattr(verify, "Repetitions", failing(verify.Repetitions, 1))
     ran = ready.run_cell(f"%%deterministic --verify -q -o d\n{TRAIN}")
     assert ran.error_in_exec is None
-    assert ready.user_ns["d"].not_verified == "the second run was cut short"
+    assert ready.user_ns["d"].not_verified == "the second run did not finish"
     assert same(weights_of(ready), trained)
 
 
@@ -172,7 +172,7 @@ def test_a_cell_that_fails_overwrites_no_earlier_print(ready: InteractiveShell) 
     before = Path("there.json").read_text(encoding="utf-8")
     ready.run_cell("%%deterministic -q -o d --save there.json\nX * 2\n1 / 0")
     assert Path("there.json").read_text(encoding="utf-8") == before
-    assert ready.user_ns["d"].problems == ("there.json was not written, as the cell raised ZeroDivisionError",)
+    assert ready.user_ns["d"].problems == ("there.json was not written because the cell raised ZeroDivisionError",)
     Path("there.json").unlink()
 
 
@@ -188,7 +188,7 @@ def test_a_run_that_raises_has_no_cost(ready: InteractiveShell, monkeypatch: pyt
     del torch.been
     found = ready.user_ns["d"]
     assert found.slowdown_ratio is None
-    assert found.problems == ("the cost is not known: a further run raised AssertionError: ",)
+    assert found.problems == ("the cost was not measured: a rerun raised AssertionError: ",)
 
 
 def test_a_compiled_module_is_compiled_once_and_torch_warns_of_no_hook(ready: InteractiveShell) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from torchdebug_magics.html import markup, plain
+from torchdebug_magics.html.page import Code, Facts, Fold, Note, Table
 from torchdebug_magics.instruments.deterministic.report import (
     Cost,
     Dependence,
@@ -21,6 +22,7 @@ from torchdebug_magics.instruments.deterministic.view import after_cell, page
 from torchdebug_magics.report import Location
 
 HERE = Location(cell=4, file="cell", line=7, function="<module>", source="x = torch.randn(3, generator=g)")
+IN_A_FUNCTION = Location(cell=None, file="/here/model.py", line=7, function="forward", source="x = torch.randn(3, generator=g)")
 THERE = Location(cell=4, file="cell", line=9, function="<module>", source="x = x * 2")
 FOUND = Divergence(
     op="aten.randn.generator",
@@ -44,53 +46,83 @@ DRAWN = Dependence(
     on="seed",
     op="aten.randperm.default",
     location=FOUND.location,
-    what="`randperm` draws from torch's generator, which nothing seeded",
+    what="`randperm` draws from torch's generator, which is not seeded",
     fix="`torch.manual_seed(42)` before it",
 )
 RACED = Dependence(on="race", op="aten.index_put_.default", location=None, what="`index_put_` adds in any order", fix="")
 
-VERDICTS = [
+REPRODUCIBLE = "Reproducible only with the seed set here"
+CHANGED = "Seeded with 42; 2 settings changed and restored"
+SLOWER = "determinism settings slow this cell down 1.80x"
+
+WORDS = [
     (
         {"divergence": FOUND, "verified": False},
-        f"Different every run: aten.randn.generator · `model.0` · {LINE} · {FOUND.explanation} · fix: {FOUND.fix}",
+        f"Different every run: unseeded torch generator · {LINE}",
+        f" · {FOUND.explanation} · fix: {FOUND.fix}",
     ),
     (
-        {"divergence": replace(FOUND, op="aten.lift_fresh.default", module=None), "verified": False},
-        f"Different every run: data that enters torch · {LINE} · {FOUND.explanation} · fix: {FOUND.fix}",
-    ),
-    ({"divergence": ELSEWHERE, "against": "ref"}, "Different from ref: sets differ"),
-    ({"verified": False}, "Different every run, and no PyTorch op could be identified as the cause"),
-    ({"verified": True, "ops_count": 1204}, "Same numbers twice: 1,204 ops are bit-identical (seed 42)"),
-    ({"verified": True, "ops_count": 1}, "Same numbers twice: 1 op is bit-identical (seed 42)"),
-    ({"verified": True, "ops_count": 0}, "Seeded with 42; no PyTorch op ran, so there was nothing to compare"),
-    ({"verified": True, "ops_count": 9, "against": "ref", "rtol": 1e-5}, "Same numbers as ref: 9 ops are equal to within 1e-05 (seed 42)"),
-    (
-        {"verified": True, "ops_count": 9, "depends_on": (DRAWN, RACED)},
-        f"Equal only because this magic seeded it · {LINE} · {DRAWN.what} · fix: {DRAWN.fix}",
-    ),
-    ({"verified": True, "ops_count": 9, "depends_on": (RACED,)}, f"Same numbers in these two runs, by chance · {RACED.what}"),
-    ({"settings": SETTINGS}, "Seeded with 42; 2 settings changed, all put back"),
-    ({"settings": SETTINGS, "keep_rng": True}, "Seeded with 42; 2 settings changed, all put back, the generators left as they are"),
-    ({"settings": SETTINGS, "restored": False}, "Seeded with 42; not all of what was set could be put back"),
-    ({}, "Seeded with 42; no setting had to change"),
-    ({"not_verified": "the cell reads input"}, "Seeded with 42; no setting had to change · not compared: the cell reads input"),
-    (
-        {"warnings": (MET, MET)},
-        f"Seeded with 42, yet `put_` at {LINE} may give different numbers in every run, and 1 more op · fix: {MET.fix}",
+        {"divergence": replace(FOUND, cause="wall_clock", other=THERE), "verified": False},
+        "Different every run: the clock is read · In[4] line 9: `x = x * 2`",
+        f" · {FOUND.explanation} · fix: {FOUND.fix}",
     ),
     (
-        {"settings": SETTINGS, "slowdown_ratio": 1.8, "costs": COSTS},
-        (
-            "Seeded with 42; 2 settings changed, all put back · "
-            "determinism settings slow this cell down 1.80x, most by cudnn.benchmark (1.70x)"
-        ),
+        {"divergence": replace(FOUND, cause="unknown", location=IN_A_FUNCTION), "verified": False},
+        "Different every run: aten.randn.generator · model.py:7: `x = torch.randn(3, generator=g)`",
+        f" · {FOUND.explanation} · fix: {FOUND.fix}",
     ),
+    (
+        {"divergence": FOUND, "verified": False, "interrupted": True, "unchecked": ("other seeds",)},
+        f"Different every run: unseeded torch generator · {LINE} · interrupted",
+        None,
+    ),
+    ({"divergence": ELSEWHERE, "against": "ref"}, "Different from ref", " · sets differ"),
+    (
+        {"divergence": ELSEWHERE, "against": "/a/very/long/folder/" + "run" * 20 + ".json"},
+        f"Different from ...{('run' * 20 + '.json')[-24:]}",
+        None,
+    ),
+    ({"verified": False}, "Different every run: no PyTorch op could be identified as the cause", ""),
+    ({"verified": True, "ops_count": 1204}, "Same numbers twice: 1,204 ops are bit-identical (seed 42)", ""),
+    ({"verified": True, "ops_count": 1}, "Same numbers twice: 1 op is bit-identical (seed 42)", ""),
+    ({"verified": True, "ops_count": 0}, "Seeded with 42; no PyTorch op ran, so there was nothing to compare", ""),
+    (
+        {"verified": True, "ops_count": 9, "against": "ref", "rtol": 1e-5},
+        "Same numbers as ref: 9 ops are equal to within 1e-05 (seed 42)",
+        "",
+    ),
+    ({"verified": True, "ops_count": 9, "depends_on": (DRAWN, RACED)}, f"{REPRODUCIBLE} · {LINE}", f" · {DRAWN.what} · fix: {DRAWN.fix}"),
+    ({"verified": True, "ops_count": 9, "depends_on": (RACED,)}, "Same numbers twice, but a nondeterministic op ran", f" · {RACED.what}"),
+    (
+        {"verified": True, "ops_count": 9, "depends_on": (replace(RACED, on="carried_state"),)},
+        "Same numbers twice, but different when the cell runs again",
+        f" · {RACED.what}",
+    ),
+    ({"settings": SETTINGS}, CHANGED, ""),
+    ({"settings": SETTINGS, "keep_rng": True}, f"{CHANGED}, RNG states kept", ""),
+    ({"settings": SETTINGS, "restored": False}, "Seeded with 42; not every setting could be restored", ""),
+    ({}, "Seeded with 42; no setting had to change", ""),
+    ({"not_verified": "the cell reads input"}, "Seeded with 42; no setting had to change · runs not compared", " · the cell reads input"),
+    ({"warnings": (MET, MET)}, f"2 nondeterministic ops, first put_ · {LINE}", f" · fix: {MET.fix}"),
+    ({"warnings": (MET,)}, f"Nondeterministic op put_ · {LINE}", f" · fix: {MET.fix}"),
+    ({"slowdown_ratio": 0.97, "costs": COSTS}, "Seeded with 42 · determinism settings do not slow this cell down (0.97x)", ""),
+    ({"settings": SETTINGS, "slowdown_ratio": 1.8, "costs": COSTS}, f"Seeded with 42 · {SLOWER}", ", most by cudnn.benchmark (1.70x)"),
 ]
 
 
-@pytest.mark.parametrize(("fields", "verdict"), VERDICTS)
-def test_the_verdict(fields: dict, verdict: str):
-    assert DeterministicReport(seed=42, **fields).verdict == verdict
+@pytest.mark.parametrize(("fields", "title", "rest"), WORDS)
+def test_the_title_says_what_and_where_and_the_verdict_why_and_the_fix(fields: dict, title: str, rest: str | None):
+    report = DeterministicReport(seed=42, **fields)
+    assert report.title == title
+    assert page(report).headline == title
+    assert rest is None or report.verdict == title + rest
+    assert len(title.partition("`")[0]) <= 90
+
+
+def test_an_interrupt_says_what_was_left_unchecked():
+    report = DeterministicReport(seed=42, verified=True, ops_count=1, interrupted=True, unchecked=("other seeds", "the next run"))
+    assert report.verdict.endswith("interrupted before other seeds, the next run could be checked")
+    assert "not checked because of the interrupt: other seeds, the next run" in plain.render(page(report))
 
 
 @pytest.mark.parametrize(
@@ -104,18 +136,60 @@ def test_the_status(fields: dict, status: str):
     assert page(DeterministicReport(seed=42, **fields)).status == status
 
 
-def test_a_divergence_shows_both_lines_the_fix_and_why():
-    found = Divergence(**{**vars(FOUND), "other": THERE, "phase": "backward"})
-    text = plain.render(page(DeterministicReport(seed=42, divergence=found, settings=SETTINGS, too_late=("Too late.",))))
-    for part in (
-        "where it comes from: In[4] line 9",
-        "x = x * 2",
-        "write `g.manual_seed(42)` first",
-        "call 2 at this line, backward",
-        "unseeded generator",
-    ):
+def test_a_divergence_shows_the_fix_the_reason_and_the_lines_before_any_fold():
+    found = replace(FOUND, other=replace(THERE, source="g = torch.Generator()"), phase="backward")
+    shown = page(
+        DeterministicReport(
+            seed=42, divergence=found, verified=False, settings=SETTINGS, too_late=("X needs a restart: why.",), runs_count=3, runs_s=0.2
+        )
+    )
+    facts, code, details, settings = shown.blocks
+    assert isinstance(facts, Facts)
+    assert facts.rows == (("fix", "write `g.manual_seed(42)` first"), ("why", FOUND.explanation))
+    assert isinstance(code, Code)
+    assert (code.marked, code.title) == (9, "line 7: where the numbers first differ")
+    assert code.lines == ((7, "x = torch.randn(3, generator=g)"), (9, "g = torch.Generator()"))
+    assert code.underlined == (0, 1)  # `g`, as the reason quotes it
+    assert isinstance(details, Fold)
+    text = " ".join(plain.render(replace(shown, blocks=details.blocks)).split())
+    for part in ("`aten.randn.generator` (backward, call 2 on this line)", "`model.0`", "reran the cell 3 times, 200 ms"):
         assert part in text
-    assert text.index("fix") < text.index("where it comes from") < text.index("cudnn.benchmark") < text.index("Too late.")
+    assert isinstance(settings, Fold)
+    assert settings.title == "2 settings changed and restored · X needs a restart"
+
+
+def test_a_line_elsewhere_has_an_excerpt_of_its_own():
+    found = replace(FOUND, other=IN_A_FUNCTION)
+    _, first, second, *_ = page(DeterministicReport(seed=42, divergence=found)).blocks
+    assert isinstance(first, Code)
+    assert isinstance(second, Code)
+    assert (first.lines, second.title) == (((7, IN_A_FUNCTION.source),), "where the numbers first differ: In[4] line 7")
+
+
+@pytest.mark.parametrize(
+    ("fields", "kinds"),
+    [
+        ({"divergence": FOUND}, [Facts, Code]),
+        ({"verified": True, "ops_count": 3}, []),
+        ({"verified": True, "ops_count": 3, "runs_count": 4}, [Facts]),
+        ({"verified": True, "depends_on": (DRAWN, RACED), "potential": (RACE,), "carried": ("net",)}, [Facts, Code]),
+        ({"warnings": (MET,)}, [Facts, Code]),
+        ({"warnings": (MET, MET)}, [Facts, Code]),
+        ({"costs": COSTS}, [Table]),
+        ({"settings": SETTINGS, "overruled": ("a", "b"), "problems": ("c",)}, [Note, Note]),
+    ],
+)
+def test_what_stands_above_the_first_fold(fields: dict, kinds: list[type]):
+    blocks = page(DeterministicReport(seed=42, **fields)).blocks
+    first = next(at for at, block in enumerate(blocks) if isinstance(block, Fold))
+    assert [type(block) for block in blocks[:first]] == kinds
+    assert all(isinstance(block, Fold) for block in blocks[first:])
+
+
+def test_a_title_already_says_what_was_restored():
+    *_, settings = page(DeterministicReport(seed=42, settings=SETTINGS)).blocks
+    assert isinstance(settings, Fold)
+    assert settings.title == "Settings and seeds"
 
 
 def test_all_that_is_to_be_said_is_there_and_escaped():
@@ -136,5 +210,5 @@ def test_the_cell_in_which_it_begins_says_that_it_lasts():
     live = LiveRitual(7, 8, ())
     first = after_cell(None, live)
     assert first is not None
-    assert first.verdict == "Seeded with 7, 8 settings changed, until `%deterministic off`"
+    assert first.headline == "Seeded with 7, 8 settings changed, until `%deterministic off`"
     assert after_cell(live, live) is None

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tests.doors import Observe
     from tests.unit.instruments.gradwatch.training_case import Training
 
+pytestmark = pytest.mark.corpus
+
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(

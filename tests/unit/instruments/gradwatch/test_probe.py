@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from tests.doors import Observe
 
+pytestmark = pytest.mark.corpus
+
 LOOP = """
 import torch
 from torch import nn
@@ -51,7 +53,7 @@ def test_an_error_inside_is_the_users_and_the_report_is_there(observe: Observe) 
     observed = observe("gradwatch", LOOP + "\n1 / 0")
     assert isinstance(observed.error, ZeroDivisionError)
     assert (observed.report.found, observed.report.raised, observed.report.steps_count) == (False, "ZeroDivisionError", 6)
-    assert "until ZeroDivisionError ended the cell" in observed.report.verdict
+    assert "until ZeroDivisionError" in observed.report.verdict
 
 
 @pytest.mark.parametrize("part", ["autograd_calls", "clipped_gradients", "loader_batches", "optimizer_steps"])

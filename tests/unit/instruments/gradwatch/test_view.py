@@ -39,12 +39,17 @@ REPORT = verdict(
 )  # fmt: skip
 
 
-def test_the_finding_comes_first_then_the_pictures_then_the_table() -> None:
+def test_the_finding_comes_first_then_the_heatmap_and_the_rest_folds() -> None:
     shown = page(REPORT)
     assert shown.status == "bad"
-    assert shown.verdict == "Gradient norm 80.0 in step 25 · In[4] line 7: `loss.backward()` · and 1 more finding"
-    assert [type(block) for block in shown.blocks] == [Facts, Code, Fold, Heatmap, Chart, Chart, Fold, Table]
-    table = shown.blocks[-1]
+    assert shown.headline == "Gradient norm 80.0 in step 25 · In[4] line 7: `loss.backward()`"
+    assert [type(block) for block in shown.blocks] == [Facts, Code, Heatmap, Fold, Fold, Fold, Fold]
+    folds = [block for block in shown.blocks if isinstance(block, Fold)]
+    assert [fold.title for fold in folds] == [
+        "Also: Clipping cuts every gradient", "Loss and gradient norm by step", "Updates and zeros by module", "Modules: 2 rows",
+    ]  # fmt: skip
+    assert [[type(block) for block in fold.blocks] for fold in folds] == [[Facts], [Chart, Chart], [Heatmap, Heatmap], [Table]]
+    table = folds[-1].blocks[0]
     assert isinstance(table, Table)
     assert table.text(0) == ("(model)", "Linear", "12", "1.0", "80.0", "0.001", "25%")
     assert table.marked == {1}
@@ -66,15 +71,20 @@ def test_a_thousand_modules_over_256_bins_stay_below_100_kb() -> None:
     report = GradReport(
         modules=names, norms=values, ratios=values, zeros=values, losses=[1.0] * 256, totals=[1.0] * 256, rows=rows, steps_count=256
     )
-    assert len(markup.render(page(verdict(report)))) < 100_000
+    shown = page(verdict(report))
+    assert len(markup.render(shown)) < 100_000
+    heatmap = shown.blocks[0]
+    assert isinstance(heatmap, Heatmap)
+    assert heatmap.title == "Gradient norm by module (20 of 1,000 modules, evenly chosen)"
+    assert [heatmap.rows[0][0], heatmap.rows[-1][0], len(heatmap.rows)] == [names[0], names[-1], 20]
 
 
 @pytest.mark.parametrize(
     ("report", "status", "words"),
     [
         (GradReport(), "info", "No optimizer step in this cell: nothing to watch"),
-        (GradReport(backward_count=3), "info", "Nothing to watch: 3 backward passes, but no optimizer step"),
-        (GradReport(steps_count=3), "info", "No gradients to watch: 3 optimizer steps without any"),
+        (GradReport(backward_count=3), "info", "Nothing to watch: 3 backward passes, no optimizer step"),
+        (GradReport(steps_count=3), "info", "No gradients to watch: 3 optimizer steps without gradients"),
         (GradReport(steps_count=3, rows=ROWS, modules=("a",)), "good", "Gradients and updates look healthy: 3 steps of 1 module"),
         (GradReport(steps_count=3, rows=ROWS, nonfinite_step=2), "warn", "Gradients are NaN or inf from step 2 on"),
         (GradReport(steps_count=3, rows=ROWS, finding=CLIPPED, findings=(CLIPPED,)), "warn", "Clipping cuts every gradient"),
@@ -83,18 +93,18 @@ def test_a_thousand_modules_over_256_bins_stay_below_100_kb() -> None:
 def test_the_other_verdicts(report: GradReport, status: str, words: str) -> None:
     shown = page(verdict(report))
     assert shown.status == status
-    assert shown.verdict.startswith(words)
+    assert shown.headline.startswith(words)
 
 
 def test_while_it_runs() -> None:
     live = LiveGrad(12, 12, 0.5, 1e-3, ("", "0"), ((1.0, 2.0), (None, 0.0)), (1.0, 2.0), 1, "loss and gradient norm grow")
     shown = live_page(live)
-    assert shown.verdict == "Step 11 · loss 0.5 · learning rate 0.001"
+    assert shown.headline == "Step 11 · loss 0.5 · learning rate 0.001"
     assert [type(block) for block in shown.blocks] == [Note, Facts, Heatmap]
     html = markup.render(shown)
     assert "<img" not in html
     assert "█" in html
-    assert live_page(LiveGrad(0, 0, None, None, (), (), (), 1)).verdict == "Waiting for the first optimizer step"
+    assert live_page(LiveGrad(0, 0, None, None, (), (), (), 1)).headline == "Waiting for the first optimizer step"
 
 
 def test_the_live_view_of_a_large_model_is_small() -> None:

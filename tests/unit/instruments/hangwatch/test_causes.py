@@ -81,7 +81,7 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
     ),
     "a lock that was held at a fork": (
         lambda world: main(world, waits("join", on=(CHILD,))).add(facts(100, thread(1, waits("lock"), line=8))),
-        "lock_never_released", "process Process-100", "that was held when it was forked", "spawn",
+        "lock_never_released", "process Process-100", "that was held when the process was forked", "spawn",
     ),
     "a lock between processes": (
         lambda world: main(world, waits("join", on=(CHILD,))).add(facts(100, thread(1, waits("lock", semaphore="/s"), line=8))),
@@ -115,7 +115,7 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
     ),
     "a worker in native code": (
         lambda world: main(world, IN_BATCH).add(worker(None, calls="cv2.imread")),
-        "worker_blocked", "worker 0", "stands still in `cv2.imread`", "without a worker",
+        "worker_blocked", "worker 0", "is blocked in `cv2.imread`", "without workers",
     ),
     "a worker that was killed": (
         lambda world: main(world, IN_BATCH).ended(100, -9),
@@ -125,15 +125,15 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
         lambda world: main(world, IN_BATCH).ended(100, -signal.SIGBUS), "worker_died", "worker 0", "SIGBUS", "--shm-size",
     ),
     "a worker that has left": (
-        lambda world: main(world, IN_BATCH).ended(100, 3), "worker_died", "worker 0", "ended with exit code 3", "raise an error",
+        lambda world: main(world, IN_BATCH).ended(100, 3), "worker_died", "worker 0", "ended with exit code 3", "raise an exception",
     ),
     "a process that raised": (
         lambda world: main(world, waits("queue", "queue.get()", get=True, shared=True)).ended(100, 1, type="KeyError", message="'x'"),
-        "worker_died", "process Process-100", "raised KeyError: 'x', and the main thread waits for queue.get()", "repair",
+        "worker_died", "process Process-100", "raised KeyError: 'x', and the main thread waits for queue.get()", "fix the error",
     ),
     "OpenMP after a fork": (
         lambda world: openmp(world),  # noqa: PLW0108 - which stands below
-        "openmp_after_fork", "process Process-100", "which a fork does not copy", "set_num_threads(1)",
+        "openmp_after_fork", "process Process-100", "which fork does not copy", "set_num_threads(1)",
     ),
     "a debugger in a worker": (
         lambda world: main(world, IN_BATCH).add(worker(waits("input", "a debugger's prompt", debugger=True))),
@@ -145,19 +145,19 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
     ),
     "input in a worker": (
         lambda world: main(world, IN_BATCH).add(worker(waits("input", "your input"))),
-        "input_waiting", "worker 0", "cannot read your keyboard", "notebook's own process",
+        "input_waiting", "worker 0", "DataLoader worker 0 waits for input", "notebook's own process",
     ),
     "a queue that must be read before the join": (
         lambda world: main(world, waits("join", "the end of process Process-100", (CHILD,))).add(
             facts(100, thread(1, waits("join", on=(OTHER,)), line=8), thread(2, waits("io", "room", pipe_full=True), line=None))
         ),
-        "deadlock", "main", "the main thread waits for the end of process Process-100", "before the join",
+        "deadlock", "main", "the main thread waits for the end of process Process-100", "before you join",
     ),
     "a command that writes more than is read": (
-        lambda world: program(world, "write pipe:[5]"), "deadlock", "process program", "somebody to read its output", "communicate()",
+        lambda world: program(world, "write pipe:[5]"), "deadlock", "process program", "waits for its output to be read", "communicate()",
     ),
     "a command that reads": (
-        lambda world: program(world, "read pipe:[5]"), "input_waiting", "process program", "input that nobody writes", "DEVNULL",
+        lambda world: program(world, "read pipe:[5]"), "input_waiting", "process program", "input that no process writes", "DEVNULL",
     ),
     "native code": (
         lambda world: main(world, None, calls="library.wait"), "native_wait", "main", "in native code in `library.wait`", "timeout",
@@ -217,7 +217,7 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
     ),
     "a rank that never trained": (
         lambda world: ranks(world, rank(0, None, backward(False), in_backward=True), rank(1, waits("queue", "queue.get()"), issued())),
-        "collective_missing", "rank 1", "rank 1 never called backward()", "the same steps",
+        "collective_missing", "rank 1", "rank 1 never called backward()", "equally often",
     ),
     "unused parameters": (
         lambda world: ranks(
@@ -229,7 +229,7 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
     ),
     "a rank that raised": (
         lambda world: ranks(world, rank(0, IN_COLLECTIVE, issued(("all_reduce", [4], False)))).ended(101, 1, rank=1),
-        "rank_died", "rank 1", "rank 1 raised ValueError: bad label, and rank 0 waits for it in all_reduce #1 [4]", "repair",
+        "rank_died", "rank 1", "rank 1 raised ValueError: bad label, and rank 0 waits for it in all_reduce #1 [4]", "fix the error",
     ),
     "a rank that was killed": (
         lambda world: ranks(world, rank(0, IN_COLLECTIVE, issued(("all_reduce", [4], False)))).ended(101, -9),
@@ -252,7 +252,7 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
         lambda world: main(world, waits("join", "the end of a process", (CHILD,))).add(
             facts(100, thread(1, waits("collective", "init_process_group", op="init_process_group")), rank=0, world_size=2)
         ),
-        "collective_missing", "rank 0", "only 1 of its ranks are here", "world_size",
+        "collective_missing", "rank 0", "only 1 rank joined", "world_size",
     ),
 }  # fmt: skip
 
@@ -290,16 +290,16 @@ def test_stuck(case: str, world: World) -> None:
 # Somebody moves, or will by itself -----------------------------------------------------------------------------------
 
 SLOW: dict[str, tuple[Callable[[World], World], str | None, str]] = {
-    "asleep": (lambda world: main(world, waits("sleep", "time.sleep(60)")), None, "asleep in time.sleep(60)"),
+    "asleep": (lambda world: main(world, waits("sleep", "time.sleep(60)")), None, "sleeps in time.sleep(60)"),
     "a sleeper that is waited for": (
-        lambda world: main(world, waits("join", on=(OTHER,)), thread(2, waits("sleep", "time.sleep(60)"))), None, "thread t2 is asleep",
+        lambda world: main(world, waits("join", on=(OTHER,)), thread(2, waits("sleep", "time.sleep(60)"))), None, "thread t2 sleeps",
     ),
     "input of the main thread": (lambda world: main(world, waits("input", "your input")), "input_waiting", "your input"),
     "the network": (
-        lambda world: main(world, waits("io", "an answer from host.org", network=True, host="host.org")), "network", "from host.org",
+        lambda world: main(world, waits("io", "a response from host.org", network=True, host="host.org")), "network", "from host.org",
     ),
     "a wait with an end": (
-        lambda world: main(world, waits("queue", "queue.get()", timeout_s=60.0, get=True)), None, "gives up after",
+        lambda world: main(world, waits("queue", "queue.get()", timeout_s=60.0, get=True)), None, "with a timeout of",
     ),
     "a worker that sleeps": (
         lambda world: main(world, IN_BATCH).add(worker(waits("sleep", "time.sleep(9)"))), "data_loading", "worker 0 sleeps in the Dataset",

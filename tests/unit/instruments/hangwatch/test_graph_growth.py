@@ -45,12 +45,12 @@ for step in range(6):
     loss.backward({})
 """
 GROW = {
-    "a state": ("hidden = model(hidden).tanh(); loss = hidden.sum()", "`hidden = hidden.detach()`"),
-    "a state, and the input": ("hidden = model(torch.ones(1, 4) + hidden); loss = hidden.sum()", "`hidden = hidden.detach()`"),
-    "a sum": ("total = total + model(hidden).sum(); loss = total * 1", "`total = total.detach()`"),
-    "a sum in place": ("total += model(hidden).sum(); loss = total * 1", "`total = total.detach()`"),
+    "a state": ("hidden = model(hidden).tanh(); loss = hidden.sum()", "write `hidden = hidden.detach()`"),
+    "a state, and the input": ("hidden = model(torch.ones(1, 4) + hidden); loss = hidden.sum()", "write `hidden = hidden.detach()`"),
+    "a sum": ("total = total + model(hidden).sum(); loss = total * 1", "write `total = total.detach()`"),
+    "a sum in place": ("total += model(hidden).sum(); loss = total * 1", "write `total = total.detach()`"),
     "an attribute of a module": (
-        "loss = net(hidden).sum()", "`net.0.state = tuple(one.detach() for one in net.0.state)`",
+        "loss = net(hidden).sum()", "write `net.0.state = tuple(one.detach() for one in net.0.state)`",
     ),
 }  # fmt: skip
 KEEP = "retain_graph=True"

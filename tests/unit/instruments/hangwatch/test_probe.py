@@ -64,7 +64,7 @@ def test_nested_in_itself_and_in_another(observe: Observe) -> None:
     observed = observe("hangwatch", body, after=0.5)
     for report in (observed.report, observed.namespace["inner"].report):
         assert (report.state, report.cause) == ("slow", None)
-        assert "asleep in time.sleep(2)" in report.headline
+        assert "sleeps in time.sleep(2)" in report.headline
         assert report.location.line == 5
     assert threads() == []
 

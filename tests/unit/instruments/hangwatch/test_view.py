@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from torchdebug_magics.html import markup, plain
+from torchdebug_magics.html.page import Code, Facts, Fold, Note, Table
+from torchdebug_magics.instruments.hangwatch.hang_headline import first_clauses
 from torchdebug_magics.instruments.hangwatch.report import Finding, HangReport, LiveHang, Wait
 from torchdebug_magics.instruments.hangwatch.view import live_page, page
 from torchdebug_magics.report import Location
@@ -50,16 +52,66 @@ def test_a_stuck_cell() -> None:
     assert "Stuck: DataLoader worker 0" in shown
     assert "release it with `with lock:`" in shown
     assert "main thread -> worker 0 (batch 2, pid 4711) -> lock, acquired at In[3] line 7 · for 12" in shown
-    assert "2 processes of the cell ended with it" in shown
+    assert "2 processes started by the cell were ended" in shown
     assert "no /proc here" in shown
     assert "In[3] line 30" in shown
     assert markup.render(page(REPORT))
 
 
+def test_what_stands_above_the_first_fold() -> None:
+    blocks = page(replace(REPORT, rate=2.0, root=replace(WORKER, acquired=replace(at(7), source="lock.acquire()  # first")))).blocks
+    first = next(place for place, block in enumerate(blocks) if isinstance(block, Fold))
+    assert [type(block) for block in blocks[:first]] == [Facts, Code, Note, Table]
+    assert all(isinstance(block, Fold) for block in blocks[first:])
+    facts, code = blocks[0], blocks[1]
+    assert isinstance(facts, Facts)
+    assert [name for name, _ in facts.rows] == ["fix", "waits"]  # a reason that is not known has no row
+    assert isinstance(code, Code)
+    assert code.lines == ((7, "lock.acquire()  # first"), (8, "lock.acquire()"))
+    assert (code.marked, code.title) == (8, "line 7: where the lock was acquired")
+    assert page(FINISHED).blocks == (Facts((("data loading", "70% of the time in the DataLoader"),)),)
+    assert page(replace(FINISHED, data_share=0.2)).blocks == ()
+
+
+def test_the_call_that_waits_is_underlined() -> None:
+    main = replace(MAIN, kind="queue", what="queue.get()", location=at(3, "batch = queue.get(timeout=9)"), waits_for=None)
+    shown = page(replace(REPORT, location=main.location, root=main, waits=(main,), chain=("main",)))
+    code = next(block for block in shown.blocks if isinstance(block, Code))
+    assert code.underlined == (8, 17)
+    assert dict(next(block for block in shown.blocks if isinstance(block, Facts)).rows)["waits"] == "for 12 s"
+
+
+LONG = "rank 1 raised ValueError: expected 3 classes, found 4, and rank 0 waits for it in all_reduce #12 [1024, 1024]"
+
+
+def test_a_long_headline_is_cut_between_clauses_and_the_rest_is_the_reason() -> None:
+    report = replace(REPORT, headline=LONG, reason="world_size is 2")
+    assert report.verdict.startswith(f"Stuck: {LONG} · ")
+    assert report.title == "Stuck: rank 1 raised ValueError: expected 3 classes, found 4 · In[3] line 8: `lock.acquire()`"
+    facts = page(report).blocks[0]
+    assert isinstance(facts, Facts)
+    assert dict(facts.rows)["why"] == "rank 0 waits for it in all_reduce #12 [1024, 1024]; world_size is 2"
+
+
+@pytest.mark.parametrize(
+    ("headline", "most", "cut"),
+    [
+        (LONG, 200, (LONG, "")),
+        (LONG, 40, ("rank 1 raised ValueError", "expected 3 classes, found 4, and rank 0 waits for it in all_reduce #12 [1024, 1024]")),
+        (LONG, 20, ("rank 1 raised Val...", LONG)),
+        ("the main thread computes `x, which y`, which is long", 45, ("the main thread computes `x, which y`", "is long")),
+        ("thread T-1 (look) waits in backward (all_reduce #1)", 40, ("thread T-1 (look) waits in backward", "all_reduce #1")),
+    ],
+)
+def test_what_fits_into_a_title(headline: str, most: int, cut: tuple[str, str]) -> None:
+    assert first_clauses(headline, most) == cut
+
+
 def test_a_circle_is_closed() -> None:
     one = Wait(who="main", pid=10, location=at(1), kind="lock", waits_for="thread b", what="lock")
     other = replace(one, who="thread b", waits_for="main")
-    report = replace(REPORT, root=one, waits=(one, other), chain=("main", "thread b", "main"))
+    report = replace(REPORT, root=one, waits=(one, other), chain=("main", "thread b", "main"), reason="each waits for the other")
+    assert "each waits for the other" not in text(report)  # the chain says so
     assert "main thread -> thread b (lock) -> main thread (lock)" in text(report)
 
 
@@ -67,7 +119,7 @@ VERDICTS = {
     "finished": (FINISHED, "Finished in 15 s: no pause of 10 s or longer · 3.5 steps per second, 70% of the time in the DataLoader"),
     "without a rate": (replace(FINISHED, rate=None), "Finished in 15 s: no pause of 10 s or longer"),
     "little data": (replace(FINISHED, data_share=0.2), "or longer · 3.5 steps per second"),
-    "interrupted": (replace(FINISHED, state="interrupted", headline="stopped while it made progress"), "Interrupted after 15 s: stopped"),
+    "interrupted": (replace(FINISHED, state="interrupted", headline="stopped while making progress"), "Interrupted after 15 s: stopped"),
     "slow": (replace(REPORT, state="slow", location=None), "Slow: DataLoader worker 0 waits for a lock that it holds itself"),
     "a crash": (replace(REPORT, state="finished"), "Ended after 15 s: DataLoader worker 0"),
 }

@@ -88,7 +88,7 @@ def test_what_a_variable_holds_too_is_not_freed_and_the_variable_is_named(failed
 def test_outputs_are_of_a_notebook() -> None:
     report = torchdebug_magics.memclean(free="out")
     assert report.problems == ("no IPython runs here, so there are no outputs to free",)
-    assert report.verdict == "Nothing became free"
+    assert report.verdict == "Nothing was freed"
 
 
 def test_the_gpu_cache_is_emptied_only_if_named_and_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_where_the_heap_cannot_be_trimmed_it_is_said(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("words", ["everything", "exception,gpu", "Out[x]"])
 def test_an_unknown_name_frees_nothing(words: str, failed: weakref.ref[Any]) -> None:
-    with pytest.raises(TorchDebugError, match="there is nothing called"):
+    with pytest.raises(TorchDebugError, match="--free takes all"):
         torchdebug_magics.memclean(free=words)
     assert failed() is not None
 

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from torchdebug_magics.html import markup, plain
+from torchdebug_magics.html.page import Fold
 from torchdebug_magics.instruments.memclean.report import Freed, Holding, MemcleanReport
 from torchdebug_magics.instruments.memclean.view import page
 
@@ -39,19 +40,17 @@ def report(*holdings: Holding, together: int | None = None, **named: object) -> 
 ERROR, OUT3, OUT5 = holding("exception", 512 * MIB), holding("Out[3]", 8 * MIB), holding("Out[5]", 2 * MIB)
 VERDICTS = {
     "Nothing to clean: no old error, output or debugger holds a tensor": report(),
-    "512.0 MiB are held by the error of In[7]: `%memclean --free exception` frees them, and `%debug` will no longer work on that error": (
+    "The error of In[7] holds 512.0 MiB: `%memclean --free exception` frees them, and `%debug` will no longer work on that error": (
         report(ERROR)
     ),
-    "10.0 MiB are held by `Out[3]` and `Out[5]`: `%memclean --free out` frees them, and `Out[3]` and `Out[5]` will be gone": (
-        report(OUT3, OUT5)
-    ),
-    "520.0 MiB are held by the error of In[7] and `Out[3]`: `%memclean --free` frees them, and `%debug` will no longer work on that error "
+    "`Out[3]` and `Out[5]` hold 10.0 MiB: `%memclean --free out` frees them, and `Out[3]` and `Out[5]` will be gone": (report(OUT3, OUT5)),
+    "The error of In[7] and `Out[3]` hold 520.0 MiB: `%memclean --free` frees them, and `%debug` will no longer work on that error "
     "and `Out[3]` will be gone": report(ERROR, OUT3),
-    "8.0 MiB are held by 4 outputs (`Out[3]` the most): `%memclean --free out` frees them, and the outputs will be gone": report(
+    "4 outputs (`Out[3]` the most) hold 8.0 MiB: `%memclean --free out` frees them, and the outputs will be gone": report(
         *(holding(f"Out[{number}]", 2 * MIB) for number in (3, 4, 5, 6))
     ),
     "Nothing worth freeing: old errors and outputs hold 4 B of tensors": report(holding("Out[3]", 4)),
-    "Nothing to gain: what old errors and outputs hold is held by your variables, too": report(holding("Out[3]", MIB, 0, others=("x",))),
+    "Nothing to gain: your variables hold everything that old errors and outputs hold": report(holding("Out[3]", MIB, 0, others=("x",))),
     "Freed exception 512.0 MiB, heap 3.0 MiB; `%debug` has no error to work on now": report(
         asked=("exception", "heap"),
         freed=(
@@ -59,10 +58,10 @@ VERDICTS = {
             Freed(name="heap", freed_bytes=3 * MIB, rss_bytes=3 * MIB),
         ),
     ),
-    "Nothing became free; `x` still holds what is left": report(
+    "Nothing was freed: `x` still holds the tensors": report(
         holding("exception", MIB, 0, others=("x",)), asked=("out",), freed=(Freed(name="out", freed_bytes=0, rss_bytes=0),)
     ),
-    "Nothing became free": report(asked=("out",), freed=(Freed(name="out", freed_bytes=0, rss_bytes=0),)),
+    "Nothing was freed": report(asked=("out",), freed=(Freed(name="out", freed_bytes=0, rss_bytes=0),)),
 }
 
 
@@ -73,14 +72,25 @@ def test_the_verdict_names_who_holds_what_and_what_freeing_costs(verdict: str) -
 
 def test_what_two_hold_together_is_freed_with_both() -> None:
     both = report(holding("exception", MIB, 0), holding("Out[3]", MIB, 0), together=MIB)
-    assert "1.0 MiB are held by the error of In[7] and `Out[3]`: `%memclean --free` frees them" in both.verdict
+    assert "The error of In[7] and `Out[3]` hold 1.0 MiB: `%memclean --free` frees them" in both.verdict
 
 
 @pytest.mark.parametrize("verdict", VERDICTS)
 def test_it_is_shown_as_text_and_as_html(verdict: str) -> None:
-    shown = page(VERDICTS[verdict])
-    assert " ".join(plain.render(shown).split()).find(verdict) >= 0
-    assert markup.render(shown)
+    made = VERDICTS[verdict]
+    text = " ".join(plain.render(page(made)).split())
+    assert made.title in text
+    assert made.command in text
+    assert markup.render(page(made))
+
+
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_the_command_and_its_cost_have_rows_of_their_own(verdict: str) -> None:
+    made = VERDICTS[verdict]
+    assert "--free" not in made.title
+    facts = dict(page(made).blocks[0].rows) if made.command else {}  # type: ignore[union-attr]
+    assert facts == ({"fix": f"`{made.command}`", "cost": made.cost} if made.command else {})
+    assert isinstance(page(made).blocks[-1], Fold)
 
 
 def test_the_bytes_of_the_heap_are_no_tensors() -> None:

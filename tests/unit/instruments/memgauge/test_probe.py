@@ -33,9 +33,9 @@ def threads() -> list[str]:
 def test_an_empty_body(observe: Observe):
     report = observe("memgauge", "").report
     assert abs(report.rss_peak_bytes - rss_bytes()) < SLACK
-    assert report.verdict.startswith("Peak ")
+    assert report.verdict.startswith("Process ")
     assert (report.interrupts, report.problems) == ((), ())
-    assert "were left" in report.verdict
+    assert report.verdict.endswith(" left")
     assert threads() == []
 
 
@@ -45,6 +45,16 @@ def test_the_peak_of_what_is_freed_at_once(observe: Observe):
     assert abs(report.rss_peak_bytes - report.rss_start_bytes - 200 * MIB) < SLACK
     assert report.rss_end_bytes < report.rss_start_bytes + SLACK
     assert report.limit_bytes - report.limit_peak_bytes == report.left_bytes > 0
+
+
+def test_growth_is_in_the_headline_and_in_the_picture(observe: Observe):
+    body = "import time\nkept = []\nfor _ in range(4):\n    kept.append(bytearray(b'x') * (40 << 20))\n    time.sleep(0.6)"
+    report = observe("memgauge", body).report
+    assert abs(report.grown_bytes - 160 * MIB) < SLACK
+    assert report.title.startswith("Process grew by 1")
+    assert len(report.course_bytes) >= 4
+    assert report.course_bytes[-1] - report.course_bytes[0] > 100 * MIB
+    assert report.duration_s > 1.9
 
 
 def test_an_error_inside_is_the_users_and_the_report_is_there(observe: Observe):
@@ -160,6 +170,11 @@ def test_the_guard_interrupts_and_what_was_made_is_there(observe: Observe, littl
     assert interrupt.limit_bytes == little_memory
     assert interrupt.used_bytes >= interrupt.guard_ratio * little_memory
     assert str(interrupt) == observed.report.verdict
+    held = dict(observed.report.holders)
+    most = max(held, key=lambda name: held[name])
+    assert any(name in most for name in ("kept", "names"))  # of a script, the dict of its names
+    assert held[most] > 50 * MIB
+    assert min(held.values()) > MIB
     assert threads() == []
 
 

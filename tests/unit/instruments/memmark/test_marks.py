@@ -18,6 +18,7 @@ from torchdebug_magics.report import Mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -86,6 +87,23 @@ def test_the_magic_and_the_function_share_a_table(shell: InteractiveShell, capsy
     shell.run_cell("%memmark --clear")
     assert "No marks so far" in capsys.readouterr().out
     assert labels() == []
+
+
+@pytest.mark.parametrize(
+    ("line", "label"),
+    [
+        ("before", "before"), ("after training", "after training"), ("v1.2", "v1.2"), ("epoch-1", "epoch-1"), ("tensor", "tensor"),
+        ("step {step}", "step 2"), ("before # a comment", "before"), ("before the forward --json marks.json", "before the forward"),
+        ("step", "2"), ("title", "a title"), ("step * 2", "4"), ("'quoted'", "quoted"), ('f"step {step}"', "step 2"),
+    ],
+)  # fmt: skip
+def test_words_are_the_label_and_expressions_are_evaluated(
+    shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, label: str
+):
+    monkeypatch.chdir(tmp_path)
+    shell.user_ns |= {"step": 2, "title": "a title", "tensor": torch.ones(2)}
+    assert shell.run_cell(f"%memmark {line}").success
+    assert labels() == [label]
 
 
 def test_it_watches_no_cell(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]):

@@ -70,6 +70,14 @@ def test_a_picture_of_each_number_that_is_known():
     assert markup.render(page(MarksReport(marks=(on_cpu("a", 1),)))).count("<img ") == 0
 
 
+def test_a_long_row_continues_below_the_headline():
+    report = MarkReport(mark=on_gpu("fwd", 2 * GIB), before=None)
+    shown = page(report)
+    assert shown.headline == "[0] fwd: MA 2.0 GiB | Max_MA 5.0 GiB | CA 4.0 GiB | Max_CA 6.0 GiB | NV 7.0 GiB"
+    assert f"{shown.headline} | {report.rest}" == report.verdict
+    assert "also  unaccounted 1.0 GiB | RSS 1.0 GiB" in plain.render(shown)
+
+
 def test_a_mark_alone_is_its_row():
     report = MarkReport(mark=on_cpu("a <b>", 2 * GIB), before=on_cpu("x", GIB))
     assert plain.render(page(report)) == "[● note] a <b>: RSS 2.0 GiB (+1.0 GiB) | container limit 2.0 GiB of 8.0 GiB (+1.0 GiB)"

@@ -12,6 +12,8 @@ from tests.unit.instruments.memtrace.test_growth import trace
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+pytestmark = pytest.mark.corpus
+
 TRAIN = "for i, (a, b) in enumerate(batches(40)):\n    learn(a, b)\n"
 OBJECTS = {
     "a list of dicts": (
@@ -43,7 +45,7 @@ def test_python_objects_that_grow_are_named_with_their_share(shell: InteractiveS
     assert (growth.what, growth.holder, growth.kept_at.source) == ("objects", holder, line)
     assert growth.share_ratio > 1 / 3
     assert f"`{holder}.clear()`" in growth.fix
-    assert "beyond its tensors, by Python objects" in report.verdict
+    assert "outside its tensors: Python objects" in report.verdict
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,7 @@ def test_an_error_that_is_handled_holds_what_the_failed_call_had_made(shell: Int
     assert found.live_bytes >= 512 * 4096 * 4
     assert "-> forward:" in found.holder
     assert "after the `except` block" in found.fix
-    assert report.verdict.startswith("8.0 MiB of the call that failed are held while its error is handled")
+    assert report.verdict.startswith("8.0 MiB of the failed call stay allocated while its error is handled")
 
 
 def test_a_retry_after_the_block_holds_nothing(shell: InteractiveShell) -> None:
@@ -181,7 +183,7 @@ def test_optimizers_in_a_list_keep_their_states(shell: InteractiveShell) -> None
     growth = trace(shell, OPTIMIZERS).growth
     assert growth.holder.startswith("kept[")
     assert growth.kept_at.source == "kept.append(update)"
-    assert growth.fix.startswith("make the optimizer once, before the loop")
+    assert growth.fix.startswith("create the optimizer once, before the loop")
 
 
 @pytest.mark.parametrize(
@@ -237,7 +239,7 @@ def test_what_a_name_leads_to_is_in_no_cycle(shell: InteractiveShell) -> None:
 def test_a_loop_that_was_not_understood_is_named(shell: InteractiveShell) -> None:
     report = trace(shell, "kept = []\nfor i in range(6):\n    kept.append(torch.randn(100, 100))\n")
     assert report.unseen_loop.line == 3
-    assert "no step was recognized in the loop at In[" in report.verdict
+    assert "growth was not checked in the loop at In[" in report.verdict
 
 
 def test_what_no_variable_leads_to_is_not_called_no_growth(shell: InteractiveShell) -> None:

@@ -14,9 +14,12 @@ from torch.nn import functional as F  # noqa: N812 - as everybody has it
 from torch.utils.checkpoint import checkpoint
 
 import torchdebug_magics
+from tests.plain_first import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+pytestmark = pytest.mark.corpus
 
 CATEGORIES = {"parameter", "gradient", "optimizer state", "activation", "buffer", "temporary", "other"}
 
@@ -135,15 +138,6 @@ def profiled_bytes(work: Callable[[], object]) -> int:
     return sum(event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]")
 
 
-def refusal(work: Callable[[], object]) -> str:
-    """What torch says where it cannot do it on this machine; nothing where it can."""
-    try:
-        work()
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
 def traced(work: Callable[[], object]) -> Any:
     with torchdebug_magics.memtrace() as session:
         work()
@@ -170,7 +164,7 @@ def test_the_first_step_is_the_profilers_and_the_second_is_nothing(model: str, a
         fresh[-1].autocast = autocast
     Training(make(), x, torch.optim.AdamW).step()  # what torch makes once and keeps
     gc.collect()
-    if autocast and (refused := refusal(fresh[0].step)):  # torch itself, on a CPU without AVX512-BF16
+    if autocast and (refused := refusal(fresh[0].step)):
         with pytest.raises(RuntimeError, match=re.escape(refused)):
             traced(fresh[1].step)
         return

@@ -11,7 +11,7 @@ from IPython.core.error import UsageError
 import torchdebug_magics
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.html import markup, plain
-from torchdebug_magics.html.page import Areas
+from torchdebug_magics.html.page import Areas, Fold, Table
 from torchdebug_magics.instruments.memtrace.comparison import Comparison
 from torchdebug_magics.instruments.memtrace.findings import Growth
 from torchdebug_magics.instruments.memtrace.report import MemtraceReport, Peak, Timeline
@@ -64,7 +64,10 @@ def test_light_reports_know_the_process_alone():
 
 def test_the_numbers_of_both_and_two_pictures_on_one_scale_and_in_the_same_colours():
     shown = page(Comparison(names=("before", "after"), reports=(PLAIN, CHECKPOINTED)))
-    first, second = (block for block in shown.blocks if isinstance(block, Areas))
+    table, pictures, _ = shown.blocks
+    assert isinstance(table, Table)
+    assert isinstance(pictures, Fold)
+    first, second = (block for block in pictures.blocks if isinstance(block, Areas))
     assert first.top == second.top == 4 * GIB
     assert [name for name, _ in first.series] == [name for name, _ in second.series]
     text = " ".join(plain.render(shown).split())

@@ -14,6 +14,8 @@ from torchdebug_magics.instruments.memtrace.held.fixes import Cause, as_code, fi
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+pytestmark = pytest.mark.corpus
+
 EPOCHS = """for epoch in range(4):
     running_loss = 0.0
     for a, b in batches({count}):
@@ -222,7 +224,7 @@ for model in models:
     growth = trace(shell, code).growth
     assert growth.holder.endswith(".seen")
     assert growth.kept_at.source == "module.seen = out.detach().repeat(1, 4)"
-    assert growth.fix.startswith("delete it when it has been used, `del module.seen`")
+    assert growth.fix.startswith("delete it after use, `del module.seen`")
 
 
 CACHED = """import functools
@@ -245,7 +247,7 @@ def test_a_model_that_a_cache_holds_is_not_freed_by_del(shell: InteractiveShell)
     report = trace(shell, CACHED)
     assert (report.undeleted.name, report.undeleted.location.line) == ("model", 14)
     assert "<cache>" in report.undeleted.holder
-    assert report.verdict.startswith("`del model` freed nothing of")
+    assert report.verdict.startswith("`del model` freed none of its")
 
 
 def test_a_model_that_goes_with_its_name_is_freed(shell: InteractiveShell) -> None:
@@ -256,7 +258,7 @@ def test_a_model_from_before_that_another_name_holds(shell: InteractiveShell) ->
     shell.run_cell("import torch\nbig = torch.nn.Linear(200, 200)\nkept = {'best': big}")
     report = trace(shell, "del big")
     assert (report.undeleted.name, report.undeleted.holder) == ("big", "kept['best'].weight")
-    assert report.undeleted.fix == "delete what holds it, too: `del kept`"
+    assert report.undeleted.fix == "also delete what holds it: `del kept`"
 
 
 def test_a_tensor_that_is_resized_again_and_again_grows(shell: InteractiveShell) -> None:
@@ -268,7 +270,7 @@ for i, (a, b) in enumerate(batches(16)):
     growth = trace(shell, code).growth
     assert (growth.holder, growth.location.line) == ("seen", 5)
     assert 8192 <= growth.bytes_per_iteration <= 9000
-    assert growth.fix.startswith("make `seen` as large as it will be")
+    assert growth.fix.startswith("allocate `seen` at its final size")
     assert trace(shell, code.replace("(i + 1) * 2048", "2048")).growth is None
 
 

@@ -41,7 +41,7 @@ def test_a_counter_that_rose_in_the_cell_is_its_peak_and_one_that_did_not_is_unk
     assert (gpu.reserved_bytes, gpu.reserved_peak_bytes) == (20 * MIB, None)
     assert (gpu.net_bytes, gpu.peak_bytes) == (0, 0)
     said = plain.render(page(report))
-    assert "MA 7.0 MiB (at most 80.0 MiB), CA 20.0 MiB (its peak is older than the cell)" in " ".join(said.split())
+    assert "MA 7.0 MiB (peak 80.0 MiB), CA 20.0 MiB (the peak is from before the cell)" in " ".join(said.split())
 
 
 def test_a_device_that_is_first_used_in_the_cell_has_its_whole_peak_there(monkeypatch: pytest.MonkeyPatch):

@@ -15,6 +15,8 @@ from tests.unit.instruments.memtrace.loops import CLEAN, GRAPHS, HERE, LEAKING, 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+pytestmark = pytest.mark.corpus
+
 
 def trace(shell: InteractiveShell, code: str, **options: object) -> Any:
     shell.run_cell(SETUP)
@@ -106,7 +108,7 @@ def test_two_that_grow_are_both_named(shell: InteractiveShell) -> None:
 def test_what_a_loop_was_for_is_told_as_such(shell: InteractiveShell, kept: str) -> None:
     report = trace(shell, f"preds = []\nwith torch.no_grad():\n    for a, b in batches(20):\n        preds.append({kept})\n")
     assert (report.growth, report.collects) == (None, "preds")
-    assert report.verdict.endswith("more than before the cell, most of it in `preds`; nothing but `preds` grows over 20 steps")
+    assert report.verdict.endswith("more than before the cell, most of it in `preds`; only `preds` grows over 20 steps")
 
 
 def test_where_nothing_grows_nothing_is_collected(shell: InteractiveShell) -> None:

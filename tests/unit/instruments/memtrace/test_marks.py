@@ -49,7 +49,7 @@ def test_marks_say_what_torch_held_and_where_they_stand(observe: Observe):
 
 def test_marks_are_drawn_named_and_listed(observe: Observe):
     report = observe("memtrace", BODY).report
-    html, text = markup.render(page(report)), plain.render(page(report))
+    html, text = markup.render(page(report)), " ".join(plain.render(page(report)).split())
     assert "┆ 2 two &lt;kept&gt;" in html
     assert ">one kept</th>" in html
     assert "at the marks: 1 one kept" in text

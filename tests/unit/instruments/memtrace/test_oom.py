@@ -9,6 +9,8 @@ import torch
 
 from torchdebug_magics.instruments.memtrace.ledger.refused_memory import refused_bytes
 
+pytestmark = pytest.mark.corpus
+
 SETUP = """import torch
 from torch import nn
 torch.manual_seed(0)
@@ -33,7 +35,7 @@ def test_in_the_first_iteration(observe: Any) -> None:
     assert sum(oom.by_category.values()) == oom.live_bytes
     assert "activation" in oom.by_category
     assert seen.report.verdict.startswith("Out of memory: 256.0 TiB were refused in the first iteration")
-    assert seen.report.verdict.endswith("ask for less at once: nothing that is alive would make room for it")
+    assert seen.report.verdict.endswith("shrink this allocation: freeing live tensors would not make room for it")
     whats = [one.what for one in oom.advice]
     assert whats[0].startswith("half the batch")
     assert any("checkpointing each of the 6 blocks" in what for what in whats)

@@ -257,11 +257,31 @@ def sharded(rank: int) -> Result:
     return {"report": session.report}
 
 
+def sharded_with_a_bad_input(rank: int) -> Result:
+    """What computes the input cannot be run again, as the call of the model is in the same step; that the input is NaN can be seen."""
+    model = Net()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    session = torchdebug_magics.nanhunt(keep_going=True)
+    with session:
+        train(model, rank, square, nan_row=True, steps=3)
+    return {"report": session.report}
+
+
+def clipped(rank: int) -> Result:
+    """Clipping writes the bad norm into every gradient: that is no second fault."""
+    model = DistributedDataParallel(Net())
+
+    def clip(model: torch.nn.Module) -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    return hunted(model, partial(train, model, rank, sqrt_of_zero, after=clip, steps=3), keep_going=True)
+
+
 CASES = {
     one.__name__: one
     for one in (
         bad_batch, born_in_backward, static_graph, bad_parameter, compressed, by_hand, by_hand_in_one, in_float16, accumulated, loss_of_all,
-        healthy, shapes_in_one, sharded,
+        healthy, shapes_in_one, sharded, sharded_with_a_bad_input, clipped,
     )
 }  # fmt: skip
 

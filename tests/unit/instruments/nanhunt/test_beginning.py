@@ -51,7 +51,7 @@ def test_the_line_that_writes_into_a_spoilt_model_is_named() -> None:
             update(teacher, rate)
     finding = caught.value.finding
     assert (finding.phase, finding.tensor, finding.model, finding.spoilt_here) == ("parameter", "weight", "teacher", True)
-    assert "teacher.weight, which became bad in this cell, by the end of step 1" in finding.sentence()
+    assert "teacher.weight, since step 1 of this cell" in finding.sentence()
     assert "`update(teacher, rate)`" in finding.fix
 
 
@@ -71,4 +71,4 @@ def test_weights_that_were_bad_before_the_cell_are_said_to_be() -> None:
     with pytest.raises(NonFiniteError) as caught, nanhunt():
         model(X).sum().backward()
     assert not caught.value.finding.spoilt_here
-    assert "bad before this cell's first step" in caught.value.finding.sentence()
+    assert "from before this cell" in caught.value.finding.sentence()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -54,7 +55,7 @@ def test_a_gradient_from_torch_func_has_its_name_and_no_guess_at_its_cause():
     finding = found(step)
     assert (finding.phase, finding.tensor, finding.diagnosis) == ("optimizer", "weight", None)
     assert "gradient of weight, before the update" in finding.sentence()
-    assert "no backward() that was seen" in finding.explanation
+    assert "no observed backward() computed it" in finding.explanation
 
 
 def test_a_gradient_that_changed_after_its_backward_still_blames_what_changed_it():
@@ -76,7 +77,7 @@ def test_the_verdict_says_what_was_born_and_what_became_of_it():
 
     finding = found(step)
     assert (finding.kind, finding.sink_kind) == ("inf", "nan")
-    assert finding.sentence().startswith("NaN born at step 0")
+    assert finding.sentence().startswith("NaN from log in forward · step 0")
 
 
 def test_a_model_of_buffers_alone_that_nobody_keeps_is_looked_at():
@@ -93,3 +94,42 @@ def test_a_model_of_buffers_alone_that_nobody_keeps_is_looked_at():
             Table()(torch.ones(1))
 
     assert found(step).op == "div"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="before Python 3.11 an instruction has no columns")
+@pytest.mark.parametrize("column", [0, 1])
+def test_of_two_logarithms_on_a_line_the_bad_one_is_underlined(column):
+    def step():
+        π = torch.ones(2, 2)  # noqa: PLC2401 - columns are counted in bytes
+        π[0, column] = -1
+        (π[:, 0].log() + torch.log(π[:, 1])).requires_grad_().sum().backward()
+
+    finding = found(step)
+    assert finding.location is not None
+    assert finding.underlined is not None
+    text = dict(finding.excerpt)[finding.location.line]
+    assert text[slice(*finding.underlined)] == ("π[:, 0].log()", "torch.log(π[:, 1])")[column]
+
+
+def test_a_line_that_is_one_expression_is_not_underlined():
+    def step():
+        values = torch.zeros(2, requires_grad=True)
+        torch.log(values).sum().backward()
+
+    def written():
+        values = torch.zeros(2)
+        values.log_()
+        (values * torch.ones(2, requires_grad=True)).sum().backward()
+
+    if sys.version_info >= (3, 11):
+        assert found(step).underlined is not None
+    assert found(written).underlined is None
+
+
+def test_the_error_of_a_magic_is_one_line_and_only_its_own_session_writes_it():
+    with pytest.raises(NonFiniteError) as caught, nanhunt() as outer, nanhunt() as inner:
+        torch.zeros(2, requires_grad=True).log().sum().backward()
+    lines = [session.traceback_of(caught.value) for session in (outer, inner)]
+    place = caught.value.finding.location
+    assert sorted(lines) == [[], [f"NonFiniteError: Inf at step 0, {place}; the report is below"]]
+    assert inner.traceback_of(ValueError("of the user's")) == outer.traceback_of(ValueError("of the user's")) == []

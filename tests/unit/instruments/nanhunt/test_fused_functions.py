@@ -104,7 +104,7 @@ def test_the_one_function_stands_in_the_users_expression(step: Callable[[], None
     fix = fix_of(step)
     for text in written:
         assert f"`{text.replace('F.', 'torch.nn.functional.').replace('torch.nn.functional.nll', 'F.nll')}`" in fix
-    assert "run again with it, is finite" in fix
+    assert "rerun with it, the bad step is finite" in fix
 
 
 def test_logits_that_are_gone_are_not_written() -> None:

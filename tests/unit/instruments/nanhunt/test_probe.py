@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from tests.doors import Observe
 
+pytestmark = pytest.mark.corpus
+
 
 SETUP = """\
 import torch, torchdebug_magics
@@ -69,7 +71,7 @@ def test_an_error_inside(observe: Observe) -> None:
     assert type(seen.error) is LookupError
     assert (seen.report.found, seen.report.steps_count, seen.report.backward_count) == (False, 6, 6)
     assert seen.report.raised == "LookupError"
-    assert "until LookupError ended the cell: 6 backward passes" in seen.report.verdict
+    assert "until LookupError: 6 backward passes" in seen.report.verdict
     assert clean(seen.namespace)
 
 
@@ -514,7 +516,7 @@ def test_an_error_that_is_swallowed_is_reported_once_and_raised_once(observe: Ob
     first = int(bad[1])
     assert (len(seen.report.findings), seen.report.finding.op, seen.report.finding.step) == (1, "log", first)
     assert (seen.report.backward_count, seen.report.steps_count) == (6, 5)
-    said = [problem for problem in seen.report.problems if "went on" in problem]
+    said = [problem for problem in seen.report.problems if "the cell continued" in problem]
     assert len(said) == (first < 5)
     assert clean(seen.namespace)
 

@@ -188,7 +188,7 @@ def blind(training: Training, loss_of: Callable[[Any, Any], Any], count: int = 4
 def test_a_blind_overflow_is_a_skip_and_the_report_says_why_it_thinks_so() -> None:
     report = blind(Training(2.0**127, backoff=2.0**-40), functional.mse_loss)
     assert (report.found, report.overflow_steps_count) == (False, 1)
-    assert any("taken for an overflow" in problem for problem in report.problems)
+    assert any("treated as an overflow" in problem for problem in report.problems)
 
 
 def test_a_blind_nan_loss_is_no_skip() -> None:

@@ -20,7 +20,7 @@ from torchdebug_magics.instruments.nanhunt.graph_postmortem import examine
 if TYPE_CHECKING:
     from torchdebug_magics.report import Location
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.corpus]
 X = torch.ones(4, 3)
 
 
@@ -62,7 +62,7 @@ def test_a_run_that_diverged_is_not_repaired_where_it_left_the_range() -> None:
             w.grad.zero_()  # type: ignore[union-attr]
     finding = session.report.finding
     assert finding.diagnosis == "lr_too_high"
-    assert "the run diverged" in session.report.verdict
+    assert "The run diverged" in session.report.verdict
     assert "write `" not in finding.fix
     assert "clip" not in finding.fix  # there is no step() to clip before
 
@@ -192,7 +192,7 @@ def test_a_cell_that_only_computes(body: str, op: str | None) -> None:
     finding = names["session"].report.finding
     assert (finding.op if finding is not None else None) == op
     if op is not None:
-        assert "computed again with it, is finite" in finding.fix
+        assert "rerun with it, the cell's result is finite" in finding.fix
 
 
 def test_a_derivative_under_vmap_is_traced_to_its_line() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import pickle
@@ -11,9 +12,9 @@ import pytest
 
 from torchdebug_magics.html import markup, plain
 from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Note, Page, Table
-from torchdebug_magics.instruments.nanhunt.finding_facts import rows
+from torchdebug_magics.instruments.nanhunt.finding_facts import further_rows
 from torchdebug_magics.instruments.nanhunt.report import Averaging, Finding, LayerRow, LiveNan, NanReport, PathStep
-from torchdebug_magics.instruments.nanhunt.verdict import sentence
+from torchdebug_magics.instruments.nanhunt.verdict import headline, sentence
 from torchdebug_magics.instruments.nanhunt.view import live_page, page
 from torchdebug_magics.report import Location
 
@@ -80,7 +81,7 @@ def layer(module: str, *, nan_count: int = 0, call: int = 1) -> LayerRow:
 def report_of(*findings: Finding, **fields: object) -> NanReport:
     known = {"found": bool(findings), "finding": findings[0] if findings else None, "findings": findings}
     draft = NanReport(**{**known, **fields})
-    return dataclasses.replace(draft, sentence=sentence(draft))
+    return dataclasses.replace(draft, sentence=sentence(draft), headline=headline(draft))
 
 
 FOUND = report_of(
@@ -98,7 +99,20 @@ FINE = report_of(steps_count=120, backward_count=120, history=(1.5, 3.1, 2.2))
 
 
 def blocks(shown: Page, kind: type) -> list:
-    return [block for block in shown.blocks if isinstance(block, kind)]
+    """In the order of the page, folded or not."""
+    return [block for block in unfolded(shown.blocks) if isinstance(block, kind)]
+
+
+def unfolded(inside: tuple) -> list:
+    return [inner for block in inside for inner in (block, *(unfolded(block.blocks) if isinstance(block, Fold) else ()))]
+
+
+def before_folds(shown: Page) -> list[type]:
+    return [type(block) for block in itertools.takewhile(lambda block: not isinstance(block, Fold), shown.blocks)]
+
+
+def folds(shown: Page) -> list[str]:
+    return [block.title for block in shown.blocks if isinstance(block, Fold)]
 
 
 # ---------------------------------------------------------------------------------------------------------------- verdicts
@@ -112,21 +126,21 @@ def blocks(shown: Page, kind: type) -> list:
         (
             FINE,
             (
-                "No NaN and no infinity in the loss and all gradients: 120 backward passes, 120 optimizer steps checked; "
+                "No NaN or inf in the loss and all gradients: 120 backward passes, 120 optimizer steps checked; "
                 "the largest magnitude was 3.1"
             ),
         ),
         (
             report_of(backward_count=1, steps_count=1, overflow_steps_count=2),
             (
-                "No NaN and no infinity in the loss and all gradients but in 2 steps skipped by the GradScaler by design: "
+                "No NaN or inf in the loss and all gradients, apart from 2 steps skipped by the GradScaler by design: "
                 "1 backward pass, 1 optimizer step checked"
             ),
         ),
-        (report_of(forward_count=3), "No NaN and no infinity in the outputs: 3 forward-only model calls checked"),
-        (report_of(steps_count=2), "No NaN and no infinity in the gradients: 2 optimizer steps checked"),
+        (report_of(forward_count=3), "No NaN or inf in the outputs: 3 forward-only model calls checked"),
+        (report_of(steps_count=2), "No NaN or inf in the gradients: 2 optimizer steps checked"),
         (report_of(overflow_steps_count=1), "1 step skipped by the GradScaler by design"),
-        (report_of(), "Nothing to check: this cell ran no backward(), no optimizer and no model, or left all that to torch.func"),
+        (report_of(), "Nothing to check: this cell ran no backward(), no optimizer and no model, or used torch.func alone"),
     ],
 )
 def test_the_verdict_is_one_sentence_that_says_what_was_checked(report, said):
@@ -144,26 +158,101 @@ def test_the_verdict_is_one_sentence_that_says_what_was_checked(report, said):
         (report_of(), "info"),
     ],
 )
-def test_every_report_has_a_status_and_its_verdict_first(report, status):
+def test_every_report_has_a_status_and_its_title_first(report, status):
     # When it is shown
     shown = page(report)
-    # Then the status is right, and both renderings begin with the verdict
-    assert (shown.status, shown.verdict) == (status, report.verdict)
+    # Then the status is right, and both renderings begin with the title
+    assert (shown.status, shown.headline) == (status, report.title)
     flat = " ".join(plain.render(shown).split())
-    assert flat.split("] ", 1)[1].startswith(report.verdict)
+    assert flat.split("] ", 1)[1].startswith(report.title)
     assert markup.render(shown).index("font-weight:bold") < 1000
 
 
 # ----------------------------------------------------------------------------------------------------------------- findings
 
 
-def test_a_finding_shows_fix_then_code_then_facts_then_path():
-    kinds = [type(block) for block in page(FOUND).blocks]
-    assert kinds == [Facts, Code, Facts, Table, Chart, Table]
+def test_a_finding_shows_fix_code_and_picture_and_folds_all_else():
+    # Given a run whose gradients grew before the finding, and one in which they did not
+    steady = dataclasses.replace(FOUND, history=(2.31, 2.02, 1.9, INF))
+    grown = dataclasses.replace(FOUND, history=(2.0, 2e2, 2e4, INF))
+    # Then the picture is seen at once only where it explains something
+    assert before_folds(page(grown)) == [Facts, Code, Chart]
+    assert before_folds(page(steady)) == [Facts, Code]
+    assert folds(page(grown)) == [
+        "Path from `sqrt` to the gradient of `1.0.weight`: 2 lines",
+        "Details: elements, step, how it was found",
+        "Layers: 5 module calls of step 5",
+    ]
+    assert folds(page(steady))[2] == "History: largest magnitude in each backward pass"
 
 
-def test_the_fix_comes_before_the_why():
-    assert [name for name, _ in page(FOUND).blocks[0].rows] == ["fix", "why"]
+def test_what_is_read_first_is_said_once():
+    rows = dict(page(FOUND).blocks[0].rows)
+    assert list(rows) == ["fix", "why", "where", "weights"]
+    assert (rows["where"], rows["weights"]) == ("row 3 of 16, operand 0.0", "untouched")
+    assert FOUND.title == "NaN from sqrt in backward · step 5 · model.1.0 · In[4] line 7: `d = h.pow(2).sum(1).sqrt()`"
+    assert not set(rows) & {name for name, _ in further_rows(SQRT, FOUND)}
+
+
+@pytest.mark.parametrize(
+    ("bad", "total", "said"),
+    [
+        ((3,), 16, "row 3 of 16"),
+        ((3, 7), 16, "rows 3, 7 of 16"),
+        (tuple(range(16)), 16, "all 16 rows"),
+        (tuple(range(20)), 32, "20 of 32 rows (0, 1, 2, …)"),
+        ((0,), 1, "row 0 of 1"),
+        ((), 16, ""),
+    ],
+)
+def test_rows_are_counted(bad, total, said):
+    assert dataclasses.replace(SQRT, rows=bad, row_count=len(bad), shape=(total, 4)).rows_text == said
+
+
+def test_more_rows_than_a_finding_keeps_are_counted_all_the_same():
+    assert dataclasses.replace(SQRT, rows=tuple(range(20)), row_count=58, shape=(64, 1)).rows_text == "58 of 64 rows (0, 1, 2, …)"
+
+
+@pytest.mark.parametrize("fields", [{}, {"module": "encoder.layers." * 8 + "0"}, {"phase": "data", "tensor": "batch['" + "x" * 100 + "']"}])
+def test_a_title_is_short_and_ends_in_the_code(fields):
+    title = dataclasses.replace(SQRT, **fields).title
+    assert len(title.partition("`")[0]) <= 90
+    assert title.endswith(" · In[4] line 7: `d = h.pow(2).sum(1).sqrt()`")
+
+
+def test_a_long_place_is_cut_at_its_function_and_then_at_its_start():
+    place = Location(cell=None, file="/home/user/project/training.py", line=31, function="a_function_with_a_long_name", source="x")
+    assert " · training.py:31: `x`" in dataclasses.replace(SQRT, location=place).title
+    place = dataclasses.replace(place, file=f"/home/user/{'long' * 20}_training.py")
+    title = dataclasses.replace(SQRT, location=place).title
+    assert title.endswith("long_training.py:31: `x`")
+    assert title.startswith("NaN from sqrt in backward · step 5 · …")
+    assert len(title.partition("`")[0]) <= 90
+
+
+def test_a_run_that_diverged_says_so_and_shows_its_growth():
+    finding = dataclasses.replace(SQRT, kind="inf", sink_kind="inf", phase="forward", op="addmm", diagnosis="lr_too_high")
+    report = report_of(finding, history=(10.6, 1e3, 1.4e31, INF), backward_count=4)
+    assert report.title.startswith("The run diverged: Inf from addmm in forward · step 5 · ")
+    assert before_folds(page(report)) == [Facts, Code, Chart]
+    (chart,) = blocks(page(report), Chart)
+    assert chart.log
+    assert "log scale" in chart.title
+
+
+def test_the_expression_is_underlined_where_its_line_is_shown():
+    underlined = dataclasses.replace(SQRT, underlined=(12, 34))
+    (code,) = blocks(page(report_of(underlined)), Code)
+    assert code.underlined == (12, 34)
+    (code,) = blocks(page(report_of(dataclasses.replace(underlined, excerpt=()))), Code)
+    assert code.underlined is None  # the line alone has lost its indentation
+
+
+def test_what_is_fine_has_one_line_of_facts_and_the_table_that_was_requested():
+    assert before_folds(page(FINE)) == [Facts]
+    assert page(FINE).blocks[0].rows == (("checked", "the loss and all gradients; the largest magnitude was 3.1"),)
+    assert FINE.title == "No NaN or inf in 120 backward passes and 120 optimizer steps"
+    assert before_folds(page(dataclasses.replace(FINE, layers=(layer("0"),)))) == [Facts, Table]
 
 
 def test_the_bad_line_is_marked_in_its_excerpt():
@@ -183,14 +272,13 @@ def test_without_a_location_there_is_no_code():
 
 def test_facts_are_worded_for_a_stranger():
     facts = dict(blocks(page(FOUND), Facts)[1].rows)
-    assert facts["what"] == "infinity (NaN by the time it surfaced), born in the backward pass, by the derivative of `sqrt`"
+    assert facts["kind"] == "inf, and NaN by the time it surfaced"
     assert facts["when"] == "after 5 completed optimizer steps and 5 backward passes in this cell"
     assert facts["module"] == "`1.0` of `model`, call 1 in that step"
     assert facts["bad elements"] == "1 of 16 (6.2%), in a tensor of shape 16 and type float32"
     assert facts["first bad element"] == "[3]"
-    assert facts["made from"] == "0.0"
     assert facts["surfaced in"] == "the gradient of `1.0.weight`"
-    assert "reproduced: the loss was the same to the last bit" in facts["how it was found"]
+    assert "reproduced: the loss is the same to the last bit" in facts["how it was found"]
 
 
 @pytest.mark.parametrize(
@@ -209,23 +297,25 @@ def test_the_report_is_honest_about_the_replay(replay, reproduced, said):
 @pytest.mark.parametrize(
     ("phase", "fields", "said"),
     [
-        ("data", {"tensor": "x", "op": None, "module": None}, "in the input `x`"),
+        ("data", {"tensor": "x", "op": None, "module": None}, "NaN in input x · step 5"),
         (
             "parameter",
             {"tensor": "head.weight", "op": None, "module": None},
-            "in the parameter `head.weight`, before this cell's first step",
+            "NaN in parameter model.head.weight, from before this cell · step 5",
         ),
-        ("forward", {}, "in the forward pass, inside the model, by `sqrt`"),
-        ("loss", {"module": None}, "in the forward pass, outside the model, by `sqrt`"),
-        ("backward", {}, "by the derivative of `sqrt`"),
-        ("optimizer", {"tensor": "w", "op": "addcdiv_", "sink": "w"}, "in the optimizer's update of `w`, by `addcdiv_`"),
-        ("optimizer", {"tensor": "w", "op": None, "sink": "gradient of w"}, "in the gradient of `w`, before the optimizer's update"),
+        ("forward", {}, "NaN from sqrt in forward · step 5 · model.1.0"),
+        ("loss", {"module": None}, "NaN from sqrt in forward · step 5 · In[4]"),
+        ("backward", {}, "NaN from sqrt in backward · step 5"),
+        ("backward", {"op": None}, "NaN in backward, source op not identified · step 5"),
+        ("forward", {"is_tangent": True}, "NaN from the forward-mode derivative of sqrt · step 5"),
+        ("optimizer", {"tensor": "w", "op": "addcdiv_", "sink": "w"}, "NaN from addcdiv_ in the optimizer's update of w · step 5"),
+        ("optimizer", {"tensor": "w", "op": None, "sink": "gradient of w"}, "NaN in the gradient of w, before the update · step 5"),
     ],
 )
 def test_every_phase_has_its_words(phase, fields, said):
     finding = dataclasses.replace(SQRT, phase=phase, **fields)
-    facts = dict(blocks(page(report_of(finding)), Facts)[1].rows)
-    assert said in facts["what"]
+    assert finding.sentence().startswith(said)
+    assert finding.title.startswith(said.partition(" · ")[0])
 
 
 def path_of(*steps: PathStep, **fields: object) -> Table:
@@ -237,23 +327,20 @@ def path_of(*steps: PathStep, **fields: object) -> Table:
     ("dtype", "peak", "limit", "said"),
     [("float16", 44_992.0, 65_504.0, ("which ends at 65504.0", "float32")), ("float32", 0.5, 3e38, ("finite before it", "other ranks"))],
 )
-def test_gradients_that_came_bad_were_not_born_here(dtype, peak, limit, said):
+def test_gradients_that_were_received_are_not_blamed_on_an_op_of_this_rank(dtype, peak, limit, said):
     averaging = Averaging(dtype=dtype, local_peak=peak, limit=limit, world_size=2, tensor="0.weight", rank=1)
     finding = dataclasses.replace(SQRT, op=None, module=None, operands=(), diagnosis="averaged_from_other_ranks", averaging=averaging)
     assert finding.sentence().startswith(
-        "NaN came at step 5 · with the averaging of gradients over ranks; those of rank 1 are finite before it"
+        "NaN from averaging the gradients over ranks · step 5 · the gradients of rank 1 are finite before it"
     )
-    assert "born" not in dict(rows(finding, NanReport(finding=finding)))["what"]
-    assert averaging.explanation("NaN").startswith(
-        "NaN came with the averaging of the gradients over ranks: the gradients of this rank (rank 1)"
-    )
+    assert "kind" not in dict(further_rows(finding, NanReport(finding=finding)))
+    assert averaging.explanation("NaN").startswith("NaN comes from averaging the gradients over ranks: those of this rank (rank 1)")
     assert averaging.may_overflow is (dtype == "float16")
     assert (said[0] in averaging.explanation("NaN"), said[1] in averaging.fix()) == (True, True)
 
 
 def test_operations_of_one_line_share_a_row():
     table = path_of(*SQRT.path)
-    assert table.caption == "From the birth to the gradient of `1.0.weight`"
     assert [row[:5] for row in table.rows] == [(1, "backward", "sqrt, mul", "1.0", "In[4] line 7"), (2, "backward", "addmm", "1", None)]
 
 
@@ -277,23 +364,18 @@ def test_what_was_bad_before_any_operation_is_the_first_row(phase, said):
     assert table.marked == {0}
 
 
-def test_a_long_path_is_folded():
-    places = (dataclasses.replace(LINE, line=line) for line in range(10))
-    steps = tuple(dataclasses.replace(SQRT.path[0], location=place) for place in places)
-    (fold,) = blocks(page(report_of(dataclasses.replace(SQRT, path=steps))), Fold)
-    assert fold.title == "The way it went: 10 lines"
-
-
 def test_what_an_error_has_cut_short_is_not_called_fine():
     whole, cut = (report_of(backward_count=3, raised=raised) for raised in ("", "ValueError"))
     assert (page(whole).status, page(cut).status) == ("good", "info")
-    assert cut.verdict == "No NaN and no infinity in the loss and all gradients until ValueError ended the cell: 3 backward passes checked"
-    assert report_of(raised="ValueError").verdict.startswith("Nothing to check until ValueError ended the cell: ")
+    assert cut.verdict == "No NaN or inf in the loss and all gradients until ValueError: 3 backward passes checked"
+    assert report_of(raised="ValueError").verdict.startswith("Nothing to check until ValueError: ")
+    assert report_of(raised="ValueError").title == "Nothing to check until ValueError"
+    assert report_of().title == "Nothing to check: no backward(), optimizer step or model call"
 
 
-def test_further_findings_are_told_with_their_fixes():
-    (facts,) = [block for block in blocks(page(report_of(SQRT, SQRT)), Facts) if block.title == "Other findings"]
-    assert facts.rows == (("2", f"{SQRT.sentence()}. Fix: {SQRT.fix}"),)
+def test_further_findings_fold_with_their_fixes():
+    (fold,) = [block for block in blocks(page(report_of(SQRT, SQRT)), Fold) if block.title == "1 more finding"]
+    assert fold.blocks == (Facts((("2", f"{SQRT.sentence()}. Fix: {SQRT.fix}"),)),)
 
 
 # ------------------------------------------------------------------------------------------------------------------- layers
@@ -301,10 +383,16 @@ def test_further_findings_are_told_with_their_fixes():
 
 def test_the_layer_table_keeps_numbers_and_marks_the_bad_rows():
     table = blocks(page(FOUND), Table)[-1]
-    assert table.caption == "Outputs and gradients of every module call in step 5, all float32, no infinity"
+    assert table.caption == "Outputs and gradients of every module call in step 5, all float32, no inf"
     assert table.marked == {3}
     assert table.rows[0][0] == "(root)"
     assert table.rows[3][table.columns.index("NaN")] == 1
+
+
+def test_the_range_of_fp16_is_a_column_only_where_it_applies():
+    single, half = (layer("0"),), (layer("0"), dataclasses.replace(layer("1"), dtype="float16"))
+    assert "of fp16 range" not in blocks(page(report_of(SQRT, layers=single)), Table)[-1].columns
+    table = blocks(page(report_of(SQRT, layers=half)), Table)[-1]
     assert table.text(0)[table.columns.index("of fp16 range")] == "0.0049%"
 
 
@@ -326,20 +414,15 @@ def test_where_there_is_an_infinity_all_of_their_columns_are_there():
     clean, bad = layer("0"), dataclasses.replace(layer("1"), grad_inf_count=2)
     without, having = (blocks(page(report_of(SQRT, layers=rows)), Table)[-1] for rows in ((clean, clean), (clean, bad)))
     assert {"+Inf", "-Inf", "gradient Inf"}.isdisjoint(without.columns)
-    assert without.caption.endswith(", no infinity")
+    assert without.caption.endswith(", no inf")
     assert {"+Inf", "-Inf", "gradient Inf"} <= set(having.columns)
-    assert "infinity" not in having.caption
+    assert "no inf" not in having.caption
 
 
 def test_without_gradients_their_columns_are_gone():
     row = dataclasses.replace(layer("a"), grad_nan_count=None, grad_inf_count=None, grad_max_abs=None, grad_mean_abs=None)
     table = blocks(page(report_of(SQRT, layers=(row,))), Table)[-1]
     assert not [column for column in table.columns if "gradient" in column]
-
-
-def test_layers_asked_for_when_nothing_is_wrong_are_folded():
-    (fold,) = blocks(page(dataclasses.replace(FINE, layers=(layer("a"), layer("b")))), Fold)
-    assert fold.title == "Layers: 2 module calls"
 
 
 def test_a_thousand_layers_stay_below_100_kb_and_show_the_bad_one():
@@ -400,13 +483,13 @@ def test_user_strings_are_escaped():
 def test_the_live_page_is_tiny():
     snapshot = LiveNan(120, 121, 2, 2.3125, tuple(float(value) for value in range(1, 400)), 14.237, "watching")
     shown = live_page(snapshot)
-    assert shown.verdict == "watching · step 120 · loss 2.312 · 14.2 steps per second · 2 skipped by the GradScaler"
+    assert shown.headline == "watching · step 120 · loss 2.312 · 14.2 steps per second · 2 skipped by the GradScaler"
     assert len(markup.render(shown).encode()) < 2000
     assert len(plain.render(shown).splitlines()) == 3
 
 
 def test_the_live_page_before_the_first_step():
-    assert live_page(LiveNan(0, 0, 0, None, (), None, "watching")).verdict == "watching · step 0"
+    assert live_page(LiveNan(0, 0, 0, None, (), None, "watching")).headline == "watching · step 0"
 
 
 # ------------------------------------------------------------------------------------------------------- the report as data

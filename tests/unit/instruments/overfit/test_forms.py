@@ -19,7 +19,7 @@ from torchdebug_magics.instruments.overfit.subject.batches import cut
 if TYPE_CHECKING:
     from tests.doors import Observe
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.corpus]
 
 LOOP = """\
 import torch

@@ -17,6 +17,8 @@ from tests.unit.instruments.overfit.planted import CASES
 if TYPE_CHECKING:
     from tests.unit.instruments.overfit.case import Built, Case
 
+pytestmark = pytest.mark.corpus
+
 
 def that(*causes: str, field: str) -> list[Any]:
     chosen = [case for case in CASES if case.causes[0] in causes and getattr(case, field)]

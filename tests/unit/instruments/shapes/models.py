@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn.utils import prune, rnn
 
+from tests.plain_first import refusal
+
 Case = Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]
 CASES: dict[str, Case] = {}
 
@@ -252,12 +254,20 @@ for name, give in OUTPUTS.items():
 # --- wrapped ------------------------------------------------------------------------------------------------------------------------
 
 
-@case
 def quantised():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8), (X,), {}
+
+
+def _quantised_forward():
+    model, args, _ = quantised()
+    return model(*args)
+
+
+if not refusal(_quantised_forward):
+    case(quantised)
 
 
 @case

@@ -14,6 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 import torchdebug_magics
 from torchdebug_magics import TorchDebugError
 
+pytestmark = pytest.mark.corpus
+
 
 class Scaled(nn.Module):
     def __init__(self):
@@ -199,9 +201,9 @@ def test_a_call_of_anything_else_is_made_once(names, shell):
 
 
 WRONG = [
-    ("x", "the first value is to be a torch.nn.Module"),
-    ("3", "the first value is to be a torch.nn.Module"),
-    ("model(x).sum()", "the first value is to be a torch.nn.Module"),
+    ("x", "the first argument must be a torch.nn.Module"),
+    ("3", "the first argument must be a torch.nn.Module"),
+    ("model(x).sum()", "the first argument must be a torch.nn.Module"),
     ("model x y=", "cannot read"),
     ("model x )", "cannot read"),
     ("model 'x", "cannot read"),
@@ -289,7 +291,7 @@ def test_a_size_with_its_dtype(line, inputs, names, shell):
     ("line", "said"),
     [
         ("model (3, 4):int63", "there is no dtype 'int63': write one of torch's, as in `(2, 5):int64`"),
-        ("model x --depth -1", "--depth takes 0 or more, and -1 is less: 0 shows the model alone"),
+        ("model x --depth -1", "--depth must be 0 or more, not -1: 0 shows the model alone"),
         ("model x --depth many", "%shapes: argument --depth: invalid int value: 'many'; %shapes? lists what it takes"),
         ("model x --deep 3", "%shapes: "),
     ],

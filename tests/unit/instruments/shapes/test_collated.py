@@ -52,17 +52,17 @@ def after(shell: InteractiveShell, cell: str) -> Any:
 
 
 BATCHES = {
-    "a part of a mapping": ("words", '`sample["words"]` of these are 4, 5: `dataset[1]` is the first other one', "pad_sequence"),
-    "a part of a tuple": ("boxes", "`sample[1]` of these are 1 x 5, 2 x 5", "[torch.as_tensor(s[1]) for s in batch]"),
-    "the samples themselves": ("sounds", "these are 1 x 80, 1 x 81", "F.pad"),
-    "pictures of two sizes": ("pictures", "`sample[0]` of these are 3 x 8 x 8, 3 x 9 x 8", "F.interpolate(x[None], size=(8, 8))"),
-    "gray pictures": ("gray", "`sample[0]` of these are 1 x 8 x 8, 3 x 8 x 8", "x.expand(3, -1, -1)"),
+    "a part of a mapping": ("words", '`sample["words"]` of these have 4, 5: `dataset[1]` is the first that differs', "pad_sequence"),
+    "a part of a tuple": ("boxes", "`sample[1]` of these have 1 x 5, 2 x 5", "[torch.as_tensor(s[1]) for s in batch]"),
+    "the samples themselves": ("sounds", "these have 1 x 80, 1 x 81", "F.pad"),
+    "pictures of two sizes": ("pictures", "`sample[0]` of these have 3 x 8 x 8, 3 x 9 x 8", "F.interpolate(x[None], size=(8, 8))"),
+    "gray pictures": ("gray", "`sample[0]` of these have 1 x 8 x 8, 3 x 8 x 8", "x.expand(3, -1, -1)"),
     "a part of a part": (
         "nested[1:]",
-        '`sample["meta"]["found"][1]` of these are 1 x 4, 2 x 4: `dataset[1]` is the first other one',
+        '`sample["meta"]["found"][1]` of these have 1 x 4, 2 x 4: `dataset[1]` is the first that differs',
         '"found": [default_collate([s["meta"]["found"][0] for s in batch]), [s["meta"]["found"][1] for s in batch]]',
     ),
-    "lists of numbers": ("lists", '`sample["ids"]` of these are 2, 3', "pad_sequence"),
+    "lists of numbers": ("lists", '`sample["ids"]` of these have 2, 3', "pad_sequence"),
 }
 
 
@@ -82,14 +82,14 @@ def test_a_function_of_the_users_own_is_the_first_fix(shell: InteractiveShell) -
 
 
 WORKERS = {
-    "in order": ("Read(words[:1] * 4 + words)", "", 'sample["words"]` of these are 4, 5: `dataset[5]` is'),
-    "shuffled": ("Read(boxes)", ", shuffle=True", "sample[1]` of these are 1 x 5, 2 x 5: `dataset[1]` is"),
+    "in order": ("Read(words[:1] * 4 + words)", "", 'sample["words"]` of these have 4, 5: `dataset[5]` is'),
+    "shuffled": ("Read(boxes)", ", shuffle=True", "sample[1]` of these have 1 x 5, 2 x 5: `dataset[1]` is"),
     "a stream": (
         "type('Stream', (torch.utils.data.IterableDataset,), {'__iter__': lambda self: iter(nested[1:])})()",
         "",
         '["found"][1]` of',
     ),
-    "lists": ("Read(lists)", "", 'sample["ids"]` of these are 2, 3'),
+    "lists": ("Read(lists)", "", 'sample["ids"]` of these have 2, 3'),
 }
 
 

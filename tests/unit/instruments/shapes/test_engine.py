@@ -15,6 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.unit.instruments.shapes.models import CASES, Output, linear, of
 from torchdebug_magics.instruments.shapes.examine import examine
 
+pytestmark = pytest.mark.corpus
+
 TOTALS = (
     "total_params",
     "trainable_params",
@@ -220,7 +222,7 @@ def test_a_forward_that_needs_data_is_run_for_real_and_says_so(name):
     model, args, kwargs = CASES[name]()
     report = seen(model, *args, **kwargs)
     assert report.mode == "real"
-    assert [problem for problem in report.problems if problem.startswith("run for real, as the forward needs data (")]
+    assert [problem for problem in report.problems if problem.startswith("ran on real tensors, as the forward needs data (")]
 
 
 def test_a_lazy_model_is_sized_on_a_copy():
@@ -236,7 +238,7 @@ def test_a_lazy_model_is_sized_on_a_copy():
 def test_scripted_parts_count_as_a_whole():
     model, args, _ = CASES["scripted"]()
     report = seen(model, *args)
-    assert [(row.own_params, row.note) for row in report.rows] == [(58, "scripted: its parts are not seen")]
+    assert [(row.own_params, row.note) for row in report.rows] == [(58, "scripted: its submodules are not seen")]
     assert report.unused == ()
 
 

@@ -129,4 +129,4 @@ def test_a_model_that_does_not_fit_has_no_batch(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(plan, "smallest_limit", lambda: Limit(1000, 0, None, "a tiny machine"))
     need = needed(model, x)["Adam"]
     assert (need.fits, need.largest_batch) == (False, 0)
-    assert need.sentence.endswith("of a tiny machine; no batch would.")
+    assert need.sentence.endswith("of a tiny machine; no batch size fits")

@@ -127,7 +127,7 @@ def test_of_other_errors_it_says_that_it_cannot_explain_them(shell: InteractiveS
     assert report.failure is None
     error = shell.last_execution_result.error_in_exec  # of the bare `%shapes`, which raises nothing
     assert error is None
-    assert report.verdict.startswith("the last error is not one I can explain: ")
+    assert report.verdict.startswith("cannot explain the last error: ")
     assert report.verdict.rpartition(": ")[2] in {"division by zero", "mine", "'k'", "'Net' object has no attribute 'nothing'"}
 
 

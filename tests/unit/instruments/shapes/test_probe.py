@@ -13,6 +13,8 @@ from torchdebug_magics.instruments.shapes.view import page
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+pytestmark = pytest.mark.corpus
+
 SETUP = """import torch
 from torch import nn
 torch.manual_seed(0)
@@ -201,7 +203,7 @@ x, y = torch.randn(8, 4), torch.randn(8)
 def test_an_accidental_broadcast_is_told_of_first(loss: str, fix: str, after: str, observe: Any) -> None:
     seen = observe("shapes", f"{REGRESSION}loss = {loss}\n{after}")
     assert seen.error is None
-    assert "to 8 x 8: each of 8 with each" in seen.report.verdict
+    assert "to 8 x 8: each of 8 samples with all 8" in seen.report.verdict
     assert seen.report.suspect.fixes[0].code == fix
     assert seen.report.suspect.location.source.startswith("loss = ")
     assert page(seen.report).status == "warn"

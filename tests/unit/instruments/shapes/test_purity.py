@@ -19,6 +19,8 @@ from torch.nn.modules import module as torch_module
 import torchdebug_magics
 from torchdebug_magics.instruments.shapes.examine import examine
 
+pytestmark = pytest.mark.corpus
+
 WIDTH = 4
 SEEN: list[Any] = []
 STATE = torch.zeros(WIDTH)

@@ -12,6 +12,8 @@ from torch import nn
 from tests.unit.instruments.shapes.planted import Case, Parts, Planted, check
 from torchdebug_magics.instruments.shapes.examine import examine
 
+pytestmark = pytest.mark.corpus
+
 PLANTED = Planted()
 case = PLANTED.case
 
@@ -77,7 +79,7 @@ def cat_wrong_dim_tokens() -> tuple[Any, ...]:
 @case(
     "b",
     "linear",
-    "`b` expects 144 features, gets 288 = 2 x 4 x 6 x 6 from `a`: `flatten` took the batch of 2 for",
+    "`b` expects 144 features, gets 288 = 2 x 4 x 6 x 6 from `a`: `flatten` merged the batch of 2 into",
     " features",
     fix="self.a(x).flatten(1)",
 )
@@ -92,7 +94,7 @@ def flatten_all() -> tuple[Any, ...]:
 @case(
     "b",
     "linear",
-    "`b` expects 144 features, gets 288 = 2 x 4 x 6 x 6 from `a`: `view` took the batch of 2 for",
+    "`b` expects 144 features, gets 288 = 2 x 4 x 6 x 6 from `a`: `view` merged the batch of 2 into",
     " features",
     fix="h.flatten(1)",
 )
@@ -109,7 +111,7 @@ def view_all() -> tuple[Any, ...]:
 @case(
     "b",
     "linear",
-    "`b` expects 100 features, gets 288 = 2 x 4 x 6 x 6 from `a`: `flatten` took the batch of 2 for",
+    "`b` expects 100 features, gets 288 = 2 x 4 x 6 x 6 from `a`: `flatten` merged the batch of 2 into",
     " features",
     fix="self.a(x).flatten(1)\nb = nn.Linear(144, 3)",
 )
@@ -125,7 +127,7 @@ def torch_flatten_all() -> tuple[Any, ...]:
 @case(
     "2",
     "linear",
-    "`2` expects 144 features, gets 288 = 2 x 4 x 6 x 6 from `0`: `flatten` took the batch of 2 for",
+    "`2` expects 144 features, gets 288 = 2 x 4 x 6 x 6 from `0`: `flatten` merged the batch of 2 into",
     " features",
     fix="model[1] = nn.Flatten()",
 )
@@ -157,7 +159,7 @@ def batchnorm_btc_sequential() -> tuple[Any, ...]:
     return nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2)), torch.randn(4, 10, 5)
 
 
-@case("1", "prelu", "`1` has slopes for 16 channels, gets 8 from `0`", fix="model[1] = nn.PReLU(8)")
+@case("1", "prelu", "`1` has weights for 16 channels, gets 8 from `0`", fix="model[1] = nn.PReLU(8)")
 def prelu() -> tuple[Any, ...]:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.PReLU(16)), torch.randn(2, 3, 8, 8)
 
@@ -241,7 +243,7 @@ def mha_all_at_fault() -> tuple[Any, ...]:
 @case(
     "",
     "zeros",
-    "`torch.zeros(x.shape[0], 10 - x.shape[1])` asks for a tensor of 2 x -2: `10 - x.shape[1]` is",
+    "`torch.zeros(x.shape[0], 10 - x.shape[1])` requests a tensor of 2 x -2: `10 - x.shape[1]` is",
     " -2, as `x` is 2 x 12",
     fix="x = x[:, :10]",
 )
@@ -254,12 +256,17 @@ def negative_sizes() -> tuple[Any, ...]:
     return M(fc=nn.Linear(10, 2)), torch.randn(2, 12)
 
 
-@case("0", "conv_transpose2d", "`0` would make -3 x -3 of `input` of 1 x 3 x 2 x 2 with kernel_size 2, stride 1, padding 3", fix="")
+@case(
+    "0",
+    "conv_transpose2d",
+    "`0` would return a size of -3 x -3 for `input` of 1 x 3 x 2 x 2 with kernel_size 2, stride 1, padding 3",
+    fix="",
+)
 def negative_conv_transpose() -> tuple[Any, ...]:
     return nn.Sequential(nn.ConvTranspose2d(3, 4, 2, padding=3)), torch.randn(1, 3, 2, 2)
 
 
-@case("", None, "`b` expects 5 features, gets 6; it is TorchScript, and broke at `return self.b(self.a(x))`", fix="")
+@case("", None, "`b` expects 5 features, gets 6; it is TorchScript and failed at `return self.b(self.a(x))`", fix="")
 def script_module() -> tuple[Any, ...]:
     class M(Parts):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -268,7 +275,7 @@ def script_module() -> tuple[Any, ...]:
     return torch.jit.script(M(a=nn.Linear(4, 6), b=nn.Linear(5, 2))), torch.randn(3, 4)
 
 
-@case("a", None, "`a.1` expects 5 features, gets 6; it is TorchScript, and broke", fix="")
+@case("a", None, "`a.1` expects 5 features, gets 6; it is TorchScript and failed", fix="")
 def script_part() -> tuple[Any, ...]:
     class M(Parts):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -280,8 +287,8 @@ def script_part() -> tuple[Any, ...]:
 @case(
     "",
     "view",
-    "`self.q(x).view(b, t, self.heads, c // self.heads)` of `self.q(x)` of 2 x 5 x 20 from `q`: `c",
-    " // self.heads` is 20 // 3, which leaves a rest of 2; 2 and 4 divide it",
+    "`self.q(x).view(b, t, self.heads, c // self.heads)` cannot split 2 x 5 x 20: `c",
+    " // self.heads` is 20 // 3, with a remainder of 2; 2 and 4 divide 20",
     fix="",
 )
 def heads_not_dividing() -> tuple[Any, ...]:
@@ -296,7 +303,7 @@ def heads_not_dividing() -> tuple[Any, ...]:
 @case(
     "",
     "einsum",
-    '`einsum("bnd,dk->bnk")`: `d` is 6 and 8 (bnd of 2 x 5 x 6 from the input `x`, dk of 8 x 3)',
+    '`einsum("bnd,dk->bnk")` has 6 and 8 for `d`: bnd of 2 x 5 x 6 from the input `x`, dk of 8 x 3',
     fix="w = nn.Parameter(torch.zeros(6, 3))",
 )
 def einsum_features() -> tuple[Any, ...]:
@@ -330,7 +337,7 @@ def lstm_tuple2() -> tuple[Any, ...]:
 @case(
     "1",
     "pixel_shuffle",
-    "`1` makes 2 x 2 pixels of 4 channels each, and gets 10 from `0`, which do not divide by that",
+    "`1` makes 2 x 2 pixels from 4 channels, gets 10 from `0`: not a multiple of 4",
     fix="model[0] = nn.Conv2d(3, 12, 3, padding=1)",
 )
 def pixel_shuffle() -> tuple[Any, ...]:
@@ -418,7 +425,7 @@ def unet_decoder_two_levels() -> tuple[Any, ...]:
 @case(
     "",
     "add",
-    "`u + s2` does not fit `u` of 2 x 8 x 16 x 16 to `s2` of 2 x 16 x 8 x 8 (from `e2`): 16 and 8",
+    "`u + s2` cannot broadcast `u` of 2 x 8 x 16 x 16 with `s2` of 2 x 16 x 8 x 8 (from `e2`): 16 and 8",
     " in the last dimension",
     fix="u + s1",
 )
@@ -439,8 +446,8 @@ def unet_wrong_skip() -> tuple[Any, ...]:
 @case(
     "",
     "reshape",
-    "`img.reshape(b, c, h // p, p, w // p, p)` of `img` of 2 x 3 x 30 x 30: `h // p` is 30 // 8,",
-    " which leaves a rest of 6; 6 and 10 divide it",
+    "`img.reshape(b, c, h // p, p, w // p, p)` cannot split 2 x 3 x 30 x 30: `h // p` is 30 // 8,",
+    " with a remainder of 6; 6 and 10 divide 30",
     fix="input of 32 x 32",
 )
 def patches_not_dividing() -> tuple[Any, ...]:
@@ -458,7 +465,7 @@ def patches_not_dividing() -> tuple[Any, ...]:
 @case(
     "",
     "add",
-    "`self.tok(idx) + self.pos[:, :t]` does not fit `self.tok(idx)` of 2 x 20 x 32 (from `tok`) to",
+    "`self.tok(idx) + self.pos[:, :t]` cannot broadcast `self.tok(idx)` of 2 x 20 x 32 (from `tok`) with",
     " `self.pos[:, :t]` of 1 x 16 x 32 (from `getitem`): 20 and 16 in dimension 1: `idx` is 2 x 20,",
     " and the model has 16 positions",
     fix="idx = idx[:, :16]",
@@ -475,8 +482,8 @@ def gpt_beyond_block() -> tuple[Any, ...]:
 @case(
     "",
     "masked_fill",
-    "`att.masked_fill(self.mask == 0, float('-inf'))` does not fit `att` of 2 x 5 x 5 (from",
-    " `matmul`) to `self.mask == 0` of 8 x 8 (from `eq`): 5 and 8 in the last dimension",
+    "`att.masked_fill(self.mask == 0, float('-inf'))` cannot broadcast `att` of 2 x 5 x 5 (from",
+    " `matmul`) with `self.mask == 0` of 8 x 8 (from `eq`): 5 and 8 in the last dimension",
     fix="att.masked_fill((self.mask == 0)[:att.size(-2), :att.size(-1)], float('-inf'))",
 )
 def causal_buffer() -> tuple[Any, ...]:
@@ -540,7 +547,7 @@ def gru_decoder_context() -> tuple[Any, ...]:
 @case(
     "",
     "matmul",
-    "`self.lin(x) @ adj` multiplies `self.lin(x)` of 10 x 4 by `adj` of 10 x 10: 4 columns meet 10",
+    "`self.lin(x) @ adj` cannot multiply `self.lin(x)` of 10 x 4 by `adj` of 10 x 10: 4 columns, 10",
     " rows",
     fix="adj @ self.lin(x)",
 )
@@ -594,8 +601,8 @@ def vae_latent() -> tuple[Any, ...]:
 @case(
     "",
     "view",
-    "`self.fc(z).view(-1, 32, 7, 7)`: `self.fc(z)` of 4 x 1152 from `fc` has 4,608 elements, which",
-    " do not divide by 32 x 7 x 7 = 1,568",
+    "`self.fc(z).view(-1, 32, 7, 7)` cannot reshape 4 x 1152: `self.fc(z)` of 4 x 1152 from `fc` has 4,608 elements, not",
+    " divisible by 32 x 7 x 7 = 1,568",
     fix="self.fc(z).view(-1, 32, 6, 6)",
 )
 def vae_decoder_view() -> tuple[Any, ...]:
@@ -637,7 +644,7 @@ def detr_queries() -> tuple[Any, ...]:
 @case(
     "",
     "add",
-    "`src + self.pos` does not fit `src` of 2 x 16 x 25 (from `proj`) to `pos` of 1 x 25 x 16: 25",
+    "`src + self.pos` cannot broadcast `src` of 2 x 16 x 25 (from `proj`) with `pos` of 1 x 25 x 16: 25",
     " and 16 in the last dimension",
     fix="src.transpose(-2, -1) + self.pos",
 )
@@ -709,7 +716,7 @@ def audio_off_by_one() -> tuple[Any, ...]:
 @case(
     "",
     "add_",
-    "`out += x` does not fit `out` of 2 x 32 x 4 x 4 (from `conv2`) to `x` of 2 x 16 x 8 x 8: 4 and",
+    "`out += x` cannot broadcast `out` of 2 x 32 x 4 x 4 (from `conv2`) with `x` of 2 x 16 x 8 x 8: 4 and",
     " 8 in the last dimension",
     fix="shortcut = nn.Conv2d(16, 32, 1, stride=2)\nout += self.shortcut(x)",
 )
@@ -773,7 +780,7 @@ def inception_branches() -> tuple[Any, ...]:
 @case(
     "",
     "mul",
-    "`x * s` does not fit `x` of 2 x 6 x 8 x 8 to `s` of 2 x 6 (from `fc`): 8 and 6 in the last",
+    "`x * s` cannot broadcast `x` of 2 x 6 x 8 x 8 with `s` of 2 x 6 (from `fc`): 8 and 6 in the last",
     " dimension",
     fix="x * s[:, :, None, None]",
 )
@@ -814,7 +821,7 @@ def gan_labels() -> tuple[Any, ...]:
 @case(
     "",
     "cat",
-    "`torch.cat` joins tensors of as many dimensions, gets `z` of 4 x 20, `self.emb(label)` of 4 x",
+    "`torch.cat` needs tensors with the same number of dimensions, gets `z` of 4 x 20, `self.emb(label)` of 4 x",
     " 1 x 6",
     fix="torch.cat([z, self.emb(label).flatten(1)], 1)",
 )
@@ -860,7 +867,7 @@ def pointnet() -> tuple[Any, ...]:
 @case(
     "",
     "cat",
-    "`torch.cat` joins tensors of as many dimensions, gets `local` of 2 x 16 x 50, `whole` of 2 x 16",
+    "`torch.cat` needs tensors with the same number of dimensions, gets `local` of 2 x 16 x 50, `whole` of 2 x 16",
     fix="torch.cat([local, whole.unsqueeze(2).expand(-1, -1, local.size(2))], dim=1)",
 )
 def pointnet_global() -> tuple[Any, ...]:
@@ -896,7 +903,7 @@ def tgt_mask() -> tuple[Any, ...]:
 @case(
     "",
     "cat",
-    "`torch.cat` joins tensors of as many dimensions, gets `u` of 4 x 1 x 8, `i` of 4 x 8",
+    "`torch.cat` needs tensors with the same number of dimensions, gets `u` of 4 x 1 x 8, `i` of 4 x 8",
     fix="torch.cat([u, i.unsqueeze(1)], dim=-1)",
 )
 def recsys_cat() -> tuple[Any, ...]:
@@ -911,8 +918,8 @@ def recsys_cat() -> tuple[Any, ...]:
 @case(
     "",
     "matmul",
-    "`self.a(a) @ self.b(b)` multiplies `self.a(a)` of 4 x 8 by `self.b(b)` of 4 x 8: 8 columns",
-    " meet 4 rows",
+    "`self.a(a) @ self.b(b)` cannot multiply `self.a(a)` of 4 x 8 by `self.b(b)` of 4 x 8: 8 columns",
+    ", 4 rows",
     fix="self.a(a) @ self.b(b).transpose(-2, -1)",
 )
 def two_towers() -> tuple[Any, ...]:
@@ -926,7 +933,7 @@ def two_towers() -> tuple[Any, ...]:
 @case(
     "",
     "mul",
-    "`gates * outs` does not fit `gates` of 5 x 3 (from `gate`) to `outs` of 5 x 3 x 8 (from",
+    "`gates * outs` cannot broadcast `gates` of 5 x 3 (from `gate`) with `outs` of 5 x 3 x 8 (from",
     " `stack`): 3 and 8 in the last dimension",
     fix="gates.unsqueeze(-1) * outs",
 )
@@ -943,7 +950,7 @@ def mixture() -> tuple[Any, ...]:
 @case(
     "",
     "mul",
-    "`gamma * x` does not fit `gamma` of 3 x 6 (from `film`) to `x` of 3 x 6 x 8 x 8: 6 and 8 in",
+    "`gamma * x` cannot broadcast `gamma` of 3 x 6 (from `film`) with `x` of 3 x 6 x 8 x 8: 6 and 8 in",
     " the last dimension",
     fix="gamma[:, :, None, None] * x + beta[:, :, None, None]",
 )
@@ -957,7 +964,10 @@ def film() -> tuple[Any, ...]:
 
 
 @case(
-    "", "cat", "`torch.cat` joins tensors of as many dimensions, gets `x` of 4 x 5, `t` of 4", fix="torch.cat([x, t.unsqueeze(1)], dim=1)"
+    "",
+    "cat",
+    "`torch.cat` needs tensors with the same number of dimensions, gets `x` of 4 x 5, `t` of 4",
+    fix="torch.cat([x, t.unsqueeze(1)], dim=1)",
 )
 def time_cat() -> tuple[Any, ...]:
     class M(Parts):
@@ -970,7 +980,7 @@ def time_cat() -> tuple[Any, ...]:
 @case(
     "",
     "add",
-    "`h + self.emb(t)` does not fit `h` of 2 x 12 x 8 x 8 (from `conv`) to `self.emb(t)` of 2 x 12",
+    "`h + self.emb(t)` cannot broadcast `h` of 2 x 12 x 8 x 8 (from `conv`) with `self.emb(t)` of 2 x 12",
     " (from `emb`): 8 and 12 in the last dimension",
     fix="h + self.emb(t)[:, :, None, None]",
 )
@@ -1006,7 +1016,7 @@ def atari_frames() -> tuple[Any, ...]:
 @case(
     "",
     "sub",
-    "`v + a - a.mean(1)` does not fit `v + a` of 3 x 4 (from `v`) to `a.mean(1)` of 3 (from `a`): 4",
+    "`v + a - a.mean(1)` cannot broadcast `v + a` of 3 x 4 (from `v`) with `a.mean(1)` of 3 (from `a`): 4",
     " and 3 in the last dimension",
     fix="v + a - a.mean(1).unsqueeze(-1)",
 )
@@ -1022,7 +1032,7 @@ def dueling() -> tuple[Any, ...]:
 @case(
     "",
     "mul",
-    "`w * h` does not fit `w` of 2 x 7 (from `score`) to `h` of 2 x 7 x 16: 7 and 16 in the last",
+    "`w * h` cannot broadcast `w` of 2 x 7 (from `score`) with `h` of 2 x 7 x 16: 7 and 16 in the last",
     " dimension",
     fix="w.unsqueeze(-1) * h",
 )
@@ -1038,7 +1048,7 @@ def attention_pooling() -> tuple[Any, ...]:
 @case(
     "",
     "div",
-    "`h.sum(1) / lengths` does not fit `h.sum(1)` of 3 x 16 (from the input `h`) to `lengths` of 3:",
+    "`h.sum(1) / lengths` cannot broadcast `h.sum(1)` of 3 x 16 (from the input `h`) with `lengths` of 3:",
     " 16 and 3 in the last dimension",
     fix="h.sum(1) / lengths.unsqueeze(-1)",
 )
@@ -1097,8 +1107,7 @@ def fft() -> tuple[Any, ...]:
 @case(
     "bn",
     None,
-    "`bn` is a BatchNorm1d, which expects 2 or 3 dimensions, gets 1: 8: `squeeze` took the batch of",
-    " one away",
+    "`bn` is a BatchNorm1d, which expects 2 or 3 dimensions, gets 1: 8: `squeeze` removed the batch dimension",
     fix="self.pool(self.conv(x)).squeeze((2, 3))\nmodel.eval()",
 )
 def squeezed_batch() -> tuple[Any, ...]:
@@ -1113,7 +1122,7 @@ def squeezed_batch() -> tuple[Any, ...]:
 @case(
     "head",
     "linear",
-    "`head` expects 16 features, gets 24 = 3 x 8 from `stack`: `stack` put its 2 tensors before the",
+    "`head` expects 16 features, gets 24 = 3 x 8 from `stack`: `stack` put its 2 tensors in front of the",
     " batch of 3",
     fix="torch.stack([self.enc(a), self.enc(b)], dim=1)",
 )
@@ -1129,8 +1138,8 @@ def stacked_views() -> tuple[Any, ...]:
 @case(
     "",
     "einsum",
-    '`einsum("bhid,bhjd->bhij")`: `h` is 2 and 5 (bhid of 3 x 2 x 5 x 8 from `q`, bhjd of 3 x 5 x 2',
-    " x 8 from `k`)",
+    '`einsum("bhid,bhjd->bhij")` has 2 and 5 for `h`: bhid of 3 x 2 x 5 x 8 from `q`, bhjd of 3 x 5 x 2',
+    " x 8 from `k`",
     fix="torch.einsum('bhid,bhjd->bhij', q, k.transpose(1, 2))",
 )
 def einsum_heads() -> tuple[Any, ...]:
@@ -1208,8 +1217,8 @@ def groups() -> tuple[Any, ...]:
 @case(
     "",
     "add",
-    "`self.lat3(c3) + F.interpolate(self.lat4(c4), scale_factor=2)` does not fit `self.lat3(c3)` of",
-    " 2 x 4 x 13 x 13 (from `lat3`) to `F.interpolate(self.lat4(c4), scale_factor=2)` of 2 x 4 x 14",
+    "`self.lat3(c3) + F.interpolate(self.lat4(c4), scale_factor=2)` cannot broadcast `self.lat3(c3)` of",
+    " 2 x 4 x 13 x 13 (from `lat3`) with `F.interpolate(self.lat4(c4), scale_factor=2)` of 2 x 4 x 14",
     " x 14 (from `lat4`): 13 and 14 in the last dimension",
     fix="self.lat3(c3) + F.interpolate(F.interpolate(self.lat4(c4), scale_factor=2), size=self.lat3(c3).shape[2:])",
 )
@@ -1228,7 +1237,7 @@ def upsampled_sum() -> tuple[Any, ...]:
 @case(
     "",
     "view",
-    "`p.view(b, 3, 25, h, w)` of `p` of 2 x 70 x 5 x 5 from `head`: 70 is to become 3 x 25 = 75",
+    "`p.view(b, 3, 25, h, w)` cannot split 70 into 3 x 25 = 75: `p` of 2 x 70 x 5 x 5 from `head`",
     fix="head = nn.Conv2d(8, 75, 1)",
 )
 def yolo_view() -> tuple[Any, ...]:
@@ -1293,7 +1302,7 @@ def mha_by_name() -> tuple[Any, ...]:
     return M(q=nn.Linear(8, 24), att=nn.MultiheadAttention(16, 4, batch_first=True)), torch.randn(2, 5, 8), torch.randn(2, 7, 16)
 
 
-@case("fc", "linear", "`fc` expects 16 features, gets 7", ": `mean` went over the last dimension of 5 x 7 x 16", fix="x.mean(1)")
+@case("fc", "linear", "`fc` expects 16 features, gets 7", ": `mean` reduced the last dimension of 5 x 7 x 16", fix="x.mean(1)")
 def mean_over_the_features() -> tuple[Any, ...]:
     class M(Parts):
         def forward(self, x: Any) -> Any:

@@ -11,6 +11,8 @@ from torch import nn
 
 from tests.unit.instruments.shapes.planted import Case, Parts, Planted, broken, check
 
+pytestmark = pytest.mark.corpus
+
 PLANTED = Planted()
 CASES, case = PLANTED.cases, PLANTED.case
 
@@ -18,7 +20,7 @@ CASES, case = PLANTED.cases, PLANTED.case
 @case(
     "norm",
     "layer_norm",
-    "`view` took 2 x 16 x 8 x 8 from `patch` apart as if it were channels-last",
+    "`view` split 2 x 16 x 8 x 8 from `patch` as if it were channels-last",
     fix="self.patch(x).permute(0, 2, 3, 1)",
 )
 def windows_of_channels_first() -> tuple[Any, ...]:
@@ -72,7 +74,7 @@ def a_state_for_each_step() -> tuple[Any, ...]:
     return Net(emb=nn.Embedding(30, 4), cell=nn.GRUCell(4, 8)), torch.ones(4, 6, dtype=torch.long)
 
 
-@case("", "__getitem__", "`h[-2]` asks for position -2", fix="rnn = nn.GRU(8, 16, batch_first=True, bidirectional=True)")
+@case("", "__getitem__", "`h[-2]` selects position -2", fix="rnn = nn.GRU(8, 16, batch_first=True, bidirectional=True)")
 def both_directions_of_one() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -103,7 +105,7 @@ def a_batch_as_a_number_that_divides() -> tuple[Any, ...]:
     return Net(conv=nn.Conv2d(1, 4, 3), fc=nn.Linear(4 * 6 * 6, 10)), torch.randn(32, 1, 8, 8)
 
 
-@case("fc", "linear", "`div` of 5 and 5 x 1 took every sample with every other one", fix="")
+@case("fc", "linear", "`div` of 5 and 5 x 1 paired every sample with every other", fix="")
 def a_broadcast_by_accident() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -147,7 +149,7 @@ def a_mask_turned_for_nothing() -> tuple[Any, ...]:
     return net, torch.randn(3, 6, 16), torch.zeros(3, 6, dtype=torch.bool)
 
 
-@case("", "einsum", "gives `j`, a letter of none of its tensors", fix="torch.einsum('bid,bjd->bij', q, k)")
+@case("", "einsum", "has `j` in its output, which no operand has", fix="torch.einsum('bid,bjd->bij', q, k)")
 def the_same_letter_twice() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, q: Any, k: Any) -> Any:
@@ -156,7 +158,7 @@ def the_same_letter_twice() -> tuple[Any, ...]:
     return Net(), torch.randn(2, 5, 4), torch.randn(2, 7, 4)
 
 
-@case("", "matmul", "32 columns meet 24 rows", fix="image = nn.Linear(48, 24)")
+@case("", "matmul", "32 columns, 24 rows", fix="image = nn.Linear(48, 24)")
 def two_towers_of_other_widths() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, image: Any, text: Any) -> Any:
@@ -175,7 +177,7 @@ def a_vector_for_each_sample() -> tuple[Any, ...]:
     return Net(), torch.randn(2, 8), torch.randn(2, 5, 8)
 
 
-@case("", "scatter_add", "the index `idx` of 6 does not fit", fix="out.scatter_add(0, idx.unsqueeze(-1).expand_as(h), h)")
+@case("", "scatter_add", "cannot use the index `idx` of 6 along dimension", fix="out.scatter_add(0, idx.unsqueeze(-1).expand_as(h), h)")
 def rows_scattered_by_their_index() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any, idx: Any) -> Any:
@@ -186,7 +188,7 @@ def rows_scattered_by_their_index() -> tuple[Any, ...]:
     return Net(lift=nn.Linear(4, 8)), torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
 
 
-@case("", "gather", "the index `last` of 3 does not fit", fix="out.gather(1, last[:, None, None].expand(-1, -1, 16))")
+@case("", "gather", "cannot use the index `last` of 3 along dimension", fix="out.gather(1, last[:, None, None].expand(-1, -1, 16))")
 def the_last_step_of_each() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any, last: Any) -> Any:
@@ -203,7 +205,7 @@ class Block(Parts):
         return h.relu()
 
 
-@case("1", "add_", "`h += self.shortcut(x)` does not fit", fix="model[1].shortcut = nn.Conv2d(8, 16, 1, stride=2)")
+@case("1", "add_", "`h += self.shortcut(x)` cannot broadcast", fix="model[1].shortcut = nn.Conv2d(8, 16, 1, stride=2)")
 def a_short_way_that_does_nothing() -> tuple[Any, ...]:
     first = Block(conv=nn.Conv2d(8, 8, 3, padding=1), shortcut=nn.Identity())
     return nn.Sequential(first, Block(conv=nn.Conv2d(8, 16, 3, 2, 1), shortcut=nn.Identity())), torch.randn(2, 8, 8, 8)
@@ -218,7 +220,7 @@ class Rows(Parts):
 @case(
     "1",
     "add",
-    "`h + x` does not fit",
+    "`h + x` cannot broadcast",
     fix="model[0].shortcut = nn.Identity()\nmodel[1].shortcut = nn.Linear(8, 16)\nh + self.shortcut(x)",
 )
 def a_short_way_of_rows() -> tuple[Any, ...]:
@@ -265,7 +267,7 @@ def a_level_of_an_odd_size() -> tuple[Any, ...]:
     return net, torch.randn(1, 3, 50, 50)
 
 
-@case("", "mul", "`h * scale` does not fit", fix="h * scale[:, :, None, None]")
+@case("", "mul", "`h * scale` cannot broadcast", fix="h * scale[:, :, None, None]")
 def a_scale_for_each_of_as_many_channels_as_columns() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any, style: Any) -> Any:
@@ -290,7 +292,7 @@ def heads_that_were_not_put_together() -> tuple[Any, ...]:
 @case(
     "attn",
     "reshape",
-    "150 is to become 3 x 8 x 6 = 144",
+    "cannot split 150 into 3 x 8 x 6 = 144",
     fix="attn.heads = 10\nattn.width = 5",
 )
 def heads_beside_queries_and_keys() -> tuple[Any, ...]:
@@ -325,7 +327,7 @@ def fewer_heads_of_keys() -> tuple[Any, ...]:
     return Net(), torch.randn(3, 4, 6, 8), torch.randn(3, 2, 6, 8)
 
 
-@case("", None, "`out` is what `rnn` returns, a tuple: (output, state), of which the output is 3 x 6 x 16", fix="out, _ = self.rnn(x)")
+@case("", None, "`out` is the tuple that `rnn` returns: (output, state); the output is 3 x 6 x 16", fix="out, _ = self.rnn(x)")
 def a_state_that_was_forgotten() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -335,7 +337,7 @@ def a_state_that_was_forgotten() -> tuple[Any, ...]:
     return Net(rnn=nn.GRU(8, 16, batch_first=True), fc=nn.Linear(16, 2)), torch.randn(3, 6, 8)
 
 
-@case("", None, "`h` is what `attn` returns, a tuple: (output, weights)", fix="h, _ = self.attn(x, x, x)")
+@case("", None, "`h` is the tuple that `attn` returns: (output, weights)", fix="h, _ = self.attn(x, x, x)")
 def weights_that_were_forgotten() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -355,7 +357,7 @@ def a_maximum_with_its_places() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(8, 2)), torch.randn(2, 8, 5)
 
 
-@case("", "softmax", "`squeeze` took the batch of one away", fix="self.fc(x).squeeze(-1)")
+@case("", "softmax", "`squeeze` removed the batch dimension", fix="self.fc(x).squeeze(-1)")
 def scores_of_one_sample() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:

@@ -17,7 +17,7 @@ PLANTED = Planted()
 CASES, case = PLANTED.cases, PLANTED.case
 
 
-@case("", "add", "`e + self.pos` does not fit", fix="e + self.pos[:, :e.size(-2)]")
+@case("", "add", "`e + self.pos` cannot broadcast", fix="e + self.pos[:, :e.size(-2)]")
 def a_table_of_positions_longer_than_the_sequence() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, ids: Any) -> Any:
@@ -27,7 +27,7 @@ def a_table_of_positions_longer_than_the_sequence() -> tuple[Any, ...]:
     return Net(emb=nn.Embedding(50, 16), pos=nn.Parameter(torch.zeros(1, 64, 16))), torch.ones(2, 10, dtype=torch.long)
 
 
-@case("", "add", "`h + self.pos` does not fit", fix="h + self.pos[:h.size(-2)]")
+@case("", "add", "`h + self.pos` cannot broadcast", fix="h + self.pos[:h.size(-2)]")
 def a_table_of_positions_for_a_series() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -37,7 +37,7 @@ def a_table_of_positions_for_a_series() -> tuple[Any, ...]:
     return Net(lift=nn.Linear(3, 8), pos=nn.Parameter(torch.zeros(30, 8))), torch.randn(2, 12, 3)
 
 
-@case("", "add", "`p + self.pos` does not fit", fix="pos = nn.Parameter(torch.zeros(1, 16, 8))")
+@case("", "add", "`p + self.pos` cannot broadcast", fix="pos = nn.Parameter(torch.zeros(1, 16, 8))")
 def a_table_of_positions_for_larger_pictures() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -57,7 +57,7 @@ def a_class_token_for_the_whole_batch() -> tuple[Any, ...]:
     return Net(patch=nn.Conv2d(3, 8, 8, 8), cls=nn.Parameter(torch.zeros(1, 1, 8))), torch.randn(4, 3, 32, 32)
 
 
-@case("attn", "view", "30 is to become 4 x 7 = 28", fix="attn.heads = 5\nattn.width = 6")
+@case("attn", "view", "cannot split 30 into 4 x 7 = 28", fix="attn.heads = 5\nattn.width = 6")
 def heads_that_do_not_divide() -> tuple[Any, ...]:
     class Attention(Parts):
         def __init__(self) -> None:
@@ -141,7 +141,7 @@ def a_mask_of_another_batch() -> tuple[Any, ...]:
     return Net(attn=nn.MultiheadAttention(8, 2, batch_first=True)), torch.randn(3, 7, 8), torch.zeros(2, 7, dtype=torch.bool)
 
 
-@case("", "__getitem__", "`squeeze` took the batch of one away", fix="h.squeeze(1)")
+@case("", "__getitem__", "`squeeze` removed the batch dimension", fix="h.squeeze(1)")
 def a_batch_of_one_squeezed_away() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -166,7 +166,7 @@ def a_picture_of_another_size_than_a_library_takes() -> tuple[Any, ...]:
     return transformers.ViTModel(transformers.ViTConfig(**CONFIG, image_size=32, patch_size=8)).eval(), torch.randn(1, 3, 48, 48)
 
 
-@case("decoder", None, "`decoder` was given no input: give the model `decoder_input_ids`, or `labels`", fix="")
+@case("decoder", None, "`decoder` received no input: pass `decoder_input_ids` to the model, or `labels`", fix="")
 def a_decoder_without_its_input() -> tuple[Any, ...]:
     config = transformers.T5Config(d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2, vocab_size=50)
     return transformers.T5ForConditionalGeneration(config).eval(), torch.ones(1, 6, dtype=torch.long)

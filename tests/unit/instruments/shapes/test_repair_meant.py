@@ -12,6 +12,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.unit.instruments.shapes.planted import Case, Parts, Planted, broken, check
 
+pytestmark = pytest.mark.corpus
+
 PLANTED = Planted()
 CASES, case = PLANTED.cases, PLANTED.case
 
@@ -66,7 +68,7 @@ def one_expert_narrower_than_the_others() -> tuple[Any, ...]:
     return Net(experts=nn.ModuleList([nn.Linear(6, 4), nn.Linear(6, 4), nn.Linear(6, 3)])), torch.randn(3, 6)
 
 
-@case("", "einsum", "gives `h`, a letter of none of its tensors", fix="")
+@case("", "einsum", "has `h` in its output, which no operand has", fix="")
 def heads_that_no_tensor_has() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, q: Any, k: Any) -> Any:
@@ -89,7 +91,7 @@ def a_cast_of_what_is_written_to() -> tuple[Any, ...]:
 @case(
     "",
     "__setitem__",
-    "`out[:, :x.size(1)]` is a place of 3 x 5 x 8 in `out` of 3 x 10 x 8",
+    "`out[:, :x.size(1)]` selects 3 x 5 x 8 of `out` of 3 x 10 x 8",
     "3 x 5 x 7 from `fc`: 8 and 7 in the last dimension",
     fix="out = torch.zeros(x.size(0), 10, 7)",
 )
@@ -103,7 +105,7 @@ def a_place_wider_than_what_is_put_there() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(6, 7)), torch.randn(3, 5, 6)
 
 
-@case("", "__setitem__", "is a place of 2 x 2 x 8 in `cache` of 2 x 16 x 8, and gets `x` of 2 x 4 x 8: 2 and 4 in dimension 1", fix="")
+@case("", "__setitem__", "selects 2 x 2 x 8 of `cache` of 2 x 16 x 8, is assigned `x` of 2 x 4 x 8: 2 and 4 in dimension 1", fix="")
 def a_cache_that_is_full() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any, at: int) -> Any:
@@ -127,7 +129,7 @@ def the_states_of_both_directions() -> tuple[Any, ...]:
     )
 
 
-@case("", "split", "splits 3 + 2 = 5 off dimension 1, and `self.fc(x)` of 5 x 4 from `fc` has 4 there", fix="fc = nn.Linear(6, 5)")
+@case("", "split", "takes 3 + 2 = 5 of dimension 1, and `self.fc(x)` of 5 x 4 from `fc` has 4", fix="fc = nn.Linear(6, 5)")
 def parts_larger_than_the_whole() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -137,7 +139,7 @@ def parts_larger_than_the_whole() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(6, 4)), torch.randn(5, 6)
 
 
-@case("", "topk", "asks for 5 of dimension 1, and `x` of 5 x 4 has 4 there", fix="")
+@case("", "topk", "selects 5 of dimension 1, and `x` of 5 x 4 has 4", fix="")
 def more_than_there_are() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -146,7 +148,7 @@ def more_than_there_are() -> tuple[Any, ...]:
     return Net(), torch.randn(5, 4)
 
 
-@case("", "repeat", "`x.repeat(3, 1)` says how often for 2 dimensions, and `x` of 2 x 3 x 5 has 3", fix="")
+@case("", "repeat", "`x.repeat(3, 1)` repeats 2 dimensions, and `x` of 2 x 3 x 5 has 3", fix="")
 def repeated_along_too_few_dimensions() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -155,7 +157,7 @@ def repeated_along_too_few_dimensions() -> tuple[Any, ...]:
     return Net(), torch.randn(2, 3, 5)
 
 
-@case("", "linear", "gives 7 features, as its weight is 7 x 6, and adds `b` of 6", fix="b = nn.Parameter(torch.zeros(7))")
+@case("", "linear", "returns 7 features (weight 7 x 6), and adds `b` of 6", fix="b = nn.Parameter(torch.zeros(7))")
 def a_bias_as_long_as_the_input() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -194,7 +196,7 @@ def a_mean_for_each_channel() -> tuple[Any, ...]:
 @case(
     "",
     "matmul",
-    "their batches 3 x 4 and 3 x 2 do not fit",
+    "batch sizes 3 x 4 and 3 x 2",
     fix="q @ k.transpose(-1, -2).repeat_interleave(2, 1)\natt.softmax(-1) @ v.repeat_interleave(2, 1)",
 )
 def fewer_heads_of_keys_by_hand() -> tuple[Any, ...]:
@@ -219,7 +221,7 @@ def a_table_for_steps_before_the_batch() -> tuple[Any, ...]:
     return Net(pos=torch.zeros(32, 1, 8), fc=nn.Linear(8, 2)), torch.randn(2, 10, 8)
 
 
-@case("", "__getitem__", "asks for position 9 of dimension 1, which has 9", fix="x[torch.arange(x.size(0)), x.size(1) - 1]")
+@case("", "__getitem__", "selects position 9 of dimension 1, which has 9", fix="x[torch.arange(x.size(0)), x.size(1) - 1]")
 def a_last_position_that_is_computed() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -237,7 +239,7 @@ def rows_of_probabilities_for_more_classes() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(8, 4)), torch.randn(6, 8), torch.rand(6, 5)
 
 
-@case("", "gather", "`gather` along dimension 1: `self.fc(x)` of 4 from `fc` has dimensions -1 to 0 alone", fix="")
+@case("", "gather", "`gather` uses dimension 1, which does not exist: `self.fc(x)` of 4 from `fc` has dimensions -1 to 0", fix="")
 def a_single_sample_to_gather_from() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -267,7 +269,7 @@ def numbers_put_into_bins() -> tuple[Any, ...]:
     return Net(emb=nn.Embedding(10, 4)), torch.linspace(0, 1, 11)
 
 
-@case("", "masked_scatter", "has 24 places (3 rows of 8) in `e` of 2 x 3 x 8 from `emb`", "holds 16 values for them", fix="")
+@case("", "masked_scatter", "fills 24 elements (3 rows of 8) of `e` of 2 x 3 x 8 from `emb`", "has 16", fix="")
 def fewer_pictures_than_places_for_them() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, ids: Any, image: Any) -> Any:
@@ -300,7 +302,7 @@ def a_wave_with_a_channel() -> tuple[Any, ...]:
     return Net(), torch.randn(2, 1, 999)
 
 
-@case("", "istft", "takes complex numbers, as `stft` gives them, and `spectrum` of 2 x 33 x 40 is float32", fix="")
+@case("", "istft", "expects complex input, as `stft` returns it, and `spectrum` of 2 x 33 x 40 is float32", fix="")
 def a_magnitude_to_be_turned_back() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, spectrum: Any) -> Any:
@@ -319,7 +321,7 @@ def a_spectrum_with_its_phase() -> tuple[Any, ...]:
     return Net(net=nn.Sequential(nn.Conv2d(1, 4, 3))), torch.randn(2, 999)
 
 
-@case("", "ctc_loss", "as steps x batch x classes, and there are lengths for 3 samples", fix="F.ctc_loss(scores.transpose(0, 1), y, a, b)")
+@case("", "ctc_loss", "as steps x batch x classes, and has lengths for 3 samples", fix="F.ctc_loss(scores.transpose(0, 1), y, a, b)")
 def scores_with_the_batch_first() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any, y: Any, a: Any, b: Any) -> Any:
@@ -329,7 +331,7 @@ def scores_with_the_batch_first() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(8, 12)), torch.randn(3, 20, 8), torch.ones(3, 5).long(), torch.full((3,), 20), torch.full((3,), 5)
 
 
-@case("", "_sparse_mm", "multiplies `near` of 6 x 6 by `self.fc(x)` of 5 x 8: 6 columns meet 5 rows", fix="")
+@case("", "_sparse_mm", "cannot multiply `near` of 6 x 6 by `self.fc(x)` of 5 x 8: 6 columns, 5 rows", fix="")
 def a_graph_of_more_nodes() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -374,7 +376,7 @@ def three_pieces_for_two_names() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(4, 12)), torch.randn(5, 6), torch.randn(5, 4)
 
 
-@case("", "view", "75 is to become 3 x 26 = 78", fix="head = nn.Conv2d(16, 78, 1)")
+@case("", "view", "cannot split 75 into 3 x 26 = 78", fix="head = nn.Conv2d(16, 78, 1)")
 def anchors_of_more_classes() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -425,7 +427,7 @@ def a_mean_of_the_steps_that_count() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(8, 6)), torch.randn(2, 5, 8), torch.ones(2, 5)
 
 
-@case("", "__getitem__", "asks for position 2 of dimension 0, which has 2", fix="h[-1]")
+@case("", "__getitem__", "selects position 2 of dimension 0, which has 2", fix="h[-1]")
 def the_layer_behind_the_last() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -449,7 +451,7 @@ def kinds_of_fewer_words() -> tuple[Any, ...]:
     return Net(emb=emb), torch.zeros(2, 10).long(), torch.zeros(2, 8).long()
 
 
-@case("", "matmul", "2 columns meet 4 rows", fix="up = nn.Parameter(torch.zeros(6, 2))")
+@case("", "matmul", "2 columns, 4 rows", fix="up = nn.Parameter(torch.zeros(6, 2))")
 def adapters_of_two_ranks() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -486,7 +488,7 @@ def one_kernel_for_three_channels() -> tuple[Any, ...]:
     return Net(k=torch.randn(1, 1, 3, 3)), torch.randn(1, 3, 8, 8)
 
 
-@case("", "conv2d", "in 3 groups expects as many filters", fix="F.conv2d(x, self.k.expand(3, -1, -1, -1), groups=3)")
+@case("", "conv2d", "with 3 groups expects a multiple of 3 filters", fix="F.conv2d(x, self.k.expand(3, -1, -1, -1), groups=3)")
 def one_filter_for_three_groups() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -537,7 +539,7 @@ def steps_that_were_unpacked() -> tuple[Any, ...]:
     return Net(), torch.randn(3, 7, 4), torch.tensor([3, 5, 4]), torch.ones(3, 7)
 
 
-@case("", "add_", "`self.w += 1` writes into the parameter `w`, which needs a gradient", fix="")
+@case("", "add_", "`self.w += 1` writes in place into the parameter `w`, which requires a gradient", fix="")
 def a_parameter_that_is_written_to() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -547,7 +549,7 @@ def a_parameter_that_is_written_to() -> tuple[Any, ...]:
     return Net(w=nn.Parameter(torch.randn(4, 3))), torch.randn(2, 4)
 
 
-@case("", "add_", "whose rows share their memory, as `expand` leaves them", fix="m = m.clone() + x")
+@case("", "add_", "an expanded tensor whose rows share memory", fix="m = m.clone() + x")
 def rows_that_share_their_memory() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -558,7 +560,7 @@ def rows_that_share_their_memory() -> tuple[Any, ...]:
     return Net(m=torch.zeros(1, 4)), torch.randn(3, 4)
 
 
-@case("", "add_", "cannot grow `h` of 2 x 3 from `fc` to fit 2 x 1 x 3, as it writes in place", fix="")
+@case("", "add_", "cannot broadcast `h` of 2 x 3 from `fc` to 2 x 1 x 3 in place", fix="")
 def a_sum_that_would_have_to_grow() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -569,7 +571,7 @@ def a_sum_that_would_have_to_grow() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(4, 3)), torch.randn(2, 4)
 
 
-@case("", "transpose", "`squeeze` took the batch of one away", fix="self.conv(x).squeeze(2)")
+@case("", "transpose", "`squeeze` removed the batch dimension", fix="self.conv(x).squeeze(2)")
 def a_batch_of_one_before_it_is_turned() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -580,7 +582,7 @@ def a_batch_of_one_before_it_is_turned() -> tuple[Any, ...]:
     return Net(conv=nn.Conv2d(1, 4, (5, 3)), fc=nn.Linear(4, 2)), torch.randn(1, 1, 5, 10)
 
 
-@case("", "view", "2 x 3 x 5 x 9 x 9 takes", fix="head = nn.Conv2d(8, 15, 3, padding=1)")
+@case("", "view", "elements, not 2,430", fix="head = nn.Conv2d(8, 15, 3, padding=1)")
 def a_head_without_padding() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -603,7 +605,7 @@ def a_bias_with_its_heads_last() -> tuple[Any, ...]:
     return Net(table=nn.Parameter(torch.randn(11, 4))), torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8)
 
 
-@case("", "__getitem__", "asks for position 16 of dimension 0, which has 11 (0 to 10)", fix="table = nn.Parameter(torch.zeros(17, 4))")
+@case("", "__getitem__", "selects position 16 of dimension 0, which has 11 (0 to 10)", fix="table = nn.Parameter(torch.zeros(17, 4))")
 def distances_beyond_their_table() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -613,7 +615,7 @@ def distances_beyond_their_table() -> tuple[Any, ...]:
     return Net(table=nn.Parameter(torch.randn(11, 4))), torch.randn(2, 9, 8)
 
 
-@case("", "glu", "`glu` halves dimension 1, and `self.fc(x)` of 2 x 7 from `fc` has 7 there", fix="fc = nn.Linear(4, 8)")
+@case("", "glu", "`glu` halves dimension 1, and `self.fc(x)` of 2 x 7 from `fc` has 7", fix="fc = nn.Linear(4, 8)")
 def an_odd_number_to_be_halved() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -631,7 +633,7 @@ def a_grid_with_its_coordinates_first() -> tuple[Any, ...]:
     return Net(at=nn.Conv2d(3, 2, 3, padding=1)), torch.randn(2, 3, 8, 8)
 
 
-@case("", "cross_entropy", "reads scores of 3 as those of one sample, and gets 2 classes", fix="")
+@case("", "cross_entropy", "reads scores of 3 as one sample, and its target has 2 classes", fix="")
 def scores_of_the_first_sample_alone() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any, y: Any) -> Any:

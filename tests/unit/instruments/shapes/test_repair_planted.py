@@ -11,6 +11,8 @@ from torch import nn
 
 from tests.unit.instruments.shapes.planted import Case, Planted, check
 
+pytestmark = pytest.mark.corpus
+
 PLANTED = Planted()
 CASES, case = PLANTED.cases, PLANTED.case
 
@@ -185,7 +187,7 @@ def batch_norm_of_the_wrong_kind() -> tuple[Any, ...]:
     return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm2d(8), nn.ReLU()), torch.randn(4, 5)
 
 
-@case("bn", "batch_norm", "one value a channel", fix="model.eval()")
+@case("bn", "batch_norm", "needs 2 values per channel", fix="model.eval()")
 def batch_norm_of_one_row() -> tuple[Any, ...]:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -575,7 +577,7 @@ def functional_linear() -> tuple[Any, ...]:
     return Net(), torch.randn(3, 4)
 
 
-@case("", "matmul", "`x @ self.w`", "4 columns meet 6 rows", fix="x @ self.w.t()")
+@case("", "matmul", "`x @ self.w`", "4 columns, 6 rows", fix="x @ self.w.t()")
 def a_weight_the_wrong_way_round() -> tuple[Any, ...]:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -651,7 +653,7 @@ def negative_index() -> tuple[Any, ...]:
     return Net(), torch.tensor([[3, -1, 0]])
 
 
-@case("emb", "embedding", "whole numbers", "`ids` is float32", fix="ids = ids.long()")
+@case("emb", "embedding", "expects integer indices", "`ids` is float32", fix="ids = ids.long()")
 def ids_in_floating_point() -> tuple[Any, ...]:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -777,7 +779,7 @@ def text_cnn() -> tuple[Any, ...]:
     return TextCNN(), torch.randint(0, 20, (2, 7))
 
 
-@case("attn", "matmul", "`q @ k` multiplies `q` of 2 x 4 x 7 x 8 by `k` of 2 x 4 x 7 x 8", fix="q @ k.transpose(-2, -1)")
+@case("attn", "matmul", "`q @ k` cannot multiply `q` of 2 x 4 x 7 x 8 by `k` of 2 x 4 x 7 x 8", fix="q @ k.transpose(-2, -1)")
 def attention_by_hand() -> tuple[Any, ...]:
     class Attention(nn.Module):
         def __init__(self) -> None:
@@ -976,7 +978,7 @@ def rms_norm() -> tuple[Any, ...]:
     return Net(), torch.randn(2, 5, 4)
 
 
-@case("", "einsum", '`einsum("bij,bjk->bik")`: `j` is 4 and 3', fix="torch.einsum('bij,bjk->bik', a, b.transpose(-2, -1))")
+@case("", "einsum", '`einsum("bij,bjk->bik")` has 4 and 3 for `j`', fix="torch.einsum('bij,bjk->bik', a, b.transpose(-2, -1))")
 def einsum_letters() -> tuple[Any, ...]:
     class Net(nn.Module):
         def forward(self, a: Any, b: Any) -> Any:
@@ -985,7 +987,7 @@ def einsum_letters() -> tuple[Any, ...]:
     return Net(), torch.randn(2, 3, 4), torch.randn(2, 3, 4)
 
 
-@case("", "bmm", "`bmm` multiplies tensors of 3 dimensions", fix="q @ k")
+@case("", "bmm", "multiplies tensors of 3 dimensions", fix="q @ k")
 def bmm_with_heads() -> tuple[Any, ...]:
     class Net(nn.Module):
         def forward(self, q: Any, k: Any) -> Any:
@@ -1021,7 +1023,7 @@ def cat_along_the_batch() -> tuple[Any, ...]:
     return Net(), torch.randn(3, 4), torch.randn(3, 6)
 
 
-@case("", "cat", "as many dimensions", "`picture` of 3 x 8 x 1 x 1", fix="torch.cat([picture.flatten(1), numbers], dim=1)")
+@case("", "cat", "the same number of dimensions", "`picture` of 3 x 8 x 1 x 1", fix="torch.cat([picture.flatten(1), numbers], dim=1)")
 def multi_input_dimensions() -> tuple[Any, ...]:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -1090,7 +1092,7 @@ def a_column_too_far() -> tuple[Any, ...]:
     return Net(), torch.randn(3, 5)
 
 
-@case("", "__getitem__", "names 3 dimensions", "has 2", fix="x = x.unsqueeze(0)")
+@case("", "__getitem__", "indexes 3 dimensions", "has 2", fix="x = x.unsqueeze(0)")
 def too_many_subscripts() -> tuple[Any, ...]:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -1165,7 +1167,7 @@ def a_hard_coded_view() -> tuple[Any, ...]:
     return Net(), torch.randn(4, 3, 8, 8)
 
 
-@case("", "view", "`x.view(64, 20)`", "takes 1,280", fix="x.view(-1, 20)")
+@case("", "view", "`x.view(64, 20)`", "640 elements, not 1,280", fix="x.view(-1, 20)")
 def a_hard_coded_batch() -> tuple[Any, ...]:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -1178,7 +1180,7 @@ def a_hard_coded_batch() -> tuple[Any, ...]:
     return Net(), torch.randn(32, 4, 5)
 
 
-@case("", "permute", "names 4 dimensions", "3 x 8 x 8 has 3", fix="x = x.unsqueeze(0)")
+@case("", "permute", "lists 4 dimensions", "3 x 8 x 8 has 3", fix="x = x.unsqueeze(0)")
 def permute_of_a_single_picture() -> tuple[Any, ...]:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -1202,7 +1204,7 @@ def expand_of_rows() -> tuple[Any, ...]:
     return Net(), torch.randn(3, 4)
 
 
-@case("", "transpose", "does not have: it has -2 to 1", fix="")
+@case("", "transpose", "does not have: dimensions are -2 to 1", fix="")
 def transpose_of_two_dimensions() -> tuple[Any, ...]:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -1354,7 +1356,7 @@ def depthwise_separable() -> tuple[Any, ...]:
     return Block(), torch.randn(2, 24, 8, 8)
 
 
-@case("", "view", "128 from `fc` has 384 elements, which do not divide by 8 x 5 x 5 = 200", fix="self.fc(z).view(-1, 8, 4, 4)")
+@case("", "view", "128 from `fc` has 384 elements, not divisible by 8 x 5 x 5 = 200", fix="self.fc(z).view(-1, 8, 4, 4)")
 def decoder_of_rows() -> tuple[Any, ...]:
     class Decoder(nn.Module):
         def __init__(self) -> None:
@@ -1459,7 +1461,7 @@ def a_key_error() -> tuple[Any, ...]:
     return Net(), torch.randn(2, 2)
 
 
-@case("", None, "expects `mask`, which was not given", fix="")
+@case("", None, "expects `mask`, which was not passed", fix="")
 def a_missing_argument() -> tuple[Any, ...]:
     class Net(nn.Module):
         def forward(self, x: Any, mask: Any) -> Any:

@@ -152,7 +152,7 @@ def cosines_of_another_width() -> tuple[Any, ...]:
 @case(
     "",
     "view",
-    "1 x 6 x 1 x 4 takes 24: it rotates 16 pairs of features, and a head has 4",
+    "has 96 elements, not 24: it rotates 16 pairs of features, and a head has 4",
     fix="turns = torch.polar(torch.ones(64, 4), torch.arange(64)[:, None] * 10000 ** -(torch.arange(0, 8, 2) / 8))",
 )
 def complex_rotations_of_another_width() -> tuple[Any, ...]:
@@ -185,7 +185,7 @@ def a_window_of_another_length() -> tuple[Any, ...]:
     return Net(window=torch.hann_window(128)), torch.randn(2, 1000)
 
 
-@case("", "__getitem__", "asks for position 23 of dimension 0, which has 16 (0 to 15)", fix="order = torch.arange(24)")
+@case("", "__getitem__", "selects position 23 of dimension 0, which has 16 (0 to 15)", fix="order = torch.arange(24)")
 def an_order_that_ends_too_soon() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, ids: Any) -> Any:

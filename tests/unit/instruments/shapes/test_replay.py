@@ -58,38 +58,42 @@ EXPRESSIONS = {
         "`torch.cat` along dimension 0 expects all other sizes equal, and dimension 1 is 5 and 12",
         "torch.cat([model(x), x.flatten(1)], dim=-1)",
     ),
-    "product of two calls": ("model(x) @ model(x)", "5 columns meet 2 rows", "model(x) @ model(x).transpose(-2, -1)"),
-    "an index of an output": ("model(x)[0, 7]", "`model(x)[0, 7]` asks for position 7 of dimension 1, which has 5 (0 to 4)", ""),
-    "sum with another batch": ("model(x) - torch.randn(3, 5)", "`model(x)` of 2 x 5 (from `model.fc`) to `torch.randn(3, 5)` of 3 x 5", ""),
+    "product of two calls": ("model(x) @ model(x)", "5 columns, 2 rows", "model(x) @ model(x).transpose(-2, -1)"),
+    "an index of an output": ("model(x)[0, 7]", "`model(x)[0, 7]` selects position 7 of dimension 1, which has 5 (0 to 4)", ""),
+    "sum with another batch": (
+        "model(x) - torch.randn(3, 5)",
+        "`model(x)` of 2 x 5 (from `model.fc`) with `torch.randn(3, 5)` of 3 x 5",
+        "",
+    ),
     "a size that is computed": ("torch.cat([x, torch.zeros(2, x.shape[1] + 2, 6)], 1)", "dimension 2 is 4 and 6", ""),
 }
 
 OTHERS = {
     "einsum": (
         "q, k = torch.randn(2, 5, 8), torch.randn(2, 8, 5)\nscores = torch.einsum('bid,bjd->bij', q, k) * 2",
-        "`d` is 8 and 5 (bid of 2 x 5 x 8, bjd of 2 x 8 x 5)",
+        "has 8 and 5 for `d`: bid of 2 x 5 x 8, bjd of 2 x 8 x 5",
         "torch.einsum('bid,bjd->bij', q, k.transpose(-2, -1))",
     ),
     "einsum of a list": (
         "torch.einsum('ij,jk->ik', [x[0], x[1]])",
-        "`j` is 4 and 3",
+        "has 4 and 3 for `j`",
         "torch.einsum('ij,jk->ik', [x[0], x[1].transpose(0, 1)])",
     ),
     "einsum with an ellipsis": (
         "torch.einsum('...ij,jk->...ik', x, torch.ones(5, 6))",
-        "`j` is 4 and 5",
+        "has 4 and 5 for `j`",
         "",
     ),
-    "einsum with a tensor too few": ("torch.einsum('ij,jk', x[0])", "names 2 tensors, gets 1", ""),
+    "einsum with a tensor too few": ("torch.einsum('ij,jk', x[0])", "takes 2 tensors, gets 1", ""),
     "a place of another size": (
         "out = torch.zeros(9, 4)\nout[2:5] = x[:, 0]",
-        "`out[2:5]` is a place of 3 x 4 in `out` of 9 x 4, and gets",
+        "`out[2:5]` selects 3 x 4 of `out` of 9 x 4, is assigned",
         "",
     ),
-    "an update": ("h = torch.zeros(3, 4)\nh += torch.ones(3, 5)", "`h += torch.ones(3, 5)` does not fit `h` of 3 x 4 to", ""),
+    "an update": ("h = torch.zeros(3, 4)\nh += torch.ones(3, 5)", "`h += torch.ones(3, 5)` cannot broadcast `h` of 3 x 4 with", ""),
     "a comparison": (
         "(model(x).argmax(1) == torch.zeros(3)).float().mean()",
-        "`model(x).argmax(1)` of 2 (from `model.fc`) to `torch.zeros(3)` of 3",
+        "`model(x).argmax(1)` of 2 (from `model.fc`) with `torch.zeros(3)` of 3",
         "",
     ),
     "a method in Python": ("model(x).unflatten(1, (2, 3))", "splits a dimension of 5 into 2 x 3 = 6", ""),
@@ -105,7 +109,7 @@ OTHERS = {
     ),
     "samples of a batch": (
         "for batch in torch.utils.data.DataLoader([torch.zeros(3, 8 + at % 2) for at in range(4)], batch_size=2):\n    pass",
-        "a batch is made of samples of one shape, and these are 3 x 8, 3 x 9",
+        "samples of a batch must have one shape, and these have 3 x 8, 3 x 9",
         "collate_fn=lambda batch: torch.stack([F.pad(x, (0, max(y.shape[-1] for y in batch) - x.shape[-1])) for x in batch])",
     ),
     "a mean for each channel": (
@@ -133,7 +137,7 @@ LOSSES = {
     ),
     "labels in floating point": (
         "F.cross_entropy(model(x), y.float())",
-        "`cross_entropy` takes classes as int64, and `y.float()` is float32",
+        "`cross_entropy` expects int64 classes, and `y.float()` is float32",
         "F.cross_entropy(model(x), y.float().long())",
     ),
     "labels in int32": (
@@ -198,7 +202,7 @@ def test_functions_of_the_user_are_not_called_again(shell: InteractiveShell) -> 
     report = after(shell, "torch.stack([logged(model(x)), x])")
     assert shell.user_ns["calls"] == [1]
     assert report.failure is None
-    assert report.verdict.startswith("the last error is not one I can explain: RuntimeError: stack expects each tensor to be equal size")
+    assert report.verdict.startswith("cannot explain the last error: RuntimeError: stack expects each tensor to be equal size")
 
 
 @pytest.mark.parametrize("cell", ["torch.stack([asked[0], asked[1]])", "torch.stack([asked.first, y])"])
@@ -211,7 +215,7 @@ def test_objects_of_the_user_are_not_asked_again(shell: InteractiveShell, cell: 
 
 def test_another_view_of_one_tensor_is_no_verified_fix(shell: InteractiveShell) -> None:
     failure = after(shell, "x.view(-1, model(x).shape[1])").failure
-    assert "24 elements, which do not divide by 5" in failure.explanation
+    assert "24 elements, not divisible by 5" in failure.explanation
     assert not [one for one in failure.fixes if one.verified]
     assert "x.view(-1, model(x).shape[1])" not in [one.code for one in failure.fixes]
 

@@ -98,15 +98,13 @@ def test_a_part_without_numbers_is_found() -> None:
     failure = examine(Meta(), torch.randn(2, 4)).report.failure
     assert failure is not None
     assert (failure.module, failure.op, failure.fixes) == ("", "add", ())
-    assert failure.explanation == (
-        "`add` gets `shift` on meta, where tensors hold no numbers, beside others on cpu; `to_empty(device='cpu')` makes room for them"
-    )
+    assert failure.explanation == ("`add` gets `shift` on meta, without data, and others on cpu; `to_empty(device='cpu')` allocates them")
 
 
 def test_an_input_without_numbers_is_found() -> None:
     failure = examine(nn.Linear(4, 2), torch.randn(2, 4, device="meta")).report.failure
     assert failure is not None
-    assert failure.explanation == "`linear` gets `input` on meta, where tensors hold no numbers, beside others on cpu"
+    assert failure.explanation == "`linear` gets `input` on meta, without data, and others on cpu"
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -48,7 +48,7 @@ def test_what_was_not_checked_is_said(op: str, monkeypatch: pytest.MonkeyPatch) 
     report = shapes(model, *inputs)
     assert report.failure is None
     assert report.unchecked_ops == (op,)
-    assert f"whether `{op}` would refuse a value was not checked, which `--real` does" in " ".join(plain.render(page(report)).split())
+    assert f"`{op}` may reject values, which only `--real` checks" in " ".join(plain.render(page(report)).split())
 
 
 @pytest.mark.parametrize("op", UNKNOWN)
@@ -57,14 +57,14 @@ def test_a_quick_forward_is_checked_for_real(op: str) -> None:
     report = shapes(model, *inputs)
     assert report.failure is not None
     assert report.failure.op == op
-    assert report.problems == (f"run for real, as values decide what `{op}` refuses",)
+    assert report.problems == (f"ran on real tensors, as values decide what `{op}` rejects",)
 
 
 def test_a_quick_forward_that_passes_for_real_is_shown_as_it_was_without_data() -> None:
     report = shapes(Does(lambda self, x: self.table((x * 3).long()), table=nn.Embedding(5, 4)), torch.rand(3, 2))
     assert (report.failure, report.mode, report.problems) == (None, "fake", ())
     assert (report.unchecked_ops, report.checked_ops) == ((), ("embedding",))
-    assert "once more for real, to see whether `embedding` would refuse a value" in " ".join(plain.render(page(report)).split())
+    assert "then once on real tensors, as `embedding` may reject values" in " ".join(plain.render(page(report)).split())
 
 
 def test_described_inputs_have_no_values_to_check() -> None:

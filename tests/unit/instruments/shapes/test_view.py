@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from IPython.core.error import UsageError
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.html import markup, plain
-from torchdebug_magics.html.page import Bars, Code, Facts, Fold, Note, Table
+from torchdebug_magics.html.page import Bars, Block, Code, Facts, Fold, Note, Table
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, Layout, Need, Row, ShapesReport, Step
 from torchdebug_magics.instruments.shapes.table.columns import COLUMNS, column_named, layout
 from torchdebug_magics.instruments.shapes.view import page
@@ -37,8 +39,18 @@ def report(*rows: Row, **facts: object) -> ShapesReport:
     return ShapesReport(rows=rows, **given)
 
 
+def unfolded(shown: Sequence[Block]) -> Iterator[Block]:
+    for block in shown:
+        yield block
+        yield from unfolded(block.blocks) if isinstance(block, Fold) else ()
+
+
 def blocks(one: ShapesReport, kind: type) -> list:
-    return [block for block in page(one).blocks if isinstance(block, kind)]
+    return [block for block in unfolded(page(one).blocks) if isinstance(block, kind)]
+
+
+def kinds(one: ShapesReport) -> list[str]:
+    return [type(block).__name__ for block in page(one).blocks]
 
 
 def table(one: ShapesReport) -> Table:
@@ -77,14 +89,34 @@ def test_a_module_stands_in_the_one_whose_path_begins_its_own():
     assert labels(one) == ["Net", "  body.0", "    fc", "  head"]
 
 
-def test_blocks_that_are_alike_are_folded_and_their_numbers_are_sums():
+def test_blocks_that_are_alike_are_folded_and_show_the_numbers_of_one():
     one = report(row("", "Net", flops=300), *block_rows(0, 1, 2))
     assert labels(one) == ["Net", "  layers.0 … 2  (x 3)", "    fc"]
-    assert column(one, "params") == [30, 30, 30]
-    assert column(one, "FLOPs") == [300, 300, 300]
-    assert column(one, "activations") == [None, 153, None]
+    assert column(one, "params") == [30, 10, 10]
+    assert column(one, "FLOPs") == [300, 100, 100]
+    asked = replace(one, layout=layout(columns="share"))
+    assert column(asked, "share of FLOPs") == [1.0, pytest.approx(1 / 3), pytest.approx(1 / 3)]
+    assert column(one, "activations") == [None, 51, None]
     assert column(one, "module") == ["Net", "layers.0 … 2  (x 3)", "layers.0 … 2.fc  (x 3)"]
-    assert "`layers.0 … 2  (x 3)` stands for 3 calls" in fact(one, "to read it")
+    assert "`layers.0 … 2  (x 3)` stands for 3 equal calls, with the numbers of one" in fact(one, "table")
+
+
+def test_folded_and_single_rows_agree():
+    one = report(row("", "Net", flops=300), *block_rows(0, 1, 2))
+    single = table(one).whole
+    assert single is not None
+    assert table(one).rows[2][1:7] == single.rows[2][1:7]
+
+
+def test_blocks_in_blocks_say_how_many_there_are_in_one():
+    experts = [
+        part
+        for layer in range(2)
+        for part in (row(f"layers.{layer}", "Block"), *(row(f"layers.{layer}.experts.{at}", own_params=5) for at in range(4)))
+    ]
+    one = report(row("", "Net"), *experts)
+    assert labels(one) == ["Net", "  layers.0 … 1  (x 2)", "    experts.0 … 3  (x 4)"]
+    assert column(one, "params") == [40, 20, 5]
 
 
 def test_the_whole_is_kept_for_a_view_in_which_one_can_search():
@@ -102,7 +134,7 @@ def test_lists_that_are_called_in_turn_are_folded():
     turns = [part for at in range(4) for part in (row(f"convs.{at}", own_params=5), row(f"norms.{at}", "Norm", own_params=2))]
     one = report(row("", "Net"), *turns)
     assert labels(one) == ["Net", "  convs.0 … 3  (x 4)", "  norms.0 … 3  (x 4)"]
-    assert column(one, "params") == [28, 20, 8]
+    assert column(one, "params") == [28, 5, 2]
 
 
 def test_calls_of_one_module_are_folded_and_its_parameters_counted_once():
@@ -111,6 +143,7 @@ def test_calls_of_one_module_are_folded_and_its_parameters_counted_once():
     assert labels(one) == ["Net", "  cell  (x 3)"]
     assert column(one, "call") == [1, "1 … 3"]
     assert column(one, "params") == [7, 7]
+    assert column(one, "FLOPs") == [15, 5]
     assert "note" not in table(one).columns
 
 
@@ -120,6 +153,7 @@ def test_a_module_that_was_never_called_stands_where_it_belongs_and_is_said_abov
     assert column(one, "note")[3] == "never called"
     assert one.verdict.endswith("never called: `body.aux`")
     assert page(one).status == "info"
+    assert fact(one, "never called").startswith("`body.aux`")
 
 
 def test_thousands_of_calls_are_quick_to_fold():
@@ -196,7 +230,7 @@ def test_the_columns_that_were_asked_for():
 def test_down_to_a_depth_the_numbers_hold_what_is_left_out():
     one = report(row("", "Net"), *block_rows(0, 1), layout=Layout(depth=1))
     assert labels(one) == ["Net", "  layers.0 … 1  (x 2)"]
-    assert column(one, "params") == [20, 20]
+    assert column(one, "params") == [20, 10]
 
 
 def test_sorted_it_is_a_list_of_every_call():
@@ -219,7 +253,8 @@ FAILED = report(
         location=LINE,
         operand_shapes=((1, 576), (10, 256)),
         operand_names=("x", "fc.weight"),
-        explanation="`fc` expects 256 features, gets 576",
+        explanation="`fc` expects 256 features, gets 576: `flatten` merged the batch",
+        underlined=(7, 17),
         fixes=(Fix(code="fc = nn.Linear(576, 10)", verified=True), Fix(code="a\nb", verified=False, why="because")),
         error="RuntimeError: mat1 and mat2",
         chain=(
@@ -230,24 +265,65 @@ FAILED = report(
 )
 
 
-def test_a_failure_is_told_from_the_fix_to_the_rows():
-    shown = page(FAILED).blocks
+def test_a_failure_shows_the_fix_and_the_line_and_folds_the_rest():
+    assert kinds(FAILED) == ["Facts", "Code", "Fold", "Fold", "Fold"]
+    facts, code, path, layers, details = page(FAILED).blocks
     assert page(FAILED).status == "bad"
-    assert page(FAILED).verdict.startswith("`fc` expects 256 features, gets 576 · In[2] line 9")
-    assert [type(block).__name__ for block in shown[:5]] == ["Facts", "Code", "Facts", "Table", "Table"]
-    assert shown[0].rows == (
-        ("fix", "`fc = nn.Linear(576, 10)` · tried on a copy: the forward comes through"),
-        ("to try", "`a` and `b` · because · not tried"),
+    assert page(FAILED).headline == "`fc` expects 256 features, gets 576 · In[2] line 9: `return self.fc(x)`"
+    assert facts.rows == (
+        ("fix", "`fc = nn.Linear(576, 10)` · verified on a copy"),
+        ("or", "`a` and `b` · because · not verified"),
+        ("why", "`flatten` merged the batch"),
     )
-    assert shown[1] == Code(((9, "return self.fc(x)"),), 9, "In[2] line 9")
+    assert code == Code(((9, "return self.fc(x)"),), 9, "In[2] line 9", (7, 17))
+    assert [fold.title for fold in (path, layers, details)] == [
+        "Path of the shape `1 x 576`: 2 operations",
+        "Layers: 3 module calls up to the failure",
+        "Details: operands and error, totals and method",
+    ]
     assert fact(FAILED, "operands") == "`x` 1 x 576, `fc.weight` 10 x 256"
-    assert shown[3].columns == ("#", "operation", "module", "from", "to")
-    assert shown[3].rows == [(1, "conv2d", "conv", "1 x 3 x 8 x 8", "1 x 16 x 6 x 6"), (2, "flatten", None, "1 x 16 x 6 x 6", "1 x 576")]
+    steps = path.blocks[0]
+    assert steps.columns == ("#", "operation", "module", "from", "to")
+    assert steps.rows == [(1, "conv2d", "conv", "1 x 3 x 8 x 8", "1 x 16 x 6 x 6"), (2, "flatten", None, "1 x 16 x 6 x 6", "1 x 576")]
+
+
+def test_a_verified_fix_says_so_once_and_nothing_is_said_twice():
+    shown = plain.render(page(FAILED))
+    assert shown.count("verified on a copy") == 1
+    assert shown.count("nn.Linear(576, 10)") == 1
+    assert shown.count("expects 256 features") == 1
+
+
+def test_further_fixes_are_in_the_details():
+    fixes = tuple(Fix(code=f"a{at}", verified=True) for at in range(4))
+    one = replace(FAILED, failure=replace(FAILED.failure, fixes=fixes))
+    assert [name for name, _ in page(one).blocks[0].rows] == ["fix", "or", "why"]
+    assert fact(one, "fix 4") == "`a3` · verified on a copy"
+
+
+def test_what_is_suspected_keeps_the_table_open():
+    one = report(row("", "Net"), row("fc"), suspect=replace(FAILED.failure, error=""))
+    assert page(one).status == "warn"
+    assert kinds(one) == ["Facts", "Code", "Table", "Fold", "Fold"]
+
+
+def test_a_page_without_a_finding_has_one_line_and_the_table():
+    one = report(row("", "Net", flops=5), row("fc"), inputs="x 4 x 3 float32", needs=(need(),), total_flops=5)
+    assert kinds(one) == ["Facts", "Table", "Fold", "Fold"]
+    assert page(one).headline == "Net: x 4 x 3 float32 → 4 x 8 · 0 parameters · 5 FLOPs"
+    assert len(page(one).blocks[0].rows) == 1
+
+
+def test_a_long_input_is_a_fact():
+    long = ", ".join(f"input_{at} 4 x 3 float32" for at in range(9))
+    one = report(row("", "Net"), inputs=long)
+    assert page(one).headline == "Net: 0 parameters · 0 FLOPs"
+    assert fact(one, "input") == long
 
 
 def test_the_row_in_which_it_broke_is_marked():
     assert table(FAILED).marked == {2}
-    assert column(FAILED, "note") == ["", "", "broke here"]
+    assert column(FAILED, "note") == ["", "", "failed here"]
 
 
 def test_the_failing_one_of_many_alike_is_not_folded_away():
@@ -278,31 +354,33 @@ def need(**facts: object) -> Need:
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "sentence"),
     [
-        ({}, "Training with Adam at batch 8 needs about 8.0 GiB: fits the 16.0 GiB of NVIDIA T4; batch 24 would too."),
-        ({"largest_batch": 8}, "Training with Adam at batch 8 needs about 8.0 GiB: fits the 16.0 GiB of NVIDIA T4."),
+        ({}, "raining with Adam at batch size 8 needs about 8.0 GiB: fits the 16.0 GiB of NVIDIA T4; so does batch size 24"),
+        ({"largest_batch": 8}, "raining with Adam at batch size 8 needs about 8.0 GiB: fits the 16.0 GiB of NVIDIA T4"),
         (
             {"limit_bytes": 2**32 + 2**31, "largest_batch": 4},
-            "Training with Adam at batch 8 needs about 8.0 GiB: does not fit the 6.0 GiB of NVIDIA T4; batch 4 would.",
+            "raining with Adam at batch size 8 needs about 8.0 GiB: does not fit the 6.0 GiB of NVIDIA T4; batch size 4 fits",
         ),
         (
             {"limit_bytes": 2**31, "largest_batch": 0},
-            "Training with Adam at batch 8 needs about 8.0 GiB: does not fit the 2.0 GiB of NVIDIA T4; no batch would.",
+            "raining with Adam at batch size 8 needs about 8.0 GiB: does not fit the 2.0 GiB of NVIDIA T4; no batch size fits",
         ),
-        ({"limit_bytes": None, "largest_batch": None, "batch": None}, "Training with Adam needs about 8.0 GiB."),
+        ({"limit_bytes": None, "largest_batch": None, "batch": None}, "raining with Adam needs about 8.0 GiB"),
     ],
 )
-def test_what_training_takes_is_one_sentence(facts, said):
+def test_what_training_takes_is_one_sentence(facts, sentence):
     one = report(row("", "Net"), needs=(need(optimizer="SGD"), need(**facts)))
-    assert blocks(one, Note)[0].text.startswith(said)
+    fits = "does not fit" not in sentence
+    shown = fact(one, "cost") if fits else next(block.text for block in page(one).blocks if isinstance(block, Note))
+    assert shown.endswith(sentence)
     needs = blocks(one, Table)[-1]
     assert needs.text(0)[:6] == ("SGD", "1.0 GiB", "1.0 GiB", "2.0 GiB", "4.0 GiB", "8.0 GiB")
 
 
-@pytest.mark.parametrize(("mode", "words"), [("fake", "nothing was computed"), ("real", "ran for real"), ("meta", "`meta`")])
+@pytest.mark.parametrize(("mode", "words"), [("fake", "nothing was computed"), ("real", "ran on real tensors"), ("meta", "`meta`")])
 def test_how_it_was_found_is_said_in_words(mode, words):
-    assert words in fact(report(row("", "Net"), mode=mode), "how")
+    assert words in fact(report(row("", "Net"), mode=mode), "method")
 
 
 def test_parameters_alone():
@@ -315,8 +393,8 @@ def test_parameters_alone():
 
 def test_what_is_not_counted_is_in_a_fold():
     fold = blocks(report(row("", "Net"), uncounted_ops=("relu", "add")), Fold)[0]
-    assert fold.title == "2 operations whose FLOPs are not counted"
-    assert "`relu`, `add`" in fold.blocks[0].rows[0][1]
+    assert fold.title == "Details: totals and method"
+    assert ("not counted", "FLOPs of `relu`, `add`") in fold.blocks[0].rows
 
 
 def test_the_picture_shows_the_largest_parts_and_together_all():

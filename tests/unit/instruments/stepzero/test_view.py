@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 
-from torchdebug_magics.html.page import Table
+from torchdebug_magics.html.page import Facts, Fold, Table
 from torchdebug_magics.instruments.stepzero.report import BufferRow, DataRow, ParameterRow, StepzeroReport
 from torchdebug_magics.instruments.stepzero.view import page
 
@@ -28,12 +29,24 @@ REPORT = StepzeroReport(
 def test_what_never_moved_comes_first_with_the_reason() -> None:
     shown = page(REPORT)
     assert shown.status == "warn"
-    assert shown.verdict == (
-        "After 20 steps 1 of 3 parameters moved, `head.weight` most (25% of its norm) · `encoder.bias` never moved: not in the optimizer"
-    )
-    tables = [block for block in shown.blocks if isinstance(block, Table)]
-    assert [table.caption for table in tables] == ["Never moved", "Moved", "Buffers that changed", "Data"]
-    assert tables[1].text(0) == ("head.weight", "1.5", "25%", "12.0", "")
+    assert shown.headline == "After 20 steps 1 of 3 parameters moved"
+    facts, moved, *folds = shown.blocks
+    assert facts == Facts((("never moved", "`encoder.bias`: not in the optimizer"),))
+    assert isinstance(moved, Table)
+    assert (moved.caption, moved.text(0)) == ("Parameters that moved", ("head.weight", "1.5", "25%", "12.0"))
+    assert [fold.title for fold in folds if isinstance(fold, Fold)] == [
+        "Never moved: 2 parameters",
+        "Changed: 1 buffer",
+        "Data: 1 digest",
+        "Details: memory of step zero, how to restore",
+    ]
+
+
+def test_a_frozen_parameter_that_moved_is_the_headline() -> None:
+    report = replace(REPORT, moved=(MOVED, replace(MOVED, parameter="encoder.weight", why="the optimizer updates it")), unmoved=())
+    shown = page(report)
+    assert shown.headline == "After 20 steps 1 frozen parameter moved"
+    assert shown.blocks[0] == Facts((("moved", "`encoder.weight`: the optimizer updates it"),))
 
 
 def test_frozen_alone_is_fine() -> None:
@@ -46,6 +59,8 @@ def test_the_other_verdicts() -> None:
     assert kept.verdict == (
         "Step zero is kept: 3 parameters (100 elements), buffers, optimizer and random state · holds 1.0 KiB, 400 B shared with the model"
     )
+    assert page(kept).headline == "Step zero is kept: 3 parameters, buffers, optimizer and random state"
+    assert page(kept).blocks == (Facts((("elements", "100"), ("step zero", "holds 1.0 KiB, 400 B shared with the model"))),)
     assert [page(StepzeroReport(action=action)).status for action in ("dropped", "restored")] == ["good", "good"]
 
 

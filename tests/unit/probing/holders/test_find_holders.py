@@ -413,13 +413,13 @@ def test_strange_tensors_are_passed_by(mymod: types.ModuleType) -> None:
         nn.UninitializedParameter(),
         torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
         torch._efficientzerotensor(3),
-        torch.ones(3).to_mkldnn(),
+        *([torch.ones(3).to_mkldnn()] if torch.backends.mkldnn.is_available() else []),
         jagged,
     ]
     wanted = address(jagged.values())
     del jagged, fake
     held = find_holders([wanted])
-    assert held.paths[wanted].startswith("mymod.strange[7].")
+    assert held.paths[wanted].startswith(f"mymod.strange[{len(mymod.strange) - 1}].")
     assert held.is_whole
 
 

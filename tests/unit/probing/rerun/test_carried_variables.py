@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from torchdebug_magics.probing.rerun.carried_variables import LiveInKeeper
-from torchdebug_magics.probing.rerun.frame_positions import frame_chain
+from torchdebug_magics.probing.rerun.frame_positions import frame_chain, places
 from torchdebug_magics.probing.source.statement_lists import lists_around, parse, read_before_written, written
 from torchdebug_magics.probing.where import local_values
 
@@ -141,7 +141,7 @@ def test_values_are_taken_anew_at_each_step_and_names_at_each_place() -> None:
 
     def take(keeper: LiveInKeeper) -> dict[str, Any]:
         frame = sys._getframe(1)
-        live = keeper.take(frame_chain(frame))
+        live = keeper.take(frame_chain(frame), places(frame))
         return {} if live is None else dict(live.of(frame))
 
     assert [{name: one[name] for name in ("state", "other") if name in one} for one in run()] == [

@@ -26,7 +26,7 @@ _NO_REDUCTION = re.compile(r"reduction\s*=\s*['\"]none['\"]")
 
 
 def at_the_line(raised: Raised) -> Finding:
-    """By kind."""
+    """The finding for an error raised at the line to change, by kind."""
     return _BY_KIND.get(raised.kind, other_error)(raised)
 
 
@@ -38,24 +38,24 @@ def _written_name(raised: Raised) -> str | None:
 def _leaf(raised: Raised) -> Finding:
     name = _written_name(raised)
     copied = f"`{_fresh(name)} = {name}.clone()`" if name else "`.clone()`"
-    update = f"`with torch.no_grad(): {raised.code}` for an update by hand; else write into a copy: {copied}"
+    update = f"`with torch.no_grad(): {raised.code}` for a manual update; otherwise write into a copy: {copied}"
     return finding_at(
         raised,
-        f"{f'`{name}`' if name else 'a parameter'} is modified in place, but is a leaf that requires a gradient",
+        f"in-place write to {f'`{name}`' if name else 'a parameter'}, a leaf that requires grad",
         _not_inplace(raised) or update,
         tensor=name,
         writer_op=_writer_op(raised),
         module=raised.module,
-        explanation="the gradient of a leaf belongs to its original value, which a write in place would lose",
+        explanation="the gradient of a leaf belongs to its original value, which an in-place write would lose",
     )
 
 
 def _not_inplace(raised: Raised) -> str:
-    """Of a module that was told to write in place."""
+    """The fix for a module created with ``inplace=True``; empty for any other."""
     writer = raised.modules[0] if raised.modules else None
     if getattr(writer, "inplace", False) is not True:
         return ""
-    return f"`{type(writer).__name__}(inplace=False)` for {f'module `{raised.module}`' if raised.module else 'the module'}"
+    return f"use `{type(writer).__name__}(inplace=False)` for {f'module `{raised.module}`' if raised.module else 'the module'}"
 
 
 def _fresh(name: str) -> str:
@@ -72,7 +72,7 @@ def _view(raised: Raised) -> Finding:
     if "view of a leaf" in raised.message:
         return finding_at(
             raised,
-            f"{called} is modified in place, but is a view of a leaf that requires a gradient",
+            f"in-place write to {called}, a view of a leaf that requires grad",
             f"`with torch.no_grad(): {raised.code}`, or write into {f'`{name}.clone()`' if name else 'a copy (`.clone()`)'}",
             tensor=name,
             writer_op=_writer_op(raised),
@@ -82,15 +82,15 @@ def _view(raised: Raised) -> Finding:
     maker = next((op for op in reversed(raised.tape.ops) if made is not None and op.name.replace("_", "") == made[1].lower()), None)
     op = maker.name if maker is not None else made[1] if made is not None else None
     if "no_grad" in raised.message or "inference" in raised.message:
-        what, why = "is a view made with gradients off", "gradients were off when the view was made"
+        what, why = "a view created with gradients off", "gradients were off when the view was created"
     elif "custom Function" in raised.message:
-        what = "is the output of a full backward hook" if "BackwardHook" in raised.message else f"is a view that `{op}` returned"
-        why = "a write in place would replace the backward of the hook or custom Function"
+        what = "the output of a full backward hook" if "BackwardHook" in raised.message else f"a view returned by `{op}`"
+        why = "an in-place write would replace the backward of the hook or custom Function"
     else:
-        what, why = f"is one of several views that `{op}` returned", "a write to one of them would have to change the gradient of all"
+        what, why = f"a view returned by `{op}`", "a write to one of several views would have to change the gradient of all"
     return finding_at(
         raised,
-        f"{called} is modified in place, but {what}",
+        f"in-place write to {called}, {what}",
         _out_of_view(raised, name),
         op=op,
         saved_at=_line(maker),
@@ -102,7 +102,7 @@ def _view(raised: Raised) -> Finding:
 
 
 def _out_of_view(raised: Raised, name: str | None) -> str:
-    """The write, to a tensor of its own."""
+    """The same write, into a copy."""
     statement = raised.statement
     loop = loop_around(raised.here) if raised.here is not None else None
     if statement is not None and (code := through_the_base(statement, loop) or out_of_place(statement)):
@@ -148,19 +148,20 @@ def _inference(raised: Raised) -> Finding:
     )
     name, where = next(read, (None, raised.here))  # where it comes in from outside
     fix = (
-        f"`{name} = {name}.clone()` before this line, or compute `{name}` under `torch.no_grad()`"
+        f"run `{name} = {name}.clone()` before this line, or compute `{name}` under `torch.no_grad()`"
         if name
         else "compute the tensor under `torch.no_grad()` in place of `torch.inference_mode()`, or `.clone()` it"
     )
     return finding_at(
         raised,
-        f"{f'`{name}`' if name else 'a tensor'} was created under `torch.inference_mode()` and is used in training",
+        f"{f'`{name}`' if name else 'a tensor'} is an inference tensor and cannot be used in training",
         fix,
         where=where,
         saved_at=_line(made),
         op=made.name if made is not None else None,
         tensor=name,
         module=raised.module,
+        explanation="a tensor created under `torch.inference_mode()` has no version counter, which autograd needs",
     )
 
 
@@ -196,9 +197,10 @@ def _integer(raised: Raised) -> Finding:
     fixed = fixed if fixed != source else re.sub(r"(\w+)\.requires_grad_\(", r"\1.float().requires_grad_(", source)
     return finding_at(
         raised,
-        "only floating point and complex tensors can have a gradient, and this one holds integers",
+        "an integer tensor cannot require a gradient",
         f"`{fixed}`" if fixed != source else "make the tensor floating point first: `.float()` or `dtype=torch.float32`",
         tensor=_made_to_require(raised.statement),
+        explanation="only floating-point and complex tensors can have gradients",
     )
 
 

@@ -6,7 +6,6 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.errors.cut_words import cut_words, words_for_text
 from torchdebug_magics.instruments.autograd.errors.dropped_gradient import dropped_on_the_way
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, named_members, statement_at
@@ -27,7 +26,7 @@ __all__ = ["cut_graph", "freezing_line"]
 
 
 def cut_graph(raised: Raised) -> Finding:
-    """The cut nearest to the loss."""
+    """Names the op nearest to the loss that cut the graph."""
     dropped = None
     passed: list[RecordedOp] = []
     for root in raised.roots:
@@ -54,7 +53,7 @@ def cut_graph(raised: Raised) -> Finding:
 
 
 def _without_cut(raised: Raised, passed: list[RecordedOp]) -> Finding:
-    """No op cut it: all is frozen, or the loss has nothing to do with the model."""
+    """Explains a loss whose graph no op cut: all parameters are frozen, or the loss does not depend on the model."""
     used = {use.memory for op in passed for use in op.reads}
     members = [(name, held) for name, held in named_members() if any(raised.memory_is(held, number) for number in used if number)]
     frozen = tuple(name for name, held in members if not held.requires_grad and (held.is_floating_point() or held.is_complex()))
@@ -99,7 +98,7 @@ def _frozen(raised: Raised, frozen: tuple[str, ...], line: Location | None) -> F
     return Finding(
         kind="cut",
         raised=True,
-        headline=f"all parameters that the loss uses are frozen ({listed(frozen)})",
+        headline="all parameters that the loss uses are frozen",
         location=where,
         op="requires_grad_",
         parameters=frozen,

@@ -33,10 +33,10 @@ def _words(cause: str, op: RecordedOp, line: Location | None, where: Location | 
     source = line.source if line is not None else ""
     match cause:
         case "no_grad" | "inference_mode" if where is not None and "checkpoint" in where.source:
-            return "no input of the reentrant checkpoint requires a gradient, so its output has no graph", _not_reentrant(where.source)
+            return "no input of the reentrant checkpoint requires a gradient", _not_reentrant(where.source)
         case "no_grad" | "inference_mode":
             switch = _SWITCHES[cause] if where is line or where is None else where.source.removeprefix("with ").rstrip(":")
-            what = f"`{op.name}` ran with gradients off (`{switch.removeprefix('@')}`), so the loss has no graph"
+            what = f"`{op.name}` ran under `{switch.removeprefix('@')}`: the loss has no graph"
             if switch.startswith("@") and where is not None:
                 fix = f"remove `{switch}` from `{where.function}`"
             else:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["checkpoint_mismatch", "custom_function", "no_double_backward", "other_error"]
 
 _OTHER_FIXES = (
-    (r"Can't call numpy\(\)", "`.detach().numpy()` in place of `.numpy()`"),
-    (r"graph leaves", "`copy.deepcopy(tensor.detach())`, or delete the attribute that holds the computed tensor before the copy"),
+    (r"Can't call numpy\(\)", "replace `.numpy()` with `.detach().numpy()`"),
+    (r"graph leaves", "use `copy.deepcopy(tensor.detach())`, or delete the attribute that holds the computed tensor before the copy"),
     (r"requires_grad flags of leaf", "`.detach()` the tensor, or set `requires_grad` on the leaf that it was computed from"),
     (
         r"can't retain_grad|register a hook",
@@ -40,7 +40,7 @@ _OTHER_FIXES = (
 
 
 def custom_function(raised: Raised) -> Finding:
-    """A function of the user's returned the wrong number, kind or shape of gradients."""
+    """Explains a custom Function whose backward returned the wrong number, kind or shape of gradients."""
     named = re.search(r"[Ff]unction (\w+?)Backward\b", raised.message)
     function = next((kind for kind in _subclasses(torch.autograd.Function) if named is not None and kind.__name__ == named[1]), None)
     where = _return_of(getattr(function, "backward", None)) or raised.here
@@ -51,7 +51,7 @@ def custom_function(raised: Raised) -> Finding:
         headline = f"`{name}.backward` returns {plural(int(counts[2]), 'gradient')}, but `forward` takes {plural(int(counts[1]), 'input')}"
         fix = f"return {plural(int(counts[1]), 'value')} from `{name}.backward`, one for each input; `None` where there is no gradient"
     elif shapes is not None:
-        headline = f"`{name}.backward` returns a gradient of shape {shapes[2]} for input {shapes[1]} of shape {shapes[3]}"
+        headline = f"`{name}.backward` returns shape {shapes[2]} for input {shapes[1]} of shape {shapes[3]}"
         fix = f"return a gradient of the shape of input {shapes[1]}: reduce it with `.sum(dim)`, or reshape it with `.view_as(input)`"
     elif "different than None" in raised.message:
         place = re.search(r"position (\d+)", raised.message)
@@ -78,14 +78,14 @@ def _return_of(function: object) -> Location | None:
 
 
 def checkpoint_mismatch(raised: Raised) -> Finding:
-    """A checkpointed function computed something else when it ran again."""
+    """Explains a checkpointed function that gave different tensors when backward() recomputed it."""
     first = raised.message.splitlines()[0]
     calls = (
         line.location for op in raised.tape.ops for line in op.calls if re.search(r"\bcheckpoint(?:_sequential)?\(", line.location.source)
     )
     return finding_at(
         raised,
-        "a checkpointed function computed different tensors when backward() ran it again",
+        "recomputing a checkpointed function gave different tensors",
         "make the function depend on its arguments alone: no counters, `training` flags or lists that change between the two runs",
         where=next(calls, None),
         first_backward_at=raised.here,
@@ -94,14 +94,14 @@ def checkpoint_mismatch(raised: Raised) -> Finding:
 
 
 def no_double_backward(raised: Raised) -> Finding:
-    """An op or function has no second derivative."""
+    """Explains an op or function without a second derivative."""
     named = re.search(r"derivative for '?(?:aten::)?(\w+)", raised.message)
     op = named[1] if named is not None else None
     attention = op is not None and "scaled_dot_product" in op
     return finding_at(
         raised,
         f"`{op or 'the function'}` cannot be differentiated twice",
-        "`with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):` around the forward"
+        "put `with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):` around the forward"
         if attention
         else f"drop `create_graph=True` where no second derivative is needed, or replace `{op}` with ops that can be differentiated twice"
         if op
@@ -111,7 +111,7 @@ def no_double_backward(raised: Raised) -> Finding:
 
 
 def other_error(raised: Raised) -> Finding:
-    """Any other error of autograd, with the fix that its message calls for."""
+    """Any other autograd error, with the fix for its message."""
     first = raised.message.splitlines()[0]
     missing = missing_gradient_of(raised.statement, raised.frames[0]) if raised.frames else None
     if missing is not None and "NoneType" in first:
@@ -133,19 +133,19 @@ def other_error(raised: Raised) -> Finding:
 
 
 def _not_a_leaf(raised: Raised) -> Finding:
-    """An optimizer was given what an op has made."""
+    """Explains an optimizer that received the output of an op."""
     read = ((name, part) for _, name, value in values_read(raised) for part in parts_of_value(value))
     name, tensor = next(((name, part) for name, part in read if not part.is_leaf), ("the tensor", None))
     made = next((op for op in reversed(raised.tape.ops) if any(use.tensor == id(tensor) for use in op.makes)), None)
     op = made.name if made is not None else None
     return finding_at(
         raised,
-        f"`{name}` is not a leaf ({f'`{op}`' if op else 'an op'} made it), and an optimizer updates only leaves",
-        f"`{name} = {name}.detach().requires_grad_()` before the optimizer is made",
+        f"`{name}` is not a leaf, and cannot be optimized",
+        f"run `{name} = {name}.detach().requires_grad_()` before creating the optimizer",
         where=made.line.location if made is not None and made.line is not None else assigned_before(raised, name),
         op=op,
         tensor=name,
-        explanation="backward() stores gradients in leaves only, so `.grad` of a computed tensor stays None",
+        explanation=f"{f'`{op}`' if op else 'an op'} computed it; backward() stores gradients in leaves only, so its `.grad` stays None",
     )
 
 
@@ -154,12 +154,13 @@ def _missing(raised: Raised, name: str, tensor: torch.Tensor) -> Finding:
         fix = (
             f"call backward() on a loss that uses `{name}` before this line"
             if tensor.requires_grad
-            else f"`{name}.requires_grad_()` before it is used"
+            else f"call `{name}.requires_grad_()` before its first use"
         )
         return finding_at(raised, f"`{name}.grad` is None: no backward() has reached it", fix, tensor=name)
     return finding_at(
         raised,
-        f"`{name}.grad` is None: `{name}` is not a leaf, and backward() keeps no gradient for it",
-        f"`{name}.retain_grad()` before backward()",
+        f"`{name}.grad` is None: `{name}` is not a leaf",
+        f"call `{name}.retain_grad()` before backward()",
         tensor=name,
+        explanation="backward() stores gradients in leaves only",
     )

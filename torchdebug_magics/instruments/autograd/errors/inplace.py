@@ -32,9 +32,9 @@ class _Overwritten(NamedTuple):
 
 
 def modified_in_place(raised: Raised) -> Finding:
-    """From the tape where the step was recorded; else from the graph and the text of the user's code."""
+    """Names both ops: from the tape if the step was recorded, otherwise from the graph and the user's source."""
     found = next(_all_on_tape(raised), None)
-    return _read_from_text(raised) if found is None else _told(raised, found)
+    return _read_from_text(raised) if found is None else _from_tape(raised, found)
 
 
 def _all_on_tape(raised: Raised) -> Iterator[_Overwritten]:
@@ -61,12 +61,12 @@ def _overwritten(raised: Raised, saver: RecordedOp, complaint: Complaint | None)
     return None
 
 
-def _told(raised: Raised, found: _Overwritten) -> Finding:
+def _from_tape(raised: Raised, found: _Overwritten) -> Finding:
     saver, writer = found.saver, found.writer
     name, is_member = _name(raised, found)
     where = writer.line.location if writer.line is not None else None
     saved_at = saver.line.location if saver.line is not None else None
-    subject = f"`{name}`" if name else f"a tensor of shape {list(found.saved.shape)}"
+    subject = f"`{name}`" if name else f"a {list(found.saved.shape)} tensor"
     return Finding(
         kind="inplace",
         raised=True,
@@ -79,7 +79,7 @@ def _told(raised: Raised, found: _Overwritten) -> Finding:
         module=writer.module if writer.module is not None else saver.module,
         parameters=(name,) if name and is_member else (),
         fix=_fix(raised, found, where),
-        explanation=_why(found, raised),
+        explanation=_why(found),
         excerpt=excerpt(where) if where is not None else (),
     )
 
@@ -101,11 +101,9 @@ def _function(op: RecordedOp) -> str:
     return op.line.function if op.line is not None else ""
 
 
-def _why(found: _Overwritten, raised: Raised) -> str:
-    complaint = Complaint.of(raised.message)
-    versions = f" (saved at version {complaint.expected}, now at version {complaint.version})" if complaint is not None else ""
+def _why(found: _Overwritten) -> str:
     by = "the optimizer's update" if found.writer.in_optimizer else f"`{found.writer.name}`"
-    return f"the derivative of `{found.saver.name}` needs the value that {by} has overwritten{versions}"
+    return f"the derivative of `{found.saver.name}` needs the value that {by} overwrote"
 
 
 def _fix(raised: Raised, found: _Overwritten, where: Location | None) -> str:
@@ -119,7 +117,7 @@ def _fix(raised: Raised, found: _Overwritten, where: Location | None) -> str:
         return f"`{code}`"
     if writer.module_type and writer.name.endswith("_"):
         name = f"module `{writer.module}`" if writer.module else "the module"
-        return f"`{writer.module_type}(inplace=False)` for {name}"
+        return f"use `{writer.module_type}(inplace=False)` for {name}"
     if writer.module is not None and writer.module_type.startswith("BatchNorm"):
         return "run both inputs through the model in one batch, or call `.eval()` for the second forward"
     source = where.source if where is not None else "the write"
@@ -154,7 +152,7 @@ def _read_from_text(raised: Raised) -> Finding:
         code, fix = "", f"move `{where.source}` below `{raised.code}`, or compute this loss again after the update"
     else:
         fix = "put `%%autograd --every-step` above the cell and run the cell again: the report names the line that overwrites the tensor"
-    subject = f"`{name}`" if name else "a tensor" + (f" of shape {list(complaint.shape)}" if complaint is not None else "")
+    subject = f"`{name}`" if name else (f"a {list(complaint.shape)} tensor" if complaint is not None else "a tensor")
     return Finding(
         kind="inplace",
         raised=True,

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import byte_size
+from torchdebug_magics.format import byte_size, plural
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, parts_of_value, statement_at
 from torchdebug_magics.instruments.autograd.from_text.carried import carried_names, earlier_backward, loop_around
 from torchdebug_magics.instruments.autograd.report import Finding
@@ -24,7 +24,7 @@ __all__ = ["second_time"]
 
 @dataclass(frozen=True)
 class _Twice:
-    """What two backward passes have to do with each other."""
+    """How two backward passes share a graph."""
 
     how: str
     """``"whole"``: the same loss; ``"carried"``: from the step before; ``"shared"``: two losses of one step."""
@@ -34,7 +34,7 @@ class _Twice:
     same_line: bool = False
     made: RecordedOp | None = None
     kept_bytes: int = 0
-    """What the graph of the shared part holds, parameters apart."""
+    """Memory that the shared part of the graph holds, without parameters."""
 
 
 def second_time(raised: Raised) -> Finding:
@@ -86,7 +86,7 @@ def _told(raised: Raised, twice: _Twice) -> Finding:
     headline, fix, why = _words(raised, twice)
     if twice.how == "shared":
         cost = f" (keeps {byte_size(twice.kept_bytes)} until the second call)" if twice.kept_bytes else ""
-        fix += f"; or `retain_graph=True` in the first call{cost}"
+        fix += f"; or pass `retain_graph=True` to the first call{cost}"
     return Finding(
         kind="second_backward",
         raised=True,
@@ -110,24 +110,26 @@ def _words(raised: Raised, twice: _Twice) -> tuple[str, str, str]:
         called = f"`{name}`" if name else "the same loss"
         again = f"compute {called} inside the loop, before each backward()"
         fix = again if twice.same_line else "delete the second call, or compute the loss again before it"
-        return f"backward() was called twice on {called}", fix, "the first call has freed what the graph had saved"
+        return f"backward() was called twice on {called}", fix, "the first call has freed the tensors that the graph had saved"
     if how == "carried":
         names = [one for one in (name or "").split(", ") if one]
         cure = "; ".join(f"{one} = {one}.detach()" for one in names)
-        fix = f"`{cure}` at the start of each step" if names else "call `.detach()` on what is carried over to the next step"
+        fix = f"run `{cure}` at the start of each step" if names else "call `.detach()` on what is carried over to the next step"
         return (
-            f"{called} carries the graph of the step before into this backward()",
+            f"{plural(len(names), 'variable')} carry the graph of the previous step into backward()"
+            if len(names) > 1
+            else f"{called} carries the graph of the previous step into backward()",
             fix,
-            "backward() of the step before has freed its part of the graph",
+            "the previous step's backward() has freed its part of the graph",
         )
     sources = [where.source for where in (twice.first_at, raised.here) if where is not None]
     losses = [source.partition(".backward")[0] for source in sources if ".backward" in source]
     if twice.same_line:
         return f"several losses share {called}", _all_at_once(raised), "the first call has freed the part that they share"
     if len(losses) > 1 and losses[0] == losses[1]:
-        again = f"`{losses[0]} = 0` before the next sum, or `{losses[0]} = {losses[0]}.detach()` to keep its value"
+        again = f"reset `{losses[0]} = 0` before the next sum, or run `{losses[0]} = {losses[0]}.detach()` to keep its value"
         return f"`{losses[0]}` still holds the loss of the first backward()", again, "the first call has freed the graph of that part"
-    both = f"`({' + '.join(losses)}).backward()` in place of both calls" if len(losses) > 1 else "add the losses and call backward() once"
+    both = f"replace both calls with `({' + '.join(losses)}).backward()`" if len(losses) > 1 else "add the losses and call backward() once"
     shared = f"the graph of {called}" if name else called
     return f"two backward calls share {shared}", both, "the first call has freed the part that both share"
 
@@ -139,7 +141,7 @@ def _all_at_once(raised: Raised) -> str:
     inner = [node for node in ast.walk(raised.statement or ast.Pass()) if isinstance(node, ast.comprehension)]
     looped = [(one.target, one.iter) for one in (*inner, loop) if isinstance(one, (ast.comprehension, ast.For))]
     losses = next((ast.unparse(whole) for target, whole in looped if ast.unparse(target) == name), None)
-    return f"`sum({losses}).backward()` in place of the loop" if losses else "add the losses and call backward() once"
+    return f"replace the loop with `sum({losses}).backward()`" if losses else "add the losses and call backward() once"
 
 
 def _first_backward(raised: Raised, ops: set[int]) -> Backward | None:
@@ -172,7 +174,7 @@ def _root_name(raised: Raised) -> str | None:
 
 
 def _saved_bytes(ops: Iterable[RecordedOp]) -> int:
-    """Of the tensors that the ops of the shared part were given and made, those that are no leaves."""
+    """Memory of the inputs and outputs of the shared ops, without leaves."""
     spans: dict[int, int] = {}
     for op in ops:
         for use in (*(one for one in op.reads if not one.is_leaf), *op.makes):

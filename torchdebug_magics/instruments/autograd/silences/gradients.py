@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics.format import listed
+from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.autograd.errors.cut_words import cut_words
 from torchdebug_magics.instruments.autograd.errors.dropped_gradient import (
     Dropped,
@@ -35,7 +35,7 @@ _MOST_OPS = 20_000
 
 
 def nothing_reached(watched: Watched, alive: Alive) -> list[Finding]:
-    """A loss that was made to require a gradient itself: backward() raises nothing, and nothing is reached."""
+    """Finds a loss set to require grad itself: backward() raises nothing, and reaches no parameter."""
     for seen in watched.course.backwards:
         if not seen.loss_is_leaf or not watched.course.steps:
             continue
@@ -63,7 +63,7 @@ def nothing_reached(watched: Watched, alive: Alive) -> list[Finding]:
 
 
 def missing_gradients(watched: Watched, alive: Alive) -> list[Finding]:
-    """Of the tensors of the optimizers that stepped: those that had no gradient at any step, though others had one."""
+    """Finds optimizer tensors without a gradient in every step, although others have one."""
     if any(one.loss_is_leaf for one in watched.course.backwards):
         return []
     tape, by_hand = watched.recorder.tape, watched.written_by_hand()
@@ -85,7 +85,7 @@ def missing_gradients(watched: Watched, alive: Alive) -> list[Finding]:
         key = None if dropped is None else (dropped.op.line.file, dropped.op.line.line) if dropped.op.line is not None else dropped.op.name
         groups.setdefault(key, []).append(tensor)
         cuts[key] = dropped
-    return [_told(alive.names(tensors), len(tensors), cuts[key]) for key, tensors in groups.items()]
+    return [_no_gradient(alive.names(tensors), len(tensors), cuts[key]) for key, tensors in groups.items()]
 
 
 def _never_with_gradient(watched: Watched) -> list[torch.Tensor]:
@@ -146,14 +146,13 @@ def _is_unused_by_mistake(alive: Alive, tensor: torch.Tensor) -> bool:
     return False
 
 
-def _told(names: tuple[str, ...], count: int, dropped: Dropped | None) -> Finding:
-    told = listed([f"`{name}`" for name in names]) if names else f"{count} parameters"
-    verb = "gets" if count == 1 else "get"
+def _no_gradient(names: tuple[str, ...], count: int, dropped: Dropped | None) -> Finding:
+    subject = f"`{names[0]}` gets" if count == 1 and names else f"{plural(count, 'parameter')} {'gets' if count == 1 else 'get'}"
     if dropped is None:
         return Finding(
             kind="no_gradient",
             raised=False,
-            headline=f"{told} {verb} no gradient: the forward never uses {'it' if count == 1 else 'them'}",
+            headline=f"{subject} no gradient: the forward never uses {'it' if count == 1 else 'them'}",
             parameters=names,
             tensor=names[0] if names else None,
             module=names[0].rpartition(".")[0] if names else None,
@@ -172,7 +171,7 @@ def _told(names: tuple[str, ...], count: int, dropped: Dropped | None) -> Findin
     return Finding(
         kind="no_gradient",
         raised=False,
-        headline=f"{told} {verb} no gradient: {by}",
+        headline=f"{subject} no gradient: {by}",
         location=where,
         op=dropped.op.name,
         saved_at=dropped.op.line.location if dropped.op.line is not None and gradient_switch(dropped.op) is not None else None,

@@ -65,8 +65,8 @@ class BatchLeak:
 
 
 def batch_leaks(watched: Watched, _alive: Alive) -> list[Finding]:
-    """At most one."""
-    return [_told(watched.leak.found)] if watched.leak.found is not None else []
+    """The op that first mixes samples, as a finding; at most one."""
+    return [_leak_finding(watched.leak.found)] if watched.leak.found is not None else []
 
 
 def _shape_before_reduction(passed: list[RecordedOp]) -> tuple[int, ...]:
@@ -119,12 +119,12 @@ def _is_mistaken(recorder: Recorder, op: RecordedOp) -> bool:
     return shape[0] > (1 if len(shape) == _IMAGE_DIMENSIONS else part.num_heads)
 
 
-def _told(mixing: _Mixing) -> Finding:
+def _leak_finding(mixing: _Mixing) -> Finding:
     op = mixing.op
     where = op.line.location if op.line is not None else None
     source = where.source if where is not None else ""
     if mixing.is_scramble:
-        headline, fix = f"`{op.name}` mixes values of different samples: it does not transpose", _transposed(op, source, mixing)
+        headline, fix = f"`{op.name}` mixes values of different samples", _transposed(op, source, mixing)
     elif "softmax" in op.name:
         headline, fix = "`softmax` runs over the samples of the batch", _other_dimension(op, source, mixing)
     else:
@@ -133,7 +133,7 @@ def _told(mixing: _Mixing) -> Finding:
             if op.module_type == "MultiheadAttention"
             else "treats the samples of the batch as time steps"
         )
-        headline, fix = f"`{op.module}` ({op.module_type}) {verb}", f"`batch_first=True` where `{op.module}` is made"
+        headline, fix = f"`{op.module}` ({op.module_type}) {verb}", f"set `batch_first=True` where `{op.module}` is created"
     return Finding(
         kind="leaking_batch",
         raised=False,
@@ -142,7 +142,8 @@ def _told(mixing: _Mixing) -> Finding:
         op=op.name.strip("_"),
         module=op.module,
         fix=fix,
-        explanation="the output for one sample depends on the other samples of its batch, also at inference",
+        explanation=("`view` and `reshape` do not transpose; " if mixing.is_scramble else "")
+        + "the output for one sample depends on the other samples of its batch, also at inference",
         excerpt=excerpt(where) if where is not None else (),
     )
 
@@ -169,7 +170,9 @@ def _other_dimension(op: RecordedOp, source: str, mixing: _Mixing) -> str:
     changed = _with_dimension(source, wanted)
     if changed != source:
         return f"`{changed}`"
-    return f"`{wanted}` where `{op.module}` is made" if op.module_type in {"Softmax", "LogSoftmax"} else f"`{wanted}` in `{source}`"
+    return (
+        f"set `{wanted}` where `{op.module}` is created" if op.module_type in {"Softmax", "LogSoftmax"} else f"set `{wanted}` in `{source}`"
+    )
 
 
 def _with_dimension(source: str, wanted: str) -> str:

@@ -40,7 +40,7 @@ _MOST_OPS = 5_000
 
 
 def double_softmax(watched: Watched, _alive: Alive) -> list[Finding]:
-    """Probabilities that go into a loss which takes a softmax or sigmoid itself."""
+    """Finds probabilities passed to a loss that applies softmax or sigmoid itself."""
     for op in watched.recorder.tape.ops:
         if op.in_backward or op.name not in {"_log_softmax", "binary_cross_entropy_with_logits"} or not op.reads:
             continue
@@ -51,7 +51,7 @@ def double_softmax(watched: Watched, _alive: Alive) -> list[Finding]:
 
 
 def _made_by(op: RecordedOp) -> RecordedOp | None:
-    """The softmax or sigmoid whose output an op is given; of what sums to one as probabilities do, the nearest softmax before."""
+    """The softmax or sigmoid whose output an op receives; for an input whose rows sum to one, the nearest softmax upstream."""
     wanted = "_softmax" if op.name == "_log_softmax" else "sigmoid"
     maker = next(iter(op.parents), None)
     while maker is not None and maker.name in _PASSES_ON:
@@ -81,20 +81,20 @@ def _twice(op: RecordedOp, maker: RecordedOp) -> Finding:
         module=maker.module,
         fix=f"remove {target} and pass the logits to the loss"
         if is_direct
-        else "`F.nll_loss(probabilities.log(), target)` in place of `F.cross_entropy(probabilities, target)`",
+        else "replace `F.cross_entropy(probabilities, target)` with `F.nll_loss(probabilities.log(), target)`",
         explanation=f"the second {first} makes all gradients small: the model learns slowly, and the loss cannot reach 0",
         excerpt=excerpt(where) if where is not None else (),
     )
 
 
 def wrong_modes(watched: Watched, _alive: Alive) -> list[Finding]:
-    """Hints: BatchNorm or Dropout in the other mode than the call is for."""
+    """Hints at BatchNorm or Dropout in training mode during evaluation, or the reverse."""
     tape, updated = watched.recorder.tape, watched.updated()
     found = [_trained_in_eval_mode(watched)]
     for (_, with_gradients, training), seen in watched.recorder.root_calls.items():
         if not with_gradients and training and seen.modes and seen.parameters & updated and not _feeds_a_loss(tape, seen.op):
             where = _call_line(seen.op)
-            fix = f"`{seen.name}.eval()` before `{_source(where)}`"
+            fix = f"call `{seen.name}.eval()` before `{_source(where)}`"
             found.append(_hint("eval_in_train_mode", f"`{seen.name}` is evaluated in training mode", where, fix, seen.modes))
     return [one for one in found if one is not None]
 
@@ -117,7 +117,7 @@ def _trained_in_eval_mode(watched: Watched) -> Finding | None:
                     "train_in_eval_mode",
                     f"`{seen.name}` is trained in evaluation mode",
                     where,
-                    f"`{seen.name}.train()` before the loop",
+                    f"call `{seen.name}.train()` before the loop",
                     seen.modes,
                 )
     return None
@@ -127,19 +127,22 @@ def _hint(kind: Kind, headline: str, where: Location | None, fix: str, modes: tu
     return Finding(
         kind=kind,
         raised=False,
-        headline=f"{headline}: {listed(modes)}",
+        headline=headline,
         location=where,
         fix=fix,
-        explanation="Dropout is off and BatchNorm uses its running statistics"
-        if kind == "train_in_eval_mode"
-        else "Dropout is on, and BatchNorm uses the batch's statistics and updates its running ones",
+        explanation=(
+            "Dropout is off and BatchNorm uses its running statistics"
+            if kind == "train_in_eval_mode"
+            else "Dropout is on, and BatchNorm uses the batch's statistics and updates its running ones"
+        )
+        + f": {listed(modes)}",
         is_hint=True,
         excerpt=excerpt(where) if where is not None else (),
     )
 
 
 def _call_line(op: RecordedOp) -> Location | None:
-    """The user's line from outside the model: the outermost call that is no method of a module."""
+    """The user's line outside the model: the outermost call that is not a `forward`."""
     outside = [line for line in op.calls if line.function != "forward"]
     line = outside[0] if outside else op.line
     return line.location if line is not None else None
@@ -150,7 +153,7 @@ def _source(where: Location | None) -> str:
 
 
 def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
-    """Whether what was computed from there goes into an op that has a graph: as the samples of a GAN's generator do."""
+    """Whether an op with a graph uses the result, as with the samples of a GAN's generator."""
     consumers, todo, seen = tape.consumers(), deque([first]), {first.index}
     while todo and len(seen) < _MOST_OPS:
         for later in consumers.get(todo.popleft().index, ()):

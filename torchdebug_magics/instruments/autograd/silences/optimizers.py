@@ -27,7 +27,7 @@ __all__ = ["wrong_tensors"]
 
 
 def wrong_tensors(watched: Watched, alive: Alive) -> list[Finding]:
-    """Where a step was made in the recorded steps."""
+    """Compares the tensors that get gradients with those that the optimizers update, in the recorded steps."""
     course, tape = watched.course, watched.recorder.tape
     if not course.steps or not course.backwards:
         return []
@@ -50,7 +50,7 @@ def wrong_tensors(watched: Watched, alive: Alive) -> list[Finding]:
         optimizer = _in_charge(course, optimizers, {id(one.parameter) for one in hidden})
         name = called.get(id(optimizer), "optimizer")
         where = attribute_line(hidden[0].owner, hidden[0].attribute) or made_at(optimizer, name, files)
-        return [_told(tuple(one.name for one in hidden), name, where, hidden[0].attribute)]
+        return [_not_updated(tuple(one.name for one in hidden), name, where, hidden[0].attribute)]
     if not unowned:
         return []
     called_ids = {key[0] for key in watched.recorder.root_calls}
@@ -63,11 +63,11 @@ def wrong_tensors(watched: Watched, alive: Alive) -> list[Finding]:
     name = called.get(id(optimizer), "optimizer")
     where = made_at(optimizer, name, files)
     forgotten = list(_forgotten(alive, updated, unowned, where))
-    return [_told(alive.names(list(forgotten)), name, where)] if forgotten else []
+    return [_not_updated(alive.names(list(forgotten)), name, where)] if forgotten else []
 
 
 def _in_charge(course: Course, optimizers: list[torch.optim.Optimizer], forgotten: set[int]) -> torch.optim.Optimizer:
-    """Of several, the one that steps after a backward pass which reaches least besides its tensors and the forgotten ones."""
+    """The optimizer whose backward pass reaches the fewest tensors besides its own and the forgotten ones."""
     found: list[tuple[int, int]] = []
     for place, one in enumerate(course.events):
         step = next((later for later in course.events[place:] if isinstance(later, Step) and later.is_recorded), None)
@@ -77,19 +77,21 @@ def _in_charge(course: Course, optimizers: list[torch.optim.Optimizer], forgotte
     return next((one for one in optimizers if id(one) == chosen), optimizers[0])
 
 
-def _told(names: tuple[str, ...], optimizer: str, where: Location | None, hidden_in: str = "") -> Finding:
+def _not_updated(names: tuple[str, ...], optimizer: str, where: Location | None, hidden_in: str = "") -> Finding:
     one = len(names) == 1
-    told = listed([f"`{name}`" for name in names])
+    called = listed([f"`{name}`" for name in names])
     return Finding(
         kind="not_in_optimizer",
         raised=False,
-        headline=f"{told} {'gets gradients' if one else 'get gradients'}, but no optimizer updates {'it' if one else 'them'}",
+        headline=f"{called} gets gradients, but no optimizer updates it"
+        if one
+        else f"{len(names)} parameters get gradients, but no optimizer updates them",
         location=where,
         parameters=names,
         tensor=names[0] if names else None,
         fix=f"keep the modules of `{hidden_in}` in an `nn.ModuleList`, and create `{optimizer}` after that"
         if hidden_in
-        else f"create `{optimizer}` with all parameters, including {told}",
+        else f"create `{optimizer}` with all parameters, including {called}",
         explanation="`parameters()` does not search plain lists and dicts" if hidden_in else "",
         excerpt=excerpt(where) if where is not None else (),
     )
@@ -98,9 +100,9 @@ def _told(names: tuple[str, ...], optimizer: str, where: Location | None, hidden
 def _forgotten(
     alive: Alive, updated: set[int], unowned: Mapping[int, torch.nn.Parameter], line: Location | None
 ) -> Iterator[torch.nn.Parameter]:
-    """What was left out by mistake: of a part that is updated, of a model whose other parts are frozen, beside a model in training mode.
+    """Parameters missing by mistake: part of an updated module, of a partly frozen model, or of a second model in training mode.
 
-    Whole parts may be left out on purpose, where the line that makes the optimizer names the part that it is for.
+    Whole parts may be left out on purpose, where the line that creates the optimizer names the part to train.
     """
     trains_a_model = any(id(one) in updated for root in alive.roots for one in root.parameters())
     names_a_part = line is not None and re.search(r"\w+\.\w+(\.\w+)*\.parameters\(\)", line.source) is not None
@@ -123,11 +125,11 @@ def _stale(name: str, unowned: tuple[str, ...], where: Location | None) -> Findi
     return Finding(
         kind="stale_optimizer",
         raised=False,
-        headline=f"`{name}` updates tensors that are not the model's: it was made before {listed([f'`{one}`' for one in unowned])}",
+        headline=f"`{name}` updates tensors that are no longer the model's",
         location=where,
         parameters=unowned,
         tensor=name,
-        fix=f"run `{source}` again after the model is made or changed",
-        explanation="an optimizer keeps the tensors that it was created with: parameters that the model gets later are not updated",
+        fix=f"run `{source}` again after the model is created or changed",
+        explanation="an optimizer updates the tensors that it was created with, not the parameters that the model gets later",
         excerpt=excerpt(where) if where is not None else (),
     )

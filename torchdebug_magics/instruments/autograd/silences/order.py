@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 __all__ = ["wrong_order"]
 
 _WASTED = 2
-"""Backward passes whose gradients are thrown away, from which on that is no exception."""
+"""Number of discarded backward passes from which on they are reported; a single skipped step may be intended."""
 _IN_A_LOOP = 3
-"""Backward passes without an update, from which on an update is missing."""
+"""Number of backward passes without an update from which on the update is reported missing."""
 
 
 def wrong_order(watched: Watched, alive: Alive) -> list[Finding]:
-    """Of each optimizer."""
+    """Checks the order of backward(), step() and zero_grad() for each optimizer."""
     events = watched.course.events
     found = [_never_stepped(watched, alive)]
     for key in dict.fromkeys(step.optimizer for step in watched.course.steps):
@@ -54,16 +54,17 @@ def _finding(kind: Kind, headline: str, line: Line | Location | None, fix: str, 
 
 
 def _without_gradients(step: Step, before: Sequence[Event], events: Sequence[Event]) -> Finding | None:
-    """An update for which no gradient is there, or only zeros."""
+    """Explains an update without gradients, or with zeros only."""
     name = step.name
     reaching = [place for place, one in enumerate(before) if isinstance(one, Backward) and one.leaves & step.parameters]
     if not reaching:
         later = next((one for one in events if isinstance(one, Backward) and one.leaves & step.parameters), None)
         return _finding(
             "stepped_without_backward",
-            f"`{name}.step()` ran without gradients: no backward() had reached its parameters",
+            f"`{name}.step()` ran without gradients",
             step.line,
             "call `loss.backward()` before the step" if later is None else f"move the step below `{_source(later.line)}`",
+            explanation="no backward() had reached the parameters, so the step changed nothing",
             first_backward_at=later.line.location if later is not None and later.line is not None else None,
         )
     last = before[reaching[-1]]
@@ -73,16 +74,16 @@ def _without_gradients(step: Step, before: Sequence[Event], events: Sequence[Eve
         return None
     return _finding(
         "zeroed_before_step",
-        f"the gradients were set to zero after backward(), before `{name}.step()`",
+        f"the gradients were zeroed between backward() and `{name}.step()`",
         where,
         f"move `{where.source}` above the backward() call",
         first_backward_at=last.line.location if isinstance(last, Backward) and last.line is not None else None,
-        explanation="step() finds no gradient, so nothing is learned",
+        explanation="step() finds no gradients, so the parameters do not change",
     )
 
 
 def _thrown_away(step: Step, between: Sequence[Sequence[Event]]) -> Finding | None:
-    """Before each update, backward passes of which no gradient is read or used before it is set to zero, as where they were to add up."""
+    """Finds backward passes whose gradients are zeroed unread before each update, as in broken gradient accumulation."""
     wasted = [[one for one in pairwise(events) if _is_wasted(*one, step)] for events in between]
     count = sum(map(len, wasted))
     if not all(wasted) or count < _WASTED:  # once in a while, a step is skipped on purpose
@@ -90,11 +91,11 @@ def _thrown_away(step: Step, between: Sequence[Sequence[Event]]) -> Finding | No
     (backward, zeroed), name = wasted[0][0], step.name
     return _finding(
         "zeroed_before_step",
-        f"the gradients of {count} backward passes were set to zero before `{name}.step()` used them",
+        f"the gradients of {count} backward passes were zeroed before `{name}.step()`",
         zeroed.line,
-        f"move `{_source(zeroed.line)}` below `{_source(step.line)}`, so that the gradients add up until the update",
+        f"move `{_source(zeroed.line)}` below `{_source(step.line)}`, so that gradients accumulate until the update",
         first_backward_at=backward.line.location if backward.line is not None else None,
-        explanation="each update sees only the last backward pass before it",
+        explanation="each update uses only the last backward pass before it",
     )
 
 
@@ -118,7 +119,7 @@ def _source(line: Line | None) -> str:
 
 
 def _never_stepped(watched: Watched, alive: Alive) -> Finding | None:
-    """An optimizer whose gradients are set to zero and computed, again and again, and that makes no update."""
+    """Finds an optimizer whose gradients are zeroed and computed repeatedly, but that never steps."""
     course = watched.course
     if any(_may_skip(scaler) for scaler in alive.scalers):
         return None
@@ -133,7 +134,7 @@ def _never_stepped(watched: Watched, alive: Alive) -> Finding | None:
             name = variable_of(optimizer) or "optimizer"
             return _finding(
                 "never_stepped",
-                f"`{name}.step()` is never called: {len(reached)} backward passes and no update",
+                f"`{name}.step()` is never called, after {len(reached)} backward passes",
                 reached[0].line,
                 f"add `{name}.step()` after `{_source(reached[0].line)}`",
             )
@@ -141,22 +142,23 @@ def _never_stepped(watched: Watched, alive: Alive) -> Finding | None:
 
 
 def _may_skip(scaler: torch.amp.GradScaler) -> bool:
-    """Whether it may have left out updates on purpose: after a step that it takes, its tracker is above zero."""
+    """Whether the scaler may have skipped updates on purpose; after a step that it takes, its growth tracker is above zero."""
     tracker = scaler._growth_tracker
     return scaler.is_enabled() and (tracker is None or not int(tracker))
 
 
 def _never_zeroed(steps: Sequence[Step], between: Sequence[Sequence[Event]]) -> Finding | None:
-    """Whether, from one update to the next, each backward pass that reaches its tensors met the gradients of the last one."""
+    """Finds an optimizer whose tensors still hold the previous gradients at every backward pass between two updates."""
     for events in between:
         reaching = [one for one in events if isinstance(one, Backward) and one.is_recorded and one.leaves & steps[0].parameters]
         if reaching and all(one.left_over & steps[0].parameters for one in reaching):
             name = steps[0].name
             return _finding(
                 "never_zeroed",
-                f"the gradients of `{name}` are never set to zero: they add up over all steps",
+                f"the gradients of `{name}` are never zeroed",
                 steps[0].line,
-                f"`{name}.zero_grad()` after `{_source(steps[0].line)}`",
+                f"call `{name}.zero_grad()` after `{_source(steps[0].line)}`",
+                explanation="backward() adds to `.grad`, so each update uses the sum over all previous steps",
                 is_hint=True,
             )
     return None

@@ -33,7 +33,7 @@ _LISTING = ("listdir", "scandir", "iglob", "glob", "rglob", "iterdir", "walk")
 _ARRIVING = ("as_completed", "imap_unordered")
 _NUMBERED = ("getpid", "getppid")
 _SORTED = {
-    "walk": "sort both lists that `{}` gives: `dirs.sort()`, `files.sort()`",
+    "walk": "sort both lists from `{}`: `dirs.sort()`, `files.sort()`",
     "scandir": "`sorted({}, key=lambda entry: entry.name)`",
 }
 _ORDINARY = {"listdir": os.listdir, "scandir": os.scandir}
@@ -61,12 +61,12 @@ def on_arrival(
     if name in _ARRIVING:
         what, fix = (
             f"`{name}` returns results in completion order, which varies",
-            "iterate over the work in submission order",
+            "iterate over the results in submission order",
         )
     elif name in _NUMBERED:
         what, fix = f"`{text}` differs in each process", f"replace `{text}` with a constant, such as 42"
     else:
-        what = f"{f'`{text}`' if text else 'this line'} is in the order of the file system, which differs between machines"
+        what = f"{f'`{text}` returns' if text else 'this line uses'} entries in file-system order, which differs between machines"
         fix = _SORTED.get(name, "`sorted({})`").format(text) if text else "sort the files"
     on: On = "entropy" if name in _NUMBERED else "order"
     return Dependence(on=on, op="" if begin.op is None else begin.op.plan.name, module=begin.module, location=at, what=what, fix=fix)

@@ -76,7 +76,7 @@ def carried_by(
         at = _first_line(runs, begin, same_seeds, origin_of) or at
     what, fix = _of_mode(begin) if not effect.has_backward else ("", "")
     if not what:
-        what, fix = _in_words(runs, names[:_MOST_NAMES], other)
+        what, fix = _in_words(runs, names[:_MOST_NAMES])
     op = "" if begin.op is None else begin.op.plan.name
     first, second = (at, None) if other is None or other == at else (other, at)
     return Dependence(on="carried_state", op=op, module=begin.module, location=first, other=second, what=what, fix=fix), names or runs.files
@@ -105,7 +105,7 @@ def _of_print(
 ) -> tuple[Dependence | None, tuple[str, ...]]:
     """The next run prints another number, and no tensor differs."""
     changing = line_that_changes(runs, places[names[0]])
-    what, fix = _in_words(runs, names[:_MOST_NAMES], changing)
+    what, fix = _in_words(runs, names[:_MOST_NAMES])
     other = printing if changing is not None and changing != printing else None
     return Dependence(on="carried_state", op="", location=changing or printing, other=other, what=what, fix=fix), names
 
@@ -116,8 +116,8 @@ def _of_error(runs: Runs, error: BaseException | None, names: tuple[str, ...]) -
         return None, ()
     text = (str(error).strip().splitlines() or [""])[0][:120]
     raised = f"raises {type(error).__name__}{f': {text}' if text else ''}"
-    what, fix = _in_words(runs, names[:_MOST_NAMES], None)
-    what = f"{what}, and does not end" if isinstance(error, TooLong) else f"the next run {raised}"
+    what, fix = _in_words(runs, names[:_MOST_NAMES])
+    what = f"{what}, so that it does not end" if isinstance(error, TooLong) else f"the next run {raised}"
     return Dependence(on="carried_state", op="", location=raised_at(error), what=what, fix=fix), names or runs.files
 
 
@@ -163,36 +163,38 @@ def _of_mode(begin: Difference) -> tuple[str, str]:
     if begin.module_kind is None or not issubclass(begin.module_kind, torch.nn.modules.batchnorm._NormBase):
         return "", ""
     what = f"`{begin.module or begin.module_kind.__name__}` is in training mode and updates its running statistics in each run"
-    return what, "call `.eval()` of the model before it computes"
+    return what, "call `.eval()` on the model before the forward pass"
 
 
-def _in_words(runs: Runs, names: tuple[str, ...], other: Location | None) -> tuple[str, str]:
+def _in_words(runs: Runs, names: tuple[str, ...]) -> tuple[str, str]:
     if not names and runs.files:
         files = listed([f"`{name}`" for name in runs.files[:_MOST_NAMES]])
-        return f"the next run finds {files} as this run has left it", f"remove {files} at the top of this cell, or write it in another cell"
+        return (
+            f"the next run starts with {files} as this run left it",
+            f"delete {files} at the top of this cell, or write it in another cell",
+        )
     if not names:
-        return "the next run finds something changed that this run has left", "make what the cell changes in the cell itself"
+        return "the next run starts from state that this run changed", "create the objects that the cell changes in the cell itself"
     values = runs.body.left()
     gradients = [name for name in names if name.endswith(OF_GRADIENTS)]
     if gradients:
         model = gradients[0].removesuffix(OF_GRADIENTS)
-        return f"the next run adds to the gradients of `{model}` that this run has left", f"`{model}.zero_grad()` before `backward()`"
+        return f"the next run adds to the gradients that this run left in `{model}`", f"`{model}.zero_grad()` before `backward()`"
     quoted = listed([_quoted(name) for name in names])
     if all(isinstance(values.get(name), (torch.nn.Module, torch.optim.Optimizer)) for name in names):
-        return f"the next run begins with {quoted} as this run has left it", f"make {quoted} in this cell"
-    by = f": {other} changes it" if other is not None else ""
-    return f"the next run finds {quoted} changed{by}", _fix_of(names[0], values.get(names[0]), quoted)
+        return f"the next run starts with {quoted} as this run left it", f"create {quoted} in this cell"
+    return f"this run changes {quoted}, and the next run starts from that", _fix_of(names[0], values.get(names[0]), quoted)
 
 
 def _fix_of(name: str, value: object, quoted: str) -> str:
     if (setting := SETTINGS.get(name)) is not None:
-        return f"`{setting.line.format(setting.read())}` at the top of this cell"
+        return f"call `{setting.line.format(setting.read())}` at the top of this cell"
     if _IN in name:
-        return f"make `{name.rpartition(_IN)[2]}` in this cell"
+        return f"define `{name.rpartition(_IN)[2]}` in this cell"
     if callable(value) or isinstance(value, (int, float, str, bool, type(None))):
         return f"set {quoted} at the top of this cell"
     copied = f"{name}.clone()" if isinstance(value, torch.Tensor) else f"copy.deepcopy({name})"
-    return f"work on a copy, `{copied}`, or make {quoted} in this cell"
+    return f"work on a copy, `{copied}`, or create {quoted} in this cell"
 
 
 def _quoted(name: str) -> str:

@@ -52,7 +52,7 @@ class Search:
         if not quick:
             self._looks |= {
                 "the determinism settings": self._of_settings,
-                "other orders of files and of finished work": self._of_arrival,
+                "other orders of files and completed work": self._of_arrival,
                 "the next run": self._of_what_is_carried,
             }
 

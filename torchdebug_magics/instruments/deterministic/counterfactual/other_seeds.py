@@ -66,7 +66,7 @@ class Draws:
             if effect is None or not (effect.reached or effect.prints):
                 continue
             if effect.prints is not None:
-                yield self._told(one, _seeded(one, effect.prints, "the number that this line prints comes"))
+                yield self._told(one, _seeded(one, effect.prints, "the number printed here comes"))
                 continue
             begin = _begin_of(effect)
             with runs.otherwise(lambda _, one=one: one.sow(next(self._seeds))):  # type: ignore[misc]  # as above
@@ -106,10 +106,10 @@ def _seeded(generator: Seedable, at: Location | None, drawing: str) -> Dependenc
     """By whom the generator was seeded."""
     whose = _LIBRARY.get(generator.name, f"`{generator.name}`")
     if generator.seeded in {"hand", "default", "ritual"} or (generator.seeded == "unknown" and not generator.is_global):
-        what = f"{drawing} from {whose}, which was seeded before this cell and goes on from where the last run left it"
-        return Dependence(on="carried_state", op="", location=at, what=what, fix=f"`{generator.fix}` at the top of this cell")
+        what = f"{drawing} from {whose}, which was seeded before this cell and continues from where the last run left off"
+        return Dependence(on="carried_state", op="", location=at, what=what, fix=f"add `{generator.fix}` at the top of this cell")
     return Dependence(
-        on="seed", op="", location=at, what=f"{drawing} from {whose}, which nothing seeded", fix=f"`{generator.fix}` before it"
+        on="seed", op="", location=at, what=f"{drawing} from {whose}, which is not seeded", fix=f"add `{generator.fix}` before this line"
     )
 
 
@@ -119,10 +119,10 @@ def _of_dropout(found: Dependence, begin: Difference) -> Dependence | None:
     if kind is not None and begin.is_training and kind.__module__.startswith("torch.nn."):
         where = f" (`{begin.module}`)" if begin.module else ""
         what = f"{_DROPPING.get(kind.__name__, 'dropout')}{where} is in training mode and random in each run"
-        return replace(found, on="seed", what=what, fix="call `.eval()` of the model before it computes")
+        return replace(found, on="seed", what=what, fix="call `.eval()` on the model before the forward pass")
     if found.location is not None and (called := _FUNCTIONAL.search(found.location.source)):
-        what = f"`{called[0]}` drops elements in evaluation, too: it does not follow the mode of the model"
-        return replace(found, on="seed", what=what, fix=f"`{called[0]}(..., training=self.training)`, and `.eval()` of the model")
+        what = f"`{called[0]}` also drops elements in eval mode: it ignores `model.training`"
+        return replace(found, on="seed", what=what, fix=f"write `{called[0]}(..., training=self.training)` and call `.eval()` on the model")
     return None
 
 

@@ -46,14 +46,14 @@ def on_order(found: Iterable[Ordering]) -> tuple[Dependence, ...]:
 def dependence_of(found: Ordering) -> Dependence:
     """In words."""
     if found.place.is_hash:
-        what, fix = "`hash()` of a string differs in each process", "`zlib.crc32(text.encode())` in its place"
+        what, fix = "`hash()` of a string differs in each process", "use `zlib.crc32(text.encode())` instead"
     elif found.kind == "salted":
-        what, fix = f"the order of the set `{found.text}` of strings differs in each process", f"`sorted({found.text})`"
+        what, fix = f"the iteration order of `{found.text}`, a set of strings, differs in each process", f"use `sorted({found.text})`"
         if found.place.is_pop:
-            fix = f"take `min({found.text})`, and remove it, in place of `{found.text}.pop()`"
+            fix = f"replace `{found.text}.pop()` with `min({found.text})`, and remove that element"
     else:
-        what = f"the order of the set `{found.text}` depends on the addresses of its objects, which differ in each run"
-        fix = f"keep a list, or `dict.fromkeys(...)`, in place of the set `{found.text}`"
+        what = f"the iteration order of the set `{found.text}` depends on object addresses, which differ in each run"
+        fix = f"replace the set `{found.text}` with a list or `dict.fromkeys(...)`"
     return Dependence(on="order", op="", location=found.location, what=what, fix=fix)
 
 

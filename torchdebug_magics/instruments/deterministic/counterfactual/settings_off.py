@@ -47,7 +47,7 @@ def on_settings(runs: Runs, earlier: Recording, ritual: Ritual) -> Dependence | 
         module=begin.module,
         location=location_of(begin),
         what=f"without the determinism settings, `{op.base}` adds in an order that varies",
-        fix="`torch.use_deterministic_algorithms(True)` before it",
+        fix="call `torch.use_deterministic_algorithms(True)` before this line",
     )
 
 

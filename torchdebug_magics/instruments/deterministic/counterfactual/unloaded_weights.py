@@ -33,15 +33,13 @@ def unloaded(found: Dependence, differing: Mapping[str, type], body: Body) -> De
         if not left:
             continue
         names = ", ".join(f"`{name}`" for name in left[:_MOST_NAMED]) + (f" and {len(left) - _MOST_NAMED} more" * (len(left) > _MOST_NAMED))
-        what = f"{names} still hold the weights that were drawn when the model was made, though this line loads some"
+        what = f"{names} still hold their random initial weights, although this line loads weights"
         at = location(body.file, call.lineno, "<module>")
         if is_dropped and isinstance(inspect.getattr_static(differing[left[0]], method, None), classmethod):
-            why = f"{what}: `{method}` returns another model, and nobody takes it"
-            return replace(found, op="", location=at, what=why, fix=f"`{model} = {ast.unparse(call)}`")
+            why = f"{what}: `{method}` returns a new model, which is discarded"
+            return replace(found, op="", location=at, what=why, fix=f"assign the result: `{model} = {ast.unparse(call)}`")
         if method == "load_state_dict" and any(one.arg == "strict" and ast.unparse(one.value) == "False" for one in call.keywords):
-            fix = (
-                "look at the `missing_keys` that `load_state_dict` returns, and give the weights those names; `strict=True` raises for them"
-            )
+            fix = "check the `missing_keys` that `load_state_dict` returns, and rename the saved keys; `strict=True` raises for them"
             return replace(found, op="", location=at, what=what, fix=fix)
     return None
 

@@ -117,7 +117,7 @@ class Recorder:
 
     def _fail(self, error: Exception) -> None:
         self.failed = self._is_passed_by = True
-        self._guard.note(f"looking at an op failed: {type(error).__name__}: {error}")
+        self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
 
     def _look_at(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.ahead is not None:

@@ -50,7 +50,7 @@ def first_difference(
     about 1 KiB each.
     """
     if sys.gettrace() is not None:
-        guard.note("the line at which the runs differ was not looked for: a debugger or a coverage tool follows the code")
+        guard.note("the line at which the runs differ was not searched for: a debugger or a coverage tool is tracing the code")
         return None
     statements, files = Statements(), Files()
     first: Run | None = None
@@ -65,10 +65,10 @@ def first_difference(
         first, earlier = first or later, first
         if earlier is not None:
             look = _Look(earlier, later, files)
-            found = guard.run("looking for the line at which the runs differ", look.origin, drawn, is_way=is_way)
+            found = guard.run("searching for the line at which the runs differ", look.origin, drawn, is_way=is_way)
             if found is not None:
                 return found
-    return guard.run("looking for memory that nobody wrote", _Look(first, first, files).unwritten) if first is not None else None
+    return guard.run("searching for uninitialized memory", _Look(first, first, files).unwritten) if first is not None else None
 
 
 class _Look:

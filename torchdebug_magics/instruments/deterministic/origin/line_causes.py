@@ -177,14 +177,14 @@ def _location(step: Step, line: int) -> Location:
 
 
 def _on_branch(branch: Location | None, told: Origin | None, *, is_cache: bool, names: tuple[str, ...]) -> str:
-    what = f"{quoted(names)} differs, as " if names else ""
+    what = f"{quoted(names)} differs because " if names else ""
     if is_cache:
         where = "" if branch is None else f" at line {branch.line}"
-        return f"{what}the function called{where} is cached: the first run filled the cache, and the second one had no need to run it"
+        return f"{what}the function called{where} is cached: the first run filled the cache, so the second did not run it"
     if branch is None:
-        return f"{what}the two runs began with different lines"
+        return f"{what}the two runs started with different lines"
     if told is None:
-        return f"{what}the two runs went different ways after line {branch.line}"
+        return f"{what}the two runs took different branches after line {branch.line}"
     by = quoted(told.sources) or quoted(told.names)
     where = "" if told.location.line == branch.line else f" at line {told.location.line}"
-    return f"{what}the way taken after line {branch.line} depends on {by or 'what changed'}{where}"
+    return f"{what}the branch taken after line {branch.line} depends on {by or 'what changed'}{where}"

@@ -16,8 +16,8 @@ __all__ = ["quoted", "repair"]
 
 _SEED = 42
 _IN_ORDER = {
-    "imap_unordered": ": `imap` in place of `imap_unordered`",
-    "as_completed": ": iterate over the futures themselves, or use `map`",
+    "imap_unordered": "use `imap` instead of `imap_unordered`",
+    "as_completed": "iterate over the futures in submission order, or use `map`",
 }
 
 
@@ -32,7 +32,7 @@ def repair(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str,
         case "unseeded_generator":
             return _manual(calls)
         case "wall_clock":
-            return f"replace `{called.text if called else 'the time'}` with a constant: it reads the clock"
+            return f"replace `{called.text if called else f'{sources[0]}()'}` with a constant: it reads the clock"
         case "os_entropy":
             asked = called.text if called else f"{sources[0]}()"
             return f"replace `{asked}` with a draw from a seeded generator, such as `random.Random({_SEED})`"
@@ -40,14 +40,15 @@ def repair(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str,
             return _ordered(step, called)
         case "worker_seed":
             given = f"generator=torch.Generator().manual_seed({_SEED})"
-            return f"pass `{given}` to the DataLoader, and seed in its `worker_init_fn` whatever the dataset draws from"
+            return f"pass `{given}` to the DataLoader, and seed the dataset's own generators in its `worker_init_fn`"
         case "state_leak":
-            return f"create {quoted(names) or 'it'} in this cell"
+            return f"create {quoted(names) or 'the object'} in this cell"
         case "uninitialized_memory":
-            return f"`{called.path.replace('empty', 'zeros') if called else 'np.zeros'}`, or write every element before reading"
+            zeros = called.path.replace("empty", "zeros") if called is not None and "empty" in called.path else "np.zeros"
+            return f"use `{zeros}`, or write every element before reading"
         case "outside_data" if _is_of_threads(step, sources):
-            instead = next((text for name, text in _IN_ORDER.items() if any(source.endswith(name) for source in sources)), "")
-            return f"take the results in submission order{instead}, or sort them"
+            ordered = (text for name, text in _IN_ORDER.items() if any(source.endswith(name) for source in sources))
+            return f"{next(ordered, 'collect the results in submission order')}, or sort the results"
         case "outside_data":
             return "read it once, in an earlier cell"
         case _:
@@ -66,30 +67,30 @@ def _in_function(made: str, step: Step) -> str:
     """A seed within a function gives the same numbers at each call."""
     code = step.activation.code
     if code.co_name in {"<module>", "__init__"}:
-        return made
+        return f"use {made}"
     if code.co_name == "__getitem__" and code.co_argcount > 1:
-        return f"{made.replace(f'({_SEED})', f'({code.co_varnames[1]})')}: other numbers for each item, the same in each run"
-    return f"make one generator outside of `{step.activation.code.co_name}`, `rng = {made.strip('`')}`, and pass it in"
+        return f"use {made.replace(f'({_SEED})', f'({code.co_varnames[1]})')}: different numbers for each item, the same in each run"
+    return f"create one generator outside `{step.activation.code.co_name}`, `rng = {made.strip('`')}`, and pass it in"
 
 
 def _manual(calls: tuple[Called, ...]) -> str:
     for one in calls:
         if one.text.endswith("torch.seed()"):
-            return f"`torch.manual_seed({_SEED})`"
+            return f"use `torch.manual_seed({_SEED})`"
         if one.text.endswith(".seed()"):
-            return f"`{one.text.removesuffix('seed()')}manual_seed({_SEED})`"
-    return f"`torch.Generator().manual_seed({_SEED})`"
+            return f"use `{one.text.removesuffix('seed()')}manual_seed({_SEED})`"
+    return f"use `torch.Generator().manual_seed({_SEED})`"
 
 
 def _ordered(step: Step, called: Called | None) -> str:
     if called is not None:
-        return f"replace `{called.text}` with a number of your own"
+        return f"replace `{called.text}` with a stable key, such as an index"
     if has_address(step):
-        return "use a name or a number of your own instead of the object's `repr`"
+        return "use a stable key, such as a name or an index, instead of the object's `repr`"
     statement = step.statement
     sets = [path for path in statement.iterated if statement.facts.get(path) == "set"] if statement is not None else []
     return (
-        f"give it an order: `sorted({sets[0]}, key=...)`, or keep a list or a dict instead"
+        f"iterate over `sorted({sets[0]}, key=...)`, or use a list or a dict instead of the set"
         if sets
         else "replace the set with a list or a dict"
     )

@@ -33,7 +33,7 @@ def sentence(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[st
     iterated = [path for path in (step.statement.iterated if step.statement is not None else ()) if path in facts]
     match cause:
         case "outside_data" if sources and OF_THREADS.issuperset(sources):
-            return f"{what} comes from {asked}, which returns results in completion order, which varies"
+            return f"{what} comes from {asked}: results arrive in completion order, which varies"
         case "outside_data" if step.activation.thread and not sources:
             return f"{what} is written by a thread, and the order of threads varies"
         case "hash_order" if sources:
@@ -41,7 +41,8 @@ def sentence(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[st
         case "hash_order" if has_address(step):
             return f"{what} is computed from the text of an object, which contains its memory address"
         case "hash_order":
-            return f"{what} comes from {_named(iterated, 'a set')}, a set: its order depends on hashes, for objects on their addresses"
+            named = f"`{iterated[0]}`, a set" if iterated else "a set"
+            return f"{what} comes from {named}: set order depends on hashes, for objects on their addresses"
         case "worker_seed":
             return f"{what} comes from the workers of {_named(iterated, 'a DataLoader')}, which draw from unseeded generators"
         case "state_leak" if file:
@@ -53,7 +54,7 @@ def sentence(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[st
         case "outside_data" if not asked:
             return f"{what} comes from a file or the environment, outside the program"
         case _ if cause in _WHY:
-            return f"{what} {_WHY[cause].format(source=asked or 'something')}"
+            return f"{what} {_WHY[cause].format(source=asked or 'a call')}"
         case _:
             return f"{what} differs between two runs from here on; no known nondeterministic call on this line"
 

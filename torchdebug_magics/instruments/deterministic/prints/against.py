@@ -35,7 +35,7 @@ def earlier_print(named: object, namespace: Mapping[str, object]) -> Fingerprint
         return by_rank
     if isinstance(value, (DeterministicReport, RanksReport)):
         if isinstance(value, RanksReport) or value.fingerprint is None:
-            msg = f"--against {named}: that report has no fingerprint: run its cell again with `-o {named}` or `--save FILE`"
+            msg = f"--against {named}: that report has no fingerprint: rerun its cell with `-o {named}` or `--save FILE`"
             raise TorchDebugError(msg)
         return value.fingerprint
     if isinstance(value, (str, Path)) and Path(value).is_file():
@@ -45,7 +45,7 @@ def earlier_print(named: object, namespace: Mapping[str, object]) -> Fingerprint
         except (ValueError, KeyError, TypeError) as error:
             msg = f"--against {named}: the file holds no fingerprint: write one with `--save {named}`"
             raise TorchDebugError(msg) from error
-    msg = f"--against {named}: neither a variable with a report of `%%deterministic -o` nor a file of `--save` is called so"
+    msg = f"--against {named}: not the name of a report kept with `%%deterministic -o`, nor a file written by `--save`"
     raise TorchDebugError(msg)
 
 
@@ -61,7 +61,7 @@ def compared(earlier: Fingerprint, later: Fingerprint, *, rtol: float | None) ->
             if foreign is not None:
                 said = f"its input differs from the earlier run, first at `{foreign.op}`, and was created outside PyTorch"
                 return divergence(run, now, "outside_data", said, MADE_ANEW)
-            return divergence(run, now, *reason(earlier, later, run.ops[now], f"differs by more than {rtol:g} in"))
+            return divergence(run, now, *reason(earlier, later, run.ops[now], f"differs by more than {rtol:g}"))
     return None
 
 

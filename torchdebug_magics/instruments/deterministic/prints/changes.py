@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MADE_ANEW", "difference", "divergence", "reason"]
 
-MADE_ANEW = "let the cell make or load its data and its model itself: weights that were trained since are other ones"
+MADE_ANEW = "create or load the data and the model in the cell itself: weights trained since the earlier run differ"
 
 
 def difference(before: Fingerprint, now: Fingerprint) -> Divergence | None:
@@ -58,9 +58,7 @@ def _of_strangers(earlier: Run, later: Run) -> Divergence | None:
     of_later_alone = [number for number, op in enumerate(later.ops) if is_new(op, earlier)]
     if not of_later_alone or not earlier.values.keys().isdisjoint(later.values):
         return None
-    return divergence(
-        later, of_later_alone[0], "control_flow", "the two runs have no result in common, and no line of one is a line of the other"
-    )
+    return divergence(later, of_later_alone[0], "control_flow", "the two runs share no result and no line of code")
 
 
 def _line_gone(earlier: Run, later: Run, edited: Mapping[str, str]) -> Edit | None:
@@ -83,15 +81,13 @@ def _of_inputs(earlier: Run, later: Run, first: int, edited: Mapping[str, str], 
         said = f"`{op.op}` differs after `{received.op}` received numbers from other ranks, which are not compared: see their reports"
         return divergence(later, first, "outside_data", said)
     if partner is not None and _same_inputs(earlier, partner, later, first):
-        return divergence(later, first, *reason(*prints, op, "gave other bits in"))
+        return divergence(later, first, *reason(*prints, op, "gave different bits"))
     edit = edit_with(("",), earlier, later, edited)
-    said = f"`{op.op}` computes with other tensors than in the earlier run"
+    said = f"`{op.op}` computes with different tensors than in the earlier run"
     if edit is not None:
-        return divergence(
-            later, first, "control_flow", f"{said}: the cell was edited in between, first: {edit.standing}", other=edit.before
-        )
+        return divergence(later, first, "control_flow", f"{said}: the cell was edited since, first: {edit.standing}", other=edit.before)
     other = None if partner is None else earlier.ops[partner].place
-    return divergence(later, first, "control_flow", f"{said}, which the earlier run had elsewhere: they come in another order", other=other)
+    return divergence(later, first, "control_flow", f"{said}: the same tensors arrive in a different order", other=other)
 
 
 def _received(later: Run, number: int) -> OpPrint | None:
@@ -130,7 +126,7 @@ def _same_inputs(earlier: Run, partner: int, later: Run, number: int) -> bool:
 def reason(before: Fingerprint, now: Fingerprint, op: OpPrint, beyond: str) -> tuple[Cause, str]:
     """Why an op differs whose inputs do not."""
     if op.is_random:
-        return "unseeded_generator", f"`{op.op}` drew other numbers than in the earlier run: another seed, or an unseeded generator"
+        return "unseeded_generator", f"`{op.op}` drew different numbers than in the earlier run: a different seed, or an unseeded generator"
     names = {
         "torch": (before.torch_version, now.torch_version),
         "the device": (before.device, now.device),
@@ -138,8 +134,8 @@ def reason(before: Fingerprint, now: Fingerprint, op: OpPrint, beyond: str) -> t
     }
     changed = [f"{name} was {one} then and is {other} now" for name, (one, other) in names.items() if one != other]
     if changed:
-        return "unknown", f"`{op.op}` {beyond} its result on equal inputs: {', '.join(changed)}"
-    return "nondeterministic_op", f"`{op.op}` {beyond} its result on equal inputs"
+        return "unknown", f"`{op.op}` {beyond} on equal inputs: {', '.join(changed)}"
+    return "nondeterministic_op", f"`{op.op}` {beyond} on equal inputs"
 
 
 def divergence(run: Run, number: int, cause: Cause, said: str, fix: str = "", *, other: Location | None = None) -> Divergence:

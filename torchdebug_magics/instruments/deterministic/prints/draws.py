@@ -87,8 +87,8 @@ def repeated(earlier: Run, later: Run, last: int) -> Shift | None:
     since = [one for one in range(then + 1, reached) if earlier.ops[one].is_random and text_of(earlier.ops[one].place) == text]
     if not since:
         return None
-    said = f"`{later.ops[number].op}` draws what the earlier run drew much earlier: the generator's state was not restored"
-    fix = "save `torch.get_rng_state()` with the model's, and set it with `torch.set_rng_state(...)`"
+    said = f"`{later.ops[number].op}` draws the numbers that the earlier run drew much earlier: the RNG state was not restored"
+    fix = "save `torch.get_rng_state()` with the checkpoint, and restore it with `torch.set_rng_state(...)`"
     return Shift(number, earlier.ops[since[-1]].place, said, fix)
 
 
@@ -102,26 +102,30 @@ def _told(earlier: Run, later: Run, added: list[_Draw], gone: list[_Draw], drawn
     if added:
         first = later.ops[added[0].number].place
         if is_moved:
-            said = f"{quoted(first)} is made before {quoted(place)}: the random numbers go to other layers"
-            fix = f"make {quoted(place)} before {quoted(first)}, or call {_AGAIN} before each of them"
+            said = f"{quoted(first)} is created before {quoted(place)}: the random numbers go to different layers"
+            fix = f"create {quoted(place)} before {quoted(first)}, or call {_AGAIN} before each of them"
             return Shift(added[0].number, place, said, fix)
         what = "a seed" if later.ops[added[0].number].magnitude == 0 else "random numbers"
         then = "more often than in the earlier run" if text_of(first) in earlier.lines else "which the earlier run did not"
-        said = f"{quoted(first)} draws {what}, {then}: `{op.op}` at {place} draws other numbers from there on"
+        said = f"{quoted(first)} draws {what}, {then}: `{op.op}` at {place} draws different numbers from there on"
         drawing = f"the call of `{first.function}`" if first is not None and first.source.startswith("return") else quoted(first)
-        fix = _apart(place) or f"call {_AGAIN} again after {drawing}, or give it a generator of its own"
+        fix = _apart(place) or f"call {_AGAIN} again after {drawing}, or give it its own generator"
         if _is_dropout(later, added[0].number) and added[0].key[1] == text_of(first):
-            fix = "call `eval()` before it, and `train()` after it: dropout is on"
+            fix = "call `eval()` before it, and `train()` after it: dropout is active"
         return Shift(added[0].number, place, said, fix)
     if gone:
         first = earlier.ops[gone[0].number].place
-        rarer = "draws random numbers less often than then" if text_of(first) in later.lines else "no longer draws random numbers before it"
-        said = f"{quoted(first)} {rarer}: `{op.op}` draws other numbers from there on"
+        rarer = (
+            "draws random numbers less often than in the earlier run"
+            if text_of(first) in later.lines
+            else "no longer draws random numbers before it"
+        )
+        said = f"{quoted(first)} {rarer}: `{op.op}` draws different numbers from there on"
         is_off = _is_dropout(earlier, gone[0].number) and text_of(first) in later.lines
         return Shift(
-            drawn, first, said, "call `train()` before it: dropout is off" if is_off else _apart(place) or f"call {_AGAIN} before it"
+            drawn, first, said, "call `train()` before it: dropout is inactive" if is_off else _apart(place) or f"call {_AGAIN} before it"
         )
-    return Shift(drawn, None, f"`{op.op}` drew other numbers than in the earlier run: another seed, or an unseeded generator", "")
+    return Shift(drawn, None, f"`{op.op}` drew different numbers than in the earlier run: a different seed, or an unseeded generator", "")
 
 
 def _is_dropout(run: Run, number: int) -> bool:
@@ -137,4 +141,4 @@ def _apart(place: Location | None) -> str:
     names = [node.id for node in ast.walk(loop.iter) if isinstance(node, ast.Name)] if isinstance(loop, (ast.For, ast.AsyncFor)) else []
     if not names:
         return ""
-    return f"give `{names[-1]}` a generator of its own: `DataLoader(..., generator=torch.Generator().manual_seed(42))`"
+    return f"give `{names[-1]}` its own generator: `DataLoader(..., generator=torch.Generator().manual_seed(42))`"

@@ -31,7 +31,7 @@ class Edit(NamedTuple):
         """A clause on it."""
         if self.before is None:
             return "this line is new"
-        return f"`{_plain(self.before)}` is gone" if self.now is None else f"this line was `{_plain(self.before)}`"
+        return f"`{_plain(self.before)}` was removed" if self.now is None else f"this line was `{_plain(self.before)}`"
 
     @property
     def standing(self) -> str:

@@ -34,19 +34,19 @@ def updated_otherwise(earlier: Run, later: Run, number: int) -> UpdatedOtherwise
     name = receiver.group(1) if receiver else now.optimizer
     missing = [f"`{one}`" for one in then.state if one not in now.state]
     if missing:
-        said = f"`{name}` is new, without {listed(missing)}, with which the earlier run went on"
+        said = f"`{name}` is new and lacks {listed(missing)}, which the earlier run had"
         return UpdatedOtherwise(
-            said, f"save `{name}.state_dict()` with the model's, and load it with `{name}.load_state_dict(...)`", words=()
+            said, f"save `{name}.state_dict()` with the checkpoint, and load it with `{name}.load_state_dict(...)`", words=()
         )
     values = dict(now.settings)
     changed = [(setting, value, values[setting]) for setting, value in then.settings if values.get(setting, value) != value]
     if not changed:
         return None
-    said = listed([f"`{setting}` of `{name}` was {value} then and is {present} now" for setting, value, present in changed])
+    said = listed([f"`{setting}` of `{name}` was {value} in the earlier run and is {present} now" for setting, value, present in changed])
     setting, value, _ = changed[0]
     if earlier.updates.index(then) != later.updates.index(now):
         fix = (
-            "save the scheduler's `state_dict()`, and load it with `load_state_dict`"
+            "save the scheduler's `state_dict()` with the checkpoint, and load it with `load_state_dict`"
             if setting.startswith("lr")
             else f"set `{setting}={value}`"
         )

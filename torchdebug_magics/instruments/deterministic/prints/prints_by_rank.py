@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NOT_OF_RANKS", "PrintsByRank", "for_ranks", "prints_of_ranks"]
 
-NOT_OF_RANKS = "the earlier run was that of several ranks, and this process is none of them"
+NOT_OF_RANKS = "the earlier run had several ranks, and this process is not one of them"
 
 
 @dataclass(frozen=True)

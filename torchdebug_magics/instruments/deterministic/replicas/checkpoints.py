@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Checkpoints(Generic[T]):
-    """What was noted at some steps. Each of the first eight, then one whenever there are a quarter more; or every one."""
+    """Values recorded at checkpoints: the first eight steps, then each time the step count has grown by a quarter; or every step."""
 
     def __init__(self, tensors_count: int, *, every: bool) -> None:
         self.held: dict[int, T] = {}
@@ -28,7 +28,7 @@ class Checkpoints(Generic[T]):
         return step >= self._next
 
     def note(self, step: int, value: T) -> None:
-        """Of a step that is due; where there is no more room, every second one of the later half is forgotten."""
+        """Record the value of a due step; when there is no more room, drop every second value of the later half."""
         self.held[step] = value
         if len(self.held) >= self._most:
             steps, half = list(self.held), len(self.held) // 2

@@ -34,7 +34,7 @@ def group_of(group: Any) -> Group:
 
 
 class CollectiveNotes:
-    """What was reduced or broadcast since the optimizer's last step."""
+    """Tensors that were reduced or broadcast since the last optimizer step."""
 
     def __init__(self, owner: object, guard: Guard, shared: Callable[[int], bool]) -> None:
         self._owner = owner
@@ -42,23 +42,23 @@ class CollectiveNotes:
         self._shared = shared
         """Told of each storage; whether it belongs to a replica that is known."""
         self._storages: dict[int, tuple[StorageWeakRef, Group]] = {}
-        """By address; the reference keeps another storage from getting the same one."""
+        """By storage address; the weak reference keeps the address from being used again."""
 
         self.sums_count = 0
-        """Of all that was reduced, what is no number alone, nor a tensor of a replica."""
+        """Reduced tensors of several elements that do not belong to a replica."""
 
     def attach(self, stack: ExitStack) -> None:
-        """From here until the stack closes."""
+        """Record collectives until the stack closes."""
         if distributed.is_available():
             wrap(stack, self._owner, distributed, "all_reduce", functools.partial(self._around, 1))
             wrap(stack, self._owner, distributed, "broadcast", functools.partial(self._around, 0))
 
     def forget(self) -> None:
-        """A step is over."""
+        """Forget the collectives of a finished step."""
         self._storages.clear()
 
     def group(self, tensor: torch.Tensor | None) -> Group:
-        """Where it went through a collective; empty where it did not."""
+        """The ranks of the collective that a tensor went through; empty if there was none."""
         noted = (self._storages.get(one._cdata) for one in storages(tensor)) if tensor is not None else ()
         return next((group for _, group in filter(None, noted)), ())
 

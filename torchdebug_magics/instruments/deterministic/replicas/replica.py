@@ -34,12 +34,12 @@ def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def digests_of(tensors: dict[str, torch.Tensor]) -> Digests:
-    """Of each."""
+    """Digest each tensor."""
     return {name: of_tensor(one) for name, one in tensors.items()}
 
 
 def _buffers_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a checkpoint holds: others are caches, of any length."""
+    """Buffers that a checkpoint would hold: others are caches, which may differ in length."""
     for path, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if type(buffer) in _PLAIN and buffer is not None and name not in module._non_persistent_buffers_set:
@@ -47,7 +47,7 @@ def _buffers_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class Replica:
-    """Of a model that is alive; once it is not, nothing more is noted."""
+    """The replica of one live model; nothing is recorded once the model is gone."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Replica:
         weights = self._chosen(weights_of(model), names, but)
         self.model = weakref.ref(model)
         self.wrapper: weakref.ref[Any] | None = None
-        """Of DistributedDataParallel."""
+        """The DistributedDataParallel around the model."""
         self.label = ""
         """Before the names of its tensors, where there are several replicas."""
         self.compares_buffers = True
@@ -74,8 +74,10 @@ class Replica:
         """Weights that are not averaged while most are: meant to be, where they begin alike, and else each rank's own."""
         self.initial: Digests | None = None
         self.batches: dict[int, Batch] = {}
+        self.cause = ""
+        """Why its gradients are not averaged, or differ after that, as far as its wrapper tells; see `FIXES`."""
         self.place = place
-        """Where it was made."""
+        """The line at which it was made."""
         self.called: Location | None = None
         self.step_place: Location | None = None
         self._names, self._but = names, but
@@ -86,9 +88,9 @@ class Replica:
         self._first_buffers: Digests = {}
         self._last_buffers: Digests = {}
         self._names_of: dict[int, str] = {}
-        """By the address of the storage."""
+        """Tensor names by storage address."""
         self._shared: set[str] = set()
-        """What the user makes equal by collectives of their own: it may differ between two of those."""
+        """Tensors that the user's own collectives make equal: they may differ between two of these collectives."""
         kinds = [f"{name} {tuple(one.shape)} {one.dtype} {one.device.type}" for name, one in weights.items()]
         self.of = of_plain([*map(str, group), *kinds]) & 0x7FFFFFFF
 
@@ -126,12 +128,12 @@ class Replica:
         return is_due
 
     def digests(self) -> Digests:
-        """Of its weights, now."""
+        """Digest its weights now."""
         model = self.model()
         return {} if model is None else digests_of(self._weights(model))
 
     def moments(self, *, with_batches: bool) -> Iterator[tuple[Moment, Details]]:
-        """What the ranks of its group have in common, in the order of time."""
+        """States that should be equal on the ranks of its group, in order of time."""
         if self.initial is not None:
             yield self._moment("initial_weights", 0, self.initial, self.place)
         if with_batches and len({digest for digest, _ in self.batches.values()}) > 1:  # always the same one is a test's
@@ -155,7 +157,8 @@ class Replica:
 
     def _moment(self, kind: RankFindingKind, step: int, digests: Digests, place: Location | None, begun: int = 0) -> tuple[Moment, Details]:
         digest = number_of((of_plain(list(digests)), *digests.values())) & 0xFFFFFFFF
-        return Moment(kind, step, digest, place, self.of ^ begun), {self.label + name: value for name, value in digests.items()}
+        cause = self.cause if kind == "replicas_part" and step else "own_buffers" if kind == "buffers_drift" and self.wrapper else ""
+        return Moment(kind, step, digest, place, self.of ^ begun, cause), {self.label + name: value for name, value in digests.items()}
 
     def _note(self, step: int) -> None:
         model = self.model()

@@ -7,6 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,10 +18,13 @@ from torchdebug_magics.instruments.deterministic.ops.digest import number_of
 from torchdebug_magics.instruments.deterministic.replicas.collective_notes import CollectiveNotes, group_of
 from torchdebug_magics.instruments.deterministic.replicas.replica import Replica, digests_of, weights_of
 from torchdebug_magics.instruments.deterministic.replicas.replica_record import ReplicaRecord
+from torchdebug_magics.instruments.deterministic.replicas.sample_watch import SampleWatch
 from torchdebug_magics.instruments.deterministic.replicas.step_batches import StepBatches
+from torchdebug_magics.instruments.deterministic.replicas.wrapper_use import WrapperUse
 from torchdebug_magics.probing.compiling import is_being_compiled, is_being_traced
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_modules
+from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.outermost import OutermostCalls
 from torchdebug_magics.probing.where import locate, user_frame
 from torchdebug_magics.probing.wrappers import wrap
@@ -35,7 +39,7 @@ __all__ = ["ReplicaWatch"]
 
 
 class ReplicaWatch:
-    """For one process of a job; `every`: look at all weights after each step."""
+    """Watches one process of a job; with `every`, weights are digested after each step."""
 
     def __init__(self, guard: Guard, *, every: bool) -> None:
         self._guard = guard
@@ -43,20 +47,23 @@ class ReplicaWatch:
         self._hooks = Hooks()
         self._notes = CollectiveNotes(self._hooks, guard, self._shared)
         self._batches = StepBatches(self._hooks, guard)
+        self._samples = SampleWatch()
         self._calls = OutermostCalls(self._hooks, guard, self._entered, lambda *_: None)
         self._replicas: list[Replica] = []
+        self._uses: list[WrapperUse] = []
+        """One for each DistributedDataParallel."""
         self._models: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
         """Those that were called since the last step."""
         self._steps: list[int] = []
         """Optimizers whose step runs, one inside another."""
         self._made: dict[int, tuple[weakref.ref[torch.nn.Module], Location | None]] = {}
-        """Where each model got its first part."""
+        """The line at which each model got its first part."""
         self._passes_count = 0
         """Forward and backward: what lies between two steps."""
         self._has_worked = False
 
     def attach(self, stack: ExitStack, seedables: Iterable[Seedable]) -> None:
-        """To be called when the ritual has seeded."""
+        """Attach after everything was seeded."""
         self._notes.attach(stack)
         self._batches.attach(stack, seedables)
         self._calls.attach(stack, list(live_modules()))
@@ -71,13 +78,18 @@ class ReplicaWatch:
         self._hooks.sweep(self._calls.modules())
 
     def record(self) -> ReplicaRecord | None:
-        """What was noted; None where nothing ran that it looks at."""
+        """Return what was recorded; None if nothing ran that is watched."""
         known = [one for one in self._replicas if one.is_averaged or not self._notes.sums_count]  # else it may be averaged as a copy
+        whole = next((one for one in known if one.is_whole), None)
+        samples = () if whole is None else self._samples.samples(whole.of, with_rows=not self._batches.is_doubtful)
         noted = [one for replica in known for one in replica.moments(with_batches=not self._batches.is_doubtful)]
+        places: dict[Location | None, Location | None] = {}  # an object that several share is pickled once
+        moments = tuple(moment._replace(location=places.setdefault(moment.location, moment.location)) for moment, _ in noted)
+        samples = tuple(replace(one, location=places.setdefault(one.location, one.location)) for one in samples)
         details: dict[Any, dict[str, int]] = {}
         for moment, digests in noted:
             details.setdefault((moment.kind, moment.step), {}).update(digests)
-        return ReplicaRecord(tuple(moment for moment, _ in noted), details) if self._has_worked else None
+        return ReplicaRecord(moments, samples, details) if self._has_worked else None
 
     # What happens, in the order of a step --------------------------------------------------------------------------------
 
@@ -108,13 +120,18 @@ class ReplicaWatch:
         if replica is not None:
             replica.initial = {name: digest for name, digest in before.items() if name not in wrapper.parameters_to_ignore}
             replica.wrapper = weakref.ref(wrapper)
+            self._uses.append(WrapperUse(wrapper, replica))
             replica.compares_buffers = not wrapper.broadcast_buffers  # else they are rank 0's from the next call on
 
     def _entered(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         self._has_worked = True
         self._passes_count += 1
-        if module.training and torch.is_grad_enabled():
+        trains = module.training and torch.is_grad_enabled()
+        self._samples.given(trains=trains)
+        if trains:
             self._models[id(module)] = module
+            for use in self._uses:
+                use.called(module)
             if self._batches.is_wanted:
                 self._look("the look at a batch", self._batches.given, module, (args, kwargs))
 
@@ -128,6 +145,7 @@ class ReplicaWatch:
         batch = original(iterator, *args, **kwargs)
         if self._calls.is_ours():
             self._guard.run("the look at a loader", self._batches.drawn)
+            self._look("the look at a loader's samples", self._samples.drawn, iterator, batch)
         return batch
 
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -154,6 +172,8 @@ class ReplicaWatch:
             if not isinstance(model, DistributedDataParallel) and all(one.model() is not model for one in self._replicas):
                 self._accompany(model, ids)
         self._replicas = [one for one in self._replicas if not one.is_local]
+        for use in self._uses:
+            use.step_begins(optimizer)
         for replica in self._of(ids):
             if not replica.steps_count:
                 replica.begin()
@@ -161,6 +181,7 @@ class ReplicaWatch:
 
     def _end(self, optimizer: torch.optim.Optimizer) -> None:
         batch = self._batches.step()
+        self._samples.stepped()
         for replica in self._of(_ids(optimizer)):
             if batch is not None and replica.is_whole:
                 replica.batches.setdefault(replica.steps_count, batch)
@@ -209,11 +230,16 @@ class ReplicaWatch:
         self._replicas = [one for one in self._replicas if one.model() is not model]
         replica = Replica(model, group, names=names, but=frozenset(but), every=self._every, place=place)
         if self._replicas:
-            replica.label = f"{type(model).__name__}{len(self._replicas) + 1}."
+            replica.label = f"{self._name_of(model)}."
             while any(one.of == replica.of for one in self._replicas):
                 replica.of += 1
         self._replicas.append(replica)
         return replica
+
+    def _name_of(self, model: torch.nn.Module) -> str:
+        name, kind = variable_of(model), type(model).__name__
+        known = {one.label for one in self._replicas}
+        return next(one for one in (name, kind, f"{kind}{len(self._replicas) + 1}") if one is not None and f"{one}." not in known)
 
     def _of(self, ids: set[int]) -> list[Replica]:
         return [one for one in self._replicas if one.holds(ids)]

@@ -1,4 +1,4 @@
-"""What the models of a step are given, in one digest; and whether the ritual itself may have made it the same on every rank."""
+"""Digests the inputs of each step, and tells whether seeding by the magic may have made them equal on every rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.report import Location
 
-__all__ = ["Batch", "StepBatches"]
+__all__ = ["Batch", "StepBatches", "is_varied"]
 
 Batch = tuple[int, "Location | None"]
 """Its digest, and where it was drawn, or else where the model was called."""
@@ -33,7 +33,7 @@ _DIGEST = (1 << 32) - 1
 
 
 class StepBatches:
-    """Of the first 8 steps, then of every 8th until the 64th.
+    """Digests of the inputs of the first 8 steps, then of every 8th until the 64th.
 
     The ritual gives all generators the same state on each rank. In a run without it, each process begins with its own, save that a fork has
     its parent's, of torch's and NumPy's. So what may be drawn from those is the user's fault only where the user has seeded them alike.
@@ -43,17 +43,17 @@ class StepBatches:
         self._owner = owner
         self._guard = guard
         self._seeded: list[tuple[Seedable, Any]] = []
-        """By the ritual alone, and their states then."""
+        """Generators that only the magic has seeded, with their states right after."""
         self.is_doubtful = False
         """Whether a batch may be the same by the ritual's seed."""
         self._steps_count = 0
         self._digest = EMPTY
         self._drawn: Location | None = None
         self.called: Location | None = None
-        """Where the last model was called."""
+        """The line of the last model call."""
 
     def attach(self, stack: ExitStack, seedables: Iterable[Seedable]) -> None:
-        """To be called when the ritual has seeded."""
+        """Attach after everything was seeded."""
         is_fork = parent_process() is not None and start_method(current_process()) == "fork"
         self._seeded = [
             (one, one.read()) for one in seedables if one.name == "random" or (one.seeded in {"entropy", "unknown"} and not is_fork)
@@ -74,7 +74,7 @@ class StepBatches:
 
     def given(self, module: torch.nn.Module, arguments: object) -> None:
         """A model is called."""
-        varied = [one for one in tensors_in(arguments) if _is_varied(one)]
+        varied = [one for one in tensors_in(arguments) if is_varied(one)]
         for one in varied:
             self._digest = folded(self._digest, of_tensor(one))
         frame = user_frame(sys._getframe()) if varied else None
@@ -82,7 +82,7 @@ class StepBatches:
             self.called = locate(frame)
 
     def step(self) -> Batch | None:
-        """Of the step that is taken now; None where it is none of those, or had no data."""
+        """Return the batch of the current step; None if the step is not one of those, or had no data."""
         if self._digest == EMPTY:
             return None
         self._doubt()
@@ -99,18 +99,18 @@ class StepBatches:
         return original(*args, **kwargs)
 
     def _seeded_by_user(self, name: str, given: tuple[Any, ...]) -> None:
-        """From here on it is as in a run without us; what was drawn before may be in the data."""
+        """Note that the user has seeded a generator: only what was drawn before may depend on the magic's seed."""
         if given and given[0] is not None:
             self._doubt(name)
             self._seeded = [(one, state) for one, state in self._seeded if one.name != name]
 
     def _doubt(self, name: str = "") -> None:
-        """Where one of them, or that of this name, has moved on."""
+        """Become doubtful if one of the generators, or the one of that name, was drawn from."""
         moved = (not same_state(one.read(), state) for one, state in self._seeded if name in {"", one.name})
         self.is_doubtful = self.is_doubtful or any(moved)
 
 
-def _is_varied(tensor: torch.Tensor) -> bool:
+def is_varied(tensor: torch.Tensor) -> bool:
     """Whether it can tell one batch from another: data, of which some differ."""
     if is_traced(tensor) or type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_meta or tensor.numel() < 2:  # noqa: PLR2004
         return False

@@ -22,18 +22,18 @@ def too_late(loaders: Iterable[Named]) -> Iterator[str]:
     """A sentence each, to be asked before anything is set."""
     if sys.flags.hash_randomization and not (began_with("PYTHONHASHSEED") or "random").isdigit():
         yield (
-            "The order of sets of strings, and `hash()`, differ with every start of the kernel: PYTHONHASHSEED is read once, at the start. "
-            "It is set for child processes; for this one, start the kernel with PYTHONHASHSEED=0, or sort what you iterate over."
+            "PYTHONHASHSEED needs a restart: Python reads it once, at startup, so the order of string sets and `hash()` still vary between "
+            "kernels. It is set for child processes; for this one, start the kernel with PYTHONHASHSEED=0, or sort what you iterate over."
         )
     if torch.cuda.is_initialized() and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
         yield (
-            "CUBLAS_WORKSPACE_CONFIG is read when CUDA starts, and CUDA runs already. This torch no longer needs it for matrix products; "
-            "RNN layers on cuDNN do: for those, restart the kernel and open the session first."
+            "CUBLAS_WORKSPACE_CONFIG needs a restart: it is read when CUDA is initialized, which has already happened. This PyTorch no "
+            "longer needs it for matrix products, but cuDNN RNN layers do: for those, restart the kernel and open the session first."
         )
     for name in (one.name for one in loaders if has_workers(one.value)):
         yield (
-            f"The workers of `{name}` run since an earlier cell (persistent_workers=True), with the seeds that they began with: "
-            f"make `{name}` anew in the cell."
+            f"`{name}` keeps its workers' seeds: they have been running since an earlier cell (persistent_workers=True). "
+            f"Create `{name}` in this cell."
         )
 
 

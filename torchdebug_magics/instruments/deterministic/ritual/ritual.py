@@ -19,7 +19,8 @@ from torchdebug_magics.instruments.deterministic.ritual.found_sources import Sou
 from torchdebug_magics.instruments.deterministic.ritual.late import too_late
 from torchdebug_magics.instruments.deterministic.ritual.seedable import seedables
 from torchdebug_magics.instruments.deterministic.ritual.seeds import Seeds, checked_seed
-from torchdebug_magics.instruments.deterministic.ritual.switches import Switch, mode, switches
+from torchdebug_magics.instruments.deterministic.ritual.switches import COMPILER, INDUCTOR, Switch, mode, switches
+from torchdebug_magics.probing.after_import import AfterImport
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.report import Warned
@@ -65,6 +66,8 @@ class Ritual:
         stack.callback(self.undo)
         self._alerts.attach(stack)
         self._turn_all()
+        if COMPILER not in sys.modules:
+            stack.enter_context(AfterImport(COMPILER, self._compiler_imported))
         self._seeds.attach(stack, sources.generators, keep=self._keep_rng)
 
     @contextmanager
@@ -80,6 +83,8 @@ class Ritual:
 
     def undo(self) -> None:
         """Put the switches back, and the generators unless they are to be kept; harmless the second time."""
+        if INDUCTOR in self._before and self._before[INDUCTOR] is None:  # imported by another thread, if at all: it was never set
+            self._before[INDUCTOR] = self._during[INDUCTOR] = next(one.read() for one in self._switches if one.name == INDUCTOR)
         self._guard.run("looking at what the cell has set", self._note_overruled)
         for one in self._switches:
             if one.name in self._pending:
@@ -110,10 +115,22 @@ class Ritual:
         self._during = {one.name: one.read() for one in self._switches}
         self.settings = {name: Setting(before, self._during[name]) for name, before in self._before.items() if before != self._during[name]}
 
+    def _compiler_imported(self) -> None:
+        """Its setting is there only now."""
+        one = next(one for one in self._switches if one.name == INDUCTOR)
+        if one.name in self._pending and self._before[one.name] is None:
+            self._before[one.name] = one.read()
+            self._guard.run(f"setting {one.name}", one.set)
+            self._during[one.name] = one.read()
+
     def _note_overruled(self) -> None:
         self.overruled += tuple(
-            f"{one.name} was set to {now} meanwhile: it is put back to {before}, as it was before"
+            f"the cell changed {one.name} to {_value(now)}; restored to {_value(before)}"
             for one in self._switches
             if one.name in self._pending and one.name in self._during
             if (now := one.read()) != self._during[one.name] and now != (before := self._before[one.name])
         )
+
+
+def _value(value: object) -> str:
+    return "unset" if value is None else str(value)

@@ -34,7 +34,7 @@ def checked_seed(seed: SupportsIndex) -> int:
     except TypeError:
         number = -1
     if isinstance(seed, bool) or not 0 <= number <= MOST:
-        msg = f"a seed is a whole number from 0 to {MOST} (NumPy takes no larger one), not {seed!r}"
+        msg = f"a seed must be an integer from 0 to {MOST} (the largest that NumPy accepts), not {seed!r}"
         raise TorchDebugError(msg)
     return number
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,9 +12,13 @@ import torch
 
 from torchdebug_magics.instruments.deterministic.ritual.precision import PRECISIONS, full
 
-__all__ = ["Switch", "mode", "switches"]
+__all__ = ["COMPILER", "INDUCTOR", "Switch", "mode", "switches"]
 
-_MODES: Final = {"off": (False, False), "warn only": (True, True), "on": (True, False)}
+COMPILER = "torch._inductor.config"
+"""The module of the compiler's settings, which is imported with the compiler: that takes seconds."""
+INDUCTOR = "inductor.deterministic"
+
+_MODES: Final = {"off": "default", "warn only": "warn", "on": "error"}
 _WORKSPACE = ":4096:8"
 """Of the two that NVIDIA calls deterministic, the one that is not slow."""
 
@@ -43,7 +47,7 @@ def switches(seed: int, *, strict: bool) -> tuple[Switch, ...]:
     """In the order in which they are set, and put back: what a setter moves besides its own stands after it."""
     return (
         Switch("deterministic_algorithms", mode, _set_mode, _always("on" if strict else "warn only")),
-        Switch("inductor.deterministic", _inductor, _set_inductor, lambda now: now if now is None else True),
+        Switch(INDUCTOR, _inductor, _set_inductor, lambda now: now if now is None else True),
         _attribute("fill_uninitialized_memory", torch.utils.deterministic, "fill_uninitialized_memory", _always(True)),  # noqa: FBT003 - the value
         _attribute("cudnn.deterministic", torch.backends.cudnn, "deterministic", _always(True)),  # noqa: FBT003 - the value
         _attribute("cudnn.benchmark", torch.backends.cudnn, "benchmark", _always(False)),  # noqa: FBT003 - the value
@@ -66,24 +70,20 @@ def mode() -> str:
 
 
 def _set_mode(mode: str) -> None:
-    enabled, warn_only = _MODES[mode]
-    torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+    # `use_deterministic_algorithms` would import the compiler for its flag, which takes seconds; see `COMPILER`.
+    torch.set_deterministic_debug_mode(_MODES[mode])
 
 
 def _inductor() -> bool | None:
-    """The compiler's own, which `use_deterministic_algorithms` moves as well; None where this torch has none."""
-    value: bool | None = getattr(_inductor_config(), "deterministic", None)
+    """The compiler's own, which `use_deterministic_algorithms` moves as well; None where it is not imported, or this torch has none."""
+    value: bool | None = getattr(sys.modules.get(COMPILER), "deterministic", None)
     return value
 
 
 def _set_inductor(value: bool | None) -> None:
-    if value is not None:
-        _inductor_config().deterministic = value
-
-
-def _inductor_config() -> Any:
-    # Imported by `use_deterministic_algorithms` itself, a moment ago.
-    return operator.attrgetter("_inductor.config")(torch)
+    config: Any = sys.modules.get(COMPILER)
+    if value is not None and config is not None:
+        config.deterministic = value
 
 
 def _attribute(name: str, owner: Any, attribute: str, wanted: Callable[[Any], Any]) -> Switch:

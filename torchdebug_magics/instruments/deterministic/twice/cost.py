@@ -58,7 +58,7 @@ def measured(runs: Runs, written: Sequence[torch.Tensor], ritual: Ritual) -> dic
                 clock = _Clock(written)
                 error = runs.again(clock)
                 if error is not None:
-                    runs.guard.note(f"the cost is not known: a further run raised {type(error).__name__}: {error}")
+                    runs.guard.note(f"the cost was not measured: a rerun raised {type(error).__name__}: {error}")
                     return {}
                 taken_s.append(clock.taken_s)
         if sum(times[""]) >= _LEAST_S:

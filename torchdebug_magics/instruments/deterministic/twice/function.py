@@ -20,7 +20,7 @@ def verify(
 ) -> DeterministicReport:
     """Call `function`, without arguments, twice from the same start; what it raises is raised. Afterwards all is as after one call."""
     if not callable(function):
-        msg = f"verify() takes a function, which it calls: `verify(step)`, not `verify(step())`; this is a {type(function).__name__}"
+        msg = f"verify() takes a function and calls it: `verify(step)`, not `verify(step())`; got a {type(function).__name__}"
         raise TypeError(msg)
     body = FunctionBody(function)
     session = Session(DeterministicProbe(seed=seed, strict=strict, keep_rng=keep_rng, verify=True, cost=cost, body=body))

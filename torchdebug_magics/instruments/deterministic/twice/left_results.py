@@ -57,7 +57,7 @@ def different(first: Mapping[str, int], second: Mapping[str, int], body: Body) -
         location=_bound_at(body, name),
         occurrence=1,
         cause="outside_data",
-        explanation=f"`{name}` differs though every op seen agrees: it was computed out of sight, in a thread or in compiled code",
+        explanation=f"`{name}` differs although all recorded ops agree: it was computed unseen, in a thread or in compiled code",
         fix="",
     )
 

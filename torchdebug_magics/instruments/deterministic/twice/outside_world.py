@@ -47,8 +47,8 @@ class Outside:
     @property
     def said(self) -> tuple[str, ...]:
         """What a second run does not find as the first one did."""
-        asked = ("what was typed for `input()`",) if self._answers else ()
-        added_to = (f"the file {name}, which is added to" for name in self._noted.appended)
+        asked = ("the answer typed for `input()`",) if self._answers else ()
+        added_to = (f"the file {name}, which the cell appends to" for name in self._noted.appended)
         return (*asked, *added_to, *self._closed, *self._children.said)
 
     @property
@@ -65,7 +65,7 @@ class Outside:
     def refusal(self) -> str:
         """Why there can be no later run, now that the first one has ended; or nothing."""
         name = self._databases.changed()
-        return f"it has changed the database behind `{name}`, and a second run would change it again" if name else ""
+        return f"the cell changed the database behind `{name}`; a second run would change it again" if name else ""
 
     def first(self, stack: ExitStack, variables: Mapping[str, object]) -> None:
         """Note what happens, from here until the stack closes."""
@@ -78,7 +78,7 @@ class Outside:
         def asked(*prompt: Any) -> str:
             __tracebackhide__ = True
             if self._strict:
-                raise DeterminismError(REFUSED.format("`input()` asks"))
+                raise DeterminismError(REFUSED.format("`input()` reads an answer"))
             self._answers.append(ask(*prompt))
             return self._answers[-1]
 

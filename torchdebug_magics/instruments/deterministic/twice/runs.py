@@ -139,7 +139,7 @@ class Runs:
         except KeyboardInterrupt:
             raise
         except TooLong as error:
-            self.guard.note(f"a further run was ended: it took more than {_MOST_TIMES} times the CPU time of the first one")
+            self.guard.note(f"a rerun was stopped after {_MOST_TIMES} times the CPU time of the first run")
             return error
         except BaseException as error:  # noqa: BLE001 - the user's code in a hidden run: what it raises is what differs
             return error

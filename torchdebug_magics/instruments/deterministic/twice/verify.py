@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NOT_SEEN", "second_run"]
 
-NOT_SEEN = "looking at the ops failed, see the problems"
+NOT_SEEN = "the ops could not be recorded"
 
 
 def second_run(

@@ -1,4 +1,4 @@
-"""From what the rules say to findings: the worst first, each with its line, its fix and its reason."""
+"""Builds findings from the rules: the worst first, each with its line, its fix and its reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["found_in", "has_warning"]
 
 _SLOW = 1e-4
-"""Of the weights: updates that could be larger."""
+"""Ratio of update to weights below which a larger learning rate is advised."""
 
 _EXPLAINED_BY: dict[GradKind, frozenset[GradKind]] = {
     "exploding_spike": frozenset({"diverging"}),
@@ -70,6 +70,15 @@ def _finding(kind: GradKind, line: Line | None, **fields: object) -> GradFinding
     return GradFinding(kind=kind, location=location, excerpt=() if location is None else excerpt(location), **fields)  # type: ignore[arg-type]
 
 
+def _in_modules(
+    kind: GradKind, line: Line | None, suspects: Suspects, names: tuple[str, ...], *, module: str | None = None, **words: str
+) -> GradFinding:
+    """A finding about several modules; headed by the first of them, unless `module` names another."""
+    return _finding(
+        kind, line, step=suspects.step, module=names[0] if module is None else module, modules=names, value=suspects.value, **words
+    )
+
+
 def _diverging(grown: Divergence, history: StepHistory) -> GradFinding:
     return _finding(
         "diverging",
@@ -78,9 +87,9 @@ def _diverging(grown: Divergence, history: StepHistory) -> GradFinding:
         last_step=grown.last_step,
         module=None,
         value=grown.factor,
-        headline=f"loss and gradient norm grow {number(grown.factor)}x per step from step {grown.first_step} on: the training diverges",
-        fix=f"start again, and {grad_remedies.learning_rate(history, factor=0.1)}",
-        explanation=f"each update makes the loss larger, {number(grown.loss)} at step {grown.last_step}; it ends in inf or NaN",
+        headline=f"training diverges from step {grown.first_step} on: gradients grow {grown.factor:.3g}x per step",
+        fix=f"restart the training, and {grad_remedies.learning_rate(history, factor=0.1)}",
+        explanation=f"each update increases the loss, to {number(grown.loss)} at step {grown.last_step}; it will become inf or NaN",
     )
 
 
@@ -93,9 +102,9 @@ def _spike(record: RunRecord, peak: Spike, history: StepHistory) -> GradFinding:
         step=moment.step,
         module=None if peak.module is None else record.name(peak.module),
         value=times,
-        headline=f"gradient norm {number(moment.norm)} in step {moment.step}{batch}: {times:,.0f}x the usual",
+        headline=f"gradient norm spike in step {moment.step}{batch}: {times:,.0f}x the usual",
         fix=grad_remedies.clip_at(peak.usual_norm, history),
-        explanation=f"one batch moves the weights as far as {times:,.0f} others; look at its inputs and labels"
+        explanation=f"the norm is {number(moment.norm)}, usually {number(peak.usual_norm)}: inspect the inputs and labels of this batch"
         + (f" ({len(record.spikes)} such steps)" if len(record.spikes) > 1 else ""),
     )
 
@@ -108,22 +117,21 @@ def _dead(record: RunRecord, grid: Grid, history: StepHistory) -> GradFinding | 
     relu = {one for one in worst.owner.kinds if one.startswith("ReLU")}
     everything = len(suspects.modules) == len([one for one in grid.ordered() if one.steps_count])
     cause = (
-        f"use `nn.LeakyReLU(0.01)` in place of the ReLU at {_title(names[-1])}, and {grad_remedies.learning_rate(history, factor=0.1)}"
+        f"replace the ReLU at {_title(names[-1])} with `nn.LeakyReLU(0.01)`, and {grad_remedies.learning_rate(history, factor=0.1)}"
         if relu and not everything
-        else "check that nothing rounds or saturates the output, or multiplies it by 0; whether something sets gradients to zero before "
-        f"`{history.name}.step()`, `%%autograd` tells"
+        else "check that nothing rounds or saturates the output, or multiplies it by 0; `%%autograd` shows whether gradients are zeroed "
+        f"before `{history.name}.step()`"
     )
-    others = f", and of {plural(len(names) - 1, 'module')} before it" if len(names) > 1 else ""
-    return _finding(
+    others = f" and {plural(len(names) - 1, 'module')} before it" if len(names) > 1 else ""
+    return _in_modules(
         "dead",
         history.backward_line or history.line,
-        step=suspects.step,
+        suspects,
+        names,
         module=names[-1],
-        modules=names,
-        value=suspects.value,
-        headline=f"the gradient of {_title(names[-1])} is all zeros from step {suspects.step} on{others}",
+        headline=f"zero gradients in {_title(names[-1])}{others} from step {suspects.step} on",
         fix=cause,
-        explanation="the loss depends on it, but a zero derivative between them stops every gradient; it will not recover by itself",
+        explanation="the loss depends on it, but a derivative of zero between them blocks every gradient; it does not recover by itself",
     )
 
 
@@ -132,16 +140,14 @@ def _vanishing(record: RunRecord, grid: Grid, history: StepHistory) -> GradFindi
     if suspects is None:
         return None
     names = _named(record, suspects)
-    return _finding(
+    return _in_modules(
         "vanishing",
         history.backward_line or history.line,
-        step=suspects.step,
-        module=names[0],
-        modules=names,
-        value=suspects.value,
-        headline=f"gradients vanish toward the input: at {_title(names[0])} they are {suspects.value:.0e} of those at the output",
+        suspects,
+        names,
+        headline=f"gradients vanish: at {_title(names[0])}, {suspects.value:.0e} of those at the output",
         fix=grad_remedies.activations(suspects.modules[0].owner.kinds),
-        explanation="each layer multiplies the gradient by a number below 1, so that the first layers all but stand still",
+        explanation="each layer multiplies the gradient by a factor below 1, so the layers near the input barely train",
     )
 
 
@@ -150,16 +156,14 @@ def _too_fast(record: RunRecord, grid: Grid, history: StepHistory) -> GradFindin
     if suspects is None:
         return None
     names = _named(record, suspects)
-    return _finding(
+    return _in_modules(
         "too_fast",
         history.line,
-        step=suspects.step,
-        module=names[0],
-        modules=names,
-        value=suspects.value,
-        headline=f"each update changes {_title(names[0])} by {share(suspects.value)} of its norm, and the loss does not fall",
+        suspects,
+        names,
+        headline=f"updates are too large: {share(suspects.value)} of the weight norm in {_title(names[0])}",
         fix=grad_remedies.learning_rate(history, ratio=suspects.value),
-        explanation="0.1% is usual: from about 10% on, an update undoes what the ones before have learned",
+        explanation="0.1% is usual; from about 10% on, each update undoes the previous ones, and the loss does not decrease",
     )
 
 
@@ -170,43 +174,41 @@ def _not_learning(record: RunRecord, grid: Grid, history: StepHistory) -> GradFi
     names, rate = _named(record, suspects), history.moments[-1].rate
     rounds = suspects.value == 0 and rate > 0
     what = "do not change" if suspects.value == 0 else f"change by at most {suspects.value:.0e} of their norm per update"
-    why = ", as the learning rate is 0" if rate == 0 else ": updates round to zero" if rounds else ""
-    return _finding(
+    why = ": the learning rate is 0" if rate == 0 else ": updates round to zero" if rounds else ""
+    return _in_modules(
         "not_learning",
         history.line,
-        step=suspects.step,
-        module=names[0],
-        modules=names,
-        value=suspects.value,
-        headline=f"the weights of {_title(names[0]) if len(names) == 1 else plural(len(names), 'module')} {what}{why}",
+        suspects,
+        names,
+        headline=f"weights of {_title(names[0]) if len(names) == 1 else plural(len(names), 'module')} {what}{why}",
         fix="keep the weights in float32, `model.float()`, and use `torch.autocast` for speed"
         if rounds
         else grad_remedies.learning_rate(history, ratio=suspects.value or None, factor=None if suspects.value else math.inf),
         explanation="an update below half a unit in the last place of a weight is lost"
         if rounds
-        else "gradients arrive, but the updates made of them are too small for anything to be learned",
+        else "the gradients are not zero, but the updates are too small to change the model",
     )
 
 
 def _plateau(record: RunRecord, history: StepHistory) -> GradFinding | None:
     if len([one for one in record.histories if one.steps_count > 1]) > 1:
-        return None  # at its balance, the discriminator of a GAN guesses
+        return None  # at equilibrium, the discriminator of a GAN guesses
     chance = plateau(history)
     if chance is None or history.classes is None:
         return None
     moments = list(history.moments)
     ratios = [ratio for one in record.part_of(history).ordered() if one.is_matrix for ratio in one.recent_ratios]
     usual = statistics.median(ratios) if ratios else math.nan
-    advice = "shuffle inputs and labels together, and see whether eight samples can be learned: `%overfit model batch`"
+    advice = "shuffle inputs and labels together, and check with `%overfit model batch` whether the model can learn 8 samples"
     return _finding(
         "plateau_at_chance",
         history.backward_line or history.line,
         step=moments[0].step,
         module=None,
         value=chance,
-        headline=f"the loss stays at {chance:.3f} = ln {history.classes}, that of guessing, for {plural(len(moments), 'step')}",
+        headline=f"the loss stays at {chance:.3f} = ln {history.classes} (guessing) for {plural(len(moments), 'step')}",
         fix=f"{grad_remedies.learning_rate(history, ratio=usual)}; or {advice}" if usual < _SLOW else advice,
-        explanation="the output does not depend on the input in a way that helps to tell the classes apart",
+        explanation="the output does not separate the classes: it carries no information about the label",
     )
 
 
@@ -222,12 +224,11 @@ def _clipped(history: StepHistory) -> GradFinding | None:
         step=history.moments[0].step,
         module=None,
         value=times,
-        headline=f"clipping cuts every gradient: the norm is {number(usual)} before and {number(clipping.max_norm)} after, at each of "
-        f"{plural(clipping.steps_count, 'step')}",
-        fix=f"before the clipping: `scaler.unscale_({history.name})`" if is_scaled else f"use `max_norm={grad_remedies.rounded(usual):g}`",
-        explanation="the gradients that are clipped still have the factor of the GradScaler"
+        headline=f"all {clipping.steps_count:,} gradients are clipped, from norm {number(usual)} to {number(clipping.max_norm)}",
+        fix=f"call `scaler.unscale_({history.name})` before clipping" if is_scaled else f"use `max_norm={grad_remedies.rounded(usual):g}`",
+        explanation="the clipped gradients are still multiplied by the scale of the GradScaler"
         if is_scaled
-        else "clipping is for rare large gradients: here it makes all of them the same size, like a smaller learning rate",
+        else "clipping is meant for rare large gradients; here it gives all of them the same norm, like a smaller learning rate",
     )
 
 

@@ -1,4 +1,4 @@
-"""What to change: code to paste, with numbers that follow from what was measured."""
+"""Fixes as code to paste, with values derived from the measurements."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 __all__ = ["activations", "clip_at", "learning_rate", "rounded"]
 
 _USUAL_RATIO = 1e-3
-"""Of an update to the weights, in a training that goes well."""
+"""Usual ratio of update norm to weight norm."""
 _SATURATING = frozenset({"Hardtanh", "LogSigmoid", "Sigmoid", "Softsign", "Tanh"})
 
 
 def rounded(value: float) -> float:
-    """To one digit."""
+    """The value rounded to one significant digit."""
     return float(f"{value:.0e}") if math.isfinite(value) and value > 0 else value
 
 
 def learning_rate(history: StepHistory, *, ratio: float | None = None, factor: float | None = None) -> str:
-    """A change of the learning rate that brings updates to the usual size, or changes them by a factor."""
+    """A learning rate that gives updates of the usual size, or one changed by a factor."""
     rate = history.moments[-1].rate if history.moments else math.nan
     factor = _USUAL_RATIO / ratio if factor is None and ratio else factor or 0.1
     if not rate > 0 or not math.isfinite(rate * factor):
-        return f'`for group in {history.name}.param_groups: group["lr"] = 1e-3`'
+        return f'set the learning rate: `for group in {history.name}.param_groups: group["lr"] = 1e-3`'
     new = rounded(rate * factor)
     word = "lower" if factor < 1 else "raise"
     return (
@@ -36,15 +36,15 @@ def learning_rate(history: StepHistory, *, ratio: float | None = None, factor: f
 
 
 def clip_at(usual_norm: float, history: StepHistory) -> str:
-    """Clipping that leaves usual gradients as they are."""
+    """Clipping at a norm that leaves usual gradients unchanged."""
     limit = rounded(2 * usual_norm)
     group = f'[p for group in {history.name}.param_groups for p in group["params"]]'
-    return f"before `{history.name}.step()`: `torch.nn.utils.clip_grad_norm_({group}, max_norm={limit:g})`"
+    return f"clip before `{history.name}.step()`: `torch.nn.utils.clip_grad_norm_({group}, max_norm={limit:g})`"
 
 
 def activations(kinds: frozenset[str]) -> str:
-    """For gradients that vanish layer by layer."""
+    """The fix for gradients that vanish layer by layer."""
     used = sorted(kinds & _SATURATING)
     if used:
-        return f"use `nn.ReLU()` in place of {listed([f'`nn.{one}()`' for one in used])}; or add skip connections or normalization"
+        return f"replace {listed([f'`nn.{one}()`' for one in used])} with `nn.ReLU()`; or add skip connections or normalization"
     return "add skip connections, `x + layer(x)`, or normalization, `nn.LayerNorm(width)`, between the layers"

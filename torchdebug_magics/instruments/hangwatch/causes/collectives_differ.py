@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import listed
+from torchdebug_magics.format import listed, plural
 from torchdebug_magics.instruments.hangwatch.causes.deaths import how_it_ended
 from torchdebug_magics.instruments.hangwatch.causes.wording import named
 from torchdebug_magics.probing.source.call_sites import loops_around
@@ -47,7 +47,7 @@ def differ(case: Evidence) -> Finding | None:
 
 
 def _missing(case: Evidence, ahead: RankState, pending: Issued, one: Participant, state: RankState | None) -> Finding:
-    now = how_it_ended(one) if one.kind == "dead" else f"is at {one.location}" if one.location is not None else "has left"
+    now = how_it_ended(one) if one.kind == "dead" else f"is at {one.location}" if one.location is not None else "runs none of your code"
     at = one if one.location is not None else ahead.one
     if ahead.in_backward:
         return _left_training(case, ahead, pending, one, state, f"{one.who} {now}")
@@ -68,16 +68,18 @@ def _left_training(
         names = listed([f"`{name}`" for name in unused])
         return case.found(
             "stuck", "unused_parameters", f"{one.who} computed no gradient for {names}; {ahead.one.who} waits in backward ({pending})",
-            "`DistributedDataParallel(model, find_unused_parameters=True)`, or use every parameter on every rank in each step", now, at=at,
+            "pass `find_unused_parameters=True` to `DistributedDataParallel`, or use every parameter on every rank in each step",
+            now, at=at,
         )  # fmt: skip
     if state is not None and (not state.has_done(pending) or _same_loop(ahead.one.location, one.location)):
         return case.found(
             "stuck", "collective_missing", f"{one.who} never called backward(), in which {ahead.one.who} waits ({pending})",
-            "let every rank take the same steps with the model that DistributedDataParallel wraps", now, at=at,
+            "call forward and backward of the DistributedDataParallel model equally often on every rank", now, at=at,
         )  # fmt: skip
     return case.found(
         "stuck", "uneven_batches", f"{one.who} has run out of batches, and {ahead.one.who} waits for it in backward ({pending})",
-        "`with model.join():` around the loop, or equally many batches on every rank (`DistributedSampler`, `drop_last=True`)", now, at=at,
+        "wrap the loop in `with model.join():`, or give every rank equally many batches (`DistributedSampler`, `drop_last=True`)",
+        now, at=at,
     )  # fmt: skip
 
 
@@ -99,10 +101,10 @@ def _mismatch(case: Evidence, calls: list[tuple[RankState, Issued]]) -> Finding:
         pending = ours if other.in_backward else theirs
         return _left_training(case, ahead, pending, behind.one, behind, "; ".join(lines))
     is_same = ours.op == theirs.op and ours.group == theirs.group
-    what = "the tensor has the same shape and dtype" if is_same else "collectives come in the same order"
+    what = "use the same shape and dtype" if is_same else "issue collectives in the same order"
     return case.found(
         "stuck", "collective_mismatch", f"{_calls(odd, theirs, ours)} where {_calls(other, ours, theirs)}",
-        f"make sure that {what} on every rank", "; ".join(lines), at=odd.one,
+        f"{what} on every rank", "; ".join(lines), at=odd.one,
     )  # fmt: skip
 
 
@@ -114,15 +116,15 @@ def _not_joined(case: Evidence, one: Participant) -> Finding:
     ranks = [other for other in case.look.everybody.values() if other.facts.get("op") == "init_process_group"]
     absent = [case.look.everybody[who] for who in one.targets if who in case.look.everybody]
     sizes = [size for rank in ranks if (size := rank.process.get("world_size")) is not None]
-    said = f"{named(absent[0].who)} never called it" if absent else f"only {len(ranks)} of its ranks are here"
+    said = f"{named(absent[0].who)} never called it" if absent else f"only {plural(len(ranks), 'rank')} joined"
     reason = f"world_size is {max(sizes)}" if sizes else one.what
     if absent and absent[0].kind == "dead" and (absent[0].exit_code or absent[0].error):
         return case.found(
             "stuck", "rank_died", f"{named(absent[0].who)} {how_it_ended(absent[0])}, and {one.who} waits for it in init_process_group",
-            "repair the error of this rank", reason, at=absent[0],
+            "fix the error in this rank", reason, at=absent[0],
         )  # fmt: skip
     return case.found(
         "stuck", "collective_missing", f"{one.who} waits in init_process_group, and {said}",
-        "start as many processes as `world_size` says, each with its own `rank` and the same `init_method`", reason,
+        "start `world_size` processes, each with its own `rank` and the same `init_method`", reason,
         at=absent[0] if absent and absent[0].location is not None else one,
     )  # fmt: skip

@@ -43,8 +43,8 @@ def failed(case: Evidence) -> Finding | None:
 def error_fix(one: Participant) -> str:
     """What to change where a process ended with an exception."""
     if "Can't get attribute" in (one.error or {}).get("message", ""):
-        return "move what the process needs into a module that can be imported, or use the `fork` method: a cell cannot be imported"
-    return "repair the error in the process"
+        return "move what the process needs into an importable module, or use the `fork` method: code in a cell cannot be imported"
+    return "fix the error in the process"
 
 
 def how_it_ended(one: Participant) -> str:
@@ -64,14 +64,14 @@ def _rank(case: Evidence, first: Participant, waits: str) -> Finding:
         names = listed([f"`{name}`" for name in unused]) or "some parameters"
         return case.found(
             "stuck", "unused_parameters", f"{first.who} computed no gradient for {names}, and {waits}",
-            "`DistributedDataParallel(model, find_unused_parameters=True)`, or use every parameter on every rank in each step", at=first,
+            "pass `find_unused_parameters=True` to `DistributedDataParallel`, or use every parameter on every rank in each step", at=first,
         )  # fmt: skip
     if first.exit_code == -signal.SIGABRT:
         return case.found(
-            "stuck", "collective_mismatch", f"{first.who} was aborted by gloo, as its tensor has another size, and {waits}",
-            "give the tensor the same shape and dtype on every rank", at=first,
+            "stuck", "collective_mismatch", f"{first.who} was aborted by gloo because its tensor has a different size, and {waits}",
+            "use the same shape and dtype on every rank", at=first,
         )  # fmt: skip
-    fix = "repair the error of this rank" if first.error else exit_fix(first.exit_code)
+    fix = "fix the error in this rank" if first.error else exit_fix(first.exit_code)
     return case.found("stuck", "rank_died", f"{first.who} {how_it_ended(first)}, and {waits}", fix, at=first)
 
 
@@ -93,12 +93,12 @@ def _matters(case: Evidence, one: Participant) -> bool:
 def exit_fix(code: int | None) -> str:
     """What to change where a process ended with this code."""
     if code == -getattr(signal, "SIGKILL", 9):
-        return "probably out of memory, for which the system kills: fewer workers, or smaller batches"
+        return "use fewer workers or smaller batches: the system most likely killed it because memory ran out"
     if code == -getattr(signal, "SIGBUS", 7):
-        return "shared memory is full: raise `--shm-size` of the container, or use fewer workers"
+        return "raise the container's `--shm-size`, or use fewer workers: shared memory is full"
     if code is not None and code < 0:
-        return "run its code in this process (`num_workers=0`) to see what crashes"
-    return "raise an error in place of `os._exit`, so that who waits is told"
+        return "run its code in this process (`num_workers=0`) to see the crash"
+    return "raise an exception instead of calling `os._exit`, so that the waiting process sees it"
 
 
 def _signal(number: int) -> str:

@@ -44,11 +44,11 @@ def _memory(case: Evidence) -> Finding | None:
     pressure = memory_pressure()
     if pressure.stalled_ratio < _STALLED and not (pressure.used_ratio > _NEARLY_FULL and pressure.swapped_bytes > _MUCH_SWAPPED_BYTES):
         return None
-    swapped = f", and {byte_size(pressure.swapped_bytes)} of this process are swapped out" if pressure.swapped_bytes else ""
+    swapped = f", and {byte_size(pressure.swapped_bytes)} of this process is swapped out" if pressure.swapped_bytes else ""
     return case.found(
         "slow", "memory_pressure", f"memory is nearly full ({pressure.used_ratio:.0%} of the {pressure.whose}){swapped}",
-        "make the batch smaller, or free what is not needed: `%memclean` lists it, `%%memtrace` names what grows",
-        f"processes waited for memory {pressure.stalled_ratio:.0%} of the last 10 seconds", at=case.main,
+        "use a smaller batch, or free memory: `%memclean` lists what can be freed, `%%memtrace` names what grows",
+        f"processes stalled on memory for {pressure.stalled_ratio:.0%} of the last 10 s", at=case.main,
     )  # fmt: skip
 
 
@@ -56,8 +56,8 @@ def _compiling(case: Evidence) -> Finding | None:
     if not _mostly(case, "compiling"):
         return None
     return case.found(
-        "slow", "compiling", "torch.compile compiles in the first step",
-        "wait: later steps run the compiled code; if each step compiles anew, `TORCH_LOGS=recompiles` says why", at=case.main,
+        "slow", "compiling", "torch.compile is compiling",
+        "wait: later steps run the compiled code; if every step recompiles, `TORCH_LOGS=recompiles` says why", at=case.main,
     )  # fmt: skip
 
 
@@ -70,9 +70,11 @@ def _network(case: Evidence) -> Finding | None:
     host = one.facts.get("host")
     is_request = host or one.what != "a socket"
     fix = (
-        "set a timeout on the request; download once before the loop, and keep the file" if is_request else "`settimeout(10)` on the socket"
+        "set a timeout on the request; download once before the loop, and keep the file"
+        if is_request
+        else "call `settimeout(10)` on the socket"
     )
-    what = f"an answer from {host}" if host else "the network"
+    what = f"a response from {host}" if host else "the network"
     return case.found("slow", "network", f"{named(one.who)} waits for {what}", fix, at=one)
 
 
@@ -81,7 +83,7 @@ def _tracing(case: Evidence) -> Finding | None:
     if not tracer:
         return None
     what, price, repair = tracer
-    return case.found("slow", "tracing", f"{what} is on, and makes {price}", repair, at=case.main)
+    return case.found("slow", "tracing", f"{what} is on: {price}", repair, at=case.main)
 
 
 def _data(case: Evidence) -> Finding | None:
@@ -99,13 +101,13 @@ def _data(case: Evidence) -> Finding | None:
     what = f"{named(at.who)} runs `{begins}`, its `worker_init_fn`" if begins else what
     enough = min(cores, max(workers + 1, 2 * workers, 2))
     enough = max(enough, 2 * workers) if at.kind == "sleep" else enough
-    more = f"`num_workers={enough}`" if enough > workers else "make `__getitem__` cheaper: more workers than cores do not help"
+    more = f"use `num_workers={enough}`" if enough > workers else "make `__getitem__` cheaper: more workers than cores do not help"
     made = sum(one.child is not None for one in case.look.everybody.values() if one.kind == "dead")
-    keep = "`persistent_workers=True` keeps the workers from epoch to epoch"
+    keep = "keep the workers between epochs with `persistent_workers=True`"
     more = keep if begins else f"{more}; {keep}" if workers and made >= workers else more
     pinned = " and `pin_memory=True` for a GPU" if batch is not None and not batch.facts.get("pin_memory") and _has_gpu() else ""
     return case.found(
-        "slow", "data_loading", f"the loop waits for data: {what}", f"{more}{pinned}; or prepare the data once, before the loop", at=at
+        "slow", "data_loading", f"the loop waits for data: {what}", f"{more}{pinned}; or preprocess the data once, before the loop", at=at
     )
 
 
@@ -124,9 +126,9 @@ def _graph(case: Evidence) -> Finding | None:
     if passes.carrier is None or not passes.began_s:
         return None
     name, fix = passes.carrier
-    whose = f", which `{name}` keeps" if name else ""
+    kept = f"`{name}` keeps the graphs of earlier steps, and each backward pass traverses them"
     found = case.found(
-        "slow", "growing_graph", f"each backward pass also goes through the graphs of earlier steps{whose}",
+        "slow", "growing_graph", kept if name else "each backward pass also traverses the graphs of earlier steps",
         f"{fix} at the start of each step", at=case.main,
     )  # fmt: skip
     return replace(found, location=passes.carried_at or found.location)
@@ -139,8 +141,8 @@ def _oversubscribed(case: Evidence) -> Finding | None:
     if len(busy) < 2 or threads <= 2 * cores:  # noqa: PLR2004 - a process by itself shares with nobody
         return None
     return case.found(
-        "slow", "oversubscribed", f"{len(busy)} processes with {threads} threads compute on {cores} cores",
-        f"`torch.set_num_threads({max(1, cores // len(busy))})` at the top of each process", at=case.main,
+        "slow", "oversubscribed", f"{len(busy)} processes with {threads} threads share {cores} cores",
+        f"call `torch.set_num_threads({max(1, cores // len(busy))})` at the top of each process", at=case.main,
     )  # fmt: skip
 
 
@@ -149,24 +151,24 @@ def _gpu(case: Evidence) -> Finding | None:
     if not _has_gpu() or called.rpartition(".")[2] not in {"item", "cpu", "tolist", "numpy", "synchronize", "to"}:
         return None
     return case.found(
-        "slow", "native_wait", f"`{called}` waits for the GPU to finish what it was given before",
-        "read losses every n-th step only; the time is spent by the kernels before this line", at=case.main,
+        "slow", "native_wait", f"`{called}` waits for the GPU to finish earlier kernels",
+        "read the loss only every n steps; the time is spent in kernels launched before this line", at=case.main,
     )  # fmt: skip
 
 
 def _doing(case: Evidence, one: Participant) -> str:
     who = named(one.who)
     if one.kind == "sleep":
-        return f"{who} is asleep in {one.what or 'a system call'}"
+        return f"{who} sleeps in {one.what or 'a system call'}"
     if one.timeout_s is not None and one.facts.get("is_waiting"):
-        return f"{who} waits for {with_article(one.what)}, and gives up after {duration(one.timeout_s)}"
+        return f"{who} waits for {with_article(one.what)}, with a timeout of {duration(one.timeout_s)}"
     if one.facts.get("is_waiting"):
         return f"{who} waits for {with_article(one.what)}"
     if one.facts.get("importing"):
         return f"{who} imports {one.facts['importing']}"
     if one.facts.get("calls"):
         return f"{who} has been in `{one.facts['calls']}` for {duration(case.still_s)}"
-    return f"{who} computes, without a step or output for {duration(case.still_s)}"
+    return f"{who} has computed for {duration(case.still_s)} without a step or output"
 
 
 def _mostly(case: Evidence, what: str) -> bool:

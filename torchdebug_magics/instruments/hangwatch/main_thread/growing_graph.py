@@ -123,10 +123,10 @@ def _carrier(frame: FrameType) -> tuple[str, str]:
     held = [*((name, names.get(name)) for name in _carried(frame)), *_held_by_modules(names)]
     for name, value in held:
         if _has_graph(value):
-            return name, f"`{name} = {name}.detach()`"
+            return name, f"write `{name} = {name}.detach()`"
         if isinstance(value, (tuple, list)) and any(map(_has_graph, value)):
-            return name, f"`{name} = {type(value).__name__}(one.detach() for one in {name})`"
-    return "", "`h = h.detach()` for what one step hands to the next"
+            return name, f"write `{name} = {type(value).__name__}(one.detach() for one in {name})`"
+    return "", "detach what one step passes to the next, as in `h = h.detach()`,"
 
 
 def _carried(frame: FrameType) -> Iterator[str]:

@@ -18,12 +18,12 @@ __all__ = ["held_the_gil", "never_ends", "went_slow"]
 def never_ends(line: int, condition: str, main: Wait, still_s: float) -> Finding:
     """A loop whose condition nothing in it changes."""
     is_forever = condition == "True"
-    why = "nothing in it leaves it" if is_forever else "nothing in it changes the condition"
+    why = "no `break` or `return` can be reached" if is_forever else "the loop does not change its condition"
     return Finding(
         state="stuck",
         cause="infinite_loop",
-        headline=f"`while {condition}:` in line {line} never ends: {why}",
-        fix="`break` or `return` out of the loop" if is_forever else "change a name of the condition in the loop, or `break`",
+        headline=f"`while {condition}:` on line {line} never ends: {why}",
+        fix="leave the loop with `break` or `return`" if is_forever else "update a variable of the condition inside the loop, or `break`",
         location=main.location,
         root=replace(main, kind="python", waits_for=None, what=f"while {condition}"),
         waits=(replace(main, kind="python", waits_for=None),),
@@ -39,8 +39,8 @@ def held_the_gil(late_s: float, where: Location | None) -> Finding:
         state="slow",
         cause="gil_held",
         headline=f"one call held the GIL for {late_s:.0f} s: no other Python thread could run",
-        fix="call it less, on smaller data, or in a process of its own",
-        reason="live views, other threads and Stop wait until such a call returns",
+        fix="call it less often, on smaller data, or in a separate process",
+        reason="live views, other threads and Stop wait until the call returns",
         location=where,
         root=root,
         waits=(root,),
@@ -51,7 +51,7 @@ def held_the_gil(late_s: float, where: Location | None) -> Finding:
 
 def went_slow(longest_s: float, hint: str, kind: str, what: str, where: Location | None) -> Finding:
     """The longest pause of a cell that has ended before anybody was asked."""
-    waited = hint or "the main thread computed, without a step or output"
+    waited = hint or "the main thread computed without a step or output"
     root = Wait(who="main", pid=os.getpid(), location=where, kind=kind, waits_for=None, what=what)
     headline = f"{waited} for {duration(longest_s)}"
     return Finding(state="slow", cause=None, headline=headline, location=where, root=root, waits=(root,), chain=("main",))

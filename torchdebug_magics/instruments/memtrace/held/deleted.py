@@ -65,15 +65,15 @@ class Deletions:
         known = fix(path, Cause(keeps_graph=False, trains=False)) if any(word in path for word in _HIDDEN) else ""
         if ".<cache>" in path:
             known = (
-                "give each object a cache of its own, or empty it before the `del`, by `cache_clear()`: "
-                "a cache on a method keeps `self` as a part of its keys"
+                "give each object its own cache, or clear it before the `del` with `cache_clear()`: "
+                "a cache on a method keeps `self` in its keys"
             )
         return Undeleted(
             name=name,
             location=location(self._file, line, ""),
             live_bytes=size_bytes,
             holder=path,
-            fix=known or f"delete what holds it, too: `del {as_code(root(path))}`",
+            fix=known or f"also delete what holds it: `del {as_code(root(path))}`",
         )
 
 

@@ -1,4 +1,4 @@
-"""What to write in place of what leaks, by the path of the variable that keeps it."""
+"""The fix for a leak: what to write instead, by the path of the variable that keeps the memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _IN_TRACEBACK = re.compile(r" -> \w+:\d+")
 _GRADIENT = ".grad"
 _FUNCTION_CACHE = ".<cache>"
 _KNOWN = (
-    (("_hooks",), "keep the handle that registering the hook returns, and call its `.remove()`; or let the hook store only what is needed"),
+    (("_hooks",), "call `.remove()` on the handle that registering the hook returned; or store only what is needed in the hook"),
     (("Out[",), "end the line with `;`, or free it with `%memclean --free out`"),
     (("sys.last", "InteractiveTB"), "free it with `%memclean --free exception`"),
 )
@@ -43,7 +43,7 @@ def root(path: str) -> str:
 
 
 def collection(path: str) -> str:
-    """What in a path the many things are in, as one writes it: `trainer.history` of ``trainer.history[0].grad_fn``."""
+    """The collection at the start of a path, as written in code: `trainer.history` of ``trainer.history[0].grad_fn``."""
     inside = _INSIDE.match(path)
     if inside is not None:
         return inside[2]
@@ -78,40 +78,40 @@ class Cause:
 
 
 def fix(path: str, cause: Cause) -> str:
-    """What to change, where the variable at `path` keeps more with every iteration."""
+    """The fix for a variable, at `path`, that keeps more with every iteration."""
     known = next((text for words, text in _KNOWN if any(word in path for word in words)), None)
     if known is not None or not path:
         return known or ""
     kept = as_code(collection(path))
     if _IN_TRACEBACK.search(path) is not None:
-        return f"keep `str(error)` in `{kept}`, or `error.with_traceback(None)`: its traceback holds the variables of every call in it"
+        return f"store `str(error)` in `{kept}`, or `error.with_traceback(None)`: a traceback keeps the variables of every call in it"
     if cause.swells:
         return _swelling(as_code(_LOCAL.sub(r"\1", path, count=1)), cause)
     if cause.keeps_graph:
         return _of_graph(path, kept, cause)
     if cause.slices:
         copied = ".copy()" if path.endswith(".base") else ".clone()"
-        return f"put a copy into `{kept}`, by `{copied}`: a slice keeps the whole tensor that it was cut from"
+        return f"store a copy in `{kept}`, with `{copied}`: a slice keeps the whole tensor alive"
     return _of_data(path, kept, cause)
 
 
 def _of_data(path: str, kept: str, cause: Cause) -> str:
     inside = _INSIDE.match(path)
     if inside is not None and inside[1] == "default":
-        return f"a default value is made once and shared by all calls: write `{kept}=None`, and make it in the function"
+        return f"write `{kept}=None`, and create the value in the function: a default is created once and shared by all calls"
     if "cache" in path.lower():
         return _of_cache(path, kept)
     if cause.is_attribute and (name := target(cause.line)):
-        return f"delete it when it has been used, `del {name}`, or set it to None: each object in `{kept}` keeps its own"
+        return f"delete it after use, `del {name}`, or set it to None: each object in `{kept}` keeps its own"
     if ".state[" in path and not kept.endswith(".state"):
-        return f"make the optimizer once, before the loop, or keep only the latest: each in `{kept}` has its own state for every parameter"
+        return f"create the optimizer once, before the loop, or keep only the latest: each one in `{kept}` has state for every parameter"
     if cause.empties:
-        return f"call `{cause.empties}` when its result has been taken, such as after each epoch: until then it keeps all that it is given"
+        return f"call `{cause.empties}` after reading its result, such as after each epoch: until then it keeps everything it is given"
     if not is_in_collection(path):
         kept = root(path)  # many objects, each with one: the modules of a model, or a chain of records
     return (
-        f"keep in `{kept}` only what is needed, such as a number or a mean, and empty it when it has been used, `{kept}.clear()`; "
-        "or bound it, as `deque(maxlen=100)` does"
+        f"keep in `{kept}` only what is needed, such as a number or a mean, and clear it after use, `{kept}.clear()`; "
+        "or bound it with `deque(maxlen=100)`"
     )
 
 
@@ -122,25 +122,27 @@ def graph_fix(path: str, *, is_collection: bool, is_number: bool, line: str = ""
         return of_gradients()
     better = rewritten(line, cure)
     if better:
-        number = f"; `{rewritten(line, '.item()')}` where a number will do" if is_number and (is_collection or adds_a_number(line)) else ""
-        return f"write `{better}`: else `{kept}` keeps the graph of every step{number}"
+        number = (
+            f"; `{rewritten(line, '.item()')}` if only the number is needed" if is_number and (is_collection or adds_a_number(line)) else ""
+        )
+        return f"write `{better}`: otherwise `{kept}` keeps the graph of every step{number}"
     if is_collection:
-        return f"keep no graph in `{kept}`: put `.item()` (a number) or `.detach()` (a tensor) into it"
-    return f"cut its graph off, `{kept} = {kept}{cure}`; or compute it under `with torch.no_grad():`"
+        return f"store `.item()` (a number) or `.detach()` (a tensor) in `{kept}`, so that it keeps no graph"
+    return f"detach it, `{kept} = {kept}{cure}`; or compute it under `with torch.no_grad():`"
 
 
 def _swelling(path: str, cause: Cause) -> str:
     if ".resize_(" in cause.line:
-        return f"make `{path}` as large as it will be, once and before the loop; or a new tensor each time: `resize_` gives nothing back"
-    detached = f"; and detach what is added: `{path}.grad_fn` keeps the graph of every iteration, too" if cause.keeps_graph else ""
-    bound = f"bound it, as `{path} = {path}[{':, ' * cause.dim}-1000:]` does; or " if cause.dim is not None and _PLAIN.match(path) else ""
-    return f"{bound}append to a list and join it once, after the loop{detached}"
+        return f"allocate `{path}` at its final size before the loop, or create a new tensor each time: `resize_` releases no memory"
+    detached = f"; also detach what is added: `{path}.grad_fn` keeps the graph of every iteration" if cause.keeps_graph else ""
+    bound = f"bound it, such as `{path} = {path}[{':, ' * cause.dim}-1000:]`; or " if cause.dim is not None and _PLAIN.match(path) else ""
+    return f"{bound}append to a list and concatenate it once, after the loop{detached}"
 
 
 def of_gradients() -> str:
     """Where gradients hold the graph that made them."""
     return (
-        "`backward(create_graph=True)` leaves a graph in every gradient: take the derivatives by "
+        "`backward(create_graph=True)` leaves a graph in every gradient: compute the derivatives with "
         "`torch.autograd.grad(..., create_graph=True)`, or set each `.grad` to None after the step, as `optimizer.zero_grad()` does"
     )
 
@@ -150,14 +152,14 @@ def _of_graph(path: str, kept: str, cause: Cause) -> str:
         return of_gradients()
     better = rewritten(cause.line, ".detach()")
     if not cause.trains:
-        why = f"nothing calls `backward()` in it, and `{kept}` keeps the graph of every iteration"
-        return f"run the loop under `with torch.no_grad():`, as {why}"
+        why = f"it never calls `backward()`, and `{kept}` keeps the graph of every iteration"
+        return f"run the loop under `with torch.no_grad():`: {why}"
     if better:
-        number = f"; or `{rewritten(cause.line, '.item()')}` where it is a number"
+        number = f"; or `{rewritten(cause.line, '.item()')}` if only the number is needed"
         return f"write `{better}`: `{kept}` keeps the graph of every iteration{number}"
     if is_in_collection(path):
-        return f"put `.item()` (a number) or `.detach()` (a tensor) into `{kept}`: it keeps the graph of every iteration"
-    return f"detach it, `{kept} = {kept}.detach()`, or add `.item()`: an iteration's graph then ends with it"
+        return f"store `.item()` (a number) or `.detach()` (a tensor) in `{kept}`: it keeps the graph of every iteration"
+    return f"detach it, `{kept} = {kept}.detach()`, or add `.item()`: the graph then ends with each iteration"
 
 
 def is_made_once(path: str) -> bool:
@@ -193,7 +195,7 @@ def is_in_collection(path: str) -> bool:
 
 def _of_cache(path: str, kept: str) -> str:
     if _FUNCTION_CACHE in path:
-        return f"bound the cache of `{kept}`, as `@lru_cache(maxsize=100)` does, or empty it: `{kept}.cache_clear()`"
+        return f"bound the cache of `{kept}` with `@lru_cache(maxsize=100)`, or clear it: `{kept}.cache_clear()`"
     return f"bound the cache, or clear it: `{_up_to_cache(path)}`"
 
 

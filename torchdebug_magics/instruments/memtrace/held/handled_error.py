@@ -26,8 +26,8 @@ _MOST_VISITS = 300_000
 _LEAST_BYTES = 64 << 10
 _LARGE_PART = 0.25
 _FIX = (
-    "call it again after the `except` block, not in it: set a flag there, `failed = True`, and write `if failed:` behind it. "
-    "The traceback of the error holds the variables of the call that failed until the block ends"
+    "retry after the `except` block, not in it: set a flag there, `failed = True`, and write `if failed:` after it. "
+    "Until the block ends, the error's traceback keeps the variables of the failed call"
 )
 
 

@@ -104,14 +104,14 @@ def _advice(
 
 def _retried(handled: Undeleted | None) -> Iterator[Advice]:
     if handled is not None:
-        yield Advice(what="the retry after the `except` block, not in it", saved_bytes=handled.live_bytes, how=handled.fix)
+        yield Advice(what="retrying after the `except` block, not in it", saved_bytes=handled.live_bytes, how=handled.fix)
 
 
 def _freed(growth: Growth | None) -> Iterator[Advice]:
     if growth is not None:
         held_bytes = growth.bytes_per_iteration * growth.iterations_count
         holder = f" `{growth.holder}`" if growth.holder else " the variable that keeps it"
-        yield Advice(what=f"freeing what grows, kept by{holder}", saved_bytes=held_bytes, how=growth.fix)
+        yield Advice(what=f"freeing the memory that grows, kept by{holder}", saved_bytes=held_bytes, how=growth.fix)
 
 
 def _of_step(alive: Collection[Block], sizes: Mapping[str, int]) -> Iterator[Advice]:
@@ -130,7 +130,7 @@ def _of_step(alive: Collection[Block], sizes: Mapping[str, int]) -> Iterator[Adv
             if parent
             else f"checkpointing each of the {blocks_count} blocks",
             saved_bytes=saved_bytes,
-            how="`torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` in place of `block(x)`: about a third more time",
+            how="`torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` in place of `block(x)`: about a third slower",
         )
 
 
@@ -152,15 +152,15 @@ def _of_optimizer(sizes: Mapping[str, int]) -> Iterator[Advice]:
         yield Advice(
             what="an 8-bit optimizer", saved_bytes=state_bytes * 3 // 4, how="such as `bitsandbytes.optim.AdamW8bit`", changes_training=True
         )
-        how = "`torch.optim.SGD` without momentum: it trains otherwise"
+        how = "`torch.optim.SGD` without momentum: training changes"
         yield Advice(what="an optimizer without state", saved_bytes=state_bytes, how=how, changes_training=True)
 
 
 def _in_half(sizes: Mapping[str, int]) -> Iterator[Advice]:
     yield Advice(
-        what="bfloat16 in the forward",
+        what="bfloat16 in the forward pass",
         saved_bytes=sizes.get(ACTIVATION, 0) // 2,
-        how="`with torch.autocast(device_type, dtype=torch.bfloat16):` around the forward and the loss, if it runs in float32 now",
+        how="`with torch.autocast(device_type, dtype=torch.bfloat16):` around the forward pass and the loss, if they run in float32 now",
         changes_training=True,
     )
 
@@ -171,5 +171,5 @@ def _defragmented(unused_bytes: int) -> Iterator[Advice]:
             what="less fragmentation",
             saved_bytes=unused_bytes,
             how=f"`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before the process starts: {byte_size(unused_bytes)} are reserved in "
-            "pieces too small to use. `empty_cache()` gives back only what is whole, and the next step takes it again",
+            "blocks too small to use. `empty_cache()` releases only whole segments, and the next step reserves them again",
         )

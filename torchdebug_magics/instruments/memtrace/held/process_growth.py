@@ -115,8 +115,8 @@ class ProcessGrowth:
         rest = _grown(looks, lambda look: look.other_bytes) - sum(one.bytes for one in _in_collections(looks, lines, trains=True))
         name = self._profiler or "profiler"
         how = (
-            f"profile a few steps only: `schedule=torch.profiler.schedule(wait=1, warmup=1, active=3)`, with `{name}.step()` in the loop; "
-            "until it ends, a profiler keeps every event, and with `with_stack=True` the calls around it"
+            f"profile only a few steps: `schedule=torch.profiler.schedule(wait=1, warmup=1, active=3)`, with `{name}.step()` in the loop; "
+            "a profiler keeps every event until it ends, and with `with_stack=True` also the call stacks"
         )
         return _Kept("profiler", rest, self._profiler, how, lines.call_of(("profile",)))
 
@@ -152,11 +152,11 @@ def _in_workers(looks: Sequence[_Look], lines: KeepingLines) -> _Kept:
     size_bytes = _grown(looks, lambda look: look.worker_bytes)
     if largest[0] >= _MANY:
         how = (
-            f"hold `{as_code(largest[1])}` as a NumPy array or a tensor, not as Python objects: a worker that reads one writes its "
-            "reference count, and so gets a copy of the page"
+            f"store `{as_code(largest[1])}` as a NumPy array or a tensor, not as Python objects: a worker that reads an object "
+            "writes its reference count, which copies the page"
         )
         return _Kept("workers", size_bytes, largest[1], how, lines.of(largest[1], largest[2]))
-    how = "keep nothing of a sample in the dataset: each worker has a dataset of its own, which is never emptied"
+    how = "do not store samples in the dataset: each worker has its own copy of it, which is never emptied"
     kept_at = lines.in_function("__getitem__")
     return _Kept("workers", size_bytes if kept_at is not None else 0, "", how, kept_at)
 

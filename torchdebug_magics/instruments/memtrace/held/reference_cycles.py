@@ -67,6 +67,8 @@ class CycleWatch:
     def end(self, lines: KeepingLines) -> tuple[Cycle, ...]:
         """Collect; a row a cycle, however often it was made, the most bytes first. Of those that went earlier, as they were seen."""
         made = self._made()
+        if not self._ledger.live:
+            return self._most  # a collection visits every object of PyTorch: a tenth of a second each
         rows = _rows(cycles_of([block.ref for block in made.values() if block.ref is not None]).paths, made, lines)
         return max(self._most, rows, key=_bytes)
 
@@ -132,16 +134,16 @@ def _fix(path: str) -> str:
     if attributes:
         fix = f"make `{attributes[-1]}` a weak reference, `weakref.ref(...)`; or call `gc.collect()` in the loop"
         if ".__self__" in path:
-            fix = f"do not keep a method of the object in its own attribute, `{attributes[0]}`: keep `weakref.WeakMethod(...)` there"
+            fix = f"store `weakref.WeakMethod(...)` in `{attributes[0]}`, not the method: a bound method refers back to its object"
     if frame is not None:
-        fix = f"end the block with `del {frame[2]}`: an error holds the frame that holds it"
+        fix = f"end the block with `del {frame[2]}`: the error refers to the frame, and the frame to the error"
     if "_hooks" in path:
-        fix = "call `.remove()` of the handle that registering the hook returned, when the object is done with"
+        fix = "call `.remove()` on the handle that registering the hook returned, once the object is no longer needed"
         if function is not None:
-            weak = f"`this = weakref.ref({function[2]})`, with `this()` in `{function[1]}`"
-            fix = f"close over a weak reference, {weak}; or call `.remove()` of the hook's handle"
+            weak = f"`this = weakref.ref({function[2]})`, and call `this()` in `{function[1]}`"
+            fix = f"close over a weak reference, {weak}; or call `.remove()` on the hook's handle"
     if node is not None:
-        fix = f"save it by `ctx.save_for_backward(...)`, not as `ctx.{node[2]}`: what hangs on `ctx` refers to its own node"
+        fix = f"save it with `ctx.save_for_backward(...)`, not as `ctx.{node[2]}`: an attribute of `ctx` refers back to its own node"
     if "CheckpointFunction" in path:
-        fix = "call `checkpoint(..., use_reentrant=False)`: the other kind keeps the function that it runs"
+        fix = "call `checkpoint(..., use_reentrant=False)`: the reentrant kind keeps the function that it runs"
     return fix

@@ -160,7 +160,8 @@ class Tracer:
             if before is not None and before.place is joined.place and before.bytes < joined.bytes:
                 joined.chain = before.chain or Chain(before.bytes, [before.iteration], _grown(part, whole))
                 joined.chain.grew(joined.iteration)
-                self.swells |= not self.ledger.span.is_between
+                # What a step both makes and joins, as the empty cache of a transformer, says nothing about the next step.
+                self.swells |= not self.ledger.span.is_between and before.iteration < joined.iteration
                 return
 
     def _asked(self, *, in_backward: bool) -> tuple[Place | None, str, str]:

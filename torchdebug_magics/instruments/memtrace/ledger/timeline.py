@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.memtrace.ledger.sites import by_category, category
-from torchdebug_magics.instruments.memtrace.report import Stretch, Timeline
+from torchdebug_magics.instruments.memtrace.ledger.sites import category
+from torchdebug_magics.instruments.memtrace.report import HELD_BEFORE, Stretch, Timeline
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
@@ -28,7 +28,8 @@ def timeline(ledger: Ledger, phases: Phases, marks: Sequence[int] = ()) -> Timel
     if not levels:
         return Timeline()
     clocks, points = zip(*levels.values(), strict=True)
-    names = sorted({name for point in points for name in point}, key=lambda name: -sum(point.get(name, 0) for point in points))
+    kinds = {name for point in points for name, size in point.items() if size}
+    names = sorted(kinds, key=lambda name: (name != HELD_BEFORE, -sum(point.get(name, 0) for point in points)))
     totals = [sum(point.values()) for point in points]
     return Timeline(
         categories={name: tuple(point.get(name, 0) for point in points) for name in names},
@@ -41,7 +42,7 @@ def timeline(ledger: Ledger, phases: Phases, marks: Sequence[int] = ()) -> Timel
 
 def _fullest(ledger: Ledger, first: int, last: int) -> Iterator[tuple[int, tuple[int, dict[str, int]]]]:
     """(point, (event, bytes by category)): within each point, the event at which most was alive."""
-    level = Counter(by_category(ledger.old))
+    level = Counter({HELD_BEFORE: sum(block.bytes for block in ledger.old)})
     total, point, best = sum(level.values()), 0, (first, dict(level))
     best_total = total
     yield 0, best
@@ -50,7 +51,7 @@ def _fullest(ledger: Ledger, first: int, last: int) -> Iterator[tuple[int, tuple
         if now != point:
             yield point, best
             point, best_total = now, -1
-        level[category(block)] += change
+        level[HELD_BEFORE if block.is_old else category(block)] += change
         total += change
         if total > best_total:
             best, best_total = (clock, dict(level)), total

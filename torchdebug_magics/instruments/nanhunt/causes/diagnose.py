@@ -35,15 +35,15 @@ def _bad_row(evidence: Evidence) -> Diagnosis | None:
         which = f"column {columns[0]}" if len(columns) == 1 else f"columns {', '.join(map(str, columns))}"
         return Diagnosis(
             "bad_data_row",
-            f"the data hold {'NaN' if evidence.kind == NAN else 'an infinity'} in {which} of every row; the model only passed it on",
-            f"drop or repair {which}: one that never varies, say, becomes NaN when it is divided by its standard deviation",
+            f"the data contain {'NaN' if evidence.kind == NAN else 'inf'} in {which} of every row; the model only propagates it",
+            f"drop or repair {which}: dividing a constant column by its standard deviation, for example, gives NaN",
         )
     which = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows" if rows else "the tensor"
-    kind = "NaN" if evidence.kind == NAN else "an infinity"
+    kind = "NaN" if evidence.kind == NAN else "inf"
     taker = "model" if _is_given_to_a_model(evidence) else "loss"
     return Diagnosis(
         "bad_data_row",
-        f"the data hold {kind} in {which}; the {taker} only passed it on",
+        f"the data contain {kind} in {which}; the {taker} only propagates it",
         f"drop or repair {which} before the {taker} sees it" + _good_rows(evidence, rows),
     )
 
@@ -60,7 +60,7 @@ def _good_rows(evidence: Evidence, rows: tuple[int, ...]) -> str:
     if not tensor.dim() or not 0 < len(rows) < len(tensor) or name == UNNAMED:
         return ""
     flat = ".flatten(1).all(1)" if tensor.dim() > 1 else ""
-    return f": `{name}[torch.isfinite({name}){flat}]` are the good ones"
+    return f": `{name}[torch.isfinite({name}){flat}]` keeps the good rows"
 
 
 def _bad_embedding(evidence: Evidence) -> Diagnosis | None:
@@ -69,8 +69,8 @@ def _bad_embedding(evidence: Evidence) -> Diagnosis | None:
     rows = evidence.rows
     return Diagnosis(
         "bad_embedding_row",
-        f"the embedding holds a bad row ({', '.join(map(str, rows[:5]))}), and this batch looked it up",
-        "reinitialize that row, and find what wrote it: an update with a bad gradient, or a broken checkpoint",
+        f"the embedding has a non-finite row ({', '.join(map(str, rows[:5]))}), and this batch looks it up",
+        "reinitialize that row, and find what wrote to it: an update with a non-finite gradient, or a corrupted checkpoint",
     )
 
 
@@ -84,13 +84,15 @@ def _is_lookup(evidence: Evidence, name: str) -> bool:
 
 def _plain(evidence: Evidence) -> Diagnosis:
     values = ", ".join(value if isinstance(value, str) else number(value) for value in evidence.operands()[:3])
-    kind = "NaN" if evidence.kind == NAN else "an infinity"
+    kind = "NaN" if evidence.kind == NAN else "inf"
     name = f"`{evidence.name}`" if evidence.name else "it"
     what = f"the derivative of {name}" if evidence.op is not None and evidence.op.backward else name
     if evidence.op is None:
-        return Diagnosis(None, f"it held {kind} before the step began", "find out what wrote it")
+        return Diagnosis(None, f"it contained {kind} before the step began", "find the code that wrote to it")
     return Diagnosis(
-        None, f"{what} made {kind} of finite numbers" + (f" ({values})" if values else ""), f"look at what enters `{evidence.name}` here"
+        None,
+        f"{what} returned {kind} for finite inputs" + (f" ({values})" if values else ""),
+        f"check the inputs of `{evidence.name}` on this line",
     )
 
 

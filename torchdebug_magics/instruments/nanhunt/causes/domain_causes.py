@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DOMAIN_CAUSES"]
 
-_EDGE = "the argument lies at or beyond the edge of where this function, or its derivative, is finite"
+_EDGE = "the argument is outside the range in which this function and its derivative are finite, or at its edge"
 
 
 def _pole(names: frozenset[str], fix: str, explanation: str = _EDGE) -> Rule:
@@ -32,10 +32,10 @@ def _pole(names: frozenset[str], fix: str, explanation: str = _EDGE) -> Rule:
 
 
 _POLES = (
-    _pole(BETWEEN_ONES, "clamp the argument to a little inside of -1 and 1"),
-    _pole(BETWEEN_ZERO_AND_ONE, "clamp the argument to a little inside of 0 and 1, or keep the logits that it was made from"),
-    _pole(frozenset({"acosh"}), "clamp the argument to a little above 1"),
-    _pole(POLES, "keep the argument above 0, where its poles are not", "the argument lies at a pole of this function"),
+    _pole(BETWEEN_ONES, "clamp the argument to slightly inside (-1, 1)"),
+    _pole(BETWEEN_ZERO_AND_ONE, "clamp the argument to slightly inside (0, 1), or keep the logits that it was computed from"),
+    _pole(frozenset({"acosh"}), "clamp the argument to slightly above 1"),
+    _pole(POLES, "keep the argument above 0, where this function has no poles", "the argument is at a pole of this function"),
 )
 
 
@@ -57,8 +57,8 @@ def _slope_by_exponent(evidence: Evidence) -> Diagnosis | None:
         return None
     return Diagnosis(
         "pow_negative",
-        "the derivative of a power with respect to its exponent holds the logarithm of the base, which is negative here",
-        "keep the base positive, or give the exponent as a number that is not trained",
+        "the derivative of a power with respect to its exponent contains the logarithm of the base, which is negative here",
+        "keep the base positive, or pass the exponent as a Python number that is not trained",
     )
 
 
@@ -67,27 +67,27 @@ _POW_NEGATIVE = domain(
     "pow_negative",
     lambda one: bool(one.birth.kind & NAN) and operand(0, lambda value: value < 0)(one) and not _is_whole(_exponent(one)),
     "a fractional power of a negative number is NaN",
-    "take the power of a number that is not negative (`abs`, `clamp`), and look at what made it so",
+    "make the base nonnegative (`abs`, `clamp`), and check why it is negative",
 )
 _EXP = domain(
     EXPONENTIALS,
     "exp_overflow",
     lambda one: one.birth.kind == INF or one.name == "linalg_matrix_exp",
-    "the exponential left the range of its type",
-    "bound the argument from above; where this is a softmax, a logsumexp or a softplus, let torch's own function do it",
+    "the exponential overflowed the range of its dtype",
+    "bound the argument from above; for a softmax, logsumexp or softplus, call the PyTorch function of that name",
 )
 _EQUAL_VALUES = domain(
     EIGENVECTORS,
     "degenerate_matrix",
     lambda one: one.is_derivative,
-    "two eigenvalues (or singular values) are equal, and the derivative of their vectors divides by the difference",
-    "use the values alone (`eigvalsh`, `svdvals`), or make them differ by small numbers on the diagonal",
+    "two eigenvalues (or singular values) are equal, and the derivative of their vectors divides by their difference",
+    "use the values alone (`eigvalsh`, `svdvals`), or add small distinct numbers to the diagonal",
 )
 _SINGULAR = domain(
     FACTORISATIONS,
     "degenerate_matrix",
     lambda _: True,
-    "the matrix is singular: it has no inverse, and its determinant is 0",
+    "the matrix is singular: its determinant is 0, so it has no inverse",
     "add a small number to the diagonal",
 )
 

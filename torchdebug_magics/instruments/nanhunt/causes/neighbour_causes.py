@@ -41,8 +41,8 @@ def where_trap(evidence: Evidence) -> Diagnosis | None:
     argument = "the denominator" if forward.name.removesuffix("_") in DIVISIONS else "the argument"
     return Diagnosis(
         "where_trap",
-        f"the value of `{forward.name}` here is thrown away by `{selector.name}` later, its derivative is not: 0 times a bad number is NaN",
-        f"make {argument} safe before `{forward.name}`, not its result after it",
+        f"`{selector.name}` discards the value of `{forward.name}`, but not its derivative: 0 times inf or NaN is NaN",
+        f"make {argument} safe before `{forward.name}`, not the result after it",
     )
 
 
@@ -59,14 +59,14 @@ def _all_ignored(evidence: Evidence) -> Diagnosis | None:
     if not labels.numel():
         return Diagnosis(
             "all_ignored",
-            "every label of this batch is ignored, so the mean is taken over nothing: 0 / 0",
+            "every label of this batch is ignored, so the mean over no labels is 0 / 0",
             "skip a batch without labels, or use `reduction='sum'` and divide by the number of labels, at least 1",
         )
     if isinstance(weight, torch.Tensor) and not bool(weight[labels].any()):
         return Diagnosis(
             "all_ignored",
-            "every label of this batch is of a class with weight 0, so the mean is taken over nothing: 0 / 0",
-            "skip such a batch, or give every class that occurs a weight above 0",
+            "every label of this batch belongs to a class with weight 0, so the weighted mean is 0 / 0",
+            "skip such a batch, or use positive weights for all classes that occur",
         )
     return None
 
@@ -81,8 +81,8 @@ def masked_row(evidence: Evidence) -> Diagnosis | None:
         return None
     return Diagnosis(
         "masked_row",
-        "a whole row is masked with -inf, and softmax over nothing is 0 / 0",
-        "leave at least one position open in each row, or skip such rows (-1e9 in place of -inf stays finite, too)",
+        "a whole row is masked with -inf, so its softmax is 0 / 0",
+        "leave at least one position of each row unmasked, or skip such rows (masking with -1e9 instead of -inf also stays finite)",
     )
 
 
@@ -118,8 +118,8 @@ def _mask_sum(evidence: Evidence) -> Diagnosis | None:
         return None
     return Diagnosis(
         "mask_sum",
-        "two additive masks, each near the smallest number of this type, sum up to -inf; a row full of it is NaN in softmax",
-        "combine the masks before they become numbers (boolean `&`), or clamp the sum to the limit of its type, `torch.finfo`",
+        "two additive masks, each near the smallest number of this dtype, sum to -inf; softmax of a row of -inf is NaN",
+        "combine the masks as booleans (`&`), or clamp the sum to `torch.finfo(dtype).min`",
     )
 
 
@@ -129,8 +129,8 @@ def _eps_zero(evidence: Evidence) -> Diagnosis | None:
         return None
     return Diagnosis(
         "eps_zero",
-        "the normalisation has eps=0 and met values without any variance: 0 / 0",
-        "give the normalisation its eps back (1e-5 is the default)",
+        "the normalization has eps=0, and its input has zero variance: 0 / 0",
+        "restore the eps of the normalization (1e-5 is the default)",
     )
 
 
@@ -161,8 +161,8 @@ def _zero_variance(evidence: Evidence) -> Diagnosis | None:
     if evidence.name in SPREADS:
         return Diagnosis(
             "zero_variance",
-            "the spread of a single value is 0 / 0 with the default correction",
-            "use `correction=0` (`unbiased=False`), or skip groups of one",
+            "the standard deviation of a single value is 0 / 0 with the default correction",
+            "use `correction=0` (`unbiased=False`), or skip groups of size 1",
         )
     values = evidence.operands()
     if evidence.plain_name not in {"div", "reciprocal", "rsqrt"} or not values or not is_zero(values[-1]):
@@ -172,7 +172,7 @@ def _zero_variance(evidence: Evidence) -> Diagnosis | None:
         return None
     return Diagnosis(
         "zero_variance",
-        "the values do not vary, so their spread is 0, and this divides by it",
+        "the values are constant, so this divides by a standard deviation of 0",
         "add a small number to the denominator",
     )
 

@@ -86,76 +86,76 @@ _LOG_ZERO = domain(
     "log_zero",
     lambda one: one.plain_name != "log1p" and (any(is_zero(value) for value in one.operands()) or _argument_of_log(is_zero)(one)),
     "the logarithm of 0 is -inf",
-    "bound the argument from below by a small number, or use `log_softmax` or `BCEWithLogitsLoss`, which stay finite",
+    "clamp the argument to a small positive number, or use `log_softmax` or `BCEWithLogitsLoss`, which stay finite",
 )
 _LOG1P_ZERO = domain(
     {"log1p"},
     "log_zero",
     lambda one: _argument_of_log(is_zero)(one) or not one.operands(),
     "the logarithm of 1 + x is -inf where x is -1",
-    "bound the argument from below, a little above -1",
+    "clamp the argument to slightly above -1",
 )
 _LOG_NEGATIVE = domain(
     LOGS - {"special_entr"},
     "log_negative",
     _argument_of_log(lambda value: value < 0),
     "the logarithm of a negative number is NaN",
-    "make the argument positive (`clamp`, `softplus`), and look at what made it negative",
+    "make the argument positive (`clamp`, `softplus`), and check why it is negative",
 )
 _DIV_ZERO = domain(
     DIVISIONS,
     "div_zero",
     _div_by_zero,
-    "a division by 0",
-    "bound the denominator away from 0, or replace it where it is 0",
+    "division by 0",
+    "clamp the denominator to a small positive number, or replace it where it is 0",
 )
 _ROOT_OF_SUM_ZERO = domain(
     {"hypot"},
     "sqrt_zero",
     lambda one: all(map(is_zero, one.operands())),
     "the derivative of a square root at 0 is infinite",
-    "use `torch.linalg.vector_norm`, whose derivative at 0 is 0, or bound what is under the root from below",
+    "use `torch.linalg.vector_norm`, whose derivative at 0 is 0, or clamp the argument of the root to a small positive number",
 )
 _ROOT_ZERO = domain(
     {"sqrt"},
     "sqrt_zero",
     operand(0, is_zero),
     "the derivative of a square root at 0 is infinite",
-    "bound what is under the root from below; for a distance use `torch.linalg.vector_norm`, whose derivative at 0 is 0",
+    "clamp the argument of the root to a small positive number; for a distance use `torch.linalg.vector_norm`, whose derivative at 0 is 0",
 )
 _INVERSE_ROOT_ZERO = domain(
     {"rsqrt"},
     "sqrt_zero",
     operand(0, is_zero),
     "1 over the square root of 0 is infinite",
-    "bound what is under the root from below by a small number",
+    "clamp the argument of the root to a small positive number",
 )
 _ROOT_NEGATIVE = domain(
     ROOTS,
     "sqrt_negative",
     operand(0, lambda value: value < 0),
     "the square root of a negative number is NaN",
-    "bound what is under the root from below, and look at what made it negative (a difference of squares loses digits)",
+    "clamp the argument of the root, and check why it is negative (a difference of squares loses digits)",
 )
 _POW_ZERO = domain(
     POWERS,
     "pow_zero",
     operand(0, lambda value: value == 0),
-    "a power of 0 whose value or derivative is infinite",
-    "bound the base from below by a small number",
+    "this power of 0 is infinite, or its derivative is",
+    "clamp the base to a small positive number",
 )
 _CTC = domain(
     {"_ctc_loss", "ctc_loss", "_cudnn_ctc_loss"},
     "infeasible_ctc",
     lambda _: True,
-    "a target is longer than its input allows (repeated labels need a blank between them), so no alignment exists",
+    "a target is too long for its input (repeated labels need a blank between them), so no alignment exists",
     "use `zero_infinity=True`, or drop samples whose input is too short",
 )
 _EMPTY_MEAN = domain(
     MEANS,
     "empty_mean",
     lambda one: (tensor := one.inputs_at(0)) is not None and tensor.numel() == 0,
-    "the mean of nothing is 0 / 0",
+    "the mean of an empty tensor is 0 / 0",
     "skip the batch when the selection is empty, or divide a sum by `max(count, 1)`",
 )
 
@@ -172,15 +172,15 @@ _WEIGHT_NORM = domain(
     {"_weight_norm_interface", "_weight_norm"},
     "zero_norm",
     _has_a_zero_row,
-    "a row of the weight is all 0, and weight_norm divides it by its norm: 0 / 0",
-    "give that row small random numbers: under weight_norm set the magnitude (`original0`, `weight_g`) to 0, never the direction",
+    "a row of the weight is all zeros, and weight_norm divides it by its norm: 0 / 0",
+    "initialize that row with small random numbers: under weight_norm, a zero weight needs a zero magnitude (`original0`, `weight_g`)",
 )
 _ZERO_TIMES_INFINITY = domain(
     {"mul"},
     "zero_times_inf",
     _is_zero_times_infinity,
-    "0 times an infinity is NaN: a product does not switch an infinite value off",
-    "choose in place of multiplying (`torch.where`, `masked_fill`), or keep a finite number such as -1e9",
+    "0 times inf is NaN: multiplying by 0 does not remove inf",
+    "select instead of multiplying (`torch.where`, `masked_fill`), or use a finite number such as -1e9",
 )
 
 
@@ -191,8 +191,8 @@ def _no_slope_at_zero(evidence: Evidence) -> Diagnosis | None:
         return None
     return Diagnosis(
         "no_slope_at_zero",
-        f"`{evidence.name}` has no derivative where all that it is given is 0",
-        f"give `{evidence.name}` a small number in place of 0",
+        f"`{evidence.name}` has no derivative where all its inputs are 0",
+        f"pass `{evidence.name}` a small number instead of 0",
     )
 
 

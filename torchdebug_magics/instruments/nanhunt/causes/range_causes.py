@@ -24,7 +24,7 @@ _HUGE = 1e8
 """A row of data is out of line where it is so large, and so many times the usual row."""
 _MUCH, _TIMES, _LEAST = 1e4, 1e3, 1e-30
 """A number that has grown is so large, and so many times the smallest of late."""
-_OR_ELSE = {"fp16": ", or use bfloat16", "bf16": ", or take the limit of the type itself, `torch.finfo`"}
+_OR_ELSE = {"fp16": ", or use bfloat16", "bf16": ", or use the limit of the dtype from `torch.finfo`"}
 _GROWING = {"exp", "exp_", "expm1", "sinh", "cosh", "pow", "square", "mul", "mul_", "addmm", "mm"}
 
 
@@ -40,10 +40,10 @@ def _overflow(evidence: Evidence) -> Diagnosis | None:
     limit = torch.finfo(tensor.dtype).max
     return Diagnosis(
         f"{half}_overflow",
-        f"the result does not fit {half}, whose largest number is {number(limit)}",
-        ("compute this op in float32 (`.float()` before it, or autocast disabled around it), scale its inputs down" + _OR_ELSE[half])
+        f"the result overflows {half}, whose largest number is {number(limit)}",
+        ("compute this op in float32 (call `.float()` before it, or disable autocast around it), scale its inputs down" + _OR_ELSE[half])
         if fits
-        else "scale its inputs down, or bound them with `clamp`: float32 reaches no further than bf16",
+        else "scale its inputs down, or bound them with `clamp`: float32 has the same range as bf16",
     )
 
 
@@ -70,8 +70,8 @@ def _exploded(evidence: Evidence) -> Diagnosis | None:
     finite = [value for value in evidence.context.history if math.isfinite(value)]
     return Diagnosis(
         "lr_too_high",
-        f"the run diverged: the largest gradient or loss grew from {number(min(finite))} to {number(max(finite))}, then left the range",
-        "lower the learning rate (try a tenth), warm it up, or scale the inputs down"
+        f"the largest gradient or loss grew from {number(min(finite))} to {number(max(finite))}, then left the range",
+        "lower the learning rate (try a tenth of it), warm it up, or scale the inputs down"
         + (", or clip the gradients before `step()`" if evidence.context.step else ""),
     )
 
@@ -89,7 +89,7 @@ def _own_parameter(evidence: Evidence) -> Diagnosis | None:
             return Diagnosis(
                 "exploding_parameter",
                 f"the parameter {owner[1]} has grown to {number(size)}, which is too large for `{op.name}`",
-                "lower the learning rate for it, give it weight decay, or bound it (clamp, softplus, a parametrization)",
+                "lower its learning rate, apply weight decay to it, or bound it (`clamp`, `softplus`, a parametrization)",
             )
     return None
 
@@ -112,21 +112,21 @@ def out_of_range(evidence: Evidence) -> Diagnosis | None:
     if size == torch.finfo(tensor.dtype).max and any(one.name.startswith("nan_to_num") for one in evidence.trace.ops[: op.index]):
         return Diagnosis(
             "overflow",
-            f"`nan_to_num` turns an infinity into the largest number that there is, {number(size)}, and `{evidence.name}` of such numbers"
-            " is infinite again",
-            "say what is to stand there, `nan_to_num(x, posinf=0.0, neginf=0.0)`, or keep the infinity from arising before it",
+            f"`nan_to_num` replaces inf by the largest finite number, {number(size)}, and `{evidence.name}` of such numbers"
+            " overflows again",
+            "pass replacements, `nan_to_num(x, posinf=0.0, neginf=0.0)`, or prevent the inf before it",
         )
     kind, derivative = str(tensor.dtype).removeprefix("torch."), "the derivative of " if op.backward else ""
     given = _out_of_line(evidence)
-    cause = f": {given}" if given else f", and it was given {number(size)}"
+    cause = f": {given}" if given else f": its largest input is {number(size)}"
     return Diagnosis(
         "overflow",
-        f"{derivative}`{evidence.name}` left the range of {kind}, which ends at {number(torch.finfo(tensor.dtype).max)}{cause}",
+        f"{derivative}`{evidence.name}` overflowed the range of {kind}, which ends at {number(torch.finfo(tensor.dtype).max)}{cause}",
         "drop or repair that row before the model sees it, or bound the data with `clamp`"
         if given
-        else "keep the numbers small where they grow: normalise them (a mean for a sum, LayerNorm between repeated layers), "
+        else "keep magnitudes small where they grow: normalize them (a mean instead of a sum, LayerNorm between repeated layers), "
         + ("clip the gradients, " if op.backward else "")
-        + "or work with their logarithms",
+        + "or compute with logarithms",
     )
 
 
@@ -141,7 +141,7 @@ def _out_of_line(evidence: Evidence) -> str:
             size, row = rows.max(0)
             if bool(size > _HUGE) and bool(size > _HUGE * rows.median()):
                 name = variable_name(tensor, evidence.context.variables, evidence.context.entries)
-                return f"row {int(row)} of {name} holds {number(float(size))}"
+                return f"row {int(row)} of {name} contains {number(float(size))}"
     return ""
 
 

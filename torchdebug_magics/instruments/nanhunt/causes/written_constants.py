@@ -22,11 +22,11 @@ def nan_constant(evidence: Evidence) -> Diagnosis | None:
     op = evidence.op
     if op is None or not any(map(_is_nan_number, (*op.args, *op.kwargs.values()))):
         return None
-    hidden = "; the loss does not show it, its derivative does" if evidence.in_gradient else ""
+    hidden = "; the loss hides it, its derivative does not" if evidence.in_gradient else ""
     return Diagnosis(
         "nan_constant",
-        f"NaN was written here, as a number{hidden}",
-        "write a finite number in its place, or select the good elements before anything is computed with them",
+        f"NaN is written here as a constant{hidden}",
+        "write a finite number instead, or select the valid elements before computing with them",
     )
 
 
@@ -39,20 +39,20 @@ def infinite_constant(evidence: Evidence) -> Diagnosis | None:
         if on_purpose(op, INF):
             return Diagnosis(
                 "mask_sign",
-                "+inf was written here, and softmax of +inf is NaN: a mask blocks with -inf",
-                "write minus infinity, `float('-inf')`",
+                "+inf is written here, and softmax of +inf is NaN: a mask needs -inf",
+                "write `float('-inf')`",
             )
         if evidence.plain_name not in {"mul", "div", "add", "sub"} or not any(map(_is_infinite_number, op.args)):
             return None
         return Diagnosis(
             "inf_constant",
-            "a plain number that is infinite was computed with here",
-            "look at how that number came about, in Python rather than in torch: print it, or `assert math.isfinite(...)` before this line",
+            "a Python float used here is inf",
+            "check where that float is computed: print it, or `assert math.isfinite(...)` before this line",
         )
     return Diagnosis(
         "inf_constant",
-        "an infinity was written here, as a number, and some of it was still there when the loss (or the output) was made",
-        "replace what is left of it first (`torch.where`, `isfinite`), or begin with a finite number",
+        "inf is written here as a constant, and reaches the loss (or the output)",
+        "replace it before the loss (`torch.where`, `isfinite`), or start from a finite number",
     )
 
 

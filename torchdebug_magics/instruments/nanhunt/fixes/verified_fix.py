@@ -84,8 +84,8 @@ def with_verified_fix(finding: Finding, evidence: Evidence, again: Again, birth:
         return finding
     here = finding.location.line if finding.location is not None else 0
     said = [f"`{text}`" + (f" in line {line}" if line != here or len(lines) > 1 else "") for _, line, text in lines]
-    sign = "; look at what made it negative, too" if finding.diagnosis.endswith("_negative") else ""
-    return replace(finding, fix=f"write {' and '.join(said)}: {what} again with it, is finite{sign}")
+    sign = "; also check why it is negative" if finding.diagnosis.endswith("_negative") else ""
+    return replace(finding, fix=f"write {' and '.join(said)}: rerun with it, {what} is finite{sign}")
 
 
 def _site(evidence: Evidence) -> tuple[object, ...]:

@@ -135,7 +135,7 @@ def _finding(leaf: torch.Tensor, gradient: torch.Tensor, given: _Given, inquiry:
         step=inquiry.context.step,
         backward=inquiry.context.backward,
         diagnosis="averaged_from_other_ranks",
-        explanation=averaging.explanation("NaN" if kind == "nan" else "an infinity"),
+        explanation=averaging.explanation("NaN" if kind == "nan" else "inf"),
         fix=averaging.fix(),
         sink=f"gradient of {name}",
         sink_kind=kind,

@@ -43,7 +43,7 @@ def made_by_a_data_set(rerun: StepRerun[Trace], inquiry: Inquiry, outcome: Outco
         return outcome, None
     if data.shape and len(data.rows) < min(data.shape[0], _MOST_ROWS):
         place = f"{finding.location}: `{finding.location.source}`"
-        return replace(outcome, finding=replace(data, explanation=f"{data.explanation}; `{finding.op}` made it, in {place}")), None
+        return replace(outcome, finding=replace(data, explanation=f"{data.explanation}; `{finding.op}` produced it, in {place}")), None
     return replace(made, finding=replace(finding, sink="loss"), reproduced=None), again
 
 

@@ -98,10 +98,10 @@ def needs_others(replayed: StepReplay) -> bool:
 def why_not_reproduced(replayed: StepReplay) -> str:
     """A line for the report."""
     if replayed.exchanges:
-        return f"not reproduced: the step depends on what other ranks send it (`{replayed.exchanges[0].op}`), and its replay is alone"
+        return f"not reproduced: the step depends on data from other ranks (`{replayed.exchanges[0].op}`), which a replay cannot receive"
     return (
-        "not reproduced: the replay gave other numbers, so the step depends on something that cannot be put back"
-        " (outside randomness, a clock, data read anew)"
+        "not reproduced: the replay computed different values, so the step depends on state that cannot be restored"
+        " (an external source of randomness, a clock, data that is read again)"
     )
 
 

@@ -7,16 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
-from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_memory, uncalled
+from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_memory, uncalled, variable_name
 from torchdebug_magics.instruments.nanhunt.finding import bad_tensors, kind_word, write
 from torchdebug_magics.instruments.nanhunt.replay.bad_step import Inquiry, Outcome, Sinks, StepReplay, variables_of
 from torchdebug_magics.instruments.nanhunt.report import Finding
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
 from torchdebug_magics.instruments.nanhunt.walk.intentional_inf import is_bad_weight
-from torchdebug_magics.probing.tensors import NAN, kind_of
-from torchdebug_magics.probing.where import locate, user_frame
+from torchdebug_magics.probing.rerun.frame_positions import line_of
+from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, tensors_in
+from torchdebug_magics.probing.where import is_user_code, locate, location, user_frame
 
 __all__ = ["bare", "conclude"]
+
+_MOST_ROWS = 20
 
 
 def conclude(
@@ -44,10 +47,10 @@ def conclude(
     if only_births:
         return Outcome(None, {})
     if not sinks and replayed.reproduced and (inquiry.only_adds or not replayed.averaging):
-        note("the gradients were bad before this backward(): it only added to them")
+        note("the gradients were non-finite before this backward(): it only added to them")
         return Outcome(None, {})
     if sinks:
-        note("could not trace the bad value back to the op that produced it")
+        note("could not trace the value back to the op that produced it")
     return replace(bare(inquiry), layers=rows, reproduced=replayed.reproduced, way=way)
 
 
@@ -58,6 +61,8 @@ def bare(inquiry: Inquiry) -> Outcome:
     gradients = [leaf.grad for leaf in own if leaf.grad is not None and kind_of(leaf.grad)]
     if not losses and not gradients:
         return Outcome(None, {})
+    if losses and (given := _given(inquiry)) is not None:
+        return given
     frame = user_frame(inquiry.chain[0].frame) if inquiry.chain else None
     context, sink = inquiry.context, (losses or gradients)[0]
     finding = Finding(
@@ -72,10 +77,40 @@ def bare(inquiry: Inquiry) -> Outcome:
         sink="loss" if losses else "gradient",
         sink_kind=kind_word(sink),
         weights="weights untouched",
-        explanation="the loss is bad" if losses else "a gradient is bad while the loss is finite",
-        fix="the cause could not be traced: the report's problems say why",
+        explanation="the loss is non-finite" if losses else "a gradient is non-finite, and the loss is finite",
+        fix="unknown: the cause could not be traced, for the reason given below",
     )
     return Outcome(finding, {"loss" if losses else "gradient": sink.detach()})
+
+
+def _given(inquiry: Inquiry) -> Outcome | None:
+    """NaN in what the model was called with. An infinity there may be meant, as in a mask."""
+    context = inquiry.context
+    calls = [entry for entry in context.entries if entry.recorded and entry.unchanged()]
+    given = ((entry, tensor) for entry in calls for tensor in tensors_in((entry.args, entry.kwargs)))
+    entry, bad = next(((entry, tensor) for entry, tensor in given if kind_of(tensor) & NAN), (None, None))
+    if entry is None or bad is None:
+        return None
+    where = next((place for place in entry.place if is_user_code(place[0])), None)
+    mask = bad_mask(bad.detach(), NAN)
+    finding = Finding(
+        kind="nan",
+        phase="data",
+        op=None,
+        module=None,
+        call=None,
+        location=None if where is None else location(where[0].co_filename, line_of(where), where[0].co_name),
+        step=context.step,
+        backward=context.backward,
+        rows=tuple(mask.flatten(1).any(1).nonzero().flatten().tolist()[:_MOST_ROWS]) if mask is not None and mask.dim() > 1 else (),
+        tensor=variable_name(bad, variables_of(inquiry.chain), context.entries),
+        sink="loss",
+        sink_kind="nan",
+        weights="weights untouched",
+        explanation="the model was called with NaN; what computed this input was not run again",
+        fix="look at what computes this input: it is NaN before the model is called",
+    )
+    return Outcome(finding, {"input": bad.detach()})
 
 
 def _by_priority(sinks: Sinks) -> list[Sinks]:

@@ -73,7 +73,7 @@ class Investigator:
         if outcome.finding is not None and outcome.finding.phase == "data":
             outcome, reading = made_by_a_data_set(self._rerun, inquiry, outcome, outcome.finding)
             if reading is not None:
-                return self._with_fix(outcome, inquiry, reading, bad_outputs, only_births=True, what="the bad sample, made")
+                return self._with_fix(outcome, inquiry, reading, bad_outputs, only_births=True, what="the bad sample")
         return self._with_fix(outcome, inquiry, again, lambda one: sinks_of(one, inquiry))
 
     def _replayed(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> tuple[StepReplay, Again] | None:
@@ -85,7 +85,7 @@ class Investigator:
                 return replayed, again
             problem = replayed.problem or "the replay did not reach backward()"
         except CannotReplay as reason:
-            problem = f"the step could not be run again as a whole: {reason}"
+            problem = f"the step could not be replayed as a whole: {reason}"
         if (inner := self._inside(step, inquiry)) is None:
             self._note(problem)
         return inner
@@ -98,7 +98,7 @@ class Investigator:
         bad: Callable[[StepReplay], Sinks],
         *,
         only_births: bool = False,
-        what: str = "the bad step, run",
+        what: str = "the bad step",
     ) -> Outcome:
         """With code for its fix, where some was found that ends the fault."""
         finding, evidence = outcome.finding, outcome.evidence
@@ -195,7 +195,7 @@ class Investigator:
         def again() -> StepReplay:
             part = computed.slice(wanted)
             if part is None:
-                msg = "what the variables were made of is gone"
+                msg = "the inputs of the variables no longer exist"
                 raise CannotReplay(msg)
             return self._rerun.computation(part, wanted, computed.results_in)
 
@@ -209,7 +209,7 @@ class Investigator:
         finding = outcome.finding
         if finding is None or finding.op is None or finding.location is None or finding.diagnosis in {"nan_constant", "inf_constant"}:
             return Outcome(None, {})
-        return self._with_fix(outcome, inquiry, again, bad_outputs, only_births=True, what="the cell's result, computed")
+        return self._with_fix(outcome, inquiry, again, bad_outputs, only_births=True, what="the cell's result")
 
     def look(self, step: Step, inquiry: Inquiry) -> tuple[LayerRow, ...]:
         """The layer table of a step with nothing wrong."""
@@ -227,7 +227,7 @@ class Investigator:
         except CannotReplay as reason:
             if not may_be_scaling(inquiry.tensors, scalers, inquiry.context.losses):
                 return None
-            self._note(f"taken for an overflow that a GradScaler skips, as the step could not be run again without its scale: {reason}")
+            self._note(f"treated as an overflow that a GradScaler skips, as the step could not be replayed without its scale: {reason}")
             return tuple(scalers)
         if not replayed.finished or replayed.reproduced or not used:
             return None  # the loss is the same at scale 1: no scaler is at work here
@@ -239,7 +239,7 @@ class Investigator:
         try:
             replayed = self._rerun.modules(step, Attempt(attempt.original, 0, attempt.leaves))
         except CannotReplay as reason:
-            self._note(f"the model could not be called again: {reason}")
+            self._note(f"the model call could not be replayed: {reason}")
             rest = self._rest(step, inquiry, attempt)
             after = None if rest is None else conclude(inquiry, rest, sinks_of(rest, inquiry), "statements", self._note)
             return replace(after, evidence=None) if after is not None and names_a_maker(after.finding) else bare(inquiry)

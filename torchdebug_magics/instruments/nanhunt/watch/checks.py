@@ -59,20 +59,25 @@ class Checks:
         self._last_loss: tuple[torch.Tensor, ...] = ()
         self._unchecked: Callable[[], torch.optim.Optimizer | None] = lambda: None
         self._updated: set[int] = set()
+        self._spoiling: tuple[torch.optim.Optimizer, bool] | None = None
+        """What was judged of the update that runs now; not of one that calls a closure, which may have changed what it was judged by."""
         self._undos = Undos()
         self._computed: Computed | None = None
         self._beginning = Beginning()
         self.output = ModelOutputs(tally, recorder, investigator, guard, self._context).look
         self.is_half_updated = False
         """Whether the backward() that runs now has seen an update."""
+        self._explained: set[int] = set()
+        """Ids of the gradients that were bad after the last backward() and have been looked into."""
         self._were_bad = False
         """Whether there were bad gradients before the backward() that runs now."""
 
     def before_backward(self) -> None:
         """Only after bad gradients: are they still there? Then what follows adds to them, and is the same step where a scaler skips it."""
-        entered = self._recorder.entered()
+        were_bad = not math.isfinite(self._tally.last_peak)
+        entered = self._recorder.entered() if were_bad or self._overflows.run else []
         self._overflows.look_before(entered)
-        self._were_bad = not math.isfinite(self._tally.last_peak) and updates.hold_bad_gradients(entered)
+        self._were_bad = were_bad and updates.hold_bad_gradients(entered)
 
     def backward(self, tensors: tuple[torch.Tensor, ...], result: Any, *, keeps: bool) -> Outcome | None:
         """One reduction over the loss and all gradients, right after they were computed."""
@@ -89,8 +94,11 @@ class Checks:
         self._versions = {id(gradient): gradient._version for gradient in gradients}
         self._last_loss = tensors if len(tensors) == 1 and tensors[0].numel() == 1 else ()
         outcome = None
+        self._explained.clear()
         if not math.isfinite(peak):
             outcome = self._investigate(tensors, leaves)
+            if outcome is not None:
+                self._explained.update(id(gradient) for gradient in gradients if kind_of(gradient))
         else:
             self._overflows.run = 0
             self._look(tensors, leaves)
@@ -110,6 +118,8 @@ class Checks:
         In the middle of a backward pass: what that began from, and the frame that it runs in.
         """
         held = updates.gradients_of(optimizer)
+        if any(id(gradient) in self._explained for _, gradient in held):
+            return None  # clipping, or an average over ranks, only spreads what the last backward() left
         overflowed = bool(self._overflows.run)
         unseen = overflowed or (updates.averages_by_hand(self._recorder.entered()) and math.isfinite(self._tally.last_peak))
         changed = [gradient for _, gradient in held if unseen or self._versions.get(id(gradient)) != gradient._version]
@@ -136,7 +146,13 @@ class Checks:
 
     def before_update(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         """Copies what an update may spoil."""
-        if not self._tally.is_full and (self._may_spoil(optimizer) or (closure and updates.calls_again(optimizer))):
+        self._spoiling = None
+        if self._tally.is_full:
+            return
+        may_spoil = self._may_spoil(optimizer)
+        if not closure:
+            self._spoiling = optimizer, may_spoil
+        if may_spoil or (closure and updates.calls_again(optimizer)):
             self._undos.begin(optimizer, self._recorder.step.buffers, copies=self._stops)
 
     def _may_spoil(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -147,7 +163,8 @@ class Checks:
         """Parameters after an update that may have gone wrong: any other shows in the next loss, or at the end of the cell."""
         self._last_loss = ()  # with its graph, where that was retained
         self._note_going_on()
-        risky = self._may_spoil(optimizer)
+        told, self._spoiling = self._spoiling, None
+        risky = told[1] if told is not None and told[0] is optimizer else self._may_spoil(optimizer)
         self._updated.add(id(optimizer))
         try:
             if risky:
@@ -160,7 +177,7 @@ class Checks:
 
     def begin(self, modules: list[torch.nn.Module]) -> None:
         """Remember where the user's statements begin, and which of the `modules` that are alive are bad already."""
-        self._beginning = self._guard.run("the look at the weights before the cell", Beginning.take, modules) or Beginning()
+        self._beginning = self._guard.run("the check of the weights before the cell", Beginning.take, modules) or Beginning()
         self._computed = Computed(frame) if (frame := user_frame(sys._getframe(1))) is not None else None
 
     def finish(self) -> None:
@@ -168,7 +185,7 @@ class Checks:
         computed, self._computed = self._computed, None
         if computed is not None and not (self._tally.backwards or self._tally.steps or self._tally.raised or self._tally.has_findings):
             inquiry = Inquiry((), {}, (), replace(self._context(), sink="output"))
-            outcome = self._guard.run("the look at what the cell computed", self._investigator.computation, computed, inquiry)
+            outcome = self._guard.run("the check of the values that the cell computed", self._investigator.computation, computed, inquiry)
             if outcome is not None and outcome.finding is not None:
                 self._tally.add(outcome)
         optimizer = self._unchecked()
@@ -201,7 +218,7 @@ class Checks:
             with end_deferred():
                 outcome = self._investigator.sink(self._recorder.step, inquiry)
         except (KeyboardInterrupt, SystemExit):
-            self._guard.note(f"step {context.step} is bad, and the look into it was interrupted: its cause was not traced")
+            self._guard.note(f"step {context.step} is non-finite; its investigation was interrupted, so the cause was not traced")
             self._tally.add(bare(inquiry))
             raise
         finally:
@@ -222,7 +239,7 @@ class Checks:
     def _note_going_on(self) -> None:
         """An `except` of the user's may catch the error. Then the run is theirs, and as it would be without us; the finding stands."""
         if self._stops and self._tally.has_findings:
-            self._guard.note("something caught the error and the cell went on: bad steps after the finding were not looked into or stopped")
+            self._guard.note("the error was caught and the cell continued: later bad steps were neither investigated nor stopped")
 
     def _undo(self, leaves: dict[int, torch.Tensor]) -> None:
         """The cell stops here: all as it was before the bad step, and no bad gradient left to be applied."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow, LiveNan, NanReport
-from torchdebug_magics.instruments.nanhunt.verdict import sentence
+from torchdebug_magics.instruments.nanhunt.verdict import headline, sentence
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,7 @@ class Tally:
     def report(self, problems: list[str]) -> NanReport:
         """Everything, frozen."""
         if self._poisoned:
-            problems = [*problems, "the weights are bad since the last finding: what followed from that was not looked into"]
+            problems = [*problems, "the weights are non-finite since the last finding: later steps were not investigated"]
         report = NanReport(
             problems=tuple(problems),
             found=bool(self._findings),
@@ -102,7 +102,7 @@ class Tally:
             raised="" if self._findings else self.raised,
             replay=self._way,
         )
-        return replace(report, sentence=sentence(report))
+        return replace(report, sentence=sentence(report), headline=headline(report))
 
     def live(self) -> LiveNan:
         """For the live view; any thread may ask."""

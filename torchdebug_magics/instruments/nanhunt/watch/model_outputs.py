@@ -56,5 +56,5 @@ class ModelOutputs:
         count = self._harmless.get(id(entry.module), 0)
         self._harmless[id(entry.module)] = count + 1
         if count == _HARMLESS_ENOUGH:
-            self._guard.note("a model returns infinities on purpose (a mask, say): its outputs are not looked into any more")
+            self._guard.note("a model returns intentional infinities (such as a mask): its outputs are no longer checked")
         return count >= _HARMLESS_ENOUGH

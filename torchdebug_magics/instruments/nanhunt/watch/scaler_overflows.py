@@ -72,8 +72,8 @@ class Overflows:
             sink="gradient",
             sink_kind="inf",
             weights="weights untouched",
-            explanation=f"the GradScaler skipped {plural(self.run, 'step')} in a row, its scale fell to {scale:g}: training stands still",
-            fix="find what is bad at any scale: run the cell without the scaler and autocast, or with bfloat16, which needs no scaler",
+            explanation=f"the GradScaler skipped {plural(self.run, 'step')} in a row, and its scale fell to {scale:g}: nothing is trained",
+            fix="rerun the cell without the scaler and autocast to find the op, or use bfloat16, which needs no scaler",
         )
 
 

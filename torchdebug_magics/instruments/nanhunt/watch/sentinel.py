@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 from collections.abc import Hashable, Iterable
-from typing import Any
 
 import torch
 from torch._C._autograd import _get_sequence_nr
@@ -23,31 +21,32 @@ _MOST_PLACES = 1000
 
 def survey(loss: Iterable[torch.Tensor], gradients: Iterable[torch.Tensor]) -> tuple[float, float]:
     """The loss (of several elements: the largest magnitude) and the largest magnitude of it and all gradients."""
-    with _unseen(), torch.no_grad():
-        given = list(loss)
-        losses = given if are_ordinary(given) else [numbers for numbers in map(dense, given) if numbers is not None]
-        if len(losses) != 1 or losses[0].numel() != 1 or losses[0].is_complex():
-            value = largest(losses)
-            return value, _peak(value, largest(gradients))
-        single, found = losses[0], extremes(gradients)
-        if single.is_cpu and all(one.is_cpu for one in found):
-            value = single.item()
-            return value, _peak(abs(value), *(abs(one.item()) for one in found))
-        if all(one.device == single.device for one in found):
-            # One transfer for everything: the signed loss rides along.
-            value, *values = torch.stack([single.reshape(()).double(), *(one.double() for one in found)]).tolist()
-            return value, _peak(abs(value), *map(abs, values))
+    if not torch._C._len_torch_dispatch_stack():
+        return _survey(list(loss), gradients)
+    with _disable_current_modes():  # our reductions are not shown to a dispatch mode of the user's
+        return _survey(list(loss), gradients)
+
+
+def _survey(given: list[torch.Tensor], gradients: Iterable[torch.Tensor]) -> tuple[float, float]:
+    losses = given if are_ordinary(given) else [numbers for numbers in map(dense, given) if numbers is not None]
+    if len(losses) != 1 or losses[0].numel() != 1 or losses[0].is_complex():
+        value = largest(losses)
+        return value, _peak(value, largest(gradients))
+    single, found = losses[0], extremes(gradients)
+    if single.is_cpu and all(one.is_cpu for one in found):
         value = single.item()
-        return value, _peak(abs(value), peak_of(found))
+        return value, _peak(abs(value), *[abs(one.item()) for one in found])
+    if all(one.device == single.device for one in found):
+        # One transfer for everything: the signed loss rides along.
+        with torch.no_grad():
+            value, *values = torch.stack([single.reshape(()).double(), *(one.double() for one in found)]).tolist()
+        return value, _peak(abs(value), *map(abs, values))
+    value = single.item()
+    return value, _peak(abs(value), peak_of(found))
 
 
 def _peak(*values: float) -> float:
-    return math.nan if any(math.isnan(value) for value in values) else max(values, default=0.0)
-
-
-def _unseen() -> contextlib.AbstractContextManager[Any]:
-    """Our reductions are not shown to a dispatch mode of the user's."""
-    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else contextlib.nullcontext()
+    return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
 
 
 def site() -> tuple[object, int] | None:
@@ -65,6 +64,8 @@ class Leaves:
 
     def __init__(self) -> None:
         self._only_parameters: set[Hashable] = set()
+        self._last: Hashable = None
+        """That of the last call, where it is one of these: equal without a hash, which a code object works out anew each time."""
         self._nodes = 0
 
     def of(self, site: Hashable, roots: tuple[torch.Tensor, ...], parameters: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -72,11 +73,14 @@ class Leaves:
         nodes = _get_sequence_nr()
         place = site, nodes - self._nodes, len(parameters)
         self._nodes = nodes
+        if place == self._last:
+            return parameters
         if place in self._only_parameters:
+            self._last = place
             return parameters
         leaves = {id(leaf): leaf for leaf in leaves_of(roots)}
         if len(self._only_parameters) >= _MOST_PLACES:
-            self._only_parameters.clear()  # graphs that are never twice the same
+            self._only_parameters, self._last = set(), None  # graphs that are never twice the same
         if leaves.keys() <= parameters.keys():
             self._only_parameters.add(place)
         return {**parameters, **leaves}

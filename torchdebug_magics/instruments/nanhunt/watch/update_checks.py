@@ -89,16 +89,16 @@ def _has_no_eps(group: dict[str, Any]) -> bool:
 def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflowed: bool, computed: bool) -> Finding:
     """A gradient that is about to be applied; how it came about could not be run again."""
     if overflowed:
-        explanation = "the gradients were bad after backward(), and this step applies them: no GradScaler skips it"
-        fix = "where the loss was scaled, step through the scaler: scaler.step(optimizer); scaler.update()"
+        explanation = "the gradients were non-finite after backward(), and this step applies them: no GradScaler skips it"
+        fix = "if the loss is scaled, step through the scaler: `scaler.step(optimizer); scaler.update()`"
     elif not computed:
-        explanation = f"the gradient of {name} came from no backward() that was seen (torch.func, or code that sets .grad), and is bad"
-        fix = (
-            "look at the loss and at what computes this gradient, as nanhunt cannot look into it: `torch.isfinite(loss)` tells which is bad"
+        explanation = (
+            f"the gradient of {name} is non-finite, and no observed backward() computed it (`torch.func`, or code that sets `.grad`)"
         )
+        fix = "check the loss and the code that computes this gradient: `torch.isfinite(loss)` shows which of the two is non-finite"
     else:
-        explanation = f"the gradient of {name} was finite after backward() and is not any more: something between the two changed it"
-        fix = "look at what scales or clips the gradients before step(): a norm that is infinite or 0, a division by a count of 0"
+        explanation = f"the gradient of {name} was finite after backward(), and was changed before the update"
+        fix = "check the code that scales or clips gradients before step(): an infinite or zero norm, a division by a count of 0"
     found = _at_update(gradient, name, here(), context)
     finding = replace(
         found,
@@ -171,9 +171,9 @@ def _cause(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str,
         return Diagnosis(
             "adam_eps_zero",
             f"{kind} with {eps} divides 0 by 0 where a gradient of {name} has always been 0",
-            "give the optimizer its eps back (1e-8 is the default)"
+            "restore the eps of the optimizer (1e-8 is the default)"
             if group["eps"] == 0.0
-            else "keep the parameters in float32 and use autocast, or give the optimizer an eps that this type holds, such as `eps=1e-4`",
+            else "keep the parameters in float32 and use autocast, or use an eps that this dtype can represent, such as `eps=1e-4`",
         )
     if evidence is not None and not _is_torchs(optimizer):
         cause = diagnose(evidence)
@@ -181,6 +181,6 @@ def _cause(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str,
             return replace(cause, explanation=f"in the update of {name} by {kind}: {cause.explanation}")
     return Diagnosis(
         "lr_too_high",
-        f"the update of {name} by {kind} with lr={float(group.get('lr', 0.0)):g} leaves the range of its type",
+        f"the update of {name} by {kind} with lr={float(group.get('lr', 0.0)):g} overflows the range of its dtype",
         "lower the learning rate, warm it up, or clip the gradients",
     )

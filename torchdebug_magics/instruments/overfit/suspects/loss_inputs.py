@@ -1,4 +1,4 @@
-"""Suspects that concern what the loss function is given, and what is made of its result."""
+"""Suspects in the inputs of the loss function and in its reduction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LESS, _MORE = 0.5, 2.0
 
 
 def suspects(seen: Evidence) -> Iterator[Change]:
-    """Shapes, activations before the loss, labels out of range, the loss's scale."""
+    """Yields changes of shapes, of activations before the loss, of labels out of range, and of the scale of the loss."""
     calls = seen.base.first.losses
     yield from over_the_batch(seen)
     for call in calls:
@@ -76,7 +76,7 @@ def _broadcast(seen: Evidence) -> Iterator[Change]:
     yield Change(
         suspect="target_shape",
         text="target in the shape of the output",
-        headline=f"A difference of shapes {_tuple(one)} and {_tuple(other)} broadcasts: each output meets every target",
+        headline=f"A difference of shapes {_tuple(one)} and {_tuple(other)} broadcasts: each output is compared with every target",
         fix="give both the same shape: `output.squeeze(-1) - target`",
         location=place,
         on_call=instead,
@@ -88,7 +88,7 @@ def _labels(call: LossCall) -> Iterator[Change]:
         low, high = int(call.labels.min()), int(call.labels.max())
         if low < 1 or high != call.classes:
             return
-        limits = f"Labels go from {low} to {high}, and the {call.classes} classes from 0 to {call.classes - 1}"
+        limits = f"Labels range from {low} to {high}, the {call.classes} classes from 0 to {call.classes - 1}"
     elif call.name.startswith("binary_cross_entropy") and call.target.numel() and float(call.target.max()) > 1:
         if set(call.target.unique().tolist()) != {1.0, 2.0}:
             return
@@ -97,7 +97,7 @@ def _labels(call: LossCall) -> Iterator[Change]:
         yield Change(
             suspect="off_by_one_labels",
             text="labels + 1",
-            headline=f"Labels contain {blank}, which is the blank of ctc_loss: off by one",
+            headline=f"Labels contain {blank}, the blank of ctc_loss: they are off by one",
             fix="keep 0 for the blank: `labels + 1`",
             location=call.location,
             on_call=of_changed(call, lambda one, other: (one, (other + 1).clamp_max(one.shape[-1] - 1))),
@@ -109,7 +109,7 @@ def _labels(call: LossCall) -> Iterator[Change]:
     yield Change(
         suspect="off_by_one_labels",
         text="labels - 1",
-        headline=f"{limits}: off by one",
+        headline=f"{limits}: they are off by one",
         fix="subtract one from the labels: `labels - 1`",
         location=call.location,
         on_call=of_changed(call, lambda one, other: (one, torch.where(other == ignored, other, other - 1))),
@@ -117,7 +117,7 @@ def _labels(call: LossCall) -> Iterator[Change]:
 
 
 def _shifted(seen: Evidence, call: LossCall) -> Iterator[Change]:
-    """Targets of a language model that are the words after the next."""
+    """Yields labels shifted once, for a language model whose labels are shifted twice."""
     known = call.words_ahead(seen.base.first.inputs)
     if known is None or known[2] < 2:  # noqa: PLR2004 - the next word is one further
         return
@@ -132,8 +132,8 @@ def _shifted(seen: Evidence, call: LossCall) -> Iterator[Change]:
 
     yield Change(
         suspect="off_by_one_labels",
-        text="the next word as label",
-        headline=f"The labels are {lag} words ahead of the input, not 1: they are shifted twice",
+        text="the next token as label",
+        headline=f"The labels are {lag} tokens ahead of the input, not 1: they are shifted twice",
         fix="shift the labels once: pass `labels=input_ids` to a model that shifts them itself",
         location=call.location,
         on_call=of_changed(call, next_words),
@@ -154,11 +154,9 @@ def _scale(seen: Evidence, calls: list[LossCall]) -> Iterator[Change]:
     what = f"summed over {number(call.size)} terms" if is_sum else f"{factor:.3g} times the mean"
     yield Change(
         suspect="reduction",
-        text="the mean loss is differentiated",
+        text="mean loss",
         headline=f"The loss is {what}: with the mean, the model learns {seen.subject}",
-        fix='use `reduction="mean"`'
-        if is_sum
-        else f"differentiate the mean loss: multiply the loss by {1 / factor:.4g} or leave its factor out",
+        fix='use `reduction="mean"`' if is_sum else f"use the mean loss: multiply the loss by {1 / factor:.4g}, or remove its factor",
         factor=factor,
         location=call.location,
         backward_scale=1 / factor,
@@ -166,12 +164,12 @@ def _scale(seen: Evidence, calls: list[LossCall]) -> Iterator[Change]:
 
 
 def _plain_sum(seen: Evidence, calls: list[LossCall]) -> Iterator[Change]:
-    """A loss that the user's own code sums."""
+    """Yields the mean, for a loss that the user's own code sums."""
     if calls or seen.base.summed < _MORE:
         return
     yield Change(
         suspect="reduction",
-        text="the mean loss is differentiated",
+        text="mean loss",
         headline=f"The loss is summed over {seen.base.summed:,} terms: with the mean, the model learns {seen.subject}",
         fix="use `.mean()` in place of `.sum()` for the loss",
         factor=float(seen.base.summed),

@@ -1,4 +1,4 @@
-"""Suspects that concern which parameters are updated, and by which gradients."""
+"""Suspects in the parameters: which are updated, and by which gradients."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["frozen", "suspects"]
 
 
 def suspects(seen: Evidence) -> Iterator[Change]:
-    """Connection, optimizer, gradients of earlier steps."""
+    """Yields changes for cut graphs, parameters missing from the optimizer, and gradients of earlier steps."""
     yield from _cut_graph(seen)
     yield from _unregistered(seen)
     yield from _stale(seen)
     if seen.base.accumulates:
         yield Change(
             suspect="zero_grad_missing",
-            text="gradients set to zero before each step",
-            headline="Gradients add up from step to step: zero_grad() is missing",
+            text="gradients zeroed before each step",
+            headline="Gradients accumulate over the steps: zero_grad() is missing",
             fix=f"call `{seen.optimizer}.zero_grad()` before `loss.backward()`",
             on_first_backward=_zero,
         )
@@ -89,7 +89,7 @@ def _repair(cut: Cut) -> str:
 
 
 _UNDONE = frozenset({"detach", "data", "round", "floor", "ceil", "trunc"})
-"""What can be left out: the value itself goes on."""
+"""Ops that a trial can skip by passing the value on."""
 
 
 def _connected(cut: Cut) -> Any:
@@ -127,7 +127,7 @@ def _stale(seen: Evidence) -> Iterator[Change]:
     yield Change(
         suspect="stale_optimizer",
         text=f"{plural(len(names), 'parameter')} added to the optimizer",
-        headline=f"The optimizer does not hold {_shown(names)}: these parameters are never updated",
+        headline=f"The optimizer does not hold {_counted(names)}: {_shown(names)} {'is' if len(names) == 1 else 'are'} never updated",
         fix=f"create the optimizer after the model is complete, from `{seen.model}.parameters()`",
         parameters=names,
         on_update=_holding(seen, names),
@@ -135,7 +135,7 @@ def _stale(seen: Evidence) -> Iterator[Change]:
 
 
 def _unregistered(seen: Evidence) -> Iterator[Change]:
-    """Modules that are no part of the model, such as those in a plain list."""
+    """Yields modules that are not registered, such as those in a plain list."""
     inside = seen.base.first.unregistered
     held = {id(one) for optimizer in seen.base.optimizers for group in optimizer.param_groups for one in group["params"]}
     if not any(id(one) not in held and one.requires_grad for module in inside.values() for one in module.parameters(recurse=False)):
@@ -151,8 +151,8 @@ def _unregistered(seen: Evidence) -> Iterator[Change]:
     yield Change(
         suspect="stale_optimizer",
         text=f"{plural(len(inside), 'module')} added to the optimizer",
-        headline=f"{names} is not a submodule, so the optimizer does not hold its parameters",
-        fix=f"register the modules: hold them in `nn.ModuleList` before the optimizer is created from `{seen.model}.parameters()`",
+        headline=f"{plural(len(inside), 'module')} not registered as submodules: the optimizer does not hold the parameters of {names}",
+        fix=f"register the modules: keep them in an `nn.ModuleList` before the optimizer is created from `{seen.model}.parameters()`",
         on_update=add,
     )
 
@@ -169,7 +169,8 @@ def frozen(seen: Evidence) -> Iterator[Change]:
                 parameters[name].requires_grad_()
 
     module = _common(names)
-    some = f"`{module}` is" if module else f"{_shown(names)} {'is' if len(names) == 1 else 'are'}"
+    some = f"`{module}` is" if module else f"{_counted(names).capitalize()} {'is' if len(names) == 1 else 'are'}"
+    each = "" if module or len(names) == 1 else f" for {_shown(names)}"
     whole = {name for name in seen.base.named_parameters() if name.startswith(f"{module}.")} == set(names) if module else False
     code = (
         f"{seen.model}.get_submodule({module!r}).requires_grad_(True)"
@@ -179,8 +180,8 @@ def frozen(seen: Evidence) -> Iterator[Change]:
     yield Change(
         suspect="frozen",
         text=f"{plural(len(names), 'parameter')} unfrozen",
-        headline=f"{some} frozen: with requires_grad=True the model learns {seen.subject}",
-        fix=f"`{code}` before the optimizer is created from `{seen.model}.parameters()`",
+        headline=f"{some} frozen: with `requires_grad=True`{each} the model learns {seen.subject}",
+        fix=f"run `{code}` before the optimizer is created from `{seen.model}.parameters()`",
         parameters=names,
         on_models=unfreeze,
         on_update=_holding(seen, names),
@@ -205,6 +206,10 @@ def _add(optimizer: torch.optim.Optimizer, missing: list[torch.nn.Parameter]) ->
     if missing:
         template = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
         optimizer.add_param_group({**template, "params": missing})
+
+
+def _counted(names: tuple[str, ...]) -> str:
+    return f"parameter `{names[0]}`" if len(names) == 1 else plural(len(names), "parameter")
 
 
 def _shown(names: tuple[str, ...]) -> str:

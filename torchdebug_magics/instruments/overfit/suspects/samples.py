@@ -1,4 +1,4 @@
-"""Suspects that concern the samples: contradictions, scale, and whether the output depends on them."""
+"""Suspects in the samples: contradicting labels, input scale, and an output that does not depend on the input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from torchdebug_magics.format import number
+from torchdebug_magics.format import listed, number
 from torchdebug_magics.instruments.overfit.suspects.loss_inputs import rows_of
 from torchdebug_magics.instruments.overfit.training.change import Change
 
@@ -40,7 +40,7 @@ def _conflicts(seen: Evidence) -> Iterator[Change]:
     yield Change(
         suspect="conflicting_labels",
         text=f"without row{'s' if len(dropped) > 1 else ''} {', '.join(map(str, sorted(dropped)))}",
-        headline=f"Rows {', '.join(map(str, rows))} are equal inputs with different labels",
+        headline=f"Rows {listed([*map(str, rows)])} are equal inputs with different labels",
         fix=f"correct the labels of rows {', '.join(map(str, rows))}, or keep one of each group",
         rows=rows,
         on_call=rows_of(seen, keep),
@@ -140,7 +140,7 @@ def capacity(seen: Evidence) -> Iterator[Change]:
         yield replace(
             too_small(seen),
             text="the first 2 samples only",
-            headline=f"The model is too small: it learns 2 samples, and not {samples}",
+            headline=f"The model is too small: it learns 2 samples, but not {samples}",
             on_call=change,
         )
 

@@ -1,4 +1,4 @@
-"""Suspects that concern what layers make of their inputs: dead units, initial weights, batch statistics."""
+"""Suspects in the layers: dead units, initial weights, batch statistics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FAR = 5.0
 
 
 def suspects(seen: Evidence) -> Iterator[Change]:
-    """Statistics of one value, dead units, initial weights."""
+    """Yields changes of batch statistics over one value, of dead units and of initial weights."""
     yield from _one_value(seen)
     far = seen.unusual
     dead = next((one for one in seen.base.first.activations if one.is_dead and one.feeder), None)
@@ -85,7 +85,7 @@ def _dead(seen: Evidence, _far: Mapping[str, str], dead: Activation | None) -> I
     is_it = at_line(dead.name, dead.location)
     yield Change(
         **share,  # type: ignore[arg-type]
-        text="leaky_relu in its place",
+        text="leaky_relu instead",
         fix=f"use `F.leaky_relu` in place of `{dead.name}` after `{dead.feeder}`",
         on_call=lambda function, args, _kwargs: (F.leaky_relu, args[:1], {}) if is_it(function) and args else None,
     )
@@ -99,7 +99,7 @@ def _initial(seen: Evidence, far: Mapping[str, str], _dead: Activation | None) -
     yield Change(
         suspect="bad_init",
         text=f"{listed([f'`{name}`' for name in names])} initialized again",
-        headline=f"`{first}` starts {what}: PyTorch's own initialization learns {seen.subject}",
+        headline=f"`{first}` starts {what}: with the default initialization, the model learns {seen.subject}",
         fix=_repair(seen, names),
         parameters=_names(seen, names),
         module=first,

@@ -1,4 +1,4 @@
-"""Suspects that concern the update: clipping, weight decay, a state from an earlier training, the learning rate."""
+"""Suspects in the update: clipping, weight decay, the learning rate."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _USUAL = {"SGD": 0.1, "Adagrad": 0.1, "LBFGS": 1.0}
 
 
 def suspects(seen: Evidence) -> Iterator[Change]:
-    """Clipping, and weight decay."""
+    """Yields training without clipping, and without weight decay."""
     if seen.base.clipped is not None and not seen.base.is_zeroed:
         before, after = seen.base.clipped
         yield Change(
             suspect="clipping",
             text="no clipping",
-            headline=f"Clipping shrinks the gradient norm from {number(before)} to {number(after)}: too little is left to learn",
+            headline=f"Clipping shrinks the gradient norm from {number(before)} to {number(after)}: too small to learn from",
             fix=f"clip at a larger norm, such as `max_norm={max(1.0, _round(before)):g}`, or not at all",
             factor=after / before if before else None,
             keeps_gradients=True,
@@ -46,7 +46,7 @@ def suspects(seen: Evidence) -> Iterator[Change]:
 
 
 def never_steps(seen: Evidence) -> Iterator[Change]:
-    """An optimizer of the model's parameters whose `step` is not called."""
+    """Yields a call of `step` for an optimizer of the model's parameters that is never stepped."""
     if seen.base.optimizers or seen.base.error is not None:
         return
     own = {id(one) for one in seen.base.named_parameters().values()}
@@ -62,7 +62,7 @@ def never_steps(seen: Evidence) -> Iterator[Change]:
 
 
 def _decaying(seen: Evidence) -> Iterator[Change]:
-    """A schedule that ends the training before it has begun."""
+    """Yields slower schedules, where the scheduler lowers the learning rate too early."""
     first, last = max(seen.rates, default=0.0), seen.base.last_rate
     if last is None or not first or last > _DECAYED * first:
         return
@@ -73,7 +73,7 @@ def _decaying(seen: Evidence) -> Iterator[Change]:
         yield Change(
             suspect="learning_rate",
             text=text,
-            headline=f"The scheduler lowers the learning rate from {first:g} to {last:.2g} in {len(seen.base.losses)} steps: too fast",
+            headline=f"The scheduler lowers the learning rate from {first:g} to {last:.2g} in {len(seen.base.losses)} steps: too early",
             fix=f"call `scheduler.step()` less often: the learning rate falls to {last:.2g} before the model learns {seen.subject}",
             factor=first / last if last else math.inf,
             on_update=_with(lr=change),
@@ -81,7 +81,7 @@ def _decaying(seen: Evidence) -> Iterator[Change]:
 
 
 def learning_rates(seen: Evidence) -> Iterator[Change]:
-    """By powers of ten, the likelier direction first."""
+    """Yields learning rates changed by powers of ten, the likelier direction first."""
     yield from _decaying(seen)
     if seen.rates and not any(seen.rates):
         usual = _USUAL.get(type(seen.base.optimizers[0]).__name__, 1e-3)
@@ -117,7 +117,7 @@ def _by_hand(seen: Evidence, factor: float) -> Change:
     return Change(
         suspect="learning_rate",
         text=f"learning rate x{factor:g}",
-        headline=f"The learning rate is too {word}: {factor:g} times as large, the model learns {seen.subject}",
+        headline=f"The learning rate is too {word}: multiplied by {factor:g}, the model learns {seen.subject}",
         fix=f"multiply the learning rate by {factor:g}",
         factor=factor,
         backward_scale=factor,

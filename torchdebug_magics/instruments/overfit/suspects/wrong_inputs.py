@@ -1,4 +1,4 @@
-"""Suspects that concern what a loss function expects: logits, log-probabilities or probabilities."""
+"""Suspects in the kind of loss input: logits, log-probabilities or probabilities."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def wrong_input(call: LossCall, source: Activation | None) -> Iterator[Change]:
 
 
 def over_the_batch(seen: Evidence) -> Iterator[Change]:
-    """Softmax over the samples in place of the classes."""
+    """Yields a softmax over the classes, for one over the samples."""
     samples = seen.base.first.samples
     for one in seen.base.first.activations:
         is_table = one.given.dim() == 2 and len(one.given) == samples and one.given.shape[1] > 1  # noqa: PLR2004 - samples and classes
@@ -60,7 +60,7 @@ def over_the_batch(seen: Evidence) -> Iterator[Change]:
         yield Change(
             suspect="wrong_loss_input",
             text=f"{one.name} over dim=-1",
-            headline=f"`{one.name}` at {one.location or 'the output'} normalizes over the batch (dim={one.dim}), not over the classes",
+            headline=f"`{one.name}` at {one.location or 'the output'} is over the batch (dim={one.dim}): it must be over the classes",
             fix=f"use `dim=-1` in `{one.name}`",
             location=one.location,
             module=one.module,
@@ -96,7 +96,7 @@ def _left_out(call: LossCall, source: Activation, expected: str, *, cause: Cause
     why = (
         f"`softmax`{line} is applied twice: `{call.name}` expects logits"
         if cause == "double_softmax"
-        else f"`{call.name}` expects {expected}, not the result of `{source.name}`{line}"
+        else f"`{call.name}` expects {expected}: its input is the result of `{source.name}`{line}"
     )
     return _change(call, why, f"remove the `{source.name}` before `{call.name}`", without(source), cause=cause, at=source)
 
@@ -137,10 +137,10 @@ def _nll(call: LossCall, _source: Activation | None) -> Iterator[Change]:
 
 
 def _targets(call: LossCall) -> Iterator[Change]:
-    """Labels that are no shares, such as masks of 0 and 255."""
+    """Yields scaled targets for labels outside 0 to 1, such as masks of 0 and 255."""
     high = float(call.target.max()) if call.target.numel() else 0.0
     if high > 1 and set(call.target.unique().tolist()) != {1.0, 2.0}:
-        why = f"`{call.name}` expects targets between 0 and 1, and they go up to {number(high)}"
+        why = f"`{call.name}` expects targets between 0 and 1: they go up to {number(high)}"
         yield _change(call, why, f"divide the targets by {high:g}", of_changed(call, lambda one, other: (one, other / high)))
 
 
@@ -183,7 +183,7 @@ def _distance(call: LossCall, source: Activation | None) -> Iterator[Change]:
         )
     elif bool(((call.target < low) | (call.target > high)).any()):
         limits = f"at least {number(low)}" if high == math.inf else f"between {number(low)} and {number(high)}"
-        why = f"`{source.name}`{line} keeps the output {limits}, and some targets lie outside"
+        why = f"`{source.name}`{line} keeps the output {limits}: some targets lie outside"
         yield _change(call, why, f"remove the `{source.name}` after the last layer", without(source), at=source)
 
 

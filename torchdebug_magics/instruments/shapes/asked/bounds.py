@@ -41,7 +41,7 @@ _MANY = 1 << 24
 
 
 def check_bounds(fakes: Fakes, func: Any, args: tuple[Any, ...]) -> None:
-    """Raise what torch would raise for these indices; asked of the op itself, on a table of zeros."""
+    """Raise what torch would raise for these indices; found by calling the op itself on a table of zeros."""
     name = func._schema.name.partition("::")[2]
     if name in _INDEXED or name in _BY_TENSORS or name in _LOSSES or name in _BY_MASK:
         with unset_fake_temporarily():

@@ -1,4 +1,4 @@
-"""Whether what failed on fakes fails for real too, and in which words."""
+"""Whether what failed on fakes fails on real tensors too, and in which words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["is_limit_of_fakes", "real_error"]
 
 _LARGEST = 1 << 26
-"""Elements that are made for real to hear torch's own words."""
+"""Elements that are allocated to get PyTorch's own message."""
 
 _PRODUCTS = frozenset({"linear", "matmul", "__matmul__", "mm", "bmm"})
 
@@ -41,7 +41,7 @@ def is_limit_of_fakes(error: BaseException) -> bool:
 
 
 def real_error(failed: Failed) -> tuple[bool, Exception | None]:
-    """(whether it was tried, the error) of the failed op on real zeros of the same shapes; no error where it works for real."""
+    """(whether it was tried, the error) of the failed op on real zeros of the same shapes; no error where it works on real tensors."""
     size = sum(math.prod(tensor.shape) for _, tensor in named_tensors((failed.args, failed.kwargs)))
     if size > _LARGEST and not _is_refused(failed):
         return False, None

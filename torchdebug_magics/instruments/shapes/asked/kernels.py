@@ -30,7 +30,7 @@ _MOVES = frozenset(
 
 
 def check_kernels(fakes: Fakes, func: Any, args: tuple[Any, ...]) -> None:
-    """Raise what torch would say of these dtypes; asked of the op itself, on zeros, once for the same dtypes."""
+    """Raise what torch would say of these dtypes; found by calling the op itself on zeros, once for the same dtypes."""
     tensors = [one for one in args if isinstance(one, FakeTensor)]
     dtypes = tuple(one.dtype for one in tensors)
     if _USUAL.issuperset(dtypes) or (func, dtypes) in fakes.asked or _only_moves(func):

@@ -60,7 +60,7 @@ def _are_whole(fakes: Fakes, indices: Any) -> bool:
 
 
 def _differ_in_dtype(args: tuple[Any, ...]) -> bool:
-    """A norm of half precision may have weights of full precision: what is asked then comes through."""
+    """A norm of half precision may have weights of full precision: the check then succeeds."""
     return len({one.dtype for one in args if isinstance(one, torch.Tensor) and one.is_floating_point()}) > 1
 
 

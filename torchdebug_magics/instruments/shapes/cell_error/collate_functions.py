@@ -90,7 +90,7 @@ def _pictures(shapes: Sequence[Shape], differ: list[int]) -> _Made | None:
         return _Made(
             lambda them: f"torch.stack([x.expand({channels}, -1, -1) for x in {them}])",
             lambda them: torch.stack([one.expand(channels, -1, -1) for one in them]),
-            "grayscale images among those in color; or `.convert('RGB')` where they are read",
+            "grayscale images among those in color; or `.convert('RGB')` where they are loaded",
         )
     if 0 in differ or shapes[0][0] not in {1, 3, 4}:
         return None
@@ -98,7 +98,7 @@ def _pictures(shapes: Sequence[Shape], differ: list[int]) -> _Made | None:
     return _Made(
         lambda them: f"torch.stack([F.interpolate(x[None], size=({height}, {width}))[0] for x in {them}])",
         lambda them: torch.stack([functional.interpolate(one[None], size=(height, width))[0] for one in them]),
-        "images of one size; or resize them where they are read",
+        "images of one size; or resize them where they are loaded",
     )
 
 

@@ -12,7 +12,7 @@ from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.cell_error.collate_functions import other_batches
 from torchdebug_magics.instruments.shapes.cell_error.sample_parts import Part, unequal
 from torchdebug_magics.instruments.shapes.cell_error.worker_samples import from_worker
-from torchdebug_magics.instruments.shapes.explain import place
+from torchdebug_magics.instruments.shapes.explain import place, underlined
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _explained(error: BaseException, samples: Any, indices: Any, frames: list[Fr
         return None
     which = f"`{part.of}` of " if part.path else ""
     shapes = [shape(one) or "a scalar" for one in part.shapes[:_SHOWN]]
-    sentence = f"a batch is made of samples of one shape, and {which}these are {', '.join(shapes)}{_first_other(part, indices)}"
+    sentence = f"samples of a batch must have one shape, and {which}these have {', '.join(shapes)}{_first_other(part, indices)}"
     return _failure(error, sentence, part.shapes, other_batches(samples, part, frames))
 
 
@@ -56,7 +56,7 @@ def _first_other(part: Part, indices: Any) -> str:
     """Which sample is the first with another shape."""
     at = next(at for at, one in enumerate(part.shapes) if one != part.shapes[0])
     known = isinstance(indices, list) and at < len(indices) and type(indices[at]) is int
-    return f": `dataset[{indices[at]}]` is the first other one" if known else ""
+    return f": `dataset[{indices[at]}]` is the first that differs" if known else ""
 
 
 # Worker processes --------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def _of_worker(error: BaseException, frames: list[FrameType]) -> Failure | None:
     if found[1] is None:
         return None
     first, other = _said(found)
-    sentence = f"a batch is made of samples of one shape, and sample {found[2]} has {shape(first)}, sample {found[4]} {shape(other)}"
+    sentence = f"samples of a batch must have one shape, and sample {found[2]} has {shape(first)}, sample {found[4]} {shape(other)}"
     advice = Fix(code="num_workers=0", verified=False, why="to see which part of the samples it is; then a `collate_fn` that pads it")
     return _failure(error, sentence, [first, other], [advice])
 
@@ -100,6 +100,7 @@ def _failure(error: BaseException, sentence: str, shapes: Sequence[Shape], fixes
         module=None,
         op="stack",
         location=place(error),
+        underlined=underlined(error),
         operand_shapes=tuple(shapes[:_SHOWN]),
         explanation=sentence,
         fixes=tuple(fixes),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics.instruments.shapes.explain import place
+from torchdebug_magics.instruments.shapes.explain import place, underlined
 from torchdebug_magics.instruments.shapes.report import Failure
 from torchdebug_magics.probing.where import owner
 
@@ -34,7 +34,13 @@ def refused_module(error: BaseException) -> Failure | None:
     whole = f"{text}{', and ' if told else ''}{told}{_divisors(text, known)}"
     sentence = f"`nn.{type(made.f_locals['self']).__name__}` cannot be built: {whole}"
     return Failure(
-        module=None, op=None, location=place(error), operand_shapes=(), explanation=sentence, error=f"{type(error).__name__}: {error}"
+        module=None,
+        op=None,
+        location=place(error),
+        underlined=underlined(error),
+        operand_shapes=(),
+        explanation=sentence,
+        error=f"{type(error).__name__}: {error}",
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.format import listed, shape
-from torchdebug_magics.instruments.shapes.explain import place
+from torchdebug_magics.instruments.shapes.explain import place, underlined
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.source import tree_of
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
@@ -50,6 +50,7 @@ def refused_checkpoint(error: BaseException) -> Failure | None:
         module=None,
         op=None,
         location=place(error),
+        underlined=underlined(error),
         operand_shapes=(own[wrong[0]], given[wrong[0]]),
         operand_names=("model", "checkpoint"),
         explanation=f"{listed(told)}{more}",
@@ -59,7 +60,7 @@ def refused_checkpoint(error: BaseException) -> Failure | None:
 
 
 def _fixes(model: torch.nn.Module, given: Mapping[str, Sizes], wrong: list[str], frames: list[FrameType]) -> list[Fix]:
-    """The parts made as the checkpoint has them, where that can be told of all; beside it, the user's call that made the model."""
+    """The parts made as the checkpoint has them, where that is known of all; beside it, the user's call that made the model."""
     name = _name_of(model, frames)
     lines: list[str] = []
     changed: list[tuple[int, int]] = []

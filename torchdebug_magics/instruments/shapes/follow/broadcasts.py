@@ -106,7 +106,7 @@ def broadcast(name: str, pair: list[Side], site: Site, module: str | None, where
         return None
     texts = [site.operand_text(at, one.tensor if one.tensor is not None else _GONE, direct=True) for at, one in enumerate(pair)]
     told = [f"{f'`{text}` of ' if text else ''}{shape(one.sizes)}" for text, one in zip(texts, pair, strict=True)]
-    each = f"each of {few[0]} with each" if few[0] == whole[0] else f"{math.prod(whole):,} numbers of {math.prod(few):,}"
+    each = f"each of {few[0]} samples with all {few[0]}" if few[0] == whole[0] else f"{math.prod(whole):,} values from {math.prod(few):,}"
     sentence = f"`{name.strip('_')}` broadcasts {told[0]} with {told[1]} to {shape(whole)}: {each}"
     return suspected(sentence, name, module, where, [one.sizes for one in pair], texts, _squeezes(site, pair, few, many))
 
@@ -161,7 +161,7 @@ def suspected(
     texts: Sequence[str],
     fixes: list[Fix],
 ) -> Failure:
-    """A failure of what came through."""
+    """Describes as a failure what ran without an error."""
     return Failure(
         module=module,
         op=name.strip("_"),

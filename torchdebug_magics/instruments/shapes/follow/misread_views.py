@@ -37,8 +37,8 @@ def misread(name: str, x: torch.Tensor, out: Any, frame: FrameType, module: str 
     (place, size), site = moved, site_in(frame)
     text = site.operand_text(0, x, direct=True)
     of = f"`{text}` of {shape(sizes(x))}" if text else shape(sizes(x))
-    mixed = f"dimension {before[place][0]}, of {size}, is mixed with others"
-    sentence = f"`{name}` reads {of} as {shape(sizes(out))} in the order of memory, and its {mixed}"
+    mixed = f"dimension {before[place][0]} of size {size} is mixed with others"
+    sentence = f"`{name}` reads {of} as {shape(sizes(out))} in memory order: {mixed}"
     return suspected(sentence, name, module, locate(frame), [sizes(x)], [text], _permuted(site, x, [dim for dim, _ in before], atoms))
 
 
@@ -70,7 +70,7 @@ def _order(before: list[int], after: list[int]) -> tuple[list[_Atom], tuple[int,
 
 
 def _block(before: list[int], after: list[int]) -> tuple[list[_Atom], int | None] | None:
-    """The same of the fewest neighbours that hold as many numbers on both sides; None where it cannot be told."""
+    """The same of the fewest neighbours that hold as many numbers on both sides; None where it is unknown."""
     kept = {(size, math.prod(after[at + 1 :])) for at, size in enumerate(after)}
     lost = [at for at, size in enumerate(before) if (size, math.prod(before[at + 1 :])) not in kept and size in after]
     split = _split(list(enumerate(before)), after) if not lost or len(before) == 1 or len(after) == 1 else None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Calls", "Running", "shapes"]
 
 _MOST_YIELDED = 1000
-"""Values that are asked of a generator, which may have no end."""
+"""Values that are taken from a generator, which may have no end."""
 
 
 @dataclass(eq=False)
@@ -43,7 +43,7 @@ class Running:
     outputs: tuple[tuple[str, Any, str, str], ...] | None = None
     """(name, sizes, dtype, device) of each; None while it runs, and for ever where it raised."""
     symbols: tuple[tuple[Any, ...], ...] = ()
-    """The outputs' sizes with their symbols, where they are asked for."""
+    """The outputs' sizes with their symbols, where they are requested."""
     taken: tuple[tuple[Any, ...], ...] = ()
     """The inputs' sizes, likewise."""
     owned: Owned = NOTHING

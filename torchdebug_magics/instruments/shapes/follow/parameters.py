@@ -93,7 +93,7 @@ class Parameters:
 
     @property
     def bytes(self) -> int:
-        """Of all parameters."""
+        """Bytes of all parameters."""
         return sum(size(one) * one.element_size() for one in self._tensors.values()) + self._packed_bytes
 
     @property
@@ -103,7 +103,7 @@ class Parameters:
 
     @property
     def local_bytes(self) -> int:
-        """Of the parts of parameters in this process."""
+        """Bytes of the parts of parameters in this process."""
         return sum(size(one) * one.element_size() for one in map(local_of, self._tensors.values())) + self._packed_bytes
 
     @property
@@ -113,7 +113,7 @@ class Parameters:
 
     @property
     def buffer_bytes(self) -> int:
-        """Of all buffers."""
+        """Bytes of all buffers."""
         return sum(size(one) * one.element_size() for one in self._buffers.values())
 
     def take(self, path: str, module: torch.nn.Module) -> Owned:
@@ -126,7 +126,7 @@ class Parameters:
         notes: list[str] = []
         shards: dict[str, Sharding] = {}
         if isinstance(module, torch.jit.ScriptModule):
-            notes.append("scripted: its parts are not seen")
+            notes.append("scripted: its submodules are not seen")
         if id(module) not in self._held and any(True for _ in own_parameters(module)):
             notes.append("no registered part: its parameters are not the model's")
         for name, parameter in self._held.get(id(module)) or own_parameters(module):

@@ -1,4 +1,4 @@
-"""What came through and is most likely not meant: sizes that broadcast by accident, dimensions that a view reads in another order.
+"""What ran without an error and is probably unintended: sizes that broadcast by accident, dimensions that a view reads in another order.
 
 Two questions are asked of the ops in the user's own lines. Do two tensors of as many numbers, the one with a dimension of one more, give
 more numbers, and is the op a difference or a loss, or are all those numbers averaged into one? Then every sample met every other one:
@@ -8,7 +8,9 @@ view read other numbers into it: a permute was meant.
 
 from __future__ import annotations
 
+import linecache
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -17,7 +19,7 @@ from torchdebug_magics.instruments.shapes.follow.broadcasts import DIFFERENCES, 
 from torchdebug_magics.instruments.shapes.follow.misread_views import misread
 from torchdebug_magics.instruments.shapes.repair.source import site_in
 from torchdebug_magics.probing.dry_runs.leaves import sizes
-from torchdebug_magics.probing.where import locate, owner
+from torchdebug_magics.probing.where import locate, owner, part_of_line, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +38,7 @@ _HANDS_ON = ("nn/functional.py", "torch/overrides.py", "nn/modules/loss.py", "nn
 
 
 class Suspects:
-    """Looks at ops that came through, until the first that is told of."""
+    """Looks at ops that ran without an error, until the first suspicious one."""
 
     def __init__(self) -> None:
         self.first: Failure | None = None
@@ -59,6 +61,13 @@ class Suspects:
             if len(pair) == 2 and all(type(size) is int for one in pair for size in one.shape):  # noqa: PLR2004 - a pair
                 sides = [Side(sizes(one), made(one), one) for one in pair]
                 self.first = broadcast(name, sides, site_in(frame), module, locate(frame))
+        if self.first is not None:
+            self.first = replace(self.first, underlined=_underlined(frame))
+
+
+def _underlined(frame: FrameType) -> tuple[int, int] | None:
+    found = span(frame.f_code, frame.f_lasti)
+    return None if found is None else part_of_line(linecache.getline(frame.f_code.co_filename, frame.f_lineno), frame.f_lineno, found)
 
 
 def _asking(frame: FrameType, *, through_loss: bool) -> FrameType | None:

@@ -1,1 +1,1 @@
-"""Why a forward broke, in words, and the edits that were tried to repair it."""
+"""Why a forward failed, in words, and the edits that were tried to repair it."""

@@ -36,12 +36,12 @@ def mixed_batch(run: Forward) -> str:
     for _, tensor in named_tensors(run.output):
         found = sizes(tensor)
         if found and not batches.intersection(found) and found[0] not in joined:
-            return f"comes through, but gives {shape(found)} for an input of {shape(inputs[0])}: the batch is lost"
+            return f"runs, but returns {shape(found)} for an input of {shape(inputs[0])}: the batch dimension is lost"
     return ""
 
 
 def bound_to(edits: Sequence[Edit], run: Forward, again: Callable[[Sequence[Edit]], Forward | None]) -> str:
-    """In words, to which size of the inputs the edits are bound, as they write it down and another one does not come through.
+    """In words, to which size of the inputs the edits are bound, as they write it down and another one does not succeed.
 
     A batch twice as large is tried, or one step fewer. Where no edit names the size, it is the user's own code that wants it.
     """
@@ -50,11 +50,11 @@ def bound_to(edits: Sequence[Edit], run: Forward, again: Callable[[Sequence[Edit
     if any(_names(edit, batch) for edit in edits):
         larger = [Edit("", inputs={name: _TWICE}) for name, one in tensors if sizes(one)[0] == batch]
         if _is_refused(again([*edits, *larger])):
-            return f"holds for a batch of {batch} alone"
+            return f"only for a batch of {batch}"
     steps = rest[0] if len(rest) in {1, 2} else 0
     if steps > 1 and any(_names(edit, steps) for edit in edits):
         shorter = [Edit("", inputs={name: _SHORTER}) for name, one in tensors if sizes(one)[:2] == (batch, steps)]
-        return f"holds for {steps} steps alone" if _is_refused(again([*edits, *shorter])) else ""
+        return f"only for {steps} steps" if _is_refused(again([*edits, *shorter])) else ""
     return ""
 
 

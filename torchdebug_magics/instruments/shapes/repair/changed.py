@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["SMALL", "ChangedInputs", "ChangedOps", "with_edits"]
 
 SMALL = 1 << 20
-"""Elements up to which an input is changed for real, so that its numbers are known."""
+"""Elements up to which an input is changed on real tensors, so that its numbers are known."""
 
 
 @contextmanager

@@ -160,7 +160,7 @@ def parameter_edit(operand: Operand, sizes: Sizes, *, rank: int = 30) -> list[Ed
     if not operand.owned or not isinstance(operand.tensor, torch.nn.Parameter):
         return []
     code = f"{as_typed(operand.name)} = nn.Parameter(torch.zeros({', '.join(map(str, sizes))}))"
-    return [Edit(code, "the parameter as large as what it meets", rank, parameters={operand.name: sizes})]
+    return [Edit(code, "a parameter of the matching size", rank, parameters={operand.name: sizes})]
 
 
 def at_tensor(at: int, change: Callable[[Any], Any], args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -97,7 +97,7 @@ class Facts:
     values: Callable[[torch.Tensor], torch.Tensor | None] = lambda _: None
     """The numbers in a tensor, where they are known."""
     guard: Guard = field(default_factory=Guard)
-    """Told of a rule that stumbles over these facts."""
+    """Records a rule that stumbles over these facts."""
 
     @property
     def who(self) -> str:
@@ -113,7 +113,7 @@ class Facts:
 
     @property
     def is_compared(self) -> bool:
-        """Whether the operands are what a network was asked to compare."""
+        """Whether the operands are what a network is to compare."""
         return is_judge(self.module) and self.op == COMPARES
 
     @property
@@ -145,7 +145,7 @@ def _file(module: torch.nn.Module) -> str:
 
 
 def facts_of(run: Forward, said: BaseException | None = None, guard: Guard | None = None) -> Facts:
-    """From a run that broke; `said` is its error for real tensors, where that is known."""
+    """From a run that failed; `said` is its error for real tensors, where that is known."""
     assert run.error is not None
     failed = run.failed if run.failed is not None and run.failed.error is run.error else None
     frames = list(traceback.walk_tb(run.error.__traceback__))

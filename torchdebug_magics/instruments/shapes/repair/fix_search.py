@@ -1,4 +1,4 @@
-"""The fewest edits with which the forward comes through."""
+"""Searches for the fewest edits with which the forward succeeds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["ALWAYS_THROUGH", "fixes"]
 _SHOWN = 4
 _NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|[\d x]+")
 ALWAYS_THROUGH = frozenset(["view", "reshape", "view_as", "reshape_as", "unflatten"])
-"""Alone, another view of a tensor comes through whatever was meant."""
+"""Alone, another view of a tensor succeeds whatever was meant."""
 _OUR_NAME = re.compile(r"^model(?=\[| = )", re.MULTILINE)
 _WIDE = (5, 3, 2, 1)
 """How many half-way states are taken further after each round; there is one round more."""
@@ -53,7 +53,7 @@ class _Way:
     rank: int
     remade: bool
     mixed: str = ""
-    """What is wrong with it: the batch of the input is not in what came out, or no other batch would come through."""
+    """What is wrong with it: the batch of the input is not in what came out, or no other batch would succeed."""
 
     @property
     def natural(self) -> bool:

@@ -117,7 +117,7 @@ def _value(module: Any, name: str) -> Any:
 
 
 def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20, why: str = "", **changes: Any) -> list[Edit]:
-    """The edit that makes this part anew with some arguments changed; none where it cannot be told how it was made."""
+    """The edit that makes this part anew with some arguments changed; none where it is unknown how it was made."""
     found = arguments(module) if module is not None else None
     if module is not None and found is None and (own := _own_class(module, changes)) is not None:
         return [Edit(f"{as_typed(path or '')} = {own[0]}", why, rank, modules={path or "": own[1]})]

@@ -51,7 +51,7 @@ def fitting_sizes(facts: Facts, found: Diagnosis, trials: Trials) -> tuple[Fix, 
         return (_fix(name, f"{_shown(first, spatial)} or more"),)
     last = search.largest(first)
     if last is None:  # a range is stated where it ends where it is said to
-        return (_fix(name, f"{_shown(first, spatial)}, for one"),)
+        return (_fix(name, f"{_shown(first, spatial)}, for example"),)
     shown = _shown(first, spatial) if first == last else f"{_shown(first, spatial)} to {_shown(last, spatial)}"
     return (_fix(name, shown),)
 
@@ -77,7 +77,7 @@ class _Search:
         self._known: dict[int, int | None] = {}
 
     def outcome(self, size: int) -> int | None:
-        """0 where the forward comes through, -1 where the input is too small, 1 where too large; None where it cannot be told."""
+        """0 where the forward succeeds, -1 where the input is too small, 1 where too large; None where it is unknown."""
         if size not in self._known:
             self._known[size] = self._tried(size) if size >= 1 and len(self._known) < _MOST * 2 and self._trials.left else None
         return self._known[size]

@@ -34,7 +34,7 @@ class Site:
     line: int
     statement: ast.stmt | None
     expression: ast.AST | None
-    """The call, operator or subscript that failed; None where it cannot be told."""
+    """The call, operator or subscript that failed; None where it is unknown."""
     names: Mapping[str, Any]
     """The user's variables at that moment."""
 
@@ -129,7 +129,7 @@ class Caller:
 
 
 def caller_of(site: Site, names: Sequence[str]) -> Caller | None:
-    """From a call with arguments for the parameters of these names, in their order; None where it cannot be told which is which."""
+    """From a call with arguments for the parameters of these names, in their order; None where they cannot be distinguished."""
     call = site.expression
     if not isinstance(call, ast.Call) or len(call.args) != len(names) or any(isinstance(one, ast.Starred) for one in call.args):
         return None
@@ -199,7 +199,7 @@ def _nodes(code: CodeType, instruction: int, line: int) -> tuple[ast.stmt | None
 
 @functools.lru_cache(maxsize=16)
 def tree_of(source: str) -> ast.Module | None:
-    """A file or cell; None where it is no Python."""
+    """A file or cell; None where it is not Python code."""
     try:
         return ast.parse(source)
     except (SyntaxError, ValueError):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Trials"]
 
 _QUICK_FLOPS = 2e9
-"""Up to here a trial that needs data is run for real."""
+"""Up to here a trial that needs data is run on real tensors."""
 _WAITING = 3
 """How many times longer than it computes all trials together may take."""
 
@@ -40,7 +40,7 @@ class Trials:
         self.model = model
         self.inputs = inputs
         self.guard = Guard()
-        """What of ours failed on the way."""
+        """Errors of this package while fixes were tried."""
         self._real = real
         self._most = most
         self._left_s = longest_s
@@ -57,7 +57,7 @@ class Trials:
         self._most = max(self._most, many)
 
     def run(self, edits: Sequence[Edit]) -> Forward | None:
-        """The forward with these edits; None where it cannot be told how it would go."""
+        """The forward with these edits; None where the outcome is unknown."""
         self._most -= 1
         began = time.thread_time()
         try:
@@ -82,7 +82,7 @@ class Trials:
         return self._with(edits, None) if self._is_quick(run) else None
 
     def _is_quick(self, run: Forward) -> bool:
-        """Whether it may be run for real; never one that would wait for other ranks."""
+        """Whether it may be run on real tensors; never one that would wait for other ranks."""
         parameters = list(self.model.parameters())
         return run.flops <= _QUICK_FLOPS and ranks_of(parameters) == 1 and not any(one.device.type == "meta" for one in parameters)
 

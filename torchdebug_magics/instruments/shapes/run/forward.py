@@ -41,7 +41,7 @@ __all__ = ["Forward", "forward"]
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """What was seen; `error` where it did not come through."""
+    """What was seen; `error` where it did not succeed."""
 
     calls: Calls
     parameters: Parameters
@@ -60,7 +60,7 @@ class Forward:
     unchecked: tuple[str, ...] = ()
     """Ops that refuse some values, and ran on tensors whose values are not known."""
     checked: tuple[str, ...] = ()
-    """Those of them that were asked for real."""
+    """Those of them that were asked on real tensors."""
     used: frozenset[int] = frozenset()
     """The ids of the model's parameters that some op took."""
     fakes: Fakes | None = None
@@ -75,7 +75,7 @@ class Forward:
     problems: tuple[str, ...] = ()
     """What could not be put back."""
     suspect: Failure | None = None
-    """What came through, and is most likely not meant."""
+    """What ran without an error and is probably unintended."""
 
 
 def forward(
@@ -87,7 +87,7 @@ def forward(
     trial: bool = False,
     symbolic: bool = False,
 ) -> Forward:
-    """Call ``model(*inputs.args, **inputs.kwargs)`` on fakes, or for real where there are none.
+    """Call ``model(*inputs.args, **inputs.kwargs)`` on fakes, or on real tensors where there are none.
 
     ``instead`` replaces single functions by their number in the run. A trial prints nothing. In a `symbolic` one sizes may be symbols: they
     are kept as such, and neither FLOPs are counted nor what a backward pass would need.

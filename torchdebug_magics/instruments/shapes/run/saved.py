@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Saved"]
 
-_UNCOUNTED: Final = "what the backward pass would hold of what runs in `torch.func` is not counted"
+_UNCOUNTED: Final = "activations saved inside `torch.func` transforms are not counted"
 
 
 class Saved:

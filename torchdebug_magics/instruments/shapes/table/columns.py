@@ -65,7 +65,7 @@ def _kind(node: Node, everything: Whole) -> str | None:
 
 
 def _share(node: Node, everything: Whole) -> float | None:
-    return node.flops / everything.flops if node.flops and everything.flops else None
+    return node.flops / len(node.rows) / everything.flops if node.flops and everything.flops else None
 
 
 def _shards(node: Node, _: Whole) -> str | None:
@@ -74,7 +74,7 @@ def _shards(node: Node, _: Whole) -> str | None:
 
 def _note(node: Node, everything: Whole) -> str:
     """Without what the table shows anyway: that a call is not the first, and that those around a failure did not return either."""
-    broken = ["broke here"] if any(row is everything.broken for row in node.rows) else []
+    broken = ["failed here"] if any(row is everything.broken for row in node.rows) else []
     return ", ".join([*broken, *(part for part in node.first.note.split(", ") if part not in _KNOWN)])
 
 
@@ -85,12 +85,12 @@ COLUMNS = (
     Column("input", "text", lambda node, _: node.first.input_formula or shapes(node.first.input_shapes) or None),
     Column("output", "text", _output),
     Column("dtype", "text", _kind),
-    Column("params", "count", lambda node, _: node.params or None),
-    Column("own params", "count", lambda node, _: node.own_params or None),
-    Column("trainable", "count", lambda node, _: node.trainable or None),
-    Column("FLOPs", "count", lambda node, _: node.flops or None),
+    Column("params", "count", lambda node, _: node.per_module(node.params) or None),
+    Column("own params", "count", lambda node, _: node.per_module(node.own_params) or None),
+    Column("trainable", "count", lambda node, _: node.per_module(node.trainable) or None),
+    Column("FLOPs", "count", lambda node, _: node.per_call(node.flops) or None),
     Column("share of FLOPs", "share", _share),
-    Column("activations", "bytes", lambda node, _: node.activation_bytes or None),
+    Column("activations", "bytes", lambda node, _: node.per_call(node.activation_bytes) or None),
     Column("shards", "text", _shards),
     Column("note", "prose", _note),
 )
@@ -116,7 +116,7 @@ def layout(*, columns: str = "", sort: str = "", **options: Any) -> Layout:
     """From the options of the magic; the columns by their own names."""
     depth = options.get("depth")
     if isinstance(depth, int) and depth < 0:
-        msg = f"--depth takes 0 or more, and {depth} is less: 0 shows the model alone"
+        msg = f"--depth must be 0 or more, not {depth}: 0 shows the model alone"
         raise TorchDebugError(msg)
     asked = Layout.of(columns=columns, sort=sort, **options)
     return replace(asked, columns=tuple(map(column_named, asked.columns)), sort=column_named(sort) if sort else "")
@@ -136,7 +136,7 @@ def column_named(word: str) -> str:
 
 
 def chosen(report: ShapesReport, nodes: Sequence[Node]) -> tuple[Column, ...]:
-    """Those that were asked for, else those that tell something."""
+    """The requested columns, else those that hold any information."""
     if report.layout.columns:
         asked = dict.fromkeys(("module", *map(column_named, report.layout.columns)))
         return tuple(_BY_NAME[name] for name in asked)
@@ -149,6 +149,8 @@ def _tells(column: Column, report: ShapesReport, nodes: Sequence[Node], everythi
     match column.name:
         case "call":
             return values != {1} and bool(values)
+        case "share of FLOPs":  # follows from FLOPs, and makes the table wider than a narrow page
+            return False
         case "dtype":
             return bool(values) and not common_kind(report)
         case "own params":  # shown where it differs: a module without parts owns all that it has

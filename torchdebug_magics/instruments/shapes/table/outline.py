@@ -35,7 +35,7 @@ class Node:
     """Equal for nodes that do the same, whatever was counted before."""
     params: int
     trainable: int
-    """Of all rows, with all that is inside."""
+    """The sum over all rows, submodules included."""
 
     @property
     def first(self) -> Row:
@@ -49,19 +49,32 @@ class Node:
         return first if first == last else f"{first} … {last}"
 
     @property
+    def modules(self) -> int:
+        """The number of different modules that are folded; fewer than rows where one was called several times."""
+        return len({row.path for row in self.rows})
+
+    @property
     def flops(self) -> int:
-        """Of all rows, with all that is inside."""
+        """The sum over all rows, submodules included."""
         return sum(row.flops for row in self.rows)
 
     @property
     def activation_bytes(self) -> int:
-        """Of all rows, with all that is inside."""
+        """The sum over all rows, submodules included."""
         return sum(row.activation_bytes for row in self.rows)
 
     @property
     def own_params(self) -> int:
-        """Of all rows, without what is inside."""
+        """The sum over all rows, without submodules."""
         return sum(row.own_params for row in self.rows)
+
+    def per_module(self, total: int) -> int:
+        """The part of a total of parameters that one of the folded modules has."""
+        return total // self.modules
+
+    def per_call(self, total: int) -> int:
+        """The part of a total of FLOPs or bytes that one of the folded calls has, on average."""
+        return round(total / len(self.rows))
 
 
 @dataclass(eq=False)
@@ -86,7 +99,7 @@ def walk(nodes: Sequence[Node], above: tuple[Node, ...] = ()) -> Iterator[tuple[
 
 
 def failing(report: ShapesReport) -> Row | None:
-    """The call in which the forward broke."""
+    """The call in which the forward failed."""
     if report.failure is None:
         return None
     return next((row for row in reversed(report.rows) if not row.output_shapes and row.path == report.failure.module), None)

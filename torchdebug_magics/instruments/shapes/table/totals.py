@@ -1,4 +1,4 @@
-"""What stands below the table of a shapes report: the sums, in words."""
+"""The totals of a shapes report, in words."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 __all__ = ["legend", "totals_of"]
 
 _HOW = {
-    "fake": "nothing was computed: the forward ran on tensors without data, and the model is as it was",
-    "meta": "nothing was computed: the weights are on `meta` and hold no data",
-    "real": "the forward ran for real",
+    "fake": "the forward ran on tensors without data: nothing was computed, the model is unchanged",
+    "meta": "the weights are on `meta` and have no data: nothing was computed",
+    "real": "the forward ran on real tensors",
     "params": "the forward was not run",
 }
-_SHARED = "; what ranks compute together, on DTensors, is counted once, for all of them"
+_SHARED = "; ops on DTensors are counted once for all ranks"
 
 
 def totals_of(report: ShapesReport) -> list[tuple[str, str]]:
@@ -34,30 +34,28 @@ def totals_of(report: ShapesReport) -> list[tuple[str, str]]:
     if report.mode != "params":
         until = " up to the failure" if report.failure else " in one forward"
         found.append(("FLOPs", f"{count(report.total_flops)}{until}; 2 per multiply-add{_SHARED if report.has_shared_flops else ''}"))
-        found.append(("activations", f"{byte_size(report.activation_bytes)} kept for the backward pass{until if report.failure else ''}"))
+        found.append(("activations", f"{byte_size(report.activation_bytes)} saved for the backward pass{until if report.failure else ''}"))
     if any(row.formula for row in report.rows):
-        fixed = f"{report.symbols}; the others" if report.symbols else "they"
-        found.append(("letters", f"{fixed} are sizes of the input, such as `B` for the batch"))
+        fixed = f"{report.symbols}; other letters" if report.symbols else "letters"
+        found.append(("symbols", f"{fixed} are sizes of the input, such as `B` for the batch size"))
     if report.unused:
-        found.append(("never called", f"{', '.join(f'`{path}`' for path in report.unused)}: the forward does not use what they hold"))
-    return [*found, ("how", f"{_HOW[report.mode]}{_unchecked(report.unchecked_ops)}{_checked(report.checked_ops)}")]
+        found.append(("never called", f"{', '.join(f'`{path}`' for path in report.unused)}: the forward does not use their parameters"))
+    return [*found, ("method", f"{_HOW[report.mode]}{_unchecked(report.unchecked_ops)}{_checked(report.checked_ops)}")]
 
 
 def _unchecked(ops: Sequence[str]) -> str:
-    return f"; whether {', '.join(f'`{op}`' for op in ops)} would refuse a value was not checked, which `--real` does" if ops else ""
+    return f"; {', '.join(f'`{op}`' for op in ops)} may reject values, which only `--real` checks" if ops else ""
 
 
 def _checked(ops: Sequence[str]) -> str:
-    return f"; once more for real, to see whether {', '.join(f'`{op}`' for op in ops)} would refuse a value" if ops else ""
+    return f"; then once on real tensors, as {', '.join(f'`{op}`' for op in ops)} may reject values" if ops else ""
 
 
 def legend(report: ShapesReport, nodes: Sequence[Node]) -> str:
-    """Of what the numbers in the table are."""
-    said = f"{'params are' if report.mode == 'params' else 'params, FLOPs and activations are'} of a module and all inside it"
-    alike = next((node for node, _ in walk(nodes) if len(node.rows) > 1), None)
-    if alike is None or report.layout.sort:
-        return said
-    many = f"{len(alike.rows):,}"
-    return (
-        f"{said}; `{full_name(alike)}` stands for {many} calls that do the same, and its numbers, also those inside it, are of all {many}"
-    )
+    """Say which modules and calls a number of the table stands for."""
+    columns = "params include" if report.mode == "params" else "params, FLOPs and activations include"
+    text = f"{columns} all submodules"
+    folded = next((node for node, _ in walk(nodes) if len(node.rows) > 1), None)
+    if folded is None or report.layout.sort:
+        return text
+    return f"{text}; `{full_name(folded)}` stands for {len(folded.rows):,} equal calls, with the numbers of one"

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
     from torchdebug_magics.instruments.deterministic.report import DeterministicReport
 
+pytestmark = pytest.mark.corpus
+
 
 @dataclass(frozen=True)
 class Told:
@@ -50,7 +52,7 @@ TOLD = {
         "x = torch.stack([row for row, in test])",
         "seed",
         "aten.randperm.generator",
-        "`randperm` draws from torch's generator, which nothing seeded",
+        "`randperm` draws from torch's generator, which is not seeded",
         ("data = Tensor", "torch.manual_seed(42)\ndata = Tensor"),
     ),
     "a head": Told(
@@ -58,7 +60,7 @@ TOLD = {
         "head = nn.Linear(4, 2)  # <-\ny = head(body(torch.ones(1, 4)))",
         "seed",
         "aten.uniform_.default",
-        "torch's generator, which nothing seeded",
+        "torch's generator, which is not seeded",
         ("head = nn", "torch.manual_seed(42)\nhead = nn"),
     ),
     "weights that are written over come before": Told(
@@ -74,7 +76,7 @@ TOLD = {
         "order = np.random.permutation(10)  # <-\nx = torch.arange(10.0)[order[:3].tolist()].sum()",
         "seed",
         "",
-        "draws from NumPy's global generator, which nothing seeded",
+        "draws from NumPy's global generator, which is not seeded",
         ("order = np", "np.random.seed(42)\norder = np"),
     ),
     "Python": Told(
@@ -82,7 +84,7 @@ TOLD = {
         "some = random.sample(rows, 3)  # <-\nx = torch.tensor(some).sum()",
         "seed",
         "",
-        "draws from Python's `random`, which nothing seeded",
+        "draws from Python's `random`, which is not seeded",
         ("some = ", "random.seed(42)\nsome = "),
     ),
     "a generator of the user's": Told(
@@ -90,7 +92,7 @@ TOLD = {
         "x = torch.ones(3)\ny = x + torch.tensor(rng.normal(size=3))  # <-",
         "seed",
         "",
-        "draws from `rng`, which nothing seeded",
+        "draws from `rng`, which is not seeded",
         ("x = torch", "rng = np.random.default_rng(42)\nx = torch"),
     ),
     "one in an object": Told(
@@ -98,7 +100,7 @@ TOLD = {
         "x = torch.ones(3)\ny = x * augment.rng.random()  # <-",
         "seed",
         "",
-        "draws from `augment.rng`, which nothing seeded",
+        "draws from `augment.rng`, which is not seeded",
         ("x = torch", "augment.rng = np.random.default_rng(42)\nx = torch"),
     ),
     "dropout where nothing is trained": Told(
@@ -133,7 +135,7 @@ TOLD = {
         "    opt.zero_grad()\n    loss.backward()\n    opt.step()  # <-",
         "carried_state",
         "aten.addmm.default",
-        "begins with `net` as this run has left it",
+        "starts with `net` as this run left it",
         ("opt = torch", "torch.manual_seed(0)\nnet = nn.Linear(3, 1)\nopt = torch"),
         ("net",),
     ),
@@ -142,7 +144,7 @@ TOLD = {
         "for i in range(3):\n    data[i] /= 2  # <-\nx = torch.tensor(data).sum()",
         "carried_state",
         "",
-        "finds `data` changed: In[1] line 3 changes it",
+        "this run changes `data`, and the next run starts from that",
         ("for i", "data = [1.0, 2.0, 3.0]\nfor i"),
         ("data",),
     ),
@@ -151,7 +153,7 @@ TOLD = {
         "images.sub_(images.mean()).div_(2)  # <-\nx = images.sum()",
         "carried_state",
         "",
-        "finds `images` changed: In[1] line 2 changes it",
+        "this run changes `images`, and the next run starts from that",
         ("images.sub_(images.mean()).div_(2)", "normal = images.sub(images.mean()).div(2)"),
         ("images",),
     ),
@@ -161,7 +163,7 @@ TOLD = {
         "    torch.save(x, 'features.pt')\ny = x.sum()",
         "carried_state",
         "",
-        "finds `features.pt`",
+        "starts with `features.pt` as this run left it",
         ("if os.path", "if os.path.exists('features.pt'):\n    os.remove('features.pt')\nif os.path"),
         ("features.pt",),
     ),
@@ -177,14 +179,14 @@ class Trainer:
         return self
 """,
         "t = Trainer().fit()\nprint(t.w.sum().item())",
-        "finds `w.pt`",
+        "starts with `w.pt` as this run left it",
         ("w.pt",),
     ),
-    "a tensor that is bound anew": ("x = torch.ones(3)", "x = x * 2", "finds `x` changed", ("x",)),
+    "a tensor that is bound anew": ("x = torch.ones(3)", "x = x * 2", "this run changes `x`", ("x",)),
     "gradients that add up": (
         "torch.manual_seed(0)\nnet = nn.Linear(3, 1)",
         "net(torch.ones(1, 3)).sum().backward()\ng = net.weight.grad.clone()",
-        "adds to the gradients of `net`",
+        "adds to the gradients that this run left in `net`",
         ("net.grad",),
     ),
     "the rate of an optimizer": (
@@ -199,20 +201,20 @@ sched = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
         "`opt`",
         ("opt",),
     ),
-    "a counter": ("n = 1.0", "n += 1\nx = torch.full((2,), n)", "finds `n` changed", ("n",)),
+    "a counter": ("n = 1.0", "n += 1\nx = torch.full((2,), n)", "this run changes `n`", ("n",)),
     "an attribute of a class": (
         (
             "class Net(nn.Module):\n    calls = 0\n    def forward(self, x):\n        Net.calls += 1\n        return x * Net.calls\n"
             "net = Net()"
         ),
         "y = net(torch.ones(2)) + 1",
-        "finds `Net.calls` changed: In[1]",
+        "this run changes `Net.calls`, and",
         ("Net.calls",),
     ),
     "an attribute of a function": (
         "def step(x):\n    step.n += 1\n    return x * step.n\nstep.n = 0",
         "y = step(torch.ones(2)) + 1",
-        "finds `step.n` changed: In[1]",
+        "this run changes `step.n`, and",
         ("step.n",),
     ),
     "a variable that a function closes over": (
@@ -221,37 +223,37 @@ sched = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
             "step = make()"
         ),
         "y = step(torch.ones(2)) + 1",
-        "finds `n` in `step` changed: In[1]",
+        "this run changes `n` in `step`, and",
         ("n in step",),
     ),
     "a global variable of a function": (
         "n = 0\ndef step(x):\n    global n\n    n += 1\n    return x * n",
         "y = step(torch.ones(2)) + 1",
-        "finds `n` changed: In[1]",
+        "this run changes `n`, and",
         ("n",),
     ),
     "the environment": (
         "",
         "n = int(os.environ.get('ROUND', '0'))\nos.environ['ROUND'] = str(n + 1)\ny = torch.ones(2) * n",
-        "finds `os.environ['ROUND']` changed: In[1] line 3 changes it",
+        "this run changes `os.environ['ROUND']`, and",
         ("os.environ['ROUND']",),
     ),
     "the default dtype": (
         "",
         "y = torch.ones(2) / 3\ntorch.set_default_dtype(torch.float64)\nz = y + 1",
-        "finds the default dtype changed: In[1] line 3 changes it",
+        "this run changes the default dtype, and",
         ("the default dtype",),
     ),
     "not the environment, which changes as well": (
         "history = []",
         "os.environ['TOKENS'] = 'false'\nhistory.append(1)\ny = torch.ones(2) * len(history)",
-        "finds `history` changed: In[1] line 3 changes it",
+        "this run changes `history`, and",
         ("history",),
     ),
     "what is taken out of a set": (
         "pool = {'delta', 'alpha', 'beta', 'gamma', 'eps', 'zeta', 'eta'}",
         "n = pool.pop()\ny = torch.tensor([float(ord(n[0]))]) * 2",
-        "finds `pool` changed: In[1] line 2 changes it",
+        "this run changes `pool`, and",
         ("pool",),
     ),
     "a next run that raises": (
@@ -430,6 +432,12 @@ def test_what_the_next_run_finds_changed_is_named(shell: InteractiveShell, name:
     told = [one for one in report.depends_on if one.on == "carried_state"]
     assert says in told[0].what
     assert carried == report.carried or name == "a next run that raises"
+    if says.endswith(", and"):
+        assert told[0].location is not None
+        assert any(
+            word in told[0].location.source
+            for word in (" += 1", "os.environ['ROUND'] =", "set_default_dtype", "history.append", "pool.pop")
+        )
 
 
 def test_what_a_function_closes_over_is_named_for_verify_too() -> None:
@@ -489,15 +497,15 @@ def test_what_the_cell_puts_in_place_of_a_function_stays(shell: InteractiveShell
 # --- what reaches only `print` -------------------------------------------------------------------------------------------------------
 
 PRINTED = {
-    "a counter": ("n = 0", "n += 1\nprint('run', n)", "carried_state", "finds `n` changed: In[1] line 2 changes it", ("n",)),
+    "a counter": ("n = 0", "n += 1\nprint('run', n)", "carried_state", "this run changes `n`, and", ("n",)),
     "a counter in an object": (
         "class Meter:\n    calls = 0\n    def __call__(self, x):\n        Meter.calls += 1\n        return x\nmeter = Meter()",
         "y = meter(torch.ones(2) * 2)\nprint(f'{Meter.calls} calls')",
         "carried_state",
-        "finds `Meter.calls` changed",
+        "this run changes `Meter.calls`",
         ("Meter.calls",),
     ),
-    "a draw": ("", "y = torch.ones(2) * 2\nprint(random.random())", "seed", "comes from Python's `random`, which nothing seeded", ()),
+    "a draw": ("", "y = torch.ones(2) * 2\nprint(random.random())", "seed", "comes from Python's `random`, which is not seeded", ()),
 }
 NOT_PRINTED = {
     "a clock": ("n = 0", "begin = time.time()\ny = torch.ones(2) * 2\nn += 1\nprint('took', time.time() - begin)"),
@@ -512,6 +520,7 @@ def test_a_number_that_is_only_printed(shell: InteractiveShell, name: str, capsy
     report = verified(shell, setup, body)
     (told,) = report.depends_on
     assert (told.on, says in told.what, told.location is not None, report.carried) == (on, True, True, carried), told
+    assert on != "carried_state" or "+= 1" in told.location.source
     assert told.what in report.verdict
     assert len([line for line in capsys.readouterr().out.splitlines() if not line.startswith("Out[")]) == 1
 
@@ -536,9 +545,9 @@ def test_a_loop_without_ops_that_does_not_end_otherwise_is_ended(
     body = f"n += 3\nwhile n != 9:  # <-\n    {inner}\ny = torch.full((2,), float(n))"
     shell.run_cell(f"%%deterministic --verify -q -o d\n{body}", store_history=True).raise_error()
     report: DeterministicReport = shell.user_ns["d"]
-    assert report.problems == ("a further run was ended: it took more than 10 times the CPU time of the first one",)
+    assert report.problems == ("a rerun was stopped after 10 times the CPU time of the first run",)
     (told,) = report.depends_on
-    assert (told.on, "`n` changed, and does not end" in told.what, report.carried) == ("carried_state", True, ("n",))
+    assert (told.on, "starts from that, so that it does not end" in told.what, report.carried) == ("carried_state", True, ("n",))
     assert (signal.getsignal(signal.SIGPROF), signal.getsignal(signal.SIGINT)) == before
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
     assert shell.user_ns["n"] == 9
@@ -562,9 +571,9 @@ def test_an_interrupt_keeps_what_was_found(shell: InteractiveShell, monkeypatch:
     report: DeterministicReport = shell.user_ns["d"]
     assert isinstance(ran.error_in_exec, KeyboardInterrupt)
     assert (report.interrupted, report.verified, [one.on for one in report.depends_on]) == (True, True, ["seed"])
-    assert "`randn` draws from torch's generator, which nothing seeded" in report.verdict
+    assert "`randn` draws from torch's generator, which is not seeded" in report.verdict
     assert report.verdict.endswith(
-        "interrupted before the determinism settings, other orders of files and of finished work, the next run could be tried"
+        "interrupted before the determinism settings, other orders of files and completed work, the next run could be checked"
     )
     assert torch.equal(shell.user_ns["kept"], shell.user_ns["x"])
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

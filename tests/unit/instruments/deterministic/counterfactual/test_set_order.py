@@ -46,7 +46,7 @@ class Vocabulary:
     "one that is taken out of a set": (
         "words = ['b', 'a', 'c']",
         "left = set(words)\nx = torch.tensor([float(ord(left.pop()))]) * 2  # <-",
-        "take `min(left)`, and remove it, in place of `left.pop()`",
+        "replace `left.pop()` with `min(left)`, and remove that element",
     ),
     "files of a folder": (
         "for name in 'abc': (Path(name) / '').with_suffix('.txt').write_text(str(ord(name)))",
@@ -138,7 +138,7 @@ def test_the_number_of_the_process_is_another_one_in_the_next(shell: Interactive
         "`os.getpid()` differs in each process",
         True,
     )
-    assert "in this process, others in the next one" in found.verdict
+    assert "Same numbers in this process, different ones in the next" in found.verdict
 
 
 def test_a_fixed_salt_is_the_same_in_each_process(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:

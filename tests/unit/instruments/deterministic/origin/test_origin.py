@@ -186,7 +186,7 @@ def test_a_profiler_is_left_alone() -> None:
 def test_a_long_cell_is_followed_up_to_a_bound() -> None:
     cell = Cell("import time\nn = 0\nwhile n < 10_000:\n    n += 1\nx = torch.tensor([time.time()])\n")
     assert first_difference(lambda: cell.body(Ops(0)), cell.restore, guard=cell.guard, most_steps=1000) is None
-    assert cell.guard.problems == ["the lines of the cell were followed up to the first 1,000 only"]
+    assert cell.guard.problems == ["only the first 1,000 lines that ran were traced"]
     assert cell.names["n"] == 10_000
 
 

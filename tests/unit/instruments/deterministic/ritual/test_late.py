@@ -72,5 +72,7 @@ def test_workers_that_live_on_are_named():
     with torchdebug_magics.deterministic() as session:
         pass
     (said,) = (one for one in session.report.too_late if "persistent_workers" in one)
-    assert said.startswith("The workers of `loader in test_workers_that_live_on_are_named()` run since an earlier cell")
+    assert said.startswith(
+        "`loader in test_workers_that_live_on_are_named()` keeps its workers' seeds: they have been running since an earlier cell"
+    )
     loader._iterator._shutdown_workers()

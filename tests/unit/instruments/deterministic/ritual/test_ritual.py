@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import subprocess
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,27 @@ def test_an_empty_body(observe: Observe):
     assert (flags(), random_states()) == before
     assert (report.seed, report.restored, report.problems, report.warnings, report.overruled) == (7, True, (), (), ())
     assert report.verdict.startswith("Seeded with 7; ")
-    assert report.verdict.endswith("settings changed, all put back")
+    assert report.verdict.endswith("settings changed and restored")
+
+
+COMPILER_LATER = """
+import sys, torch, torchdebug_magics
+with torchdebug_magics.deterministic() as outer:
+    torch.rand(1)
+    assert "torch._inductor.config" not in sys.modules, "that takes seconds"
+    with torchdebug_magics.deterministic() as inner:
+        import torch._inductor.config
+        assert torch._inductor.config.deterministic is True
+    assert torch._inductor.config.deterministic is True, "the outer one goes on"
+assert torch._inductor.config.deterministic is False
+assert (outer.report.restored, inner.report.restored) == (True, True)
+assert outer.report.problems == outer.report.overruled == ()
+"""
+
+
+def test_the_compiler_is_not_imported_and_is_set_when_the_cell_imports_it() -> None:
+    ran = subprocess.run([sys.executable, "-c", COMPILER_LATER], capture_output=True, text=True, check=False, timeout=120)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_every_switch_is_set_inside(observe: Observe):
@@ -101,7 +122,7 @@ def test_kept_generators_go_on_from_where_the_cell_left_them(observe: Observe):
     observe("deterministic", DRAW, seed=5, keep_rng=True)
     assert torch.rand(1).item() == expected
     assert observed.report.restored
-    assert "the generators left as they are" in observed.report.verdict
+    assert "RNG states kept" in observed.report.verdict
 
 
 def test_an_error_inside_is_the_users(observe: Observe):
@@ -136,7 +157,7 @@ def test_what_the_cell_sets_itself_is_put_back_and_said(observe: Observe):
     before = flags()
     report = observe("deterministic", body).report
     assert flags() == before
-    assert report.overruled == ("cudnn.benchmark was set to True meanwhile: it is put back to False, as it was before",)
+    assert report.overruled == ("the cell changed cudnn.benchmark to True; restored to False",)
 
 
 def test_failing_while_attaching_leaves_nothing(monkeypatch: pytest.MonkeyPatch):
@@ -255,7 +276,7 @@ def test_an_interrupt_anywhere_in_it_leaves_nothing(at: int):
 
 @pytest.mark.parametrize("seed", [-1, 2**32, True, "7", 1.5, None])
 def test_a_seed_out_of_range_is_refused_in_one_line(seed: object):
-    with pytest.raises(TorchDebugError, match="a seed is a whole number from 0 to 4294967295"):
+    with pytest.raises(TorchDebugError, match="a seed must be an integer from 0 to 4294967295"):
         torchdebug_magics.deterministic(seed=seed)
 
 
@@ -267,7 +288,7 @@ def test_a_numpy_integer_is_a_seed():
 
 
 def test_a_setting_that_refuses_is_a_problem_and_not_the_cells_error(monkeypatch: pytest.MonkeyPatch, observe: Observe):
-    monkeypatch.setattr(switches.torch, "use_deterministic_algorithms", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(switches.torch, "set_deterministic_debug_mode", lambda *_, **__: 1 / 0)
     observed = observe("deterministic", "x = 1")
     assert observed.error is None
     assert observed.report.problems == ("setting deterministic_algorithms failed: ZeroDivisionError: division by zero",)

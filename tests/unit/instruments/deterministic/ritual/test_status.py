@@ -42,7 +42,7 @@ def test_each_source_with_what_is_known_of_its_seed():
     }  # fmt: skip
     assert named(report, "from_entropy").seeded == named(report, "drawn").seeded == "entropy"
     assert {"random", "numpy.random", "torch"} <= {one.name for one in report.sources if one.is_global}
-    assert "seeded from entropy, and so different in every run" in report.verdict
+    assert "seeded from entropy, different in every run" in report.verdict
     assert report.settings["deterministic_algorithms"] == "off"
     assert (report.threads_count, report.problems) == (torch.get_num_threads(), ())
 

@@ -16,6 +16,8 @@ from tests.unit.instruments.deterministic.planted_disk import CELLS
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+pytestmark = pytest.mark.corpus
+
 SETUP = IMPORTS + "import contextlib, shutil, sqlite3, tempfile\nfrom pathlib import Path\n"
 STAMPS = re.compile(r"\d{8,}|tmp\w{8}")
 """Names that are other ones each time."""
@@ -65,7 +67,7 @@ def test_a_database_that_is_open_already_is_changed_once(shell: InteractiveShell
     setup = "runs = sqlite3.connect(root / 'runs.db')\nruns.execute('create table run(loss)')\nruns.commit()"
     found = run(shell, tmp_path / "here", setup, "x = torch.ones(2) * 2\nruns.execute('insert into run values (2)')\nruns.commit()")
     shell.run_cell("runs.close()").raise_error()
-    assert found.not_verified == "it has changed the database behind `runs`, and a second run would change it again"
+    assert found.not_verified == "the cell changed the database behind `runs`; a second run would change it again"
     with sqlite3.connect(tmp_path / "here" / "runs.db") as runs:
         assert runs.execute("select count(*) from run").fetchone() == (1,)
     runs.close()
@@ -73,7 +75,7 @@ def test_a_database_that_is_open_already_is_changed_once(shell: InteractiveShell
 
 def test_a_file_that_the_first_run_has_closed_is_named(shell: InteractiveShell, tmp_path: Path) -> None:
     found = run(shell, tmp_path / "here", "log = open(root / 'log', 'w')", "x = torch.ones(2) * 2\nlog.write('x')\nlog.close()")
-    assert found.unrestorable == ("the file log, which the first run has closed",)
+    assert found.unrestorable == ("the file log, which the first run closed",)
     assert (tmp_path / "here" / "log").read_text() == "x"
 
 

@@ -10,9 +10,12 @@ import torch
 from tests.unit.instruments.deterministic.planted import HEALTHY, IMPORTS, PLANTED, Planted
 from tests.unit.instruments.deterministic.planted_lines import PLANTED as LINES
 from torchdebug_magics.instruments.deterministic.twice.cause import op_reruns
+from torchdebug_magics.instruments.deterministic.verdict import lines_of
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
+
+pytestmark = pytest.mark.corpus
 
 
 def ran(shell: InteractiveShell, cell: str) -> Any:
@@ -37,7 +40,10 @@ def test_what_differs_is_named(shell: InteractiveShell, case: Planted, capsys: p
     assert (told.cause, told.op, told.location.line) == (case.cause, case.op, case.line + 1), told
     assert told.location.source == case.body.splitlines()[case.line - 1].strip()
     assert told.explanation
-    assert str(told.location) in found.verdict
+    changed = lines_of(told).first
+    assert changed is not None
+    assert changed in (told.location, told.other)
+    assert f"{changed.place}: `{changed.source}` · " in found.verdict
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -60,7 +66,7 @@ def test_further_runs_that_agree_by_chance_make_no_op_the_cause(shell: Interacti
 def test_a_generator_that_the_clock_seeds_is_told_of_its_seed(shell: InteractiveShell) -> None:
     told = verified(shell, "", "import time\ng = torch.Generator().manual_seed(time.time_ns())\na = torch.randn(3, generator=g)").divergence
     assert told.cause == "unseeded_generator"
-    assert told.fix == "`g.manual_seed(42)` instead of `.seed()` or of a seed that changes"
+    assert told.fix == "use `g.manual_seed(42)` instead of `.seed()` or a varying seed"
 
 
 @pytest.mark.parametrize("name", HEALTHY)

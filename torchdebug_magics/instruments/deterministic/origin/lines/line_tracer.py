@@ -65,7 +65,7 @@ class Tracer:
         """Runs it. What it raises is swallowed, save an interrupt."""
         profiles = sys.getprofile() is None and getattr(threading, "_profile_hook", None) is None
         if not profiles:
-            self._guard.note("what asked for the time or for entropy was not recorded: a profiler is running")
+            self._guard.note("reads of the clock and of entropy were not recorded: a profiler is running")
         before = getattr(threading, "_trace_hook", None)
         self._is_on = True
         try:
@@ -135,7 +135,7 @@ class Tracer:
         except Exception as error:  # noqa: BLE001 - any failure of ours must leave the user's code alone; it is reported
             self._is_on = False
             self._run.is_whole = False
-            self._guard.note(f"following the lines of the cell failed: {type(error).__name__}: {str(error)[:200]}")
+            self._guard.note(f"tracing the lines of the cell failed: {type(error).__name__}: {str(error)[:200]}")
 
     # --- what is written down --------------------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class Tracer:
         if len(self._run.steps) >= self._most_steps:
             self._is_on = False
             self._run.is_whole = False
-            self._guard.note(f"the lines of the cell were followed up to the first {self._most_steps:,} only")
+            self._guard.note(f"only the first {self._most_steps:,} lines that ran were traced")
             return
         activation = call.activation
         look = self._look(activation, frame)

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Culprit"]
 
-_FIRST_ALONE = (
-    "further runs equal the second one: the first one left something behind that could not be restored, such as a result in a cache"
-)
+_FIRST_ALONE = "later runs agree with the second one: the first run left state that could not be restored, such as a cache entry"
 _IN_THE_CELL = "create what the cell consumes in the cell itself"
 _TORCHS_OWN = "aten."
 
@@ -93,7 +91,7 @@ class Culprit:
         """The second run raised where the first one did not, after the very same ops."""
         error = self._error
         if isinstance(error, TooLong):
-            return Told(cause="control_flow", explanation="the second run goes on where the first one ended, and was stopped there")
+            return Told(cause="control_flow", explanation="the second run continued past the end of the first one, and was stopped")
         text = str(error).strip().splitlines()
         said = f"the second run raised {type(error).__name__}: {text[0][:200] if text else ''}"
         told = self._of_leak(said) or self._of_origin(len(self._comparison.earlier), said)
@@ -134,10 +132,10 @@ class Culprit:
         said = f"`{op.plan.name}` draws from "
         if is_global:
             said += "torch's global generator, which the cell itself reseeded"
-            fix = "replace `torch.seed()` with `torch.manual_seed(42)`, or remove it: this magic has seeded the generator"
+            fix = "remove `torch.seed()`, as this magic has already seeded the generator, or replace it with `torch.manual_seed(42)`"
         else:
-            said += f"{f'`{name}`' if name else 'a `torch.Generator`'}, which has another seed in each run"
-            fix = f"`{name or 'generator'}.manual_seed(42)` instead of `.seed()` or of a seed that changes"
+            said += f"{f'`{name}`' if name else 'a `torch.Generator`'}, which has a different seed in each run"
+            fix = f"use `{name or 'generator'}.manual_seed(42)` instead of `.seed()` or a varying seed"
         if origin is None or origin.cause in {"unknown", "control_flow"}:
             return Told(cause="unseeded_generator", explanation=said, fix=fix)
         if origin.cause != "unseeded_generator":
@@ -154,7 +152,7 @@ class Culprit:
             "to its end" if before is None else f"to `{earlier.op_name(before.op)}` ({there})",
             "to its end" if difference.op is None else f"to `{difference.op.plan.name}` ({here})",
         ]
-        said = f"the first run went {went[0]}, the second one {went[1]}"
+        said = f"the first run continued {went[0]}, the second one {went[1]}"
         leak = self._of_leak(said)
         if leak is not None:
             return replace(leak, cause="control_flow", op="" if before is None else earlier.op_name(before.op), location=there, other=here)
@@ -212,11 +210,9 @@ class Culprit:
     def _of_leak(self, said: str) -> Told | None:
         if self._used_up:
             gone = ", ".join(self._used_up)
-            return Told(
-                cause="state_leak", explanation=f"{said}: the second run did not find {gone} as the first one did", fix=_IN_THE_CELL
-            )
+            return Told(cause="state_leak", explanation=f"{said}: {gone} could not be restored for the second run", fix=_IN_THE_CELL)
         if "backward through the graph a second time" in said:
-            explanation = f"{said}: the graph was made before, and the first run has used it up"
+            explanation = f"{said}: the graph was built before this cell, and the first run freed it"
             return Told(cause="state_leak", explanation=explanation, fix="compute the loss in the cell that calls `backward()`")
         return None
 

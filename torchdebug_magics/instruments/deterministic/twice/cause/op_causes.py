@@ -58,8 +58,8 @@ def of_empty(op: Op, empty: Empty, difference: Difference) -> Told:
     made = None if empty.line is None else empty.line.location
     maker = "torch.empty" if empty.plan.base == "empty" else f"{empty.plan.base}"
     zeros = {
-        "empty": "`torch.zeros` in place of `torch.empty`, or ",
-        "empty_like": "`torch.zeros_like` in place of `torch.empty_like`, or ",
+        "empty": "use `torch.zeros` instead of `torch.empty`, or ",
+        "empty_like": "use `torch.zeros_like` instead of `torch.empty_like`, or ",
     }
     return Told(
         cause="uninitialized_memory",

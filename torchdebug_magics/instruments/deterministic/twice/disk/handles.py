@@ -101,7 +101,7 @@ class Handles:
             del self._handles[one.number]
         for one in self._handles.values():
             one.end = self._guard.run("looking at an open file", one.place) or 0
-        return tuple(f"the file {os.path.basename(one.path)}, which the first run has closed" for one in closed)
+        return tuple(f"the file {os.path.basename(one.path)}, which the first run closed" for one in closed)
 
     def lead_to(self, view: View, stack: ExitStack) -> None:
         """Until the stack closes, what is written goes to copies; not where a thread of the user's may write to one meanwhile."""

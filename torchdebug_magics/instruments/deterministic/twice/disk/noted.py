@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Noted"]
 
-REFUSED = "--strict: {}, and a second run cannot find that as the first one did: do it in a cell of its own"
+REFUSED = "--strict: {}, which cannot be undone for a second run: move it to its own cell"
 _FOLLOWED = frozenset({"user", "library", "thread"})
 _MOST_NAMES = 10_000
 """Of a folder whose order is remembered, or whose files are kept before it is moved."""

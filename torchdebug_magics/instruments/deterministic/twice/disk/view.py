@@ -113,7 +113,7 @@ class View:
         place = self.where(path, follow=False)
         is_copied = place == path and not self._is_new(path)
         if is_copied and os.path.isdir(place):
-            raise OSError(errno.EXDEV, "a folder from before the run cannot be moved in a later run", path)
+            raise OSError(errno.EXDEV, "a directory from before the run cannot be moved in a rerun", path)
         goal = self.to_write(target, anew=True)
         shutil.copy2(place, goal) if is_copied else shutil.move(place, goal)
         for held in (self._aside, self._gone):

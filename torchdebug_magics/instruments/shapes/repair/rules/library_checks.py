@@ -52,6 +52,6 @@ def absent(facts: Facts) -> Diagnosis | None:
     given = {name for name, _ in facts.inputs}
     for part in reversed((facts.path or "").split(".")):
         if (name := f"{part}_input_ids") in wanted and name not in given:
-            other = ", or `labels`, from which the model makes it" if "labels" in wanted else ""
-            return Diagnosis(f"`{facts.path}` was given no input: give the model `{name}`{other}")
+            other = ", or `labels`, from which the model computes it" if "labels" in wanted else ""
+            return Diagnosis(f"`{facts.path}` received no input: pass `{name}` to the model{other}")
     return None

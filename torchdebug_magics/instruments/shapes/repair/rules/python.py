@@ -76,7 +76,7 @@ def _turned_input(facts: Facts, value: torch.Tensor, many: int) -> list[Edit]:
 
 
 def _pieces(names: Any, value: ast.expr) -> str:
-    """What ``x.split(4, dim=1)`` gives."""
+    """The chunks that ``x.split(4, dim=1)`` returns."""
     if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or value.func.attr not in {"split", "chunk"}:
         return ""
     x = _held(names, ast.unparse(value.func.value))
@@ -137,7 +137,7 @@ def _edits(facts: Facts, x: Operand, many: int) -> list[Edit]:
     edits: list[Edit] = []
     lacking = many - len(x.sizes)
     if lacking == 1:
-        edits += on_operand(found, at, method("unsqueeze", 0), rank=4, why="a batch of one")
+        edits += on_operand(found, at, method("unsqueeze", 0), rank=4, why="a batch of 1")
         edits += on_operand(found, at, method("unsqueeze", 1), rank=5, why="one channel")
         edits += on_operand(found, at, method("unsqueeze", -1), rank=6, why="one feature")
     if lacking == -1:
@@ -163,7 +163,7 @@ def scripted(facts: Facts) -> Diagnosis | None:
     said = facts.text if "TorchScript" not in facts.text else whole.strip().splitlines()[-1]
     lines = [found["line"].strip() for found in _SCRIPTED.finditer(whole) if owner(found["file"]) == "user"]
     where = f" at `{lines[-1]}`" if lines else ""
-    sentence = f"{facts.who} is TorchScript, and broke{where}: {said}"
+    sentence = f"{facts.who} is TorchScript and failed{where}: {said}"
     found = _PRODUCT.search(said)
     if found is None or facts.module is None:
         return Diagnosis(sentence)
@@ -172,7 +172,7 @@ def scripted(facts: Facts) -> Diagnosis | None:
     if len(fits) != 1:
         return Diagnosis(sentence)
     path = f"{facts.path}.{fits[0]}" if facts.path else fits[0]
-    return Diagnosis(f"`{path.rpartition('.')[0]}` expects {weight[1]} features, gets {found['got']}; it is TorchScript, and broke{where}")
+    return Diagnosis(f"`{path.rpartition('.')[0]}` expects {weight[1]} features, gets {found['got']}; it is TorchScript and failed{where}")
 
 
 _MISSING = re.compile(r"(?P<where>[\w.<>]+)\(\) missing (?P<many>\d+) required (?:positional|keyword-only) arguments?: (?P<names>.*)")
@@ -188,10 +188,10 @@ def arguments(facts: Facts) -> Diagnosis | None:
     if found := _MISSING.match(facts.text):
         names = found["names"].replace("'", "`")
         who = where if found["where"].endswith("forward") else f"`{found['where']}`"
-        return Diagnosis(f"{who} expects {names}, which {'was' if found['many'] == '1' else 'were'} not given")
+        return Diagnosis(f"{who} expects {names}, which {'was' if found['many'] == '1' else 'were'} not passed")
     if found := _TOO_MANY.match(facts.text):
         who = where if found["where"].endswith("forward") else f"`{found['where']}`"
-        return Diagnosis(f"{who} takes {found['takes']}, self included, and was given {found['given']}")
+        return Diagnosis(f"{who} takes {found['takes']}, self included, and got {found['given']}")
     if found := _UNKNOWN.match(facts.text):
         name = found["name"].replace("'", "`")
         return Diagnosis(f"{where} has no argument {name}")

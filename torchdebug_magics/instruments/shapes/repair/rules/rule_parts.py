@@ -44,7 +44,7 @@ class Diagnosis:
     sentence: str
     edits: tuple[Edit, ...] = ()
     culprit: Operand | None = None
-    """The operand whose history is told."""
+    """The operand whose history is shown."""
     fit: tuple[int, int] | None = None
     """(what came, what was wanted) of a size that grows with the input's."""
     rounded: bool = False
@@ -146,7 +146,7 @@ _OUT = {
 
 
 def producer_edits(facts: Facts, operand: Operand, size: int, wanted: int, *, rank: int = 40) -> list[Edit]:
-    """The module that decided this size, made to give the wanted one."""
+    """The module that decided this size, rebuilt to return the expected size."""
     step = maker(operand.made)
     if step is None or step.module not in facts.modules or step.number == 0:
         return []
@@ -160,7 +160,7 @@ def producer_edits(facts: Facts, operand: Operand, size: int, wanted: int, *, ra
         return []
     # It gives the wanted size as it is, and a part of that is taken afterwards: forgotten where it was made.
     rank = min(rank, _FORGOTTEN) if parts > 1 and gives == wanted else rank
-    why = f"gives {wanted * parts} instead of {gives}{f', {parts} times {wanted}' if parts > 1 else ''}"
+    why = f"returns {wanted * parts} instead of {gives}{f', {parts} times {wanted}' if parts > 1 else ''}"
     return rebuilt_module(module, step.module, rank=rank, why=why, **{name: wanted * parts})
 
 

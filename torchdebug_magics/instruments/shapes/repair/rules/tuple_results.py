@@ -72,10 +72,10 @@ def _told(facts: Facts, path: str, what: str, code: str, value: object) -> Diagn
     of = f" of {' and '.join(parts[:3])}" if parts else ""
     if isinstance(module, _RETURN_TUPLES):
         rest = "state" if isinstance(module, torch.nn.RNNBase) else "weights"
-        of = f": (output, {rest}){f', of which the output is {parts[0]}' if parts else ''}"
-    sentence = f"{what} is what `{path}` returns, a tuple{of}"
+        of = f": (output, {rest}){f'; the output is {parts[0]}' if parts else ''}"
+    sentence = f"{what} is the tuple that `{path}` returns{of}"
     first = CallEdit(path, None, lambda args, kwargs: (args, kwargs), lambda output: output[0])
-    return Diagnosis(sentence, (Edit(code, "the output, without the rest", 2, calls=(first,)),))
+    return Diagnosis(sentence, (Edit(code, "only the output", 2, calls=(first,)),))
 
 
 def tuples(facts: Facts) -> Diagnosis | None:
@@ -90,7 +90,7 @@ def tuples(facts: Facts) -> Diagnosis | None:
         shapes = ", ".join(f"`{name}` {shape(tuple(part.shape))}" for name, part in list(parts.items())[:4])
         return Diagnosis(f"{facts.who} expects a tensor, gets {what}, which holds {shapes}", tuple(_one_of(facts, given, parts)))
     if isinstance(given, tuple) and isinstance(values := getattr(given, "values", None), torch.Tensor):  # as of `torch.max` along one
-        what = f"two: `values` of {shape(tuple(values.shape))} and their `indices`"
+        what = f"two tensors: `values` of {shape(tuple(values.shape))} and their `indices`"
         return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(_first_of(facts, ".values")))
     if isinstance(given, tuple) and given and not makers and all(isinstance(one, torch.Tensor) for one in given):
         what = f"a tuple of {' and '.join(shape(tuple(one.shape)) for one in given[:3])}"
@@ -112,7 +112,7 @@ def _first_of(facts: Facts, taken: str = "[0]") -> list[Edit]:
         return []
     code = site.changed(call.args[0], lambda text: f"{text}{taken}")
     first = CallEdit(facts.path, site, lambda args, kwargs: ((args[0][0], *args[1:]), kwargs))
-    return [Edit(code, "the output, without the rest", 2, calls=(first,))]
+    return [Edit(code, "only the output", 2, calls=(first,))]
 
 
 def _hooked(facts: Facts, maker: str) -> list[Edit]:
@@ -124,7 +124,7 @@ def _hooked(facts: Facts, maker: str) -> list[Edit]:
         return []
     code = f"{as_typed(maker)}.register_forward_hook(lambda module, args, output: output[0])"
     call = CallEdit(maker, None, lambda args, kwargs: (args, kwargs), lambda output: output[0])
-    return [Edit(code, "passes the output on, without the rest", 5, calls=(call,))]
+    return [Edit(code, "keeps only the output", 5, calls=(call,))]
 
 
 def _parts(given: object) -> dict[str, torch.Tensor]:

@@ -106,7 +106,7 @@ def _outer(facts: Facts, got: int) -> tuple[str, list[Edit]]:
     code = f"nn.{type(layer).__name__}({got}, {layer.self_attn.num_heads}{_layer_options(layer)})"
     if isinstance(module, _WHOLE):
         code = f"nn.{type(module).__name__}({code}, {len(module.layers)})"
-    edit = Edit(f"{as_typed(found)} = {code}", "d_model as the input has it", 20, modules={found: _new(layer, module, got)})
+    edit = Edit(f"{as_typed(found)} = {code}", "d_model of the input", 20, modules={found: _new(layer, module, got)})
     return f"`{found or type(module).__name__}`", [edit]
 
 

@@ -106,8 +106,8 @@ def _mask_edits(facts: Facts, at: int, sizes: tuple[int, ...], wanted: tuple[int
         cut = ", ".join(f":{want}" for want in wanted)
         ends = tuple(slice(want) for want in wanted)
         change = Change(lambda x: f"{x}[{cut}]", lambda one: one[ends])
-        edits += on_operand(facts, at, change, rank=10, why="as much as is needed")
-        edits += in_outer_call(facts, facts.given[at], change, rank=10, why="as much as is needed")
+        edits += on_operand(facts, at, change, rank=10, why="only the length needed")
+        edits += in_outer_call(facts, facts.given[at], change, rank=10, why="only the length needed")
     if len(sizes) == len(wanted) and sizes != wanted and all(have <= want for have, want in zip(sizes, wanted, strict=True)):
         edits += _longer(facts, at, sizes, wanted)
     return edits
@@ -126,7 +126,7 @@ def _longer(facts: Facts, at: int, sizes: tuple[int, ...], wanted: tuple[int, ..
         while pads[-2:] == [0, 0]:
             pads = pads[:-2]
         change = Change(f"F.pad({{}}, {tuple(pads)})".format, partial(functional.pad, pad=tuple(pads)))
-        why = f"nothing is masked in the {'first' if front else 'last'} {missing[-1]}"
+        why = f"no mask in the {'first' if front else 'last'} {missing[-1]}"
         rank = 12 if front is prefixed else 14
         edits += on_operand(facts, at, change, rank=rank, why=why) or in_outer_call(facts, facts.given[at], change, rank=rank, why=why)
     return edits

@@ -40,14 +40,14 @@ def classes_and_scores(facts: Facts, scores: Operand, target: Operand) -> Diagno
         )
     if target.sizes == wanted and target.tensor.dtype is not torch.int64 and target.tensor.dtype is not torch.uint8:
         edits = on_operand(facts, 1, method("long"), rank=2, why="classes are int64")
-        return Diagnosis(f"{op} takes classes as int64, and {named(target, 'the target')} is {short_dtype(target)}", tuple(edits), target)
+        return Diagnosis(f"{op} expects int64 classes, and {named(target, 'the target')} is {short_dtype(target)}", tuple(edits), target)
     if target.sizes == wanted:
         return _out_of_range(facts, scores, target, classes)
     if target.tensor.is_floating_point() and many == len(target.sizes) == 2 and target.sizes[0] == scores.sizes[0] and target.sizes[1] > 1:
         sentence = f"{op} of scores {shape(scores.sizes)} expects as many columns in a target of probabilities, gets {shape(target.sizes)}"
         return Diagnosis(sentence, tuple(producer_edits(facts, scores, classes, target.sizes[1], rank=10)), target)
     if many == 1:
-        sentence = f"{op} reads scores of {classes} as those of one sample, and gets {shape(target.sizes) or 'one'} classes as its target"
+        sentence = f"{op} reads scores of {classes} as one sample, and its target has {shape(target.sizes) or 'one'} classes"
         return Diagnosis(sentence, (), scores)
     sentence = (
         f"{op} of scores {shape(scores.sizes)} expects a target of {shape(wanted)} (classes are dimension 1), gets {shape(target.sizes)}"
@@ -103,7 +103,7 @@ def _one_hot(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None
     if not bool(((rows == 0) | (rows == 1)).all() and (rows.sum(1) == 1).all()):
         return None
     edits = at_step(step, lambda _, x: f"{x}.argmax(1)", lambda _, args, __: args[0].argmax(1))
-    sentence = f"`{facts.op}` of scores {shape(scores.sizes)} expects a class a row, and the target is one-hot, {shape(scores.sizes)}"
+    sentence = f"`{facts.op}` of scores {shape(scores.sizes)} expects class indices, and the target is one-hot, {shape(scores.sizes)}"
     return Diagnosis(f"{sentence}: `{step.op}` made {target.sizes[0]} of it", edits, target)
 
 
@@ -156,5 +156,5 @@ def _out_of_range(facts: Facts, scores: Operand, target: Operand, classes: int) 
     sentence = f"`{facts.op}` has scores of {classes} classes (0 to {classes - 1}), and {named(target, 'the target')} holds class {wrong}"
     edits = producer_edits(facts, scores, classes, wrong + 1, rank=10) if wrong >= classes else []
     if wrong == classes and int(kept.min()) >= 1:
-        edits += on_operand(facts, 1, Change(lambda x: f"{x} - 1", lambda one: one - 1), rank=12, why="classes that begin at 0")
+        edits += on_operand(facts, 1, Change(lambda x: f"{x} - 1", lambda one: one - 1), rank=12, why="classes starting at 0")
     return Diagnosis(sentence, tuple(edits), scores)

@@ -59,7 +59,7 @@ def _dimensions(facts: Facts, spatial: int) -> Diagnosis:
         change = Change(lambda name: f"{name}[:, :{', None' * spatial}]", lambda one: one[pixel])
         edits += on_operand(facts, 0, change, rank=3, why="each row becomes a 1x1 image")
     if len(x.sizes) == spatial + 3 and x.sizes[0] == 1:
-        edits += on_operand(facts, 0, method("squeeze", 0), rank=6, why="without the dimension of one")
+        edits += on_operand(facts, 0, method("squeeze", 0), rank=6, why="without the dimension of size 1")
     if len(x.sizes) > spatial + 2:
         edits += on_operand(facts, 0, method("flatten", 0, len(x.sizes) - spatial - 2), rank=8, why="all images in one batch")
     return Diagnosis(sentence, tuple(edits), x)
@@ -108,7 +108,7 @@ def _who(facts: Facts) -> str:
 def _groups(facts: Facts, groups: int) -> Diagnosis:
     """A filter for each group at least; one is the same for all."""
     weight = facts.operands[1]
-    sentence = f"`{facts.op}` in {groups} groups expects as many filters, or a multiple, and {named(weight, 'its weight')}"
+    sentence = f"`{facts.op}` with {groups} groups expects a multiple of {groups} filters, and {named(weight, 'its weight')}"
     rest = ", -1" * (len(weight.sizes) - 1)
     change = Change(lambda x: f"{x}.expand({groups}{rest})", lambda one: one.expand(groups, *one.shape[1:]))
     edits = on_operand(facts, 1, change, rank=5, why="the same for every channel", owned=True) if weight.sizes[0] == 1 else []

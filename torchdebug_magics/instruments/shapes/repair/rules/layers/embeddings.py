@@ -1,4 +1,4 @@
-"""Embeddings: an index beyond the table, or one that is no whole number."""
+"""Embeddings: an index beyond the table, or one that is not an integer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def embedding(facts: Facts) -> Diagnosis | None:
         ids, table = table, ids
     if ids.tensor.dtype not in {torch.int64, torch.int32}:
         at = facts.operands.index(ids)
-        sentence = f"{facts.who} looks up whole numbers, and {named(ids)} is {short_dtype(ids)}"
+        sentence = f"{facts.who} expects integer indices, and {named(ids)} is {short_dtype(ids)}"
         return Diagnosis(sentence, tuple(on_operand(facts, at, method("long"), rank=1, why="indices are int64")), ids)
     values = facts.values(ids.tensor)
     rows = table.sizes[0]
@@ -72,5 +72,5 @@ def _edits(facts: Facts, ids: Operand, ends: tuple[int, int], rows: int) -> list
         change = Change(f"{{}}.clamp(max={rows - 1})".format, lambda one: one.clamp(max=rows - 1))
         edits += on_operand(facts, 0, change, rank=8, why="no index beyond the last row")
     if low >= 1:
-        edits += on_operand(facts, 0, Change(lambda x: f"{x} - 1", lambda one: one - 1), rank=30, why="indices that begin at 0")
+        edits += on_operand(facts, 0, Change(lambda x: f"{x} - 1", lambda one: one - 1), rank=30, why="indices starting at 0")
     return edits

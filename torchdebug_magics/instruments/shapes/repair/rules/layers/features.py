@@ -80,7 +80,7 @@ def _edits(facts: Facts, at: int, expected: int) -> list[Edit]:
         if not right and _is_picture(x) and flat and isinstance(facts.module, nn.Linear):
             edits += [together(flat[0], one) for one in rebuilt_module(facts.module, facts.path, in_features=math.prod(x.sizes[1:]))]
     if math.prod(x.sizes) == expected and len(x.sizes) > 1:
-        edits += on_operand(facts, at, method("reshape", 1, -1), rank=6, why="a batch of one") if same_input(x.made) else []
+        edits += on_operand(facts, at, method("reshape", 1, -1), rank=6, why="a batch of 1") if same_input(x.made) else []
     edits += reordered(facts, at, -1, expected)
     edits += there_and_back(facts, at, -1, expected) if isinstance(facts.module, nn.Linear) else []
     if expected == 1:

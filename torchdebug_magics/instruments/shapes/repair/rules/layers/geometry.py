@@ -31,8 +31,8 @@ def shuffle(facts: Facts) -> Diagnosis | None:
     if not isinstance(factor, int) or got % factor**2 == 0:
         return None
     wanted = -(-got // factor**2) * factor**2
-    makes = f"{facts.who} makes {factor} x {factor} pixels of {factor**2} channels each"
-    sentence = f"{makes}, and gets {gets(x, got, -3)}, which do not divide by that"
+    makes = f"{facts.who} makes {factor} x {factor} pixels from {factor**2} channels"
+    sentence = f"{makes}, gets {gets(x, got, -3)}: not a multiple of {factor**2}"
     return Diagnosis(sentence, tuple(producer_edits(facts, x, got, wanted, rank=15)), x)
 
 
@@ -68,7 +68,8 @@ def negative(facts: Facts) -> Diagnosis | None:
             f"{name} {_plain(getattr(facts.module, name))}" for name in ("kernel_size", "stride", "padding") if hasattr(facts.module, name)
         ]
         with_ = f" with {', '.join(settings)}" if settings else ""
-        return Diagnosis(f"{facts.who} would make {' x '.join(found['sizes'].replace('x', ' ').split())} of {told(x)}{with_}", (), x)
+        size = " x ".join(found["sizes"].replace("x", " ").split())
+        return Diagnosis(f"{facts.who} would return a size of {size} for {told(x)}{with_}", (), x)
     if facts.op not in _MADE_BY_SIZES or not ("non-negative" in facts.text or "negative dimension" in facts.text):
         return None
     given: Any = [one for one in facts.args if not isinstance(one, torch.Tensor)]
@@ -76,7 +77,7 @@ def negative(facts: Facts) -> Diagnosis | None:
     if not all(isinstance(one, int) for one in sizes) or min(sizes, default=0) >= 0:
         return None
     text = facts.written
-    return Diagnosis(f"{text} asks for a tensor of {shape(tuple(sizes))}{_why(facts, min(sizes))}", tuple(_cut(facts)))
+    return Diagnosis(f"{text} requests a tensor of {shape(tuple(sizes))}{_why(facts, min(sizes))}", tuple(_cut(facts)))
 
 
 def _cut(facts: Facts) -> list[Edit]:

@@ -30,7 +30,7 @@ _CLASSES = frozenset({"cross_entropy", "nll_loss", "nll_loss_nd"})
 
 
 def loss(facts: Facts) -> Diagnosis | None:
-    """Of whichever kind."""
+    """Diagnose losses: of classes, and of values that are compared elementwise."""
     if facts.op not in _CLASSES | PAIRED_LOSSES or len(facts.operands) < 2:
         return None
     scores, target = facts.operands[0], facts.operands[1]
@@ -127,9 +127,9 @@ def _one_each(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | Non
         if math.prod(step.shape[:2]) != math.prod(target.sizes) or {*module.dilation} != {1} or len({*step.inputs[0][0][2:]}) != 1:
             return None
         whole = step.inputs[0][0][-1]
-        why = f"all {shape((whole,) * len(step.shape[2:]))} in one number"
+        why = f"all {shape((whole,) * len(step.shape[2:]))} in one value"
         is_last = {*module.stride} == {1} and not any(module.padding if isinstance(module.padding, tuple) else (1,))
         edits = rebuilt_module(module, step.module, kernel_size=whole, rank=10, why=why) if is_last else []
-        words = f": `{step.module}` leaves {shape(step.shape[2:])} numbers per image, not one"
+        words = f": `{step.module}` leaves {shape(step.shape[2:])} values per image, not one"
         return Diagnosis(words, tuple(edits), scores, fit=(many, 1))
     return None

@@ -28,7 +28,7 @@ _KIND = {2: "1d", 3: "1d", 4: "2d", 5: "3d"}
 
 
 def norm(facts: Facts) -> Diagnosis | None:
-    """Of whichever kind."""
+    """Diagnose batch, layer, group and instance norms."""
     module = facts.module
     if not facts.operands:
         return None
@@ -94,10 +94,10 @@ def _channels(facts: Facts, module: nn.Module) -> Diagnosis | None:
 
 
 def _channels_last(facts: Facts, module: nn.Module, at: int, wanted: int) -> list[Edit]:
-    """Features last, as a Linear gives them: turned for the norm and back, or a norm that takes them so."""
+    """Features last, as a Linear returns them: permuted for the norm and back, or a norm that takes them so."""
     edits = [*there_and_back(facts, 0, at, wanted, rank=3), *reordered(facts, 0, at, wanted)]
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        why = f"normalises each row over its features; a {type(module).__name__} expects channels in dimension 1"
+        why = f"normalizes each row over its features; a {type(module).__name__} expects channels in dimension 1"
         with torch.device("meta"):
             edits += rebuilt_module(nn.LayerNorm(wanted, module.eps), facts.path, rank=30, why=why)
     return edits
@@ -110,7 +110,7 @@ def _slopes(facts: Facts, module: nn.PReLU) -> Diagnosis | None:
     if wanted in {got, 1}:
         return None
     edits = rebuilt_module(module, facts.path, num_parameters=got) + producer_edits(facts, x, got, wanted)
-    return Diagnosis(f"{facts.who} has slopes for {wanted} channels, gets {gets(x, got, 1 - len(x.sizes))}", tuple(edits), x)
+    return Diagnosis(f"{facts.who} has weights for {wanted} channels, gets {gets(x, got, 1 - len(x.sizes))}", tuple(edits), x)
 
 
 def _dimensions(facts: Facts, module: nn.Module, fits: tuple[int, ...]) -> Diagnosis:
@@ -126,7 +126,7 @@ def _dimensions(facts: Facts, module: nn.Module, fits: tuple[int, ...]) -> Diagn
     if other is not None and len(x.sizes) > 1:
         edits += _as_kind(facts, module, other, x.sizes[1])
     if len(x.sizes) == fits[-1] - 1:
-        edits += on_operand(facts, 0, method("unsqueeze", 0), rank=25, why="a batch of one")
+        edits += on_operand(facts, 0, method("unsqueeze", 0), rank=25, why="a batch of 1")
     return Diagnosis(sentence, tuple(edits), x)
 
 
@@ -144,7 +144,7 @@ def _one_value(facts: Facts) -> Diagnosis | None:
     if "more than 1" not in facts.text:
         return None
     x = facts.operands[0]
-    sentence = f"{facts.who} normalises over the batch, and {shape(x.sizes)} has but one value a channel; in training it needs two"
+    sentence = f"{facts.who} normalizes over the batch and needs 2 values per channel in training, gets {shape(x.sizes)}"
     return Diagnosis(sentence, tuple(left_out(facts) or _evaluated(facts)), x)
 
 
@@ -153,7 +153,7 @@ def _evaluated(facts: Facts) -> list[Edit]:
     if "" in parts or facts.path is None:
         return []
     parts[facts.path] = _in_evaluation
-    return [Edit("model.eval()", "as for inference; or give a larger batch", 10, modules=parts)]
+    return [Edit("model.eval()", "for inference; or use a larger batch", 10, modules=parts)]
 
 
 def _in_evaluation(old: nn.Module) -> nn.Module:

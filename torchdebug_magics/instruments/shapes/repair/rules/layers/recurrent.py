@@ -21,7 +21,7 @@ __all__ = ["recurrent"]
 
 
 def recurrent(facts: Facts) -> Diagnosis | None:
-    """Of whichever kind."""
+    """Diagnose recurrent layers and cells: RNN, LSTM, GRU."""
     module = facts.module
     if not isinstance(module, (nn.RNNBase, nn.RNNCellBase)) or not facts.given:
         return None
@@ -49,7 +49,7 @@ def _dimensions(facts: Facts, x: Operand, fits: tuple[int, int]) -> Diagnosis:
     if len(x.sizes) > fits[1]:
         edits += on_operand(facts, 0, method("flatten", 2), rank=6, why="one dimension of features")
         if 1 in x.sizes:
-            edits += on_operand(facts, 0, method("squeeze", x.sizes.index(1)), rank=4, why="without the dimension of one")
+            edits += on_operand(facts, 0, method("squeeze", x.sizes.index(1)), rank=4, why="without the dimension of size 1")
     return Diagnosis(sentence, tuple(edits), x)
 
 

@@ -31,7 +31,7 @@ def spectrum(facts: Facts) -> Diagnosis | None:
         flat = on_operand(facts, 0, method("flatten", 0, -2), rank=6, why="all channels in one batch")
         return Diagnosis(sentence, (*edits, *flat), x)
     if facts.op == "istft" and not x.tensor.is_complex():
-        return Diagnosis(f"`istft` takes complex numbers, as `stft` gives them, and {told(x)} is {str(x.tensor.dtype)[6:]}", (), x)
+        return Diagnosis(f"`istft` expects complex input, as `stft` returns it, and {told(x)} is {str(x.tensor.dtype)[6:]}", (), x)
     window = facts.argument(4, "window")
     length = facts.argument(3, "win_length") or facts.argument(1, "n_fft")
     if not isinstance(window, torch.Tensor) or not isinstance(length, int) or tuple(window.shape) == (length,):
@@ -51,5 +51,5 @@ def ctc(facts: Facts) -> Diagnosis | None:
     many = len(lengths) if isinstance(lengths, (tuple, list)) or (isinstance(lengths, torch.Tensor) and lengths.dim()) else 0
     if scores.sizes[0] != many or scores.sizes[1] == many:
         return None
-    sentence = f"`ctc_loss` reads {told(scores)} as steps x batch x classes, and there are lengths for {many} samples"
+    sentence = f"`ctc_loss` reads {told(scores)} as steps x batch x classes, and has lengths for {many} samples"
     return Diagnosis(sentence, tuple(turned(facts, 0, (1, 0, 2), rank=2, why="the steps first")), scores)

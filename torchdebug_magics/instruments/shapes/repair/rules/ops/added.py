@@ -29,7 +29,7 @@ def added(facts: Facts) -> Diagnosis | None:
     gives = weight.sizes[1] if "transpose" in (facts.op or "") else weight.sizes[0]
     if bias.sizes == (gives,) or ("transpose" in (facts.op or "") and facts.argument(6, "groups", 1) != 1):
         return None
-    sentence = f"{_text(facts)} gives {gives} features, as its weight is {shape(weight.sizes)}, and adds {shown(bias)}"
+    sentence = f"{_text(facts)} returns {gives} features (weight {shape(weight.sizes)}), and adds {shown(bias)}"
     return Diagnosis(sentence, tuple(parameter_edit(bias, (gives,))), bias)
 
 

@@ -29,7 +29,7 @@ _ROWS = 2
 
 
 def broadcast(facts: Facts) -> Diagnosis | None:
-    """Any op of which two operands do not fit; asked last of all, as it looks at shapes alone."""
+    """Any op with two operands that do not broadcast; the last rule, as it looks only at shapes."""
     if facts.op is None or facts.op.startswith("__get") or not _is_about_sizes(facts.text):
         return None
     pair = _pair(facts)
@@ -46,7 +46,7 @@ def broadcast(facts: Facts) -> Diagnosis | None:
     )
     where = f" in `{facts.path}`" if facts.path and not (facts.site is not None and facts.direct) else ""
     sizes = f"{one.sizes[at]} and {other.sizes[at]} in {_place(at, len(one.sizes), len(other.sizes))}"
-    sentence = f"{text}{where} does not fit {_told(one)} to {_told(other)}: {sizes}"
+    sentence = f"{text}{where} cannot broadcast {_told(one)} with {_told(other)}: {sizes}"
     table, other_size = (one, other.sizes[at]) if not of_inputs(one.made) else (other, one.sizes[at])
     long = too_long(facts, other_size, table.sizes[at]) if not of_inputs(table.made) else ""
     turns = rotary(table, table.sizes[at], other_size) if at == -1 and not long else ""
@@ -200,7 +200,7 @@ def _cut(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     texts = [_end(end, name, dim - len(one.sizes)) for dim, end in enumerate(ends)]
     while texts[-1] == ":":
         texts.pop()
-    return on_operand(facts, at, _subscript(", ".join(texts), ends), rank=rank, why="as much of it as is needed", owned=True)
+    return on_operand(facts, at, _subscript(", ".join(texts), ends), rank=rank, why="only the length needed", owned=True)
 
 
 def _is_length(facts: Facts, one: Operand, other: Operand, dim: int) -> bool:

@@ -46,7 +46,7 @@ def expand(facts: Facts) -> Diagnosis | None:
     ]
     if not pairs:
         return None
-    sentence = f"{text} grows a dimension of 1 only, and {told(x)} has {pairs[0][0]} where {pairs[0][1]} is wanted"
+    sentence = f"{text} expands only dimensions of size 1, and {told(x)} has {pairs[0][0]} where {pairs[0][1]} is requested"
     edits = [
         edit
         for dim in range(len(x.sizes) + 1)
@@ -60,7 +60,7 @@ def expand(facts: Facts) -> Diagnosis | None:
 
 def _repeated(facts: Facts, x: Operand, many: int) -> Diagnosis:
     text = facts.written
-    return Diagnosis(f"{text} says how often for {many} dimensions, and {told(x)} has {len(x.sizes)}", (), x)
+    return Diagnosis(f"{text} repeats {many} dimensions, and {told(x)} has {len(x.sizes)}", (), x)
 
 
 def _grows(sizes: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
@@ -78,7 +78,7 @@ def dimension(facts: Facts) -> Diagnosis | None:
         order = tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
         if len(order) != len(x.sizes):
             edits = _as_many(facts, len(order))
-            return Diagnosis(f"{text} names {len(order)} dimensions, and {told(x)} has {len(x.sizes)}", tuple(edits), x)
+            return Diagnosis(f"{text} lists {len(order)} dimensions, and {told(x)} has {len(x.sizes)}", tuple(edits), x)
     if facts.op in _BY_DIMENSION and (parts := _parts(facts, text)) is not None:
         return parts
     if "Dimension out of range" in facts.text or ("no dimensions" in facts.text and facts.op in _BY_DIMENSION):
@@ -86,7 +86,7 @@ def dimension(facts: Facts) -> Diagnosis | None:
         found = squeezed(facts, x)
         words, before = (found.words, found.edits) if found is not None else ("", ())
         return Diagnosis(
-            f"{text} names a dimension that {told(x)} does not have: it has {-last - 1} to {last}{words}",
+            f"{text} uses a dimension that {told(x)} does not have: dimensions are {-last - 1} to {last}{words}",
             (*before, *_as_many(facts, len(x.sizes) + 1)),
             x,
         )
@@ -104,10 +104,10 @@ def _parts(facts: Facts, text: str) -> Diagnosis | None:
         return None
     size, place = x.sizes[dim], dim % len(x.sizes)
     if facts.op == "topk" and isinstance(asked, int) and asked > size:
-        sentence = f"{text} asks for {asked} of dimension {place}, and {told(x)} has {size} there"
+        sentence = f"{text} selects {asked} of dimension {place}, and {told(x)} has {size}"
         return Diagnosis(sentence, tuple(producer_edits(facts, x, size, asked)) if place == len(x.sizes) - 1 else (), x)
     if facts.op == "split" and isinstance(asked, (list, tuple)) and (whole := sum(asked)) != size:
-        sentence = f"{text} splits {' + '.join(map(str, asked))} = {whole} off dimension {place}, and {told(x)} has {size} there"
+        sentence = f"{text} takes {' + '.join(map(str, asked))} = {whole} of dimension {place}, and {told(x)} has {size}"
         return Diagnosis(sentence, tuple(producer_edits(facts, x, size, whole)) if place else (), x)
     return None
 
@@ -117,7 +117,7 @@ def _halved(facts: Facts, x: Operand) -> Diagnosis | None:
     if not isinstance(dim, int) or not -len(x.sizes) <= dim < len(x.sizes) or not x.sizes[dim] % 2:
         return None
     size, place = x.sizes[dim], dim % len(x.sizes)
-    sentence = f"`glu` halves dimension {place}, and {told(x)} has {size} there"
+    sentence = f"`glu` halves dimension {place}, and {told(x)} has {size}"
     return Diagnosis(sentence, tuple(producer_edits(facts, x, size, size + 1, rank=15)) if place else (), x)
 
 
@@ -125,4 +125,4 @@ def _as_many(facts: Facts, many: int) -> list[Edit]:
     """The input with the batch dimension that was forgotten."""
     x = facts.operands[0]
     lacks_batch = x.is_input and len(x.sizes) == many - 1
-    return on_operand(facts, 0, method("unsqueeze", 0), rank=10, why="a batch of one", first=True) if lacks_batch else []
+    return on_operand(facts, 0, method("unsqueeze", 0), rank=10, why="a batch of 1", first=True) if lacks_batch else []

@@ -52,5 +52,5 @@ def leaves_rest(facts: Facts) -> str:
                 return f"`{ast.unparse(part)}` is {size} // {by}, which is 0"
             if size is not None and by and size % by:
                 fits = [max(one for one in range(1, by) if not size % one), min(one for one in range(by, size + 1) if not size % one)]
-                return f"`{ast.unparse(part)}` is {size} // {by}, which leaves a rest of {size % by}; {fits[0]} and {fits[1]} divide it"
+                return f"`{ast.unparse(part)}` is {size} // {by}, with a remainder of {size % by}; {fits[0]} and {fits[1]} divide {size}"
     return ""

@@ -56,7 +56,7 @@ def dtype(facts: Facts) -> Diagnosis | None:
         sentence = f"{facts.who} has {short_dtype(owned)} weights, gets {named(one, 'an input')} in {short_dtype(one)}"
         edits = [edit for at, _ in odd[:1] for edit in _cast(facts, at, owned.tensor.dtype, rank=2)]
         if one.tensor.is_complex() and owned.tensor.is_floating_point() and any(step.op == "stft" for step in steps(one.made)):
-            edits += anywhere(facts, at, method("abs"), rank=4, why="its magnitude, without the phase")
+            edits += anywhere(facts, at, method("abs"), rank=4, why="the magnitude, without the phase")
         return Diagnosis(sentence, (*edits, *_model_cast(facts, one)), one)
     floats = [one for one in facts.operands if one.tensor.is_floating_point()]
     meant = floats if len({one.tensor.dtype for one in floats}) > 1 else facts.operands  # the others are indices
@@ -81,7 +81,7 @@ def _inverted(facts: Facts) -> Diagnosis | None:
         return Diagnosis(text, tuple(_cast(facts, 0, torch.float32, rank=5)), one)
     inner = ast.unparse(ast.UnaryOp(ast.Invert(), written.right))
     run = OpEdit(site, facts.op, lambda _, args, __: ~next(one for one in args if isinstance(one, torch.Tensor)))
-    edits = [Edit(inner, "what is not in the mask", 2, ops=(run,)), *_cast(facts, 0, torch.float32, rank=8)]
+    edits = [Edit(inner, "the inverse of the mask", 2, ops=(run,)), *_cast(facts, 0, torch.float32, rank=8)]
     return Diagnosis(f"{text}: `~` inverts it", tuple(edits), one)
 
 
@@ -154,9 +154,9 @@ def device(facts: Facts) -> Diagnosis | None:
     owned = next((one for one in facts.operands if one.owned), None)
     if (nowhere := next((one for one in facts.operands if one.tensor.device.type == "meta"), None)) is not None:
         others = " and ".join(sorted(str(one) for one in places if one.type != "meta"))
-        room = f"; `to_empty(device={others!r})` makes room for them" if nowhere.owned else ""
+        room = f"; `to_empty(device={others!r})` allocates them" if nowhere.owned else ""
         op = facts.op.strip("_")
-        sentence = f"`{op}` gets {named(nowhere, 'a tensor')} on meta, where tensors hold no numbers, beside others on {others}{room}"
+        sentence = f"`{op}` gets {named(nowhere, 'a tensor')} on meta, without data, and others on {others}{room}"
         return Diagnosis(sentence, (), nowhere)
     home = owned.tensor.device if owned is not None else next((one for one in sorted(places, key=str) if one.type != "cpu"), None)
     at, odd = next((at, one) for at, one in enumerate(facts.operands) if one.tensor.device != home and one.sizes)

@@ -26,7 +26,7 @@ def einsum(facts: Facts) -> Diagnosis | None:
     terms = equation.split("->")[0].split(",")
     told = ", ".join(f"{term} of {_whole(one)}" for term, one in zip(terms, facts.operands, strict=False))
     if len(terms) != len(facts.operands):
-        return Diagnosis(f'`einsum("{equation}")` names {len(terms)} tensors, gets {len(facts.operands)}')
+        return Diagnosis(f'`einsum("{equation}")` takes {len(terms)} tensors, gets {len(facts.operands)}')
     for at, (term, one) in enumerate(zip(terms, facts.operands, strict=True)):
         letters = re.sub(r"\.\.\.", "", term)
         if "..." not in term and len(letters) != len(one.sizes):
@@ -35,13 +35,13 @@ def einsum(facts: Facts) -> Diagnosis | None:
             return Diagnosis(sentence, (), one)
     clash = _clash(terms, facts)
     if new := _new_letters(equation, clash[0] if clash is not None else ""):
-        sentence = f'`einsum("{equation}")` gives `{new[0]}`, a letter of none of its tensors ({told})'
+        sentence = f'`einsum("{equation}")` has `{new[0]}` in its output, which no operand has: {told}'
         return Diagnosis(sentence, tuple(_other_equation(facts, new[1])), facts.operands[-1])
     if clash is None:
         return None
     letter, first, second = clash
     return Diagnosis(
-        f'`einsum("{equation}")`: `{letter}` is {first} and {second} ({told})',
+        f'`einsum("{equation}")` has {first} and {second} for `{letter}`: {told}',
         (*_turned(facts, terms), *_with_sizes(facts, terms, clash)),
         facts.operands[0],
     )

@@ -23,13 +23,13 @@ def written(facts: Facts) -> Diagnosis | None:
     text = facts.written
     if "leaf Variable" in facts.text:
         where = f"the parameter {named(x, 'of the model')}" if x.owned else named(x, "a tensor")
-        rest = "put it under `with torch.no_grad():` where no gradient is meant to pass, else make a new tensor"
-        return Diagnosis(f"{text} writes into {where}, which needs a gradient: {rest}", (), x)
+        rest = "run it under `with torch.no_grad():`, or compute a new tensor"
+        return Diagnosis(f"{text} writes in place into {where}, which requires a gradient: {rest}", (), x)
     if "single memory location" in facts.text:
-        sentence = f"{text} writes into {told(x)}, whose rows share their memory, as `expand` leaves them: `clone` it before"
+        sentence = f"{text} writes into {told(x)}, an expanded tensor whose rows share memory: call `.clone()` first"
         return Diagnosis(sentence, tuple(_cloned(facts)), x)
     if "doesn't match the broadcast shape" in facts.text and len(facts.operands) > 1:
-        return Diagnosis(f"{text} cannot grow {told(x)} to fit {shape(facts.operands[1].sizes)}, as it writes in place", (), x)
+        return Diagnosis(f"{text} cannot broadcast {told(x)} to {shape(facts.operands[1].sizes)} in place", (), x)
     return None
 
 
@@ -37,4 +37,4 @@ def _cloned(facts: Facts) -> list[Edit]:
     """In ``m += x`` the name then stands for the copy."""
     if facts.site is None or not isinstance(facts.site.expression, ast.AugAssign):
         return []
-    return on_operand(facts, 0, Change("{}.clone()".format, lambda one: one.clone()), rank=2, why="rows of their own")
+    return on_operand(facts, 0, Change("{}.clone()".format, lambda one: one.clone()), rank=2, why="separate rows")

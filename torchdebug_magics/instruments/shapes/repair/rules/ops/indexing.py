@@ -92,7 +92,7 @@ def _by_mask(facts: Facts) -> Diagnosis | None:
         return None
     width = x.sizes[-1]
     rows = f" ({many // width} rows of {width})" if len(x.sizes) > 1 and not many % width else ""
-    sentence = f"`{facts.op}` has {many} places{rows} in {told(x)}, and {told(source)} holds {has} values for them"
+    sentence = f"`{facts.op}` fills {many} elements{rows} of {told(x)}, and {told(source)} has {has}"
     return Diagnosis(sentence, tuple(producer_edits(facts, source, source.sizes[-1], width)) if source.sizes else (), source)
 
 
@@ -105,11 +105,11 @@ def _op(facts: Facts) -> Diagnosis | None:
             return None
         one = facts.operands[at]
         casts = on_operand(facts, at, method("long"), rank=2, why="indices are int64")
-        return Diagnosis(f"`{facts.op}` takes whole numbers as its index, and {named(one, 'it')} is {short_dtype(one)}", tuple(casts), one)
+        return Diagnosis(f"`{facts.op}` expects an integer index, and {named(one, 'it')} is {short_dtype(one)}", tuple(casts), one)
     one = facts.operands[at]
     dim = facts.argument(1, "dim", 0)
     if isinstance(dim, int) and x.sizes and not -len(x.sizes) <= dim < len(x.sizes):
-        lacks = f"`{facts.op}` along dimension {dim}: {told(x)} has dimensions {-len(x.sizes)} to {len(x.sizes) - 1} alone"
+        lacks = f"`{facts.op}` uses dimension {dim}, which does not exist: {told(x)} has dimensions {-len(x.sizes)} to {len(x.sizes) - 1}"
         lost = squeezed(facts, x)
         return Diagnosis(f"{lacks}{lost.words}" if lost else lacks, lost.edits if lost else (), x)
     if facts.op in {"index_add", "index_add_"} and (found := _added(facts, x, dim)):
@@ -126,7 +126,5 @@ def _op(facts: Facts) -> Diagnosis | None:
         edits += on_operand(facts, at, method("squeeze", one.sizes.index(1)), rank=4)
     if facts.op in {"index_select", "index_add", "index_add_"} and len(one.sizes) > 1:
         edits += on_operand(facts, at, method("flatten"), rank=4)
-    sentence = f"`{facts.op}` along dimension {dim}: the index {named(one, '')} of {shape(one.sizes)} does not fit {told(x)}".replace(
-        "  ", " "
-    )
-    return Diagnosis(sentence, tuple(edits), one)
+    name = f"the index{f' `{one.name}`' if one.name else ''} of {shape(one.sizes)}"
+    return Diagnosis(f"`{facts.op}` cannot use {name} along dimension {dim} of {told(x)}", tuple(edits), one)

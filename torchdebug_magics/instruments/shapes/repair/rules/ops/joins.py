@@ -41,11 +41,11 @@ def join(facts: Facts) -> Diagnosis | None:
         return _stack(facts, told)
     dim = _dim(facts)
     if len(many) > 1:
-        sentence = f"`torch.cat` joins tensors of as many dimensions, gets {told}"
+        sentence = f"`torch.cat` needs tensors with the same number of dimensions, gets {told}"
         return Diagnosis(sentence, tuple(_dimensions(facts, dim)), parts[-1])
     places = len(parts[0].sizes)
     if not -places <= dim < places:
-        sentence = f"`torch.cat` is to join along dimension {dim}, and {told} have {places}"
+        sentence = f"`torch.cat` joins along dimension {dim}, and {told} have {places}"
         return Diagnosis(sentence, tuple(_other_dims(facts, places, dim)), parts[0])
     wrong = [at for at in range(places) if at != dim % places and len({one.sizes[at] for one in parts}) > 1]
     if not wrong:

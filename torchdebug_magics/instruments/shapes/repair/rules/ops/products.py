@@ -35,15 +35,15 @@ def matmul(facts: Facts) -> Diagnosis | None:
         return None
     inner_a, inner_b = a.sizes[-1], b.sizes[-2] if len(b.sizes) > 1 else b.sizes[0]
     if inner_a != inner_b:
-        meet = "elements meet" if len(a.sizes) == len(b.sizes) == 1 else "columns meet"
-        sentence = f"{text} multiplies {shown(a)} by {shown(b)}: {inner_a} {meet} {inner_b}{'' if 'elements' in meet else ' rows'}"
+        sizes = f"{inner_a} and {inner_b} elements" if len(a.sizes) == len(b.sizes) == 1 else f"{inner_a} columns, {inner_b} rows"
+        sentence = f"{text} cannot multiply {shown(a)} by {shown(b)}: {sizes}"
         return Diagnosis(sentence, tuple(_inner(facts, a, b, inner_a, inner_b)), a if a.made is not None else b)
     if facts.op in {"bmm", "mm", "mv", "dot", "baddbmm"} and not _right_dimensions(facts.op, a, b):
         edits = _vectors(facts, a, b) or (_as_matmul(facts) if facts.op in {"bmm", "mm"} else [])
         many = {"bmm": 3, "baddbmm": 3, "mm": 2, "mv": 2, "dot": 1}[facts.op]
-        return Diagnosis(f"{text}: `{facts.op}` multiplies tensors of {many} dimensions, gets {shown(a)} and {shown(b)}", tuple(edits), a)
+        return Diagnosis(f"{text} multiplies tensors of {many} dimensions, gets {shown(a)} and {shown(b)}", tuple(edits), a)
     if a.sizes[:-2] != b.sizes[:-2]:
-        sentence = f"{text} multiplies {shown(a)} by {shown(b)}: their batches {shape(a.sizes[:-2])} and {shape(b.sizes[:-2])} do not fit"
+        sentence = f"{text} cannot multiply {shown(a)} by {shown(b)}: batch sizes {shape(a.sizes[:-2])} and {shape(b.sizes[:-2])}"
         return Diagnosis(sentence, tuple(_batches(facts, a, b)), a)
     return None
 
@@ -91,7 +91,7 @@ def _turned_parameter(facts: Facts, b: Operand, inner: int) -> list[Edit]:
         return []
     path = f"{facts.path}.{named[0]}".lstrip(".")
     code = f"{as_typed(path)} = nn.Parameter(torch.zeros({whole[0]}, {inner}))"
-    return [Edit(code, "the parameter as large as what it meets", 30, parameters={path: (whole[0], inner)})]
+    return [Edit(code, "a parameter of the matching size", 30, parameters={path: (whole[0], inner)})]
 
 
 def _owned_turned(facts: Facts, at: int) -> list[Edit]:

@@ -39,19 +39,19 @@ def subscript(facts: Facts) -> Diagnosis | None:
         one = facts.operands[floats[0]]
         edits = on_operand(facts, floats[0], method("long"), rank=2, why="indices are int64")
         return Diagnosis(
-            f"{text} indexes by {named(one, 'a tensor')}, which is {short_dtype(one)}, and positions are whole numbers", tuple(edits), one
+            f"{text} indexes with {named(one, 'a tensor')}, which is {short_dtype(one)}: indices must be integers", tuple(edits), one
         )
     if "too many indices" in facts.text:
         given = facts.args[1] if len(facts.args) > 1 else ()
         many = sum(one is not None and one is not Ellipsis for one in given) if isinstance(given, tuple) else 1
         edits = (
-            on_operand(facts, 0, method("unsqueeze", 0), rank=15, why="a batch of one", first=True)
+            on_operand(facts, 0, method("unsqueeze", 0), rank=15, why="a batch of 1", first=True)
             if many == len(x.sizes) + 1 and x.is_input
             else []
         )
         lost = squeezed(facts, x)
         words, before = (lost.words, lost.edits) if lost is not None else ("", ())
-        return Diagnosis(f"{text} names {many} dimensions, and {told(x)} has {len(x.sizes)}{words}", (*before, *edits), x)
+        return Diagnosis(f"{text} indexes {many} dimensions, and {told(x)} has {len(x.sizes)}{words}", (*before, *edits), x)
     if "out of bounds" in facts.text or "out of range" in facts.text:
         return _bounds(facts, text, x)
     if "The shape of the mask" in facts.text or ("mask" in facts.text and len(facts.operands) > 1):
@@ -69,7 +69,7 @@ def _assigned(facts: Facts, text: str, x: Operand) -> Diagnosis | None:
         return None
     at = wrong[0]
     sizes = f"{place[at]} and {given.sizes[at]} in {'the last dimension' if at == -1 else f'dimension {at + len(place)}'}"
-    sentence = f"{text} is a place of {shape(place)} in {told(x)}, and gets {told(given)}: {sizes}"
+    sentence = f"{text} selects {shape(place)} of {told(x)}, is assigned {told(given)}: {sizes}"
     edits = producer_edits(facts, given, given.sizes[-1], place[-1]) if wrong == [-1] else []
     if len(place) == len(x.sizes) and wrong == [-1] and place[-1] == x.sizes[-1]:
         edits += created(facts, x, (*x.sizes[:-1], given.sizes[-1]), rank=18)
@@ -94,12 +94,12 @@ def _bounds(facts: Facts, text: str, x: Operand) -> Diagnosis:
     if found is not None:
         dim, position = found
         size = x.sizes[dim]
-        sentence = f"{text} asks for position {position} of dimension {dim}, which has {size} (0 to {size - 1}): {told(x)}"
+        sentence = f"{text} selects position {position} of dimension {dim}, which has {size} (0 to {size - 1}): {told(x)}"
         return Diagnosis(sentence, (*_directions(facts, x, dim, position), *_last(facts, position, size)), x)
     if beyond := _beyond_rows(facts, text, x):
         return beyond
     values = _values(facts, facts.operands[1]) if len(facts.operands) > 1 else ""
-    return Diagnosis(f"{text} asks for a position that {told(x)} does not have{values}", (), x)
+    return Diagnosis(f"{text} selects a position that {told(x)} does not have{values}", (), x)
 
 
 def _beyond_rows(facts: Facts, text: str, x: Operand) -> Diagnosis | None:
@@ -114,7 +114,7 @@ def _beyond_rows(facts: Facts, text: str, x: Operand) -> Diagnosis | None:
     if -size <= low and high < size:
         return None
     wrong = high if high >= size else low
-    sentence = f"{text} asks for position {wrong} of dimension 0, which has {size} (0 to {size - 1}): {told(x)}"
+    sentence = f"{text} selects position {wrong} of dimension 0, which has {size} (0 to {size - 1}): {told(x)}"
     found = counted(index.made)
     if found is not None and found.many > size:
         sentence += f"; `{found.op}` returns one of {found.many}{f' {found.source}' if found.source else ''}"
@@ -152,7 +152,7 @@ def _last(facts: Facts, position: int, size: int) -> list[Edit]:
         new.slice = parts[0]
     index = tuple(-1 if place == at[0] else one for place, one in enumerate(given)) if isinstance(given, tuple) else -1
     run = OpEdit(site, "__getitem__", lambda func, args, _: func(args[0], index))
-    return [Edit(ast.unparse(new), f"the last one: positions begin at 0, and {size} of them end at {size - 1}", 8, ops=(run,))]
+    return [Edit(ast.unparse(new), f"the last one: positions start at 0, and the last of {size} is {size - 1}", 8, ops=(run,))]
 
 
 def _beyond(given: tuple[Any, ...], sizes: tuple[int, ...]) -> tuple[int, int] | None:

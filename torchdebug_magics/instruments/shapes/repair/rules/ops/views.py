@@ -52,14 +52,16 @@ def view(facts: Facts) -> Diagnosis | None:
     if -1 in wanted:
         others = [one for one in wanted if one != -1]
         factors = f"{shape(others)} = {known:,}" if len(others) > 1 else f"{known:,}"
-        sentence = f"{text}: {whole}, which do not divide by {factors}"
+        sentence = f"{text} cannot reshape {shape(x.sizes)}: {whole}, not divisible by {factors}"
     else:
-        sentence = f"{text}: {whole}, and {shape(wanted)} takes {known:,}"
+        sentence = f"{text} cannot reshape {shape(x.sizes)}: {whole}, not {known:,}"
     if left := leaves_rest(facts):
-        return Diagnosis(f"{text} of {told(x)}: {left}", channels_last(x.made) if _is_channels_first(x) else (), x, rounded=x.is_input)
+        return Diagnosis(
+            f"{text} cannot split {shape(x.sizes)}: {left}", channels_last(x.made) if _is_channels_first(x) else (), x, rounded=x.is_input
+        )
     if split := _split(x, wanted):
         size, into = split
-        sentence = f"{text} of {told(x)}: {size} is to become {shape(into)} = {math.prod(into)}"
+        sentence = f"{text} cannot split {size} into {shape(into)} = {math.prod(into)}: {told(x)}"
         edits = [*other_heads(facts, size, into), *_sizes(facts, x, wanted), *producer_edits(facts, x, size, math.prod(into), rank=12)]
         return Diagnosis(sentence, tuple(edits), x)
     if not of_inputs(x.made) and -1 not in wanted and x.sizes[-1] != wanted[-1]:  # a table
@@ -78,7 +80,7 @@ def _padded_to(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit]:
 
 
 def _is_channels_first(x: Operand) -> bool:
-    """Whether it is a picture as a convolution gives it, or an input that looks like one."""
+    """Whether it is a picture as a convolution returns it, or an input that looks like one."""
     return channels_first(x.made) or (x.is_input and x.sizes[1:2] in {(1,), (_RGB,)} and len(set(x.sizes[2:])) == 1)
 
 
@@ -208,5 +210,5 @@ def _call_with(call: ast.Call, sizes: tuple[int, ...]) -> str:
 
 
 def _same(node: ast.expr, size: int) -> bool:
-    """A name or a call, such as ``x.size(0)``, is kept where the new size is no -1."""
+    """A name or a call, such as ``x.size(0)``, is kept where the new size is not -1."""
     return not isinstance(node, (ast.Constant, ast.UnaryOp)) and size != -1

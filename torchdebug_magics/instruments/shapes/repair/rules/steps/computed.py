@@ -45,7 +45,7 @@ def counted(made: Made | None) -> Counted | None:
 
 
 def _looked_along(sizes: Sizes, found: Sizes) -> int | None:
-    """The dimension that is not the same in what was found, the last one where it cannot be told; None where all are gone."""
+    """The dimension that is not the same in what was found, the last one where it is unknown; None where all are gone."""
     if not found and len(sizes) > 1:
         return None
     for dim in range(len(sizes) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""Earlier steps at fault: the batch that was lost on the way, or never there, and tensors joined along another dimension."""
+"""Earlier steps at fault: a batch dimension that was lost or missing, and tensors joined along another dimension."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _unbatched(x: Operand) -> Earlier | None:
     if step is None or len(given.shape) != len(step.shape) or not given.op.isidentifier():
         return None
     words = f": `{step.module or step.op}` read {shape(step.inputs[0][0])} as one image without a batch"
-    edit = Edit(f"{given.op} = {given.op}.unsqueeze(0)", "a batch of one", 1, inputs={given.op: method("unsqueeze", 0)})
+    edit = Edit(f"{given.op} = {given.op}.unsqueeze(0)", "a batch of 1", 1, inputs={given.op: method("unsqueeze", 0)})
     return Earlier(words, (edit,), math.prod(x.sizes))
 
 
@@ -95,19 +95,19 @@ def _flattened(facts: Facts, x: Operand, wanted: int) -> Earlier | None:
         sure = math.prod(before[1:]) == wanted or any(_is_of_pictures(one) and not _is_unbatched(one) for one in steps(x.made))
         if step.op in RESHAPES and len(before) > 1 and before[0] in _batches(facts) and sure:
             edits = _of_module(facts, step) or at_step(step, _flat_rows, lambda _, args, __: args[0].flatten(1))
-            return Earlier(f": `{step.op}` took the batch of {before[0]} for features", edits, math.prod(before[1:]))
+            return Earlier(f": `{step.op}` merged the batch of {before[0]} into the features", edits, math.prod(before[1:]))
     return None
 
 
 def _crossed(facts: Facts, x: Operand) -> Earlier | None:
-    """``5`` with ``5 x 1``: each sample with each, which came through, and was hardly meant."""
+    """``5`` with ``5 x 1``: each sample with each, which runs without an error and is probably unintended."""
     for step in steps(x.made):
         if step.shape != x.sizes:
             return None
         met = [sizes for sizes, made in step.inputs if of_inputs(made)]
         many = step.shape[0] if step.shape else 0
         if many > 1 and many in _batches(facts) and sorted(met) == [(many,), (many, 1)] and step.shape == (many, many):
-            words = f": `{step.op.strip('_')}` of {shape(met[0])} and {shape(met[1])} took every sample with every other one"
+            words = f": `{step.op.strip('_')}` of {shape(met[0])} and {shape(met[1])} paired every sample with every other"
             return Earlier(words, (), 0)
     return None
 
@@ -135,7 +135,7 @@ def squeezed(facts: Facts, x: Operand) -> Earlier | None:
         if step.op == "squeeze" and not step.args and before[:1] == (1,) and 1 in _batches(facts):
             kept = tuple(dim for dim, size in enumerate(before) if dim and size == 1)
             kept = (-1,) if kept == (len(before) - 1,) else kept
-            return Earlier(": `squeeze` took the batch of one away", _squeezed(step, kept), math.prod(before[1:]))
+            return Earlier(": `squeeze` removed the batch dimension", _squeezed(step, kept), math.prod(before[1:]))
     return None
 
 
@@ -165,7 +165,7 @@ def _stacked(facts: Facts, x: Operand) -> Earlier | None:
     batch = parts[0][:1]
     if not batch or batch[0] not in _batches(facts) or batch[0] == len(parts):
         return None
-    words = f": `stack` put its {len(parts)} tensors before the batch of {batch[0]}"
+    words = f": `stack` put its {len(parts)} tensors in front of the batch of {batch[0]}"
     edits = at_step(step, lambda call, _: _along(call, 1), lambda func, args, _: func(args[0], dim=1))
     return Earlier(words, edits, math.prod(parts[0][1:]) * len(parts))
 
@@ -192,7 +192,7 @@ def _reduced(x: Operand, wanted: int) -> Earlier | None:
     before = step.inputs[0][0]
     if before[:-1] != step.shape or before[-1] != wanted:
         return None
-    words = f": `{step.op}` went over the last dimension of {shape(before)}"
+    words = f": `{step.op}` reduced the last dimension of {shape(before)}"
     return Earlier(words, at_step(step, _over_steps, lambda func, args, _: func(args[0], 1)), wanted)
 
 

@@ -58,6 +58,6 @@ def _side_by_side(facts: Facts, x: Operand, step: Made) -> tuple[Edit, ...]:
 
 
 def _pooled(step: Made, places: Sizes) -> tuple[Edit, ...]:
-    why = f"each channel as one number, instead of `{step.op}`"
+    why = f"each channel as one value, instead of `{step.op}`"
     edits = at_step(step, lambda _, x: f"{x}.mean({places})", lambda _, args, __: args[0].mean(places))
     return tuple(replace(edit, why=why) for edit in edits)

@@ -41,7 +41,7 @@ def too_long(facts: Facts, size: int, to: int) -> str:
 
 
 def beside(facts: Facts, found: Diagnosis) -> Diagnosis:
-    """Where a library's code broke: an input whose length is not that of the first, named and repaired."""
+    """Where a library's code failed: an input whose length is not that of the first, named and repaired."""
     if facts.op is None or len(facts.inputs) < 2 or (facts.site is not None and len(facts.operands) < 2):
         return found
     name, first = facts.inputs[0]

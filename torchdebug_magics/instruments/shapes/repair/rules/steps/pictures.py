@@ -58,7 +58,7 @@ def _smaller(made: Made | None, many: int, spatial: tuple[int, ...]) -> Iterator
 
 
 def stretched(facts: Facts, one: Operand, other: Operand, *, rank: int = 4) -> list[Edit]:
-    """The transposed convolutions on the way, whose strides leave several sizes to choose from, made to give the wanted one."""
+    """The transposed convolutions on the way, whose strides leave several sizes to choose from, rebuilt to return the expected size."""
     if not one.sizes[2:] or len(one.sizes) != len(other.sizes):
         return []
     lacking = {there - here for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)}

@@ -99,7 +99,7 @@ def projected(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
 
 def _through(facts: Facts, at: int, module: nn.Module, other: Operand, rank: int) -> list[Edit]:
     """The short way through this module: in the place of one that does nothing, or as a new one."""
-    why = "the skip connection in the shape of the main path"
+    why = "the skip connection with the shape of the main path"
     kept = [path for path, part in facts.modules.items() if path.rpartition(".")[0] == facts.path and path and _is_idle(part)]
     if len(kept) == 1:
         return rebuilt_module(module, kept[0], rank=rank, why=why)

@@ -1,4 +1,4 @@
-"""Pictures with their channels first, taken apart by code that reads them as channels last: ``b, h, w, c = x.shape``."""
+"""Images with their channels first, taken apart by code that reads them as channels last: ``b, h, w, c = x.shape``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def taken_apart(x: Operand, wanted: int) -> tuple[str, tuple[Edit, ...]] | None:
         if before.number and not channels_first(before):
             return None
         source = came_from(before)
-        words = f": `{step.op}` took {shape(sizes)}{f' {source}' if source else ''} apart as if it were channels-last"
+        words = f": `{step.op}` split {shape(sizes)}{f' {source}' if source else ''} as if it were channels-last"
         return words, channels_last(before)
     return None
 

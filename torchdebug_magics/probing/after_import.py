@@ -1,4 +1,4 @@
-"""Calls something as soon as a module is imported, and not before: what it reads of the environment may be set by who imports it."""
+"""Calls a function as soon as a module is imported, and not before: the importing code may set the environment that the module reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["AfterImport"]
 
 
 class AfterImport(MetaPathFinder):
-    """For the time of a ``with``; called at once where the module is there, and only in the thread that opens this."""
+    """Calls `then` after the first import in a ``with`` block, or at once if it is imported already; only in the same thread."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name = name
@@ -38,7 +38,7 @@ class AfterImport(MetaPathFinder):
         self._leave()
 
     def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:  # noqa: ARG002 - as a finder
-        """What any other finder says, with the call behind the import."""
+        """Return the spec of the other finders, with the call added after the module's execution."""
         if fullname != self._name:
             return None
         self._leave()
@@ -49,9 +49,11 @@ class AfterImport(MetaPathFinder):
         return spec
 
     def _around(self, loader: Any) -> Callable[[ModuleType], None]:
+        behind = loader.exec_module  # the class's own, or that of an outer session
+
         def exec_module(module: ModuleType) -> None:
-            del loader.exec_module  # the class's own is behind it
-            loader.exec_module(module)
+            vars(loader).pop("exec_module", None)
+            behind(module)
             self._then()
 
         return exec_module
