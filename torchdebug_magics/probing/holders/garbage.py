@@ -8,6 +8,8 @@ from collections import Counter
 from itertools import compress
 from typing import Any
 
+from torchdebug_magics.probing.referents import referents
+
 __all__ = ["garbage"]
 
 _MOST_OBJECTS = 3_000_000
@@ -24,7 +26,7 @@ def garbage() -> list[Any]:
     waiting = {id(one): one for one in compress(objects, unheld)}
     newly = [one for one in objects if id(one) not in waiting]
     while newly:
-        newly = [waiting.pop(address) for address in waiting.keys() & set(map(id, gc.get_referents(*newly)))]
+        newly = [waiting.pop(address) for address in waiting.keys() & set(map(id, referents(*newly)))]
     found = list(waiting.values())
     for ours in (objects, waiting):
         ours.clear()
@@ -33,7 +35,7 @@ def garbage() -> list[Any]:
 
 def _outside(objects: list[Any]) -> list[int]:
     """How many references to each come from elsewhere than these objects themselves."""
-    inside = Counter(map(id, gc.get_referents(*objects)))
+    inside = Counter(map(id, referents(*objects)))
     ours = next(map(sys.getrefcount, [object()]))  # by the list, and by the question itself
     counts = list(map(sys.getrefcount, objects))
     return [count - ours - inside.get(id(one), 0) for one, count in zip(objects, counts, strict=True)]

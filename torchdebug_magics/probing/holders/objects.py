@@ -28,6 +28,7 @@ from torchdebug_magics.probing.holders.containers import CONTAINERS, PLACES, Nam
 from torchdebug_magics.probing.holders.frames import in_frame, in_traceback, names_in_frame, names_in_traceback
 from torchdebug_magics.probing.holders.outside import bases, is_a, is_outside, module_of, names_of_type, of_type, whose_module
 from torchdebug_magics.probing.holders.tensor_holders import in_node, in_tensor, is_node, names_in_node, names_in_tensor
+from torchdebug_magics.probing.referents import referents
 from torchdebug_magics.probing.where import local_values
 
 __all__ = ["held_by", "is_array", "is_entered", "names_in"]
@@ -48,7 +49,7 @@ def held_by(kind: type) -> Callable[[Any], Iterable[object]]:
     by_base = next((held for base, held in _HELD_BY_BASE.items() if is_a(kind, base)), None)
     if by_base is not None:
         return by_base
-    return in_node if is_node(kind) else _array if is_array(kind) else gc.get_referents
+    return in_node if is_node(kind) else _array if is_array(kind) else referents
 
 
 def names_in(value: object) -> Named:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import gc
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +11,7 @@ from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, Module
 from typing import Any
 from weakref import ref
 
+from torchdebug_magics.probing.referents import referents
 from torchdebug_magics.probing.source.call_sites import names_of
 from torchdebug_magics.probing.source.code_owner import is_module_code, is_user_code, owner
 
@@ -80,10 +80,10 @@ class Reach:
         elif issubclass(kind, property):
             waiting.extend((value.fget, value.fset))
         elif issubclass(kind, _CONTAINERS) and (many := _length_of(kind, value)) > _MOST_ITEMS:
-            first = gc.get_referents(value)[:1] if many < _MOST_VISITS else []
+            first = referents(value)[:1] if many < _MOST_VISITS else []
             self._is_cut |= not all(issubclass(type(one), (*_PLAIN, *_CONTAINERS)) or _is_data(one) for one in first)
         elif not _is_data(value):
-            waiting.extend(gc.get_referents(value))
+            waiting.extend(referents(value))
 
 
 def is_kernels(module: str) -> bool:

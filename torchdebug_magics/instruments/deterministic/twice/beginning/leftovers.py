@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from queue import SimpleQueue
@@ -11,6 +10,7 @@ from typing import Any
 
 from torchdebug_magics.probing.attributes import attributes_of
 from torchdebug_magics.probing.kinds import same
+from torchdebug_magics.probing.referents import referents
 from torchdebug_magics.probing.ways import ways_of
 from torchdebug_magics.probing.where import local_values
 
@@ -55,7 +55,7 @@ def _iterators(value: object, depth: int = 0) -> Iterator[Any]:
         return
     yield value
     held = attributes_of(value)
-    inside = gc.get_referents(value) if held is None and kind is not GeneratorType else (held or {}).values()
+    inside = referents(value) if held is None and kind is not GeneratorType else (held or {}).values()
     for one in list(inside):
         yield from _iterators(one, depth + 1)
 
