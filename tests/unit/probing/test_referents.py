@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import _asyncio
-import _functools
+import _functools  # type: ignore[import-not-found]  # no stubs
 import gc
 import sys
 from types import ModuleType

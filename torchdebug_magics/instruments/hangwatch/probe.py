@@ -50,6 +50,10 @@ class HangProbe:
         self._is_open = False
         self._pid = os.getpid()
 
+    def options_in_rank(self) -> dict[str, object]:
+        """Only the launcher stops: it sees all ranks, and one that stopped itself would look like the cause of the others' errors."""
+        return {"after": self._watcher.after_s}
+
     def attach(self, stack: ExitStack) -> None:
         """Count steps and output, give processes that are started an agent, begin to look."""
         if not has_proc():

@@ -139,7 +139,8 @@ def test_the_norms_are_those_of_the_gradients() -> None:
             optimizer.step()
     for name, values in norms.items():
         assert session.report.norms[name] == pytest.approx(values, rel=1e-5)
-        assert session.report.ratios[name] == pytest.approx(ratios[name], rel=0.1)  # on a sample
+        # 1 in 8 elements of the larger layer is looked at: over 40 seeds the ratio was off by 16 % at most.
+        assert session.report.ratios[name] == pytest.approx(ratios[name], rel=0.3 if name == "0" else 1e-5)
 
 
 def test_norms_are_those_before_clipping_and_without_the_scale() -> None:

@@ -273,3 +273,10 @@ def test_a_row_can_be_copied_and_pickled() -> None:
     assert copy.copy(row) == row
     assert copy.deepcopy(row) == row
     assert pickle.loads(pickle.dumps(row)) == row
+
+
+def test_only_the_launcher_of_ranks_stops() -> None:
+    """A rank that stops itself ends as if it had finished, and the others then lose their connection to it."""
+    told = HangProbe(after=2, stop=True).options_in_rank()
+    assert told["after"] == 2
+    assert not told.get("stop")
