@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
-    *(ROOT / "docs" / f"{name}.md" for name in ("how_it_works", "limits", "rivals")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(path for path in (ROOT / "notebooks").rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts),
 ]
 
 

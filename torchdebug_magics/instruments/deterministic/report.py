@@ -1,4 +1,4 @@
-"""What a deterministic cell leaves behind: whether it gave the same numbers twice, the op that did not, and what the ritual changed."""
+"""The report of a deterministic cell: whether two runs agree, the first op that differs, and the settings that were changed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = [
 ]  # fmt: skip
 
 SeededBy: TypeAlias = Literal["hand", "ritual", "entropy", "default", "unknown"]
-"""``"ritual"``: by the ``%deterministic`` that is on.
+"""``"ritual"``: seeded by the ``%deterministic`` that is on.
 
-``"default"``: the one seed with which torch begins a generator that nobody has seeded, the same in every process.
+``"default"``: never seeded, so it has PyTorch's default seed, which is the same in every process.
 """
 
 Cause: TypeAlias = Literal[
@@ -35,7 +35,7 @@ On: TypeAlias = Literal["seed", "carried_state", "settings", "order", "clock", "
 
 
 class Setting(NamedTuple):
-    """One switch of torch's, or of the environment."""
+    """One setting of PyTorch or of the environment."""
 
     before: object
     during: object
@@ -43,77 +43,77 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """The first op at which two runs differ: in what it gave, in data that came to it from outside of torch, or in which op it is."""
+    """The first op at which two runs differ: in its result, in an input from outside PyTorch, or in which op it is."""
 
     op: str
-    """The dispatcher's name, such as ``aten.randn.generator``; empty where no op of torch's is concerned."""
+    """The dispatcher's name, such as ``aten.randn.generator``; empty where no PyTorch op is involved."""
     module: str | None
-    """Module path of the innermost running module; None outside one."""
+    """Path of the innermost module that was running; None outside a module."""
     location: Location | None
     occurrence: int
     """Which call of this op at this line, 1-based."""
     cause: Cause
     explanation: str
-    """One sentence on what differed, and why."""
+    """One sentence: what differed, and why."""
     fix: str
-    """What to change; empty where nothing can be said."""
+    """What to change; empty where no fix is known."""
     on: On | None = None
-    """What the numbers depend on by it, where that is known; of a ``"control_flow"``, what decides the way does."""
+    """What the result depends on, where that is known; of a ``"control_flow"``, the value that decides the branch."""
     further: tuple[Dependence, ...] = ()
-    """What the op depends on besides, and still does when this cause is repaired."""
+    """What else the op depends on, and still will when this cause is repaired."""
     other: Location | None = None
-    """A second line that belongs to it: where the data comes from, what decides which way is taken, where the memory is read, or, where
-    nothing is known of that, where the other run went."""
+    """A second line: where the data comes from, where the branch is decided, where the memory is read, or, if none of these is known,
+    the line that the other run executed."""
     phase: str = "forward"
     """``"forward"`` or ``"backward"``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dependence:
-    """What another run has otherwise than this one had, and by which its numbers change."""
+    """A difference between this run and other runs of the same cell that changes its results."""
 
     on: On
     op: str
-    """The first op whose numbers change, and go on to the results; empty where no op of torch's is concerned."""
+    """The first op whose result changes and reaches the results of the cell; empty where no PyTorch op is involved."""
     module: str | None = None
     location: Location | None
-    """Where that op is, or the line of Python before it at which the numbers first differ; of what is carried, the line that changes it."""
+    """The line of that op, or the Python line before it at which values first differ; of carried state, the line that changes it."""
     other: Location | None = None
-    """Of what is carried: where the next run first differs."""
+    """Of carried state: where the next run first differs."""
     what: str
     """A clause: subject, verb, object."""
     fix: str
-    """What to change; empty where nothing can be said."""
+    """What to change; empty where no fix is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Potential:
-    """What gave the same numbers in these two runs, and need not in others."""
+    """A source that gave the same numbers in these two runs and may not in others."""
 
     op: str
-    """Or what else it is: the name of a generator, ``"set"``, ``"hash"``."""
+    """Its name otherwise: of a generator, or ``"set"``, ``"hash"``."""
     module: str | None
     location: Location | None
     differed_count: int
-    """Of so many repetitions on the very same inputs."""
+    """The number of repetitions on identical inputs."""
     repetitions_count: int
-    """0 where two runs of one process cannot differ, and those of two can."""
+    """0 where two runs in one process cannot differ, but runs in two processes can."""
     explanation: str
     fix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Warned:
-    """An op that torch itself calls non-deterministic, met while the cell ran."""
+    """An op without a deterministic implementation that ran in the cell."""
 
     op: str
-    """As torch's warning calls it."""
+    """The name in PyTorch's warning."""
     location: Location | None
     message: str
     count: int = 1
-    """How often at this line."""
+    """The number of calls at this line."""
     fix: str = ""
-    """What has a deterministic way in its place; empty where nothing is known."""
+    """A deterministic replacement; empty where none is known."""
 
 
 @dataclass(frozen=True)
@@ -122,62 +122,62 @@ class Cost:
 
     setting: str
     ratio: float
-    """The cell's time with this setting alone, to its time with none."""
+    """The time of the cell with this setting alone, divided by its time without settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeterministicReport(Report):
-    """Of one cell, or of the time between ``%deterministic`` and ``%deterministic off``."""
+    """The report of one cell, or of the time between ``%deterministic`` and ``%deterministic off``."""
 
     seed: int
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    """By name, what stood before and what while the cell ran; of those that were changed."""
+    """The settings that were changed, by name: the value before, and the value while the cell ran."""
     keep_rng: bool = False
-    """Whether the generators were to go on from where the cell left them."""
+    """Whether the generators keep the state in which the cell left them."""
     restored: bool = True
-    """Whether everything is as it was before; with `keep_rng`, all but the generators."""
+    """Whether everything was restored; with `keep_rng`, everything but the generators."""
     overruled: tuple[str, ...] = ()
-    """What the cell itself set otherwise, and was put back all the same; a sentence each."""
+    """Settings that the cell itself changed, and that were restored; a sentence each."""
     generators: tuple[str, ...] = ()
-    """The user's own, by name, that were seeded."""
+    """The user's own generators that were seeded, by name."""
     threads_count: int = 0
-    """Torch's, at the start: sums may differ by it."""
+    """PyTorch's number of threads at the start; the rounding of sums may depend on it."""
     too_late: tuple[str, ...] = ()
-    """What can no longer be set in this process, a sentence each."""
+    """Settings that cannot be changed any more in this process; a sentence each."""
     warnings: tuple[Warned, ...] = ()
     verified: bool | None = None
     """Whether two runs were bit-identical; None where they were not compared."""
     not_verified: str = ""
-    """Why not, where it was asked for."""
+    """Why two runs could not be compared, where `verify` was asked for."""
     against: str = ""
-    """What it was compared with, if not with a second run of itself."""
+    """What the run was compared with, if not with a second run of the cell."""
     rtol: float | None = None
-    """How far numbers were allowed to be apart; None where every bit was compared."""
+    """The accepted relative difference; None where every bit was compared."""
     divergence: Divergence | None = None
     ops_count: int | None = None
-    """How many ops were compared or recorded; None where none was looked at."""
+    """The number of ops that were compared or recorded; None where no op was."""
     depends_on: tuple[Dependence, ...] = ()
-    """What the numbers depend on besides the code and its data, worst first."""
+    """What the results depend on besides the code and its data, most important first."""
     carried: tuple[str, ...] = ()
-    """Names of what the next run of the cell finds changed, as far as its numbers depend on it."""
+    """Names of variables that the next run of the cell finds changed and that change its results."""
     interrupted: bool = False
-    """Whether an interrupt ended the further runs; what was found before it is told."""
+    """Whether an interrupt ended the further runs; what was found before the interrupt is in the report."""
     unchecked: tuple[str, ...] = ()
-    """What an interrupt, or a failure of ours, has left untried, a phrase each, such as ``"other seeds"``."""
+    """What an interrupt, or an internal failure, left untried; a phrase each, such as ``"other seeds"``."""
     runs_count: int = 0
-    """Further runs of the cell that were made to find out."""
+    """The number of times the cell was run again to find the cause."""
     runs_s: float = 0.0
-    """How long they took."""
+    """The duration of these runs."""
     potential: tuple[Potential, ...] = ()
     unrestorable: tuple[str, ...] = ()
-    """What the second run did not find as the first one did, such as a consumed iterator; a name or a phrase each."""
+    """State that could not be restored for the second run, such as a consumed iterator; a name or a phrase each."""
     slowdown_ratio: float | None = None
-    """The time under the ritual to the time without; None where it was not measured."""
+    """The time of the cell with determinism settings, divided by the time without; None where it was not measured."""
     costs: tuple[Cost, ...] = ()
     fingerprint: Fingerprint | None = None
-    """What each op gave, for a later comparison; None where it was not recorded."""
+    """A digest of each op's result, for a later comparison; None where it was not recorded."""
     replica: ReplicaRecord | None = None
-    """Of a process of a job that trains: digests that are compared with the other ranks'."""
+    """Of a rank in a distributed job: digests that are compared with those of the other ranks."""
 
     @property
     def verdict(self) -> str:
@@ -192,52 +192,52 @@ class DeterministicReport(Report):
 
 @dataclass(frozen=True)
 class LiveRitual:
-    """While a session is open."""
+    """The state of a session that is open."""
 
     seed: int
     settings_count: int
     generators: tuple[str, ...]
-    """The user's own, by name, that were seeded."""
+    """The user's own generators that were seeded, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One source of random numbers, as it stands."""
+    """One source of random numbers, and its current state."""
 
     name: str
     kind: str
     is_global: bool = False
-    """Whether it is the one that a library draws from by itself."""
+    """Whether a library draws from it by default."""
     seed: int | None
-    """None where nothing tells."""
+    """The seed; None where it is not known."""
     seeded: SeededBy
     state: str
-    """A few letters: the same as long as nothing is drawn from it."""
+    """A short digest of the state; it changes with each draw."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loader:
-    """A DataLoader, and where its workers' seeds come from."""
+    """A DataLoader, and the source of its workers' seeds."""
 
     name: str
     workers_count: int
     generator: str
-    """The name or kind of its own; empty where it draws from torch's global one."""
+    """The name or kind of its own generator; empty where it uses PyTorch's global one."""
     workers_alive: bool
-    """Whether workers of an earlier loop go on, with the seeds of that time."""
+    """Whether workers of an earlier loop are still running, with the seeds of that time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StatusReport(Report):
-    """Every source of randomness, and all that decides whether the same code gives the same numbers."""
+    """Every source of randomness, and every setting on which reproducibility depends."""
 
     sources: tuple[Source, ...]
     settings: Mapping[str, object]
-    """By name, each switch of the ritual's as it stands."""
+    """The determinism settings and their current values, by name."""
     loaders: tuple[Loader, ...]
     threads_count: int
     hash_seed: str
-    """PYTHONHASHSEED as the interpreter began; ``"random"`` where the order of strings in sets differs with every start."""
+    """PYTHONHASHSEED at the start of the interpreter; ``"random"`` where the order of strings in sets differs with every start."""
 
     @property
     def verdict(self) -> str:
