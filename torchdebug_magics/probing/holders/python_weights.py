@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -24,7 +24,9 @@ from torchdebug_magics.probing.holders.walk import undisturbed
 
 __all__ = ["PlainCollection", "plain_collections"]
 
-_MOST_OBJECTS, _WIDEST, _DEEPEST = 5_000, 64, 6
+_MOST_OBJECTS = {Rank.VARIABLE: 4_000, Rank.MODULE: 5_000}
+"""In all; variables come first, as the modules of a large repository alone have more globals than that."""
+_WIDEST, _DEEPEST = 64, 6
 _SAMPLES = 16
 """Things of a collection that are weighed."""
 _FEWEST = 2
@@ -50,32 +52,41 @@ def plain_collections(before: Mapping[str, PlainCollection]) -> dict[str, PlainC
     """
     found: dict[str, PlainCollection] = {}
     seen: dict[int, object] = {}  # held, as the id of one that is gone may be another's
-    enters: dict[int, bool] = {}
     with undisturbed():
-        starts = ((root.label, root.value, None, 0) for root in roots() if root.rank in {Rank.VARIABLE, Rank.MODULE})
-        todo: deque[tuple[str, Any, _Held | None, int]] = deque(starts)
-        while todo and len(seen) < _MOST_OBJECTS:
-            path, value, held_as, depth = todo.popleft()
-            kind = type(value)
-            if id(kind) not in enters:
-                seen[id(kind)] = kind
-                enters[id(kind)] = is_entered(kind) and not is_a(kind, torch.Tensor) and not is_node(kind)
-            if id(value) in seen or not enters[id(kind)]:
-                continue
-            seen[id(value)] = value
-            base: Any = next((one for one in CONTAINERS if is_a(kind, one)), None)
-            if base is not None and base.__len__(value) >= _FEWEST:
+        for rank, most in _MOST_OBJECTS.items():
+            starts = [(root.label, root.value, None, 0) for root in roots() if root.rank is rank]
+            for path, value, base, held_as in _reached(starts, seen, most):
                 length, known = base.__len__(value), before.get(path)
                 each_bytes = _each_bytes(value, base) if known is not None and known.length < length else 0
                 owner = owner_as(*held_as) if held_as is not None else None
                 found[path] = PlainCollection(length, each_bytes or (0 if known is None else known.each_bytes), owner)
-            with suppress(RuntimeError):  # another thread changed it under our hands
-                todo.extend(_inside(path, value, held_as, depth, is_container=base is not None) if depth < _DEEPEST else ())
     return found
 
 
 _Held: TypeAlias = "tuple[type, str, str]"
 """The nearest object with attributes: its type, the name of the attribute, the path to it."""
+
+
+def _reached(
+    starts: Iterable[tuple[str, Any, None, int]], seen: dict[int, object], most: int
+) -> Iterator[tuple[str, Any, Any, _Held | None]]:
+    """The containers that are reached, with the plain type of each, until `most` objects are in `seen`."""
+    todo: deque[tuple[str, Any, _Held | None, int]] = deque(starts)
+    enters: dict[int, bool] = {}
+    while todo and len(seen) < most:
+        path, value, held_as, depth = todo.popleft()
+        kind = type(value)
+        if id(kind) not in enters:
+            seen[id(kind)] = kind
+            enters[id(kind)] = is_entered(kind) and not is_a(kind, torch.Tensor) and not is_node(kind)
+        if id(value) in seen or not enters[id(kind)]:
+            continue
+        seen[id(value)] = value
+        base: Any = next((one for one in CONTAINERS if is_a(kind, one)), None)
+        if base is not None and base.__len__(value) >= _FEWEST:
+            yield path, value, base, held_as
+        with suppress(RuntimeError):  # another thread changed it under our hands
+            todo.extend(_inside(path, value, held_as, depth, is_container=base is not None) if depth < _DEEPEST else ())
 
 
 def _inside(

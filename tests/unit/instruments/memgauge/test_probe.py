@@ -171,9 +171,8 @@ def test_the_guard_interrupts_and_what_was_made_is_there(observe: Observe, littl
     assert interrupt.used_bytes >= interrupt.guard_ratio * little_memory
     assert str(interrupt) == observed.report.verdict
     held = dict(observed.report.holders)
-    most = max(held, key=lambda name: held[name])
-    assert any(name in most for name in ("kept", "names"))  # of a script, the dict of its names
-    assert held[most] > 50 * MIB
+    made = {name: size_bytes for name, size_bytes in held.items() if "kept" in name or "'names'" in name}  # of a script: its dict
+    assert max(made.values(), default=0) > 50 * MIB, held  # a worker of the tests may hold more than the cell
     assert min(held.values()) > MIB
     assert threads() == []
 
