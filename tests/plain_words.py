@@ -144,8 +144,8 @@ def read(made: list[Any], where: str) -> Iterator[str]:
                 log.write(json.dumps(line) + "\n")
         if row.name in READ:
             yield from complaints(text)
-            if not isinstance(one, RanksReport):  # it begins with the rank, and holds the whole verdict
-                yield from _too_long(one.title)
+            yield from _too_long(one.title)
+            if not isinstance(one, RanksReport):  # its table of ranks stands above the page of one of them
                 yield from _crowded(page) if row.name in _ONE_PICTURE else ()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Gauge", "Location", "Mark", "Report", "Sharding", "located", "own_traceback", "short_title"]
+__all__ = ["Gauge", "Location", "Mark", "Report", "Sharding", "fits_a_title", "located", "own_traceback", "short_title"]
 
 _TITLE_CHARS = 90
 """The longest title, without the line that it quotes."""
@@ -62,6 +62,11 @@ def short_title(headline: str, location: Location | None, *, shorter: str = "") 
         headline = shorter
     source = location.source if len(location.source) <= _QUOTE_CHARS else f"{location.source[: _QUOTE_CHARS - 1]}…"
     return f"{headline} · {where}" + (f": `{source}`" if source else "")
+
+
+def fits_a_title(headline: str) -> bool:
+    """Whether it is short enough for the top of a page; the line of code that it quotes is not counted."""
+    return len(headline.partition(": `")[0]) <= _TITLE_CHARS
 
 
 def own_traceback(calls: Iterable[Location], ends_in: str) -> list[str]:

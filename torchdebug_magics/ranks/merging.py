@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import capitalised, plural
 from torchdebug_magics.ranks.disagreements import disagreements
+from torchdebug_magics.ranks.rank_headline import parted
 from torchdebug_magics.ranks.rank_sentences import ranks_named
 from torchdebug_magics.ranks.report import RanksReport
 from torchdebug_magics.ranks.transport import says_cut
@@ -40,6 +41,9 @@ def merged(
     if findings and findings[0].kind == "collective_overflow":
         first = None
     shown = _shown(records, first) if own is None else own
+    sentences = [own.verdict] if own is not None else _sentences(records, first, findings, lambda rank: rank.verdict)
+    titles = [own.title] if own is not None else _sentences(records, first, findings, lambda rank: rank.title)
+    headline, beside = parted(titles)
     return RanksReport(
         instrument=instrument,
         ranks=tuple(replace(one.rank, found=one.compared.found_at is not None) for one in records),
@@ -47,8 +51,9 @@ def merged(
         rank_findings=findings,
         shown=shown,
         problems=(*problems, *_problems(records)),
-        sentence=own.verdict if own is not None else _sentence(records, first, findings, lambda rank: rank.verdict),
-        headline=own.title if own is not None else _sentence(records, first, findings, lambda rank: rank.title),
+        sentence=" · ".join(sentences),
+        headline=headline,
+        beside=beside,
     )
 
 
@@ -65,7 +70,9 @@ def _shown(records: Sequence[RankRecord], first: int | None) -> Report | None:
     return chosen[0].rank.report if chosen else None
 
 
-def _sentence(records: Sequence[RankRecord], first: int | None, findings: Sequence[RankFinding], words_of: Callable[[Rank], str]) -> str:
+def _sentences(
+    records: Sequence[RankRecord], first: int | None, findings: Sequence[RankFinding], words_of: Callable[[Rank], str]
+) -> list[str]:
     number = len(records)
     broken = [one.rank for one in records if one.rank.state == "raised" or _was_lost(one)]
     broken.sort(key=lambda one: one.state != "died")  # the others then raise only because it is gone
@@ -85,8 +92,8 @@ def _sentence(records: Sequence[RankRecord], first: int | None, findings: Sequen
     if not parts or (first is None and findings[0].kind != "collective_overflow"):
         parts += _endings(broken)
     if not parts:
-        parts.append(_all_well(records, words_of))
-    return " · ".join((*parts, *(one.sentence for one in findings if one.is_harmless)))
+        parts += [*filter(None, [_agreement(records)]), _each(records, words_of)]
+    return [*parts, *(one.sentence for one in findings if one.is_harmless)]
 
 
 def _endings(broken: Sequence[Rank]) -> list[str]:
@@ -101,12 +108,6 @@ def _was_lost(record: RankRecord) -> bool:
     """Whether it died on its own, or had not ended when the others had. A launcher sends SIGTERM because of another rank."""
     is_missing = record.rank.state == "interrupted" and record.rank.report is None
     return is_missing or (record.rank.state == "died" and not record.rank.is_terminated)
-
-
-def _all_well(records: Sequence[RankRecord], words_of: Callable[[Rank], str]) -> str:
-    if agreement := _agreement(records):
-        return f"{agreement} · {_each(records, words_of)}"
-    return _each(records, words_of)
 
 
 def _agreement(records: Sequence[RankRecord]) -> str:

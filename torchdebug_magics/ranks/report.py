@@ -115,7 +115,9 @@ class RanksReport(Report):
     sentence: str = ""
     """The verdict, written when the ranks were merged."""
     headline: str = ""
-    """The same without what has a row of its own, such as the fix."""
+    """The first of it, without what has a row of its own, such as the fix."""
+    beside: tuple[str, ...] = ()
+    """The sentences that did not fit into the headline."""
 
     @property
     def verdict(self) -> str:

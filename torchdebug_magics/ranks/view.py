@@ -31,7 +31,7 @@ def page(report: RanksReport, page_of: Callable[[Report], Page]) -> Page:
     shown = next((one.rank for one in report.ranks if one.report is report.shown), None)
     is_found = report.first is not None or shown is None
     head = _head(inner) if is_found and not report.rank_findings else 0
-    blocks: list[Block] = [*map(_facts, report.rank_findings), *inner[:head], _table(report), *_notes(report)]
+    blocks: list[Block] = [*_findings(report), *inner[:head], *_beside(report), _table(report), *_notes(report)]
     if inner[head:]:
         whose = "the process that launched the ranks" if shown is None else f"rank {shown}"
         blocks.append(Fold(f"The report of {whose}", inner[head:]))
@@ -59,9 +59,22 @@ def _status(report: RanksReport, own: Page | None) -> Status:
     return "info" if own is None else own.status
 
 
-def _facts(finding: RankFinding) -> Facts:
+def _findings(report: RanksReport) -> list[Facts]:
+    """One list a finding: what it is where the headline does not say so, the line, and what to change."""
+    return [_facts(one, report.title) for one in report.rank_findings]
+
+
+def _facts(finding: RankFinding, headline: str) -> Facts:
+    said = () if finding.sentence.lower() in headline.lower() else (("differs", finding.sentence),)
     where = () if finding.location is None else (("line", _line(finding)),)
-    return Facts((*where, ("fix", finding.fix)), title="")
+    return Facts((*said, *where, ("fix", finding.fix)))
+
+
+def _beside(report: RanksReport) -> list[Facts]:
+    """What the headline had no room for, without the findings."""
+    found = {one.sentence.lower() for one in report.rank_findings}
+    rows = tuple(("also", one) for one in report.beside if one.lower() not in found)
+    return [Facts(rows)] if rows else []
 
 
 def _line(finding: RankFinding) -> str:
