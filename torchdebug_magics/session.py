@@ -11,8 +11,7 @@ from torchdebug_magics.tracebacks import without_ours
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["Interrupting", "Probe", "Session", "Standing"]
 

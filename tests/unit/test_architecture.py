@@ -7,10 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
-import tomllib
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import linecache
 import re
-import sys
 import traceback
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -17,8 +16,6 @@ from torchdebug_magics.jupyter.arguments import without_comment
 __all__ = ["MagicLines", "lines_as_typed"]
 
 _CALL = re.compile(r"get_ipython\(\)\.run_cell_magic\((.*), None\)\n")
-_HAS_POSITIONS = sys.version_info >= (3, 11)
-"""Whether code says where in a line its expressions stand. Else IPython searches for them in the text that was compiled."""
 
 
 class MagicLines:
@@ -61,7 +58,7 @@ def _cell_magic_line(line: str) -> tuple[str, str]:
 def lines_as_typed(error: BaseException) -> Iterator[None]:
     """While the traceback of `error` is drawn, magic lines read ``# %%name``, not as the calls that `MagicLines` made of them."""
     changed: list[tuple[list[str], list[str]]] = []
-    for file in {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)} if _HAS_POSITIONS else ():
+    for file in {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}:
         entry = linecache.cache.get(file, ())
         if len(entry) > 2 and isinstance(lines := entry[2], list) and lines and _CALL.fullmatch(lines[0]):  # noqa: PLR2004 - not a lazy one
             changed.append((lines, lines[:]))

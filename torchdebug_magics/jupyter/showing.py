@@ -14,8 +14,7 @@ from torchdebug_magics.jupyter.live import LiveView
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
-
-    from typing_extensions import Self
+    from typing import Self
 
     from torchdebug_magics.html.page import Block
     from torchdebug_magics.instrument import Instrument

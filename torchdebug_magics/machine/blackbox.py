@@ -19,8 +19,7 @@ from torchdebug_magics.machine.limits import Limits
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["BlackBox", "Entry", "last_words"]
 

@@ -17,8 +17,7 @@ from torchdebug_magics.report import Gauge
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from typing_extensions import Self
+    from typing import Self
 
     from torchdebug_magics.machine.gpus import Gpu
     from torchdebug_magics.machine.limits import Limit

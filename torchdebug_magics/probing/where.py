@@ -110,13 +110,12 @@ def adopt_timed(frames: Iterable[FrameType]) -> None:
 
 
 def span(code: CodeType, instruction: int) -> tuple[int, int, int, int] | None:
-    """(line, column, end line, end column) of the instruction at a byte offset; None before Python 3.11 or where unknown."""
-    positions = getattr(code, "co_positions", None)
-    if positions is None or instruction < 0:
+    """(line, column, end line, end column) of the instruction at a byte offset; None where unknown."""
+    if instruction < 0:
         return None
-    for index, (line, end_line, column, end_column) in enumerate(positions()):
+    for index, (line, end_line, column, end_column) in enumerate(code.co_positions()):
         if index == instruction // 2:
-            if None in (line, end_line, column, end_column):
+            if line is None or end_line is None or column is None or end_column is None:
                 return None
             return line, column, end_line, end_column
     return None

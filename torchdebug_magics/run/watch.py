@@ -25,8 +25,7 @@ from torchdebug_magics.run.meeting import Meeting, meeting_place
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from typing_extensions import Self
+    from typing import Self
 
     from torchdebug_magics.instrument import Instrument
     from torchdebug_magics.ranks.compared import RankRecord

@@ -150,7 +150,6 @@ def test_an_excerpt_shows_the_magic_line_as_typed(cell: Any, typed: str) -> None
     assert lines[0] == (1, typed)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="positions begin with Python 3.11")
 def test_the_span_of_an_instruction() -> None:
     code = compile("a = 1; b = f(a)\n", "<span>", "exec")
     spans = {span(code, 2 * index) for index in range(len(code.co_code) // 2)}

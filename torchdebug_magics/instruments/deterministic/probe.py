@@ -14,8 +14,7 @@ from torchdebug_magics.probing.guard import Guard
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from torchdebug_magics.instruments.deterministic.twice.body import Body
 

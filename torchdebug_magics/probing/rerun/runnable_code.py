@@ -54,7 +54,7 @@ class _Edit(ast.NodeTransformer):
         self._last_line = last_line
         self._used = used
         self._first = frame.f_code.co_varnames[0] if frame.f_code.co_argcount else ""
-        parts = getattr(frame.f_code, "co_qualname", frame.f_code.co_name).split(".")
+        parts = frame.f_code.co_qualname.split(".")
         self._class = parts[-2] if len(parts) > 1 and parts[-2].isidentifier() else ""
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:

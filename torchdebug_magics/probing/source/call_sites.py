@@ -62,12 +62,9 @@ def line_of(frame: FrameType) -> int:
 
 
 def node_at(frame: FrameType) -> ast.expr | None:
-    """The call, or other expression, in whose evaluation the frame is; before Python 3.11, the only call on its line."""
+    """The call, or other expression, in whose evaluation the frame is."""
     spans = _spans(frame.f_code.co_filename, _text_of(frame.f_code.co_filename))
     positions = _positions(frame.f_code)
-    if positions is None:
-        calls = calls_on_line(frame)
-        return calls[0] if len(calls) == 1 else None
     at = frame.f_lasti // 2
     if not 0 <= at < len(positions):
         return None
@@ -226,6 +223,5 @@ def _spans(file: str, text: int) -> dict[tuple[int, int, int, int], ast.expr]:
 
 
 @functools.lru_cache(maxsize=256)
-def _positions(code: CodeType) -> tuple[Any, ...] | None:
-    positions = getattr(code, "co_positions", None)
-    return None if positions is None else tuple(positions())
+def _positions(code: CodeType) -> tuple[Any, ...]:
+    return tuple(code.co_positions())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -96,7 +95,6 @@ def test_a_model_of_buffers_alone_that_nobody_keeps_is_looked_at():
     assert found(step).op == "div"
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="before Python 3.11 an instruction has no columns")
 @pytest.mark.parametrize("column", [0, 1])
 def test_of_two_logarithms_on_a_line_the_bad_one_is_underlined(column):
     def step():
@@ -121,8 +119,7 @@ def test_a_line_that_is_one_expression_is_not_underlined():
         values.log_()
         (values * torch.ones(2, requires_grad=True)).sum().backward()
 
-    if sys.version_info >= (3, 11):
-        assert found(step).underlined is not None
+    assert found(step).underlined is not None
     assert found(written).underlined is None
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torchdebug_magics.instruments.shapes.view import page
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 pytestmark = pytest.mark.corpus
 

@@ -694,7 +694,7 @@ def test_no_dict_is_made_for_objects_on_the_way(mymod: types.ModuleType) -> None
     mymod.x = [Tree(number) for number in range(100)]
     find_holders([0])
     made = [one for tree in mymod.x for one in gc.get_referents(tree) if type(one) is dict]
-    assert not made or sys.version_info < (3, 11)  # before, an object has its dict from the start
+    assert not made
 
 
 def test_a_caller_that_has_ended_is_held_by_the_error_of_a_call(mymod: types.ModuleType) -> None:

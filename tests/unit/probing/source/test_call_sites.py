@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch import nn
 
-from torchdebug_magics.probing.source import call_sites
 from torchdebug_magics.probing.source.call_sites import MISSING, calls_on_line, enclosing, function_node, names_of, node_at, value_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 SEEN: list[str | None] = []
 
@@ -111,17 +110,7 @@ def ran(code: str, folder: Path, *, in_function: bool = False) -> list[str | Non
 @pytest.mark.parametrize("in_function", [False, True], ids=["module", "function"])
 @pytest.mark.parametrize("code", [*CALLS, *OPENED])
 def test_what_a_frame_evaluates(code: str, tmp_path: Path, *, in_function: bool) -> None:
-    if sys.version_info < (3, 11):
-        pytest.xfail("positions are known from Python 3.11 on")
     assert ran(code, tmp_path, in_function=in_function) == {**CALLS, **OPENED}[code]
-
-
-@pytest.mark.parametrize(
-    ("code", "seen"), [("look(3)", ["look(3)"]), ("same(look(3))", [None]), ("x = 1\nlook(\n    2\n)", ["look(2)"]), ("held.x = 1", [])]
-)
-def test_before_python_311_the_only_call_of_a_line(code: str, seen: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_sites, "_positions", lambda _: None)
-    assert ran(code, tmp_path) == seen
 
 
 def test_all_calls_of_a_line(tmp_path: Path) -> None:

@@ -71,5 +71,4 @@ def _is_of_sharding(frame: FrameType | None) -> bool:
 def _is_disabled(frame: FrameType) -> bool:
     """Whether it only keeps the compiler away from what it calls."""
     caller = frame.f_back
-    is_named = _DISABLED in getattr(frame.f_code, "co_qualname", "")  # which Python 3.10 does not have
-    return is_named or (caller is not None and caller.f_code.co_filename == torch._compile.__file__)
+    return _DISABLED in frame.f_code.co_qualname or (caller is not None and caller.f_code.co_filename == torch._compile.__file__)

@@ -73,9 +73,9 @@ class Site:
         return ast.unparse(_Put(node, ast.parse(text(_in_brackets(node)), mode="eval").body).visit(copy.deepcopy(self.expression)))
 
     def within(self, node: ast.expr) -> Site | None:
-        """A part of the same statement, as the expression; None before Python 3.11, where instructions do not tell their place."""
+        """A part of the same statement, as the expression; None where no instruction of the line has its place."""
         wanted = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
-        places = enumerate(getattr(self.code, "co_positions", tuple)())
+        places = enumerate(self.code.co_positions())
         at = next((2 * place for place, found in places if found == wanted), None)
         return None if at is None else replace(self, instruction=at, line=node.lineno, expression=node)
 

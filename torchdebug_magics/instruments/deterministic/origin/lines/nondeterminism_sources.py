@@ -151,7 +151,7 @@ def called_from(frame: FrameType, user: FrameType, name: str) -> tuple[str, int]
         outermost = outermost if whose == "user" else one
     if outermost is None or distance != 1 or not name.startswith("os."):
         return name, distance
-    function = getattr(outermost.f_code, "co_qualname", outermost.f_code.co_name)
+    function = outermost.f_code.co_qualname
     return f"{outermost.f_globals.get('__name__', '')}.{function}", distance
 
 

@@ -14,7 +14,7 @@ from torch import serialization
 from torchdebug_magics.probing.where import frames_above, owner
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["FILES", "SAVER", "Entry", "Folder", "asker", "held", "is_writing", "path_of"]
 
