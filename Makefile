@@ -10,9 +10,9 @@ READY := $(VENV)/.complete
 COLAB_READY := $(COLAB)/.complete
 TESTS ?= tests
 
-# Some tests wait for other processes, and a machine that others use, too, may keep those from running: what failed beside other tests
-# runs once more, alone, and that result counts. Both are printed.
-AGAIN = { echo; echo "Once more, alone:"; $(PY) -m pytest --no-skips --last-failed --last-failed-no-failures none $(TESTS); }
+# Seconds after which a run is ended, whatever hangs in it.
+LIMIT_S := 1800
+LIMIT_ALL_S := 9000
 
 # Tests find the Colab-like kernel by this name.
 export TORCHDEBUG_COLAB_PYTHON ?= $(CURDIR)/$(COLAB)/bin/python
@@ -26,7 +26,7 @@ MAKEFLAGS += --jobs=3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help tour lab test test-all check format bench docs pictures coverage lock environments browser clean
+.PHONY: help tour lab test test-all cover check format bench docs pictures coverage lock environments browser clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -42,13 +42,17 @@ tour: $(READY)
 lab: $(READY)
 	$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_tour.ipynb
 
-## make test      everything: unit, kernel on both stacks, notebooks, browser (TESTS=tests/unit for a part)
+## make test      what reaches every branch twice, and what a change touches (ONLY=shapes: all of an instrument; TESTS=tests/unit: a part)
 test: environments
-	$(PY) -m pytest --no-skips --numprocesses 2 --session-timeout 4500 $(TESTS) || { [ $$? -eq 1 ] && $(AGAIN); }
+	$(PY) tools/run_tests.py $(LIMIT_S) $(if $(ONLY),--only $(ONLY)) $(TESTS)
 
-## make test-all  the same with every case of the corpora, of which `make test` runs a quarter, and what a change touches
+## make test-all  every test, on both stacks
 test-all: environments
-	$(PY) -m pytest --no-skips --whole --numprocesses 2 $(TESTS)
+	$(PY) tools/run_tests.py $(LIMIT_ALL_S) --whole $(TESTS)
+
+## make cover     choose anew which tests `make test` runs, into tests/cover.txt: an hour
+cover: environments
+	$(COLAB)/bin/python tools/cover_set.py build/cover
 
 ## make check     ruff, mypy, import-linter
 check: $(READY)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import corpora, doors, leaks, plain_words
+from tests import doors, leaks, plain_words, processes, selection, summary
 from tests.dealing import Dealing
 
 if TYPE_CHECKING:
@@ -30,24 +30,34 @@ REPORTS = plain_words.watch([])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--whole", action="store_true", help="every case of the corpora, of which else only a fixed quarter is run")
-    parser.addoption("--base", default="origin/main", help="what is changed since this commit has its corpora run whole (%(default)s)")
+    parser.addoption(
+        "--whole", action="store_true", help="every test, of which otherwise only the cover set runs, and what a change touches"
+    )
+    parser.addoption("--only", choices=selection.INSTRUMENTS, default="", help="every test of one instrument, and no other")
+    parser.addoption("--base", default="origin/main", help="what differs from this commit is touched by the change (%(default)s)")
     parser.addoption("--no-skips", action="store_true", help="a skipped test is a failure, unless it is marked `gpu`")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the corpora a fixed quarter, and the cases of what a change touches; of a few that were asked for, all."""
-    if config.getoption("--whole"):
+    """Files and tests that are named on the command line run whole; of folders, the tests that `selection` takes."""
+    tests = {item.nodeid: item.get_closest_marker("thorough") is not None for item in items}
+    if instrument := config.getoption("--only"):
+        left_out = selection.left_out_of_one(tests, instrument)
+    elif config.getoption("--whole") or all(".py" in name for name in config.args):
         return
-    cases = [item.nodeid for item in items if item.get_closest_marker("corpus") is not None]
-    left_out = corpora.left_out(cases, corpora.changed_files(config.getoption("--base"))) if len(cases) > corpora.FEW else set()
+    else:
+        changed = selection.changed_files(config.getoption("--base"))
+        left_out = selection.left_out(tests, selection.cover(), changed, selection.turn())
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
         items[:] = [item for item in items if item.nodeid not in left_out]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    processes.adopt_orphans()
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(summary.Summary())
     # One thread each: models are small, and a second thread costs more than it gives.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a job in the background has it: kernels would inherit that

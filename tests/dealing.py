@@ -10,9 +10,8 @@ from zlib import crc32
 
 from xdist.scheduler import LoadScopeScheduling
 
-__all__ = ["Dealing"]
-
-CORPUS_PARTS = 4
+PARTS = {"test_cases.py": 4, "test_plants.py": 8, "test_reports.py": 2}
+"""Files of so many cases that both workers take some of them, by name."""
 
 
 class Dealing(LoadScopeScheduling):
@@ -24,6 +23,5 @@ class Dealing(LoadScopeScheduling):
             return "tests/browser"  # one JupyterLab for all
         if file.startswith("tests/notebooks/"):
             return f"{file}[{test.partition('[')[2]}"  # a notebook on a stack runs once for all the tests that read it
-        if file.endswith("test_cases.py"):
-            return f"{file}-{crc32(nodeid.encode()) % CORPUS_PARTS}"
-        return file
+        parts = PARTS.get(file.rpartition("/")[2], 1)
+        return f"{file}-{crc32(nodeid.encode()) % parts}"

@@ -13,9 +13,10 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from tests import processes
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from multiprocessing.process import BaseProcess
 
 # Threads that a library starts once and keeps for the life of the process.
 LASTING_THREADS = ("tqdm", "pytest_timeout", "IPythonHistorySavingThread", "asyncio_", "ThreadPoolExecutor", "InductorSubproc")
@@ -49,6 +50,7 @@ def snapshot(*, rng: bool = False) -> dict[str, Any]:
         "threading's trace": getattr(threading, "_trace_hook", None),
         "threading's profile": getattr(threading, "_profile_hook", None),
         "warnings.formatwarning": warnings.formatwarning,
+        "processes": processes.children(),
         "threads": {thread for thread in threading.enumerate() if not thread.name.startswith(LASTING_THREADS)},
     }
     state.update({f"what {name} does": signal.getsignal(getattr(signal, name)) for name in SIGNALS if hasattr(signal, name)})
@@ -56,7 +58,7 @@ def snapshot(*, rng: bool = False) -> dict[str, Any]:
     if threading.current_thread() is threading.main_thread():
         state["signal.set_wakeup_fd()"] = _wakeup_fd()
     if "multiprocessing.process" in sys.modules:
-        state.update(_processes())
+        state.update(_starts())
     if rng:
         state["random's state"] = random.getstate()
     if "torch" in sys.modules:
@@ -89,8 +91,7 @@ def _wakeup_fd() -> int:
     return number
 
 
-def _processes() -> dict[str, Any]:
-    import multiprocessing
+def _starts() -> dict[str, Any]:
     from multiprocessing import util
     from multiprocessing.process import BaseProcess
 
@@ -98,7 +99,6 @@ def _processes() -> dict[str, Any]:
     return {
         "BaseProcess.start": BaseProcess.start,
         "agents that a fork would wake": [kind for kind in begins if kind.__module__.endswith(".children.agent")],
-        "processes": set(multiprocessing.active_children()),
     }
 
 
@@ -155,15 +155,15 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     ]
     left = {thread for thread in after.get("threads", set()) - before.get("threads", set()) if _still_runs(thread)}
     changed += [f"a thread still runs: {thread.name}" for thread in sorted(left, key=lambda thread: thread.name)]
-    started = {process for process in after.get("processes", set()) - before.get("processes", set()) if _still_runs(process)}
-    return changed + [f"a process still runs: {name}" for name in sorted(process.name for process in started)]
+    started = after.get("processes", set()) - before.get("processes", set())
+    return changed + [f"a process still runs: {name}" for name in processes.kill_left(started)]
 
 
 def _same(before: Any, after: Any) -> bool:
     return before is after or bool(before == after) or (getattr(after, "__module__", None) or "").startswith(OWN_WAYS)
 
 
-def _still_runs(thread: threading.Thread | BaseProcess, *, grace_s: float = 2.0) -> bool:
+def _still_runs(thread: threading.Thread, *, grace_s: float = 2.0) -> bool:
     """Whether it goes on; one that is about to end is given the time to do so."""
     end = time.monotonic() + grace_s
     while thread.is_alive() and time.monotonic() < end:

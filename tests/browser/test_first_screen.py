@@ -74,6 +74,7 @@ def test_the_headline_the_fix_and_the_line_are_on_the_first_screen(gallery: Lab,
     assert far == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_pictures_of_every_report(gallery: Lab, theme: str, width: int) -> None:

@@ -86,6 +86,7 @@ def test_the_verdict_appears_while_the_cell_hangs_and_stop_ends_it(lab: Lab) -> 
     assert not lab.console_errors, lab.console_errors
 
 
+@pytest.mark.thorough
 def test_a_stuck_cell_ends_by_itself_and_the_saved_report_is_whole(lab: Lab) -> None:
     lab.open("ends.ipynb", [SETUP, STUCK.replace("--after 2", "--after 2 --stop"), SLOW], may_stop=True)
     lab.start_all()
@@ -100,6 +101,7 @@ def test_a_stuck_cell_ends_by_itself_and_the_saved_report_is_whole(lab: Lab) -> 
     assert lab.tables(1).count() >= 1
 
 
+@pytest.mark.thorough
 def test_a_watch_over_all_cells_speaks_in_its_own_place(lab: Lab) -> None:
     lab.open("lasting.ipynb", [SETUP, "%hangwatch on --after 2", HANGS, "%hangwatch off"], may_stop=True)
     lab.start_all()

@@ -53,6 +53,7 @@ def test_gauges_move_while_torch_computes_and_then_the_peak_stays(lab: Lab) -> N
     assert not lab.console_errors, lab.console_errors
 
 
+@pytest.mark.thorough
 def test_one_gauge_over_all_cells_moves_in_its_own(lab: Lab) -> None:
     lab.open("lasting.ipynb", [SETUP, "%memgauge on", OTHER, "%memgauge off"])
     lab.start_all()
@@ -65,6 +66,7 @@ def test_one_gauge_over_all_cells_moves_in_its_own(lab: Lab) -> None:
     assert " left" in lab.text(3)
 
 
+@pytest.mark.thorough
 def test_the_saved_report_is_whole_in_a_new_kernel(lab: Lab) -> None:
     lab.open("saved.ipynb", [SETUP, COMPUTE, '%memmark "one"', 'more = torch.ones(50 << 20)\n%memmark "two"', "%memmark"])
     lab.run_all()

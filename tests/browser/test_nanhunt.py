@@ -94,6 +94,7 @@ def test_the_view_moves_and_then_the_report_stays_in_a_new_kernel(hunted: Lab) -
     assert lab.console_errors == []
 
 
+@pytest.mark.thorough
 def test_the_report_can_be_read_in_a_notebook_that_is_not_trusted(hunted: Lab) -> None:
     lab = hunted
     lab.wait_for_end()
@@ -110,6 +111,7 @@ def test_the_report_can_be_read_in_a_notebook_that_is_not_trusted(hunted: Lab) -
     assert lab.console_errors == []
 
 
+@pytest.mark.thorough
 def test_a_clean_run_says_what_was_checked(lab: Lab) -> None:
     lab.open("clean.ipynb", [SETUP, CLEAN])
     lab.run_all()

@@ -97,6 +97,7 @@ ABOVE = 250
 """Pixels above a verdict: the lines of the user's that led to it."""
 
 
+@pytest.mark.thorough
 def test_the_verdict_is_the_first_thing_seen(toured: Lab, saved: nbformat.NotebookNode) -> None:
     resize(toured.page, WIDTHS[0], HEIGHT)
     seen = toured.page.evaluate(LARGEST, OUTPUTS)
@@ -110,6 +111,7 @@ def test_the_verdict_is_the_first_thing_seen(toured: Lab, saved: nbformat.Notebo
         assert below < ABOVE, f"{line}: the verdict stands {below} pixels below the cell"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("theme", THEMES)
 def test_every_output_reads_well_on_the_page_that_nbconvert_writes(
     browser: Browser, saved: nbformat.NotebookNode, theme: str, tmp_path: Path
@@ -126,6 +128,7 @@ def test_every_output_reads_well_on_the_page_that_nbconvert_writes(
         page.close()
 
 
+@pytest.mark.thorough
 def test_every_output_reads_well_where_the_notebook_is_not_trusted(lab: Lab, saved: nbformat.NotebookNode, tmp_path: Path) -> None:
     lab.screens = tmp_path
     for cell in saved.cells:
@@ -160,6 +163,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_reads_badly_is_complained_of(browser: Browser, fault: str) -> None:
     page = browser.new_page()

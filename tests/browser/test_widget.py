@@ -96,6 +96,7 @@ def test_a_heading_sorts_and_once_more_turns_the_order(lab: Lab) -> None:
     assert lab.console_errors == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("width", [700, 1300])
 def test_a_widget_reads_well(lab: Lab, width: int) -> None:
     lab.open("narrow.ipynb", [SETUP, WIDGET])
@@ -111,6 +112,7 @@ def test_a_widget_reads_well(lab: Lab, width: int) -> None:
     assert len(lab.page.evaluate(scrolled)) <= 1
 
 
+@pytest.mark.thorough
 def test_a_live_view_gives_way_to_the_report_without_a_jump(lab: Lab) -> None:
     lab.open("calm.ipynb", [SETUP, HUNT, GRAPHS], may_stop=True)
     resize(lab.page, 1300, 3000)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Ran", "close", "compare", "run"]
 
 LIMIT_S = 240.0
+END_S = 2.0
+"""A process that has answered may take so long to end by itself."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ def run(case: ReportCase, *, repaired: bool = False) -> Ran:
         process.join()
         return Ran(None, works=False, crash=f"the process died (exit code {process.exitcode})")
     finally:
+        process.join(END_S)
         process.kill()
         process.join()
 

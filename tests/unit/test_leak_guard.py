@@ -6,6 +6,7 @@ import multiprocessing
 import random
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -50,6 +51,12 @@ class Plants:
         child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), name="left behind")
         child.start()
         stack.callback(child.join)
+        stack.callback(child.kill)
+
+    @staticmethod
+    def command(stack: ExitStack) -> None:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        stack.callback(child.wait)
         stack.callback(child.kill)
 
     @staticmethod
@@ -174,6 +181,7 @@ NAMED = {
     "formatwarning": "warnings.formatwarning",
     "thread": "a thread still runs",
     "process": "a process still runs: left behind",
+    "command": "a process still runs: ",
     "process_start": "BaseProcess.start",
     "agent": "agents that a fork would wake",
     "signal_handler": "what SIGUSR1 does",

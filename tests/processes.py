@@ -1,0 +1,94 @@
+"""The processes that tests start: none outlives its test, and each is killed with whatever it has started itself.
+
+A process whose parent has ended becomes a child of the test process (on Linux), so none gets out of sight.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+OF_LIBRARIES = ("resource_tracker", "forkserver", "torch_shm_manager", "compile_worker")
+"""What a library starts once and keeps for the life of the process, by a part of its command."""
+SET_CHILD_SUBREAPER = 36  # prctl(2)
+
+_lasting: set[int] = set()
+
+
+def adopt_orphans() -> None:
+    """Makes processes whose parent ends children of this one, where the system can do that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)
+
+
+def outlives_its_test(pid: int) -> None:
+    """Says that a fixture of a wider scope ends this process, which a test has started."""
+    _lasting.add(pid)
+
+
+def children() -> set[int]:
+    """The processes whose parent is this one, without those of libraries."""
+    multiprocessing.active_children()  # reaps those that have ended
+    return {pid for pid in _children() - _lasting if _runs(pid) and not any(part in _command(pid) for part in OF_LIBRARIES)}
+
+
+def _children() -> set[int]:
+    lists = list(Path("/proc/self/task").glob("*/children"))
+    if not lists:
+        return {child.pid for child in psutil.Process().children()}
+    pids = set()
+    for numbers in lists:
+        with suppress(OSError):  # a thread that has just ended
+            pids.update(map(int, numbers.read_text().split()))
+    return pids
+
+
+def kill_left(pids: set[int], *, grace_s: float = 2.0) -> list[str]:
+    """What still runs of these after the time to end by itself, in words; it is killed."""
+    end = time.monotonic() + grace_s
+    while (left := {pid for pid in pids if _runs(pid)}) and time.monotonic() < end:
+        time.sleep(0.02)
+    names = {child.pid: child.name for child in multiprocessing.active_children()}
+    said = sorted(names.get(pid) or _command(pid) for pid in left)
+    for pid in left:
+        kill(pid)
+    return said
+
+
+def kill(pid: int) -> None:
+    """Kill a process, its descendants, and every process of the sessions that these lead."""
+    try:
+        process = psutil.Process(pid)
+        family = {process.pid: process} | {child.pid: child for child in process.children(recursive=True)}
+    except psutil.NoSuchProcess:
+        return
+    for other in psutil.process_iter():
+        with suppress(OSError):
+            if os.getsid(other.pid) in family:
+                family[other.pid] = other
+    family.pop(os.getpid(), None)
+    for member in family.values():
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(family.values(), timeout=5)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _command(pid: int) -> str:
+    try:
+        return " ".join(psutil.Process(pid).cmdline())
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return ""

@@ -1,0 +1,103 @@
+"""Which tests a run takes: the cover set, what a change touches, and a few notebooks by turns.
+
+``tests/cover.txt`` holds the cases that reach every branch of the package twice, in the fewest seconds (`tools/cover_set.py`). Of a test of
+many cases, those of the cover set run, and all of them where the cover set does not know the test yet; a test of one case always runs, save
+where it is marked `thorough`. ``--whole`` takes every test, ``--only INSTRUMENT`` every test of one instrument.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+MOST_TOUCHED = 150
+"""A change that touches more cases than these runs as many; which ones is fixed."""
+TURNS = 2
+"""Notebooks that run though no change touches them, beside the tour."""
+MOST_NOTEBOOKS = 4
+"""Runs of notebooks that changes add at most."""
+TOUR = "00_tour-modern"
+
+ROOT = Path(__file__).parent.parent
+COVER = ROOT / "tests/cover.txt"
+INSTRUMENTS = sorted(folder.parent.name for folder in (ROOT / "torchdebug_magics/instruments").glob("*/__init__.py"))
+OF_CASES = {"nan_cases": "nanhunt", "hang_cases": "hangwatch"}
+NAME = re.compile(rf"(?<![a-z])({'|'.join([*OF_CASES, *INSTRUMENTS])})(?![a-z])")
+
+
+def left_out(tests: Mapping[str, bool], cover: frozenset[str], changed: frozenset[str], turn: int = 0) -> set[str]:
+    """The node ids of `tests` that are not run after a change of the files `changed`.
+
+    `tests` says of each node id whether it is thorough; `turn` picks the notebooks that come by turns.
+    """
+    rest, notebooks = set(), {}
+    covered = {test.partition("[")[0] for test in cover}
+    for test, is_thorough in tests.items():
+        function, bracket, case = test.partition("[")
+        if function.startswith("tests/notebooks/") and (run := notebook_run(function, case.removesuffix("]"))):
+            notebooks[test] = run
+        elif is_thorough or (bracket and function in covered and test not in cover):
+            rest.add(test)
+    touched = sorted((test for test in rest if is_touched(test, changed)), key=_number)
+    runs = notebook_runs(set(notebooks.values()), changed, turn)
+    return rest - set(touched[:MOST_TOUCHED]) | {test for test, run in notebooks.items() if run not in runs}
+
+
+def left_out_of_one(tests: Iterable[str], instrument: str) -> set[str]:
+    """The node ids that do not name the instrument."""
+    return {test for test in tests if instrument not in instruments_in(test)}
+
+
+def notebook_run(function: str, case: str) -> str:
+    """The run of a notebook that a test reads: ``NOTEBOOK-STACK``, or ``solved/EXERCISE``; empty where it reads none."""
+    if function.endswith("test_with_the_solutions_each_check_passes"):
+        return f"solved/{case}"
+    return case if case.endswith(("-modern", "-colab")) else ""
+
+
+def notebook_runs(runs: set[str], changed: frozenset[str], turn: int) -> set[str]:
+    """The runs to take: the tour, those of notebooks that a change touches, and `TURNS` others, which differ from commit to commit."""
+    code = frozenset(file for file in changed if file.startswith(("torchdebug_magics/", "notebooks/")))
+    touched = [run for run in sorted(runs) if is_touched(run, code) or f"notebooks/{run.rpartition('-')[0]}.ipynb" in code]
+    taken = {TOUR, *sorted(touched, key=_number)[:MOST_NOTEBOOKS]}
+    others = sorted(runs - taken, key=_number)
+    return taken | {others[(turn * TURNS + place) % len(others)] for place in range(TURNS) if others}
+
+
+def is_touched(test: str, changed: frozenset[str]) -> bool:
+    return test.partition("::")[0] in changed or any(instruments_in(test) & instruments_in(file) for file in changed)
+
+
+def instruments_in(text: str) -> set[str]:
+    """The instruments that the path of a file, or the node id of a test, names."""
+    return {OF_CASES.get(name, name) for name in NAME.findall(text)}
+
+
+def cover() -> frozenset[str]:
+    return frozenset(line for line in COVER.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#"))
+
+
+def changed_files(base: str, root: Path = ROOT) -> frozenset[str]:
+    """The files that differ from where this branch left `base`, or on `base` itself from the commit before; none where git cannot say."""
+    head, fork = _git(root, "rev-parse", "HEAD"), _git(root, "merge-base", "HEAD", base)
+    start = fork if fork and fork != head else "HEAD^"
+    return frozenset(_git(root, "diff", "--name-only", start, "--").splitlines())
+
+
+def turn(root: Path = ROOT) -> int:
+    """The number of commits: each lands with other notebooks than the one before."""
+    return int(_git(root, "rev-list", "--count", "HEAD") or 0)
+
+
+def _git(root: Path, *words: str) -> str:
+    try:
+        return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _number(name: str) -> int:
+    return zlib.crc32(name.encode())

@@ -1,0 +1,164 @@
+"""Chooses the tests that ``make test`` runs: ``cover_set.py FOLDER [--from-record]``, with Python 3.12 or later.
+
+Every test runs once, and what it reaches is recorded in FOLDER (`cover_record.py`). Of the tests of many cases, the cheapest cases are then
+chosen that, with the tests of one case, reach each branch of the package twice; each test keeps at least one case. The choice is written to
+``tests/cover.txt``. ``--from-record`` chooses anew from what FOLDER holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+COVER = ROOT / "tests/cover.txt"
+RECORDED = ("tests/unit", "tests/plants", "tests/reports", "tests/kernel/test_hang_cases.py")
+"""Notebooks and browser tests are chosen otherwise, and other kernels serve many tests each, so that what they reach is nobody's."""
+TIMES = 2
+OVERHEAD_S = 0.03
+"""What a test costs beside its own seconds: fixtures, guards, reporting."""
+HANGS = "tests/kernel/test_hang_cases.py"
+HANG_S = 1.0
+"""Core-seconds of a case that hangs: it mostly waits, beside others."""
+HEAD = """\
+# The cases that `make test` runs of the tests that have many, chosen by `make cover`: every branch twice, in the fewest seconds.
+"""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a test took, in seconds, and the branches that it reached."""
+
+    test: str
+    cost_s: float
+    branches: frozenset[str]
+
+    @property
+    def function(self) -> str:
+        """The test without its case."""
+        return self.test.partition("[")[0]
+
+    @property
+    def is_case(self) -> bool:
+        """Whether the test has others."""
+        return "[" in self.test
+
+
+def record(folder: Path) -> None:
+    """Run every test on one worker a core and write what it reaches."""
+    where = [str(ROOT / name) for name in RECORDED if (ROOT / name).exists()]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--whole",
+        "-q",
+        "-n2",
+        "-p",
+        "tools.cover_record",
+        "--cover-to",
+        str(folder.resolve()),
+        *where,
+    ]
+    subprocess.run(command, cwd=ROOT, check=False)  # a test that fails here, such as for a package that is missing, counts all the same
+
+
+def read(folder: Path) -> list[Recorded]:
+    """The tests, with the processes that ended, or were asked, while they ran."""
+    lines = [json.loads(line) for file in folder.glob("tests-*.jsonl") for line in file.read_text(encoding="utf-8").splitlines()]
+    children = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("child-*.json")]
+    named: dict[str, set[str]] = {}
+    for child in children:
+        if child["test"]:
+            named.setdefault(child["test"], set()).update(child["branches"])
+    return [_recorded(line, named, [child for child in children if not child["test"]]) for line in lines]
+
+
+def _recorded(line: dict[str, object], named: dict[str, set[str]], children: list[dict[str, object]]) -> Recorded:
+    test, case = str(line["test"]), str(line["test"]).partition("[")[2].removesuffix("]")
+    branches = {*line["branches"], *named.get(case, ())}  # type: ignore[misc]
+    for child in children:
+        if line["began"] <= child["ended"] <= line["ended"]:  # type: ignore[operator]
+            branches.update(child["branches"])  # type: ignore[arg-type]
+    cost_s = HANG_S if test.startswith(HANGS) else float(line["cpu_s"])  # type: ignore[arg-type]
+    return Recorded(test, cost_s + OVERHEAD_S, frozenset(branches))
+
+
+def choose(tests: Iterable[Recorded]) -> list[Recorded]:
+    """The cases to run: greedily the most branches a second, until each is reached as often as it can be, but at most `TIMES`."""
+    tests = list(tests)
+    available = Counter(branch for test in tests for branch in test.branches)
+    missing = Counter({branch: min(TIMES, count) for branch, count in available.items()})
+    for test in tests:
+        if not test.is_case:
+            _reach(test, missing)
+    chosen = _greedy([test for test in tests if test.is_case], missing)
+    functions = {test.function for test in chosen}
+    for function, cases in _by_function(tests):
+        if function not in functions:
+            chosen.append(min(cases, key=lambda test: test.cost_s))
+    return chosen
+
+
+def _greedy(cases: list[Recorded], missing: Counter[str]) -> list[Recorded]:
+    def gain(case: Recorded) -> float:
+        return sum(missing[branch] > 0 for branch in case.branches) / case.cost_s
+
+    chosen = []
+    heap = [(-gain(case), number) for number, case in enumerate(cases)]
+    heapq.heapify(heap)
+    while heap:
+        before, number = heapq.heappop(heap)
+        now = -gain(cases[number])
+        if now == 0:
+            continue
+        if now > before and heap and now > heap[0][0]:  # others have reached some of it since: it waits for its turn
+            heapq.heappush(heap, (now, number))
+            continue
+        chosen.append(cases[number])
+        _reach(cases[number], missing)
+    return chosen
+
+
+def _reach(test: Recorded, missing: Counter[str]) -> None:
+    for branch in test.branches:
+        if missing[branch] > 0:
+            missing[branch] -= 1
+
+
+def _by_function(tests: list[Recorded]) -> Iterator[tuple[str, list[Recorded]]]:
+    functions: dict[str, list[Recorded]] = {}
+    for test in tests:
+        if test.is_case:
+            functions.setdefault(test.function, []).append(test)
+    yield from functions.items()
+
+
+def main() -> None:
+    """Record, choose, write, and say what the choice costs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--from-record", action="store_true", help="choose anew from what FOLDER holds")
+    options = parser.parse_args()
+    if not options.from_record:
+        record(options.folder)
+    tests = read(options.folder)
+    chosen = choose(tests)
+    COVER.write_text(HEAD + "".join(f"{test}\n" for test in sorted({test.test for test in chosen})), encoding="utf-8")
+    always = [test for test in tests if not test.is_case]
+    print(
+        f"{len(tests)} tests of {sum(test.cost_s for test in tests):.0f} s:",
+        f"{len(always)} of one case take {sum(test.cost_s for test in always):.0f} s,",
+        f"{len(chosen)} cases chosen take {sum(test.cost_s for test in chosen):.0f} s",
+    )
+
+
+if __name__ == "__main__":
+    main()

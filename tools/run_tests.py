@@ -1,0 +1,51 @@
+"""Runs pytest under one time limit, and once more, alone, what waits for other processes: ``run_tests.py LIMIT_S PYTEST-ARGUMENTS``.
+
+Whatever happens, no process of the run is left: at the limit, or at the end, all that it has started is killed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tests import processes
+from tests.summary import ONLY_WAITING_FAILED, WAITS
+
+TIMED_OUT = 124
+
+
+def pytest_within(until: float, *arguments: str) -> int:
+    """The exit status of pytest; at `until`, by the monotonic clock, it is killed with all that it has started."""
+    run = subprocess.Popen([sys.executable, "-m", "pytest", *arguments], start_new_session=True)
+    try:
+        return run.wait(max(1.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return TIMED_OUT
+    finally:
+        processes.kill(run.pid)
+        run.wait()
+
+
+def main(limit_s: float, *arguments: str) -> int:
+    """The exit status of the last run of pytest; 1 where a process was left."""
+    processes.adopt_orphans()
+    until = time.monotonic() + limit_s
+    status = pytest_within(until, "--no-skips", "--numprocesses", "2", *arguments)
+    left = processes.kill_left(processes.children())
+    if status == ONLY_WAITING_FAILED and not left:
+        print("\nWhat failed waits for other processes, and others may have kept those from running. Once more, alone:", flush=True)
+        status = pytest_within(until, "--no-skips", "--last-failed", "-m", WAITS, *arguments)
+        left = processes.kill_left(processes.children())
+    if status == TIMED_OUT:
+        print(f"\nThe tests did not end within {limit_s / 60:.0f} minutes and were killed.", flush=True)
+    if left:
+        print(f"\nThe tests left processes, which were killed: {', '.join(left)}", flush=True)
+    return status or bool(left)
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]), *sys.argv[2:]))
