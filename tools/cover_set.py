@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,17 +94,15 @@ def _recorded(line: dict[str, object], named: dict[str, set[str]], children: lis
 def choose(tests: Iterable[Recorded]) -> list[Recorded]:
     """The cases to run: greedily the most branches a second, until each is reached as often as it can be, but at most `TIMES`."""
     tests = list(tests)
-    available = Counter(branch for test in tests for branch in test.branches)
-    missing = Counter({branch: min(TIMES, count) for branch, count in available.items()})
-    for test in tests:
-        if not test.is_case:
-            _reach(test, missing)
-    chosen = _greedy([test for test in tests if test.is_case], missing)
+    wanted = {branch: min(TIMES, count) for branch, count in Counter(branch for test in tests for branch in test.branches).items()}
+    alone = [test for test in tests if not test.is_case]
+    cheapest = [min(cases, key=lambda test: test.cost_s) for cases in _by_function(tests).values()]
+    missing = Counter(wanted)
+    for test in alone:
+        _reach(test, missing)
+    chosen = _without_spare(_greedy([test for test in tests if test.is_case], missing), alone, wanted)
     functions = {test.function for test in chosen}
-    for function, cases in _by_function(tests):
-        if function not in functions:
-            chosen.append(min(cases, key=lambda test: test.cost_s))
-    return chosen
+    return chosen + [test for test in cheapest if test.function not in functions]
 
 
 def _greedy(cases: list[Recorded], missing: Counter[str]) -> list[Recorded]:
@@ -127,18 +125,30 @@ def _greedy(cases: list[Recorded], missing: Counter[str]) -> list[Recorded]:
     return chosen
 
 
+def _without_spare(chosen: list[Recorded], alone: list[Recorded], wanted: dict[str, int]) -> list[Recorded]:
+    """The same without the cases, dearest first, that later choices have made superfluous."""
+    counts = Counter(branch for test in [*chosen, *alone] for branch in test.branches)
+    kept = []
+    for test in sorted(chosen, key=lambda test: -test.cost_s):
+        if all(counts[branch] > wanted[branch] for branch in test.branches):
+            counts.subtract(test.branches)
+        else:
+            kept.append(test)
+    return kept
+
+
 def _reach(test: Recorded, missing: Counter[str]) -> None:
     for branch in test.branches:
         if missing[branch] > 0:
             missing[branch] -= 1
 
 
-def _by_function(tests: list[Recorded]) -> Iterator[tuple[str, list[Recorded]]]:
+def _by_function(tests: list[Recorded]) -> dict[str, list[Recorded]]:
     functions: dict[str, list[Recorded]] = {}
     for test in tests:
         if test.is_case:
             functions.setdefault(test.function, []).append(test)
-    yield from functions.items()
+    return functions
 
 
 def main() -> None:
