@@ -1,0 +1,163 @@
+"""Starts child processes and ends them: none outlives the block in which it was started, nor does a process that it started itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from contextlib import ExitStack, contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from multiprocessing.process import BaseProcess
+    from pathlib import Path
+
+LIMIT_S = 120.0
+_MARK = "TORCHDEBUG_TESTS_LAUNCH"
+_MOST_OUTPUT = 1 << 24
+_KILLED_WITHIN_S = 10.0
+
+
+class Ended(NamedTuple):
+    """How a command ended, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Child:
+    """A command that runs, or has run, with the time at which it is killed."""
+
+    def __init__(self, process: subprocess.Popen[bytes], out: IO[bytes], err: IO[bytes], until_s: float) -> None:
+        self.process, self._out, self._err, self._until_s = process, out, err, until_s
+
+    @property
+    def out(self) -> str:
+        return _text(self._out)
+
+    @property
+    def err(self) -> str:
+        return _text(self._err)
+
+    def wait_for(self, line: str) -> None:
+        """Return once this line stands in the standard output."""
+        while f"{line}\n" not in self.out:
+            if self.process.poll() is not None or time.monotonic() > self._until_s:
+                raise AssertionError(self._described(f"did not print {line!r}"))
+            time.sleep(0.02)
+
+    def ended(self) -> Ended:
+        """Wait for its end, whatever its exit code."""
+        try:
+            code = self.process.wait(max(0.0, self._until_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise AssertionError(self._described("did not end in time")) from None
+        return Ended(code, self.out, self.err)
+
+    def check(self) -> Ended:
+        """Wait for its end, which must be exit code 0."""
+        result = self.ended()
+        if result.code:
+            raise AssertionError(self._described(f"ended with exit code {result.code}"))
+        return result
+
+    def _described(self, what: str) -> str:
+        return f"{self.process.args!r} {what}; its output:\n{self.out[-2000:]}{self.err[-6000:]}"
+
+
+@contextmanager
+def launched(
+    *commands: tuple[str, ...], limit_s: float = LIMIT_S, cwd: Path | None = None, envs: tuple[Mapping[str, str], ...] = ()
+) -> Iterator[list[Child]]:
+    """Start each command in a session of its own; at the end of the block they and all that they started are killed.
+
+    ``envs`` holds what is added to the environment of each command. Output goes to files without a name, so that no pipe fills up.
+    """
+    mark, until_s = uuid.uuid4().hex, time.monotonic() + limit_s
+    started: list[Child] = []
+    with ExitStack() as stack:
+        stack.callback(_kill_marked, mark, started)
+        for number, command in enumerate(commands):
+            out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+            environment = {**os.environ, **(envs[number] if envs else {}), _MARK: mark}
+            process = subprocess.Popen(
+                command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            )
+            started.append(Child(process, out, err, until_s))
+        yield started
+
+
+def run(*command: str, limit_s: float = LIMIT_S, cwd: Path | None = None, **environment: str) -> Ended:
+    """Run a command to its end, whatever its exit code."""
+    with launched(command, limit_s=limit_s, cwd=cwd, envs=(environment,)) as (child,):
+        return child.ended()
+
+
+def python(*words: str, limit_s: float = LIMIT_S, cwd: Path | None = None, **environment: str) -> str:
+    """Run this interpreter, which must end well, and return its standard output."""
+    with launched((sys.executable, *words), limit_s=limit_s, cwd=cwd, envs=(environment,)) as (child,):
+        return child.check().out
+
+
+@contextmanager
+def started(*processes: Any, limit_s: float = LIMIT_S) -> Iterator[None]:
+    """Start processes of `multiprocessing`; at the end of the block those that still run are killed, with their own children.
+
+    The block joins them: one that it leaves running where it has failed, or where the process was to run on, is not waited for.
+    """
+    del limit_s
+    try:
+        for process in processes:
+            process.start()
+        yield
+    finally:
+        for process in processes:
+            if process.pid is not None:
+                kill(process)
+
+
+def kill(process: BaseProcess) -> None:
+    """Kill a process of `multiprocessing` and its descendants, and reap it."""
+    with suppress(psutil.Error, ValueError):  # gone, or closed already
+        for descendant in [*psutil.Process(process.pid).children(recursive=True)]:
+            with suppress(psutil.Error):
+                descendant.kill()
+    with suppress(ValueError):
+        process.kill()
+        process.join(_KILLED_WITHIN_S)
+
+
+def _text(file: IO[bytes]) -> str:
+    """Read from the start, without moving the place at which the child writes."""
+    return os.pread(file.fileno(), _MOST_OUTPUT, 0).decode(errors="replace")
+
+
+def _kill_marked(mark: str, children: list[Child]) -> None:
+    """Kill by the mark in the environment, which also processes inherit that have left the session, as ranks of torchrun do."""
+    until_s = time.monotonic() + _KILLED_WITHIN_S
+    while processes := [process for process in psutil.process_iter() if _is_marked(process, mark)]:
+        for process in processes:
+            with suppress(psutil.Error):
+                process.kill()
+        for child in children:
+            child.process.poll()
+        if time.monotonic() > until_s:
+            msg = f"processes could not be killed: {processes}"
+            raise AssertionError(msg)
+        time.sleep(0.01)
+    for child in children:
+        child.process.wait(_KILLED_WITHIN_S)
+
+
+def _is_marked(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.environ().get(_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, OSError):
+        return False

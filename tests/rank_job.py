@@ -1,0 +1,51 @@
+"""Forks the ranks of gloo jobs from one process that imports their programs once: ``python -m tests.rank_job FOLDER MODULE=SIZE...``.
+
+A program has a ``main(rank, size, folder)``. The jobs run one after the other, each in a folder of its own, and one that has a rank fail ends at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import sys
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+from tests import children
+
+LIMIT_S = 200.0
+"""For all jobs of one launch; a deadlock ends then."""
+
+
+def launch(folder: Path, *jobs: tuple[str, int]) -> list[Path]:
+    """Run jobs of (program, size) to their ends, which must all be good, and return the folder of each."""
+    words = [f"{module}={size}" for module, size in jobs]
+    children.python("-W", "ignore", "-m", "tests.rank_job", str(folder), *words, limit_s=LIMIT_S, OMP_NUM_THREADS="1")
+    return [_folder(folder, module, size) for module, size in jobs]
+
+
+def _folder(folder: Path, module: str, size: int) -> Path:
+    return folder / f"{module}.{size}"
+
+
+def _run(program: Any, size: int, folder: Path) -> None:
+    folder.mkdir()
+    running = [multiprocessing.get_context("fork").Process(target=program.main, args=(rank, size, folder)) for rank in range(size)]
+    for rank in running:
+        rank.start()
+    while running:
+        ready = connection.wait([rank.sentinel for rank in running])
+        for rank in [rank for rank in running if rank.sentinel in ready]:
+            rank.join()
+            running.remove(rank)
+            if rank.exitcode:
+                for other in running:
+                    other.kill()  # it may wait for this one
+                sys.exit(f"{rank.name} of {size} of {program.__name__} ended with exit code {rank.exitcode}")
+
+
+if __name__ == "__main__":
+    for job in sys.argv[2:]:
+        name, _, number = job.partition("=")
+        _run(importlib.import_module(name), int(number), _folder(Path(sys.argv[1]), name, int(number)))
