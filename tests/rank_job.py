@@ -6,9 +6,10 @@ A program has a ``main(rank, size, folder)``. The jobs run one after the other, 
 from __future__ import annotations
 
 import importlib
-import multiprocessing
+import os
+import signal
 import sys
-from multiprocessing import connection
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +31,31 @@ def _folder(folder: Path, module: str, size: int) -> Path:
 
 
 def _run(program: Any, size: int, folder: Path) -> None:
+    """By `os.fork`, so that a rank does not know: it passes for a process that a launcher has started."""
     folder.mkdir()
-    running = [multiprocessing.get_context("fork").Process(target=program.main, args=(rank, size, folder)) for rank in range(size)]
-    for rank in running:
-        rank.start()
+    running = {_forked(program, rank, size, folder): rank for rank in range(size)}
     while running:
-        ready = connection.wait([rank.sentinel for rank in running])
-        for rank in [rank for rank in running if rank.sentinel in ready]:
-            rank.join()
-            running.remove(rank)
-            if rank.exitcode:
-                for other in running:
-                    other.kill()  # it may wait for this one
-                sys.exit(f"{rank.name} of {size} of {program.__name__} ended with exit code {rank.exitcode}")
+        pid, status = os.wait()
+        rank = running.pop(pid)
+        if code := os.waitstatus_to_exitcode(status):
+            for other in running:
+                os.kill(other, signal.SIGKILL)  # it may wait for this one
+            sys.exit(f"rank {rank} of {size} of {program.__name__} ended with exit code {code}")
+
+
+def _forked(program: Any, rank: int, size: int, folder: Path) -> int:
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        program.main(rank, size, folder)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 if __name__ == "__main__":
