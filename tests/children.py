@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -107,26 +108,30 @@ def python(*words: str, limit_s: float = LIMIT_S, cwd: Path | None = None, **env
 
 
 @contextmanager
-def started(*processes: Any, limit_s: float = LIMIT_S) -> Iterator[None]:
-    """Start processes of `multiprocessing`; at the end of the block those that still run are killed, with their own children.
-
-    The block joins them: one that it leaves running where it has failed, or where the process was to run on, is not waited for.
-    """
-    del limit_s
+def none_outlives() -> Iterator[None]:
+    """Kill at the end of the block the processes of `multiprocessing` that were started in it and still run, with their descendants."""
+    before = set(multiprocessing.active_children())
     try:
-        for process in processes:
-            process.start()
         yield
     finally:
-        for process in processes:
-            if process.pid is not None:
-                kill(process)
+        for process in set(multiprocessing.active_children()) - before:
+            kill(process)
+
+
+def join(*processes: Any, limit_s: float = LIMIT_S) -> None:
+    """Join processes of `multiprocessing`, which must all end within the time."""
+    until_s = time.monotonic() + limit_s
+    for process in processes:
+        process.join(max(0.0, until_s - time.monotonic()))
+    if running := [process.name for process in processes if process.is_alive()]:
+        msg = f"processes did not end within {limit_s:.0f} s: {running}"
+        raise AssertionError(msg)
 
 
 def kill(process: BaseProcess) -> None:
     """Kill a process of `multiprocessing` and its descendants, and reap it."""
     with suppress(psutil.Error, ValueError):  # gone, or closed already
-        for descendant in [*psutil.Process(process.pid).children(recursive=True)]:
+        for descendant in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.Error):
                 descendant.kill()
     with suppress(ValueError):

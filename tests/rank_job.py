@@ -1,6 +1,6 @@
 """Forks the ranks of gloo jobs from one process that imports their programs once: ``python -m tests.rank_job FOLDER MODULE=SIZE...``.
 
-A program has a ``main(rank, size, folder)``. The jobs run one after the other, each in a folder of its own, and one that has a rank fail ends at once.
+A program has a ``main(rank, size, folder)``. The jobs run one after the other, each in a folder of its own. If a rank fails, its job ends.
 """
 
 from __future__ import annotations
