@@ -47,12 +47,14 @@ class Child:
     def err(self) -> str:
         return _text(self._err)
 
-    def wait_for(self, line: str) -> None:
-        """Return once this line stands in the standard output."""
-        while f"{line}\n" not in self.out:
-            if self.process.poll() is not None or time.monotonic() > self._until_s:
-                raise AssertionError(self._described(f"did not print {line!r}"))
+    def wait_for(self, start: str, limit_s: float = LIMIT_S) -> str:
+        """Wait for a whole line of the standard output that starts so, and return the rest of it."""
+        until_s = time.monotonic() + limit_s
+        while not (rest := [line[len(start) : -1] for line in self.out.splitlines(keepends=True) if _is_whole(line, start)]):
+            if self.process.poll() is not None or time.monotonic() > until_s:
+                raise AssertionError(self._described(f"did not print {start!r}"))
             time.sleep(0.02)
+        return rest[0]
 
     def ended(self) -> Ended:
         """Wait for its end, whatever its exit code."""
@@ -75,7 +77,11 @@ class Child:
 
 @contextmanager
 def launched(
-    *commands: tuple[str, ...], limit_s: float = LIMIT_S, cwd: Path | None = None, envs: tuple[Mapping[str, str], ...] = ()
+    *commands: tuple[str, ...],
+    limit_s: float = LIMIT_S,
+    cwd: Path | None = None,
+    envs: tuple[Mapping[str, str], ...] = (),
+    stdin: int = subprocess.DEVNULL,
 ) -> Iterator[list[Child]]:
     """Start each command in a session of its own; at the end of the block they and all that they started are killed.
 
@@ -88,9 +94,7 @@ def launched(
         for number, command in enumerate(commands):
             out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
             environment = {**os.environ, **(envs[number] if envs else {}), _MARK: mark}
-            process = subprocess.Popen(
-                command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-            )
+            process = subprocess.Popen(command, cwd=cwd, env=environment, stdin=stdin, stdout=out, stderr=err, start_new_session=True)
             started.append(Child(process, out, err, until_s))
         yield started
 
@@ -139,6 +143,10 @@ def kill(process: BaseProcess) -> None:
         process.join(_KILLED_WITHIN_S)
 
 
+def _is_whole(line: str, start: str) -> bool:
+    return line.startswith(start) and line.endswith("\n")
+
+
 def _text(file: IO[bytes]) -> str:
     """Read from the start, without moving the place at which the child writes."""
     return os.pread(file.fileno(), _MOST_OUTPUT, 0).decode(errors="replace")
@@ -159,6 +167,8 @@ def _kill_marked(mark: str, children: list[Child]) -> None:
         time.sleep(0.01)
     for child in children:
         child.process.wait(_KILLED_WITHIN_S)
+        if child.process.stdin is not None:
+            child.process.stdin.close()
 
 
 def _is_marked(process: psutil.Process, mark: str) -> bool:

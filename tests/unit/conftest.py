@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.nvml import FakeNvml
+from tests.torch_forks import TorchForks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,6 +50,14 @@ def agents_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setattr(launching, "_short_folder", lambda: folder)
         yield Path(folder)
         assert os.listdir(folder) == []  # noqa: PTH208 - names say enough
+
+
+@pytest.fixture(scope="session")
+def torch_forks() -> Iterator[TorchForks]:
+    """Runs scripts in processes that have imported torch and nothing more."""
+    forks = TorchForks()
+    yield forks
+    forks.close()
 
 
 @pytest.fixture
