@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from tests import children
-from tests.children import Ended
 
 RUN = (sys.executable, "-m", "torchdebug_magics", "run", "nanhunt")
 NOT_WATCHED = "nanhunt: the script did not import torch: nothing was watched\n"
@@ -38,7 +37,7 @@ def written(name: str, text: str) -> Path:
     return path
 
 
-def ended(*command: str, **environment: str) -> Ended:
+def ended(*command: str, **environment: str) -> children.Ended:
     return children.run(*command, limit_s=100, **environment)
 
 
@@ -170,7 +169,7 @@ def test_sigterm_ends_in_a_report(here: Path) -> None:
 # Ranks --------------------------------------------------------------------------------------------------------------------
 
 
-def torchrun(*words: str) -> Ended:
+def torchrun(*words: str) -> children.Ended:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -210,7 +209,7 @@ def test_a_rank_that_is_killed_does_not_keep_the_others(here: Path) -> None:
     assert left() == []
 
 
-def by_hand(*words: str, ranks: tuple[int, ...] = (0, 1)) -> list[Ended]:
+def by_hand(*words: str, ranks: tuple[int, ...] = (0, 1)) -> list[children.Ended]:
     """As a launcher does that has no store of its own."""
     envs = tuple({"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": str(rank)} for rank in ranks)
     with children.launched(*[(*RUN, *words)] * len(ranks), envs=envs, limit_s=100) as started:
