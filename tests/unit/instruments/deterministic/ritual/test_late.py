@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ASK = """
 from torchdebug_magics.instruments.deterministic.ritual.late import too_late
+import os
 os.environ['PYTHONHASHSEED'] = '5'
 print(*too_late([]))
 """
