@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.fsdp
+import torch.distributed.tensor.parallel
 
 from tests import children
 
@@ -61,15 +63,18 @@ def _forked(program: Any, rank: int, size: int, folder: Path) -> int:
         os._exit(code)
 
 
-def _warmed(program: Any) -> Any:
-    """Do once what each rank would do: import what an optimizer's step imports, and leave all of it out of the ranks' collections."""
+def _warm() -> None:
+    """Do once what each rank would do: import what an optimizer's step imports, and leave all of torch out of the ranks' collections.
+
+    The program is imported after it, as an instrument looks among what is collected for the functions and models of the user.
+    """
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).step()
     gc.collect()
     gc.freeze()
-    return program
 
 
 if __name__ == "__main__":
+    _warm()
     for job in sys.argv[2:]:
         name, _, number = job.partition("=")
-        _run(_warmed(importlib.import_module(name)), int(number), _folder(Path(sys.argv[1]), name, int(number)))
+        _run(importlib.import_module(name), int(number), _folder(Path(sys.argv[1]), name, int(number)))
