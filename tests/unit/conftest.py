@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import children
 from tests.nvml import FakeNvml
+from tests.torch_forks import TorchForks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,6 +51,21 @@ def agents_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setattr(launching, "_short_folder", lambda: folder)
         yield Path(folder)
         assert os.listdir(folder) == []  # noqa: PTH208 - names say enough
+
+
+@pytest.fixture
+def none_outlives() -> Iterator[None]:
+    """Kills the processes of `multiprocessing` that a test has started and left running."""
+    with children.none_outlives():
+        yield
+
+
+@pytest.fixture(scope="session")
+def torch_forks() -> Iterator[TorchForks]:
+    """Runs scripts in processes that have imported torch and nothing more."""
+    forks = TorchForks()
+    yield forks
+    forks.close()
 
 
 @pytest.fixture

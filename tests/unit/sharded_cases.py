@@ -1,6 +1,6 @@
 """One rank of a gloo job: every instrument on models that FSDP2, tensor parallelism and `distribute_tensor` have sharded.
 
-Run as ``python sharded_cases.py RANK SIZE FOLDER``; what each case found is written to ``FOLDER/RANK.json``.
+A program for ``tests.rank_job``; what each case returned is written to ``FOLDER/RANK.json``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import faulthandler
 import hashlib
 import itertools
 import json
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -27,7 +28,8 @@ import torchdebug_magics
 from torchdebug_magics.probing.shards import local_of, sharding_of
 from torchdebug_magics.probing.this_rank import collectives_count
 
-MOST_S = 200
+MOST_S = 180
+"""After which a rank that waits for ever says where, before the launch ends it."""
 KINDS = ("fsdp", "tensor parallel", "dtensors")
 WATCHED = [
     *itertools.product(("nanhunt", "shapes", "autograd", "gradwatch"), KINDS),
@@ -306,7 +308,9 @@ def cases() -> dict[str, Any]:
 
 
 def main(rank: int, size: int, folder: Path) -> None:
-    faulthandler.dump_traceback_later(MOST_S, exit=True)
+    """Run every case on this rank, in the job's folder."""
+    faulthandler.dump_traceback_later(MOST_S)
+    os.chdir(folder)
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=dt.timedelta(seconds=30))
@@ -319,7 +323,3 @@ def main(rank: int, size: int, folder: Path) -> None:
                 facts[name] = {"raised": traceback.format_exc()}
         (folder / f"{rank}.json").write_text(json.dumps(facts))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import stacks
+from tests import children, stacks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,8 +22,8 @@ IN_PROCESS = ("tests/unit/test_doors.py", "tests/unit/test_import_purity.py", "t
 def test_in_process_tests_pass_there_too(root: Path) -> None:
     parts = [part for part in IN_PROCESS if (root / part).exists()]
     command = [stacks.python("colab"), "-m", "pytest", "--no-skips", "-q", "-p", "no:cacheprovider", *parts]
-    ran = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=290)
-    assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
+    code, out, err = children.run(*command, cwd=root, limit_s=290)
+    assert code == 0, out[-6000:] + err[-2000:]
 
 
 FAKE = """#!/bin/sh
@@ -47,7 +47,7 @@ def test_the_python_of_colab_is_looked_for_until_one_runs(root: Path, tmp_path: 
     program(installed, f'exec "{sys.executable}" "$@"')
     env = os.environ | {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYENV_ROOT": str(tmp_path / "pyenv")}
     command = [shutil.which("bash") or "bash", str(root / "tools/find_python.sh"), version, sys.executable]
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
     assert ran.stdout.strip() == sys.executable
     if version == "2.99":  # what stands there answers, but is of another version
         assert ran.stderr.count("\n") == 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
+
+from tests import children
 
 HEAVY = {"torch", "ipywidgets", "matplotlib", "pynvml", "numpy", "psutil"}
 
@@ -20,9 +20,7 @@ shell.history_manager.enabled = False
 def newly_imported(code: str, *, before: str = "") -> set[str]:
     """The top-level modules that `code` brings into a fresh interpreter, after `before` has run."""
     script = f"import sys\n{before}\nknown = set(sys.modules)\n{textwrap.dedent(code)}\nprint(*(set(sys.modules) - known))"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
-    assert ran.returncode == 0, ran.stderr
-    return {name.partition(".")[0] for name in ran.stdout.split()}
+    return {name.partition(".")[0] for name in children.python("-c", script).split()}
 
 
 @pytest.mark.parametrize(

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import textwrap
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
+from tests import children
+
 RUN = (sys.executable, "-m", "torchdebug_magics", "run", "nanhunt")
 NOT_WATCHED = "nanhunt: the script did not import torch: nothing was watched\n"
-
-
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
 
 
 @pytest.fixture
@@ -43,9 +37,8 @@ def written(name: str, text: str) -> Path:
     return path
 
 
-def ended(*command: str, timeout_s: float = 100, **environment: str) -> Ended:
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env={**os.environ, **environment}, check=False)
-    return Ended(ran.returncode, ran.stdout, ran.stderr)
+def ended(*command: str, **environment: str) -> children.Ended:
+    return children.run(*command, limit_s=100, **environment)
 
 
 def left() -> list[str]:
@@ -164,15 +157,11 @@ TRAINS = """
 
 def test_sigterm_ends_in_a_report(here: Path) -> None:
     written("train.py", TRAINS)
-    process = subprocess.Popen([*RUN, "train.py", "waits"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "trained\n"
-        process.terminate()
-        _, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == -signal.SIGTERM
+    with children.launched((*RUN, "train.py", "waits")) as (child,):
+        child.wait_for("trained")
+        child.process.terminate()
+        code, _, err = child.ended()
+    assert code == -signal.SIGTERM
     assert "No NaN or inf" in err
     assert "Traceback" not in err
 
@@ -180,7 +169,7 @@ def test_sigterm_ends_in_a_report(here: Path) -> None:
 # Ranks --------------------------------------------------------------------------------------------------------------------
 
 
-def torchrun(*words: str) -> Ended:
+def torchrun(*words: str) -> children.Ended:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -220,18 +209,11 @@ def test_a_rank_that_is_killed_does_not_keep_the_others(here: Path) -> None:
     assert left() == []
 
 
-def by_hand(*words: str, ranks: tuple[int, ...] = (0, 1)) -> list[Ended]:
+def by_hand(*words: str, ranks: tuple[int, ...] = (0, 1)) -> list[children.Ended]:
     """As a launcher does that has no store of its own."""
-    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    processes = [
-        subprocess.Popen([*RUN, *words], env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for rank in ranks
-    ]
-    try:
-        return [Ended(process.returncode, *said) for process in processes if (said := process.communicate(timeout=100))]
-    finally:
-        for process in processes:
-            process.kill()
+    envs = tuple({"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": str(rank)} for rank in ranks)
+    with children.launched(*[(*RUN, *words)] * len(ranks), envs=envs, limit_s=100) as started:
+        return [child.ended() for child in started]
 
 
 def test_without_a_store_they_meet_in_a_folder(here: Path) -> None:

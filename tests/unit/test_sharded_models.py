@@ -3,50 +3,37 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import torchdebug_magics
-from tests.unit.sharded_cases import KINDS, MOST_S, WATCHED, Transformer
+from tests import rank_job
+from tests.unit.sharded_cases import KINDS, WATCHED, Transformer
 
-_SCRIPT = Path(__file__).with_name("sharded_cases.py")
+pytestmark = pytest.mark.timeout(rank_job.LIMIT_S + 40)
 _OF_SHARDS = {
     "memtrace": "sizes are of the shards in this process",
     "gradwatch": "norms, ratios and zeros are of the shards in this process",
 }
 
 
-def run(folder: Path, size: int) -> list[dict[str, Any]]:
-    """What each of so many ranks found; no rank outlives its time."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(_SCRIPT), str(rank), str(size), str(folder)],
-            cwd=folder,
-            env=environment,
-            stderr=(folder / f"{rank}.log").open("w"),
-        )
-        for rank in range(size)
-    ]
-    try:
-        codes = [rank.wait(MOST_S + 10) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert codes == [0] * size, "\n".join((folder / f"{rank}.log").read_text()[-2000:] for rank in range(size))
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    """By the size of the job, then by rank and the name of the case."""
+    sizes = (2, 1)
+    folders = rank_job.launch(tmp_path_factory.mktemp("sharded"), *(("tests.unit.sharded_cases", size) for size in sizes))
+    return {
+        size: [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+        for size, folder in zip(sizes, folders, strict=True)
+    }
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """By rank, then by the name of the case."""
-    return run(tmp_path_factory.mktemp("two"), 2)
+def facts(jobs: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What each of two ranks computed, by the name of the case."""
+    return jobs[2]
 
 
 def of(facts: list[dict[str, Any]], case: str) -> list[dict[str, Any]]:
@@ -186,9 +173,8 @@ def test_what_cannot_work_on_a_sharded_model_says_what_to_do_first(facts):
         assert one["is_same"]
 
 
-def test_one_rank_alone_is_run_twice_as_any_process(tmp_path):
-    facts = run(tmp_path, 1)
+def test_one_rank_alone_is_run_twice_as_any_process(jobs):
     for kind in KINDS[:2]:
-        (one,) = of(facts, f"verified {kind}")
-        assert one["verdict"].startswith("Same numbers twice")
-        assert one["state"] == of(facts, f"plain {kind}")[0]["state"]
+        (verified,) = of(jobs[1], f"verified {kind}")
+        assert verified["verdict"].startswith("Same numbers twice")
+        assert verified["state"] == of(jobs[1], f"plain {kind}")[0]["state"]

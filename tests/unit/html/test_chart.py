@@ -90,7 +90,7 @@ def test_pyplot_is_never_imported_and_no_backend_is_chosen():
         "import matplotlib; assert 'matplotlib.pyplot' not in sys.modules;"
         "assert matplotlib.rcParams._get_backend_or_none() is None"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PATH": ""} | {"PYTHONPATH": ":".join(sys.path)})
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100, env={"PATH": ""} | {"PYTHONPATH": ":".join(sys.path)})
 
 
 def test_a_title_is_never_read_as_a_formula():

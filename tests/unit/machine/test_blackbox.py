@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import children
 from torchdebug_magics.machine.blackbox import BlackBox, Entry, last_words
 
 if TYPE_CHECKING:
@@ -50,11 +48,8 @@ def left(path: Path, entry: Entry) -> Path:
 
 def test_what_a_killed_process_wrote_is_told_once(tmp_path: Path):
     path = tmp_path / "box"
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=-1)
-    assert writer.stdout is not None
-    writer.stdout.readline()
-    os.kill(writer.pid, signal.SIGKILL)
-    writer.communicate()
+    with children.launched((sys.executable, "-c", WRITER, str(path))) as (writer,):
+        writer.wait_for("written")
     assert last_words(path, tmp_path) == (
         "The kernel before this one died in In[7] line 12 with 95 B of 100 B (container limit), growing 3 B a second."
     )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import children
 from torchdebug_magics.machine import limits, summary
 from torchdebug_magics.machine.limits import Limit, binding_limit, smallest_limit
 from torchdebug_magics.machine.process import rss_bytes
@@ -167,8 +165,7 @@ def test_the_address_space_of_this_process_counts_addresses():
         "from torchdebug_magics.machine.limits import binding_limit; found = binding_limit(); print(found.whose, found.limit_bytes)\n"
         "assert 0 < found.used_bytes < 1 << 30"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "MEM_LIMIT": ""})
-    assert ran.stdout.split("\n")[0] == f"address space limit of this process {1 << 30}"
+    assert children.python("-c", code, MEM_LIMIT="").split("\n")[0] == f"address space limit of this process {1 << 30}"
 
 
 def test_this_machine_has_one():

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import mmap
 import multiprocessing
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from tests import children
 from torchdebug_magics.machine import process
 from torchdebug_magics.machine.process import PeakRss, address_space_bytes, rss_bytes, workers
 
@@ -94,7 +93,7 @@ assert second.source == "samples" and second.size_bytes < first.size_bytes, seco
 
 
 def test_where_the_counter_cannot_be_reset_it_is_used_as_far_as_it_is_exact():
-    subprocess.run([sys.executable, "-c", WITHOUT_RESET], check=True)
+    children.python("-c", WITHOUT_RESET)
 
 
 def fill(ready: Any, end: Any) -> None:

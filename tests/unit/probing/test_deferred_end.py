@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import children
 from torchdebug_magics.probing import deferred_end
 from torchdebug_magics.probing.deferred_end import end_deferred
 
@@ -29,8 +30,9 @@ def _looks(path: str, then_s: float) -> None:
 @pytest.mark.parametrize(("then_s", "told", "code"), [(0.0, "told", 0), (30.0, "found", -signal.SIGTERM)], ids=["it ends", "it goes on"])
 def test_a_launched_process_ends_its_look_first(then_s: float, told: str, code: int, tmp_path: Path) -> None:
     process = FORK.Process(target=_looks, args=(str(tmp_path / "told"), then_s))
-    process.start()
-    process.join(20)
+    with children.none_outlives():
+        process.start()
+        children.join(process, limit_s=20)
     assert (process.exitcode, (tmp_path / "told").read_text(encoding="utf-8")) == (code, told)
 
 

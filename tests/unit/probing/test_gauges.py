@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from tests import children
 from torchdebug_magics.machine.limits import Limit
 from torchdebug_magics.machine.process import Worker
 from torchdebug_magics.probing import gauges
@@ -178,4 +178,4 @@ def test_torch_is_not_imported_for_a_gauge_of_it():
         "import sys\nfrom torchdebug_magics.machine.process import rss_bytes\nfrom torchdebug_magics.probing.gauges import read_gauges\n"
         "assert len(read_gauges()) >= 2\nassert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    children.python("-c", code)

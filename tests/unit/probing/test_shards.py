@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,8 @@ from torchdebug_magics.report import Sharding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.torch_forks import TorchForks
 
 
 @pytest.fixture
@@ -99,11 +100,11 @@ def test_memory_that_was_freed_under_a_tensor_is_neither_read_nor_written():
     assert kind_of(tensor) == 0
 
 
-def test_nothing_is_imported_to_ask():
+def test_nothing_is_imported_to_ask(torch_forks: TorchForks):
     code = """
 import sys, torch
 from torchdebug_magics.probing import shards
 class Kind(torch.Tensor): pass
 print(shards.is_shard(torch.ones(2).as_subclass(Kind)), "torch.distributed.tensor" in sys.modules)
 """
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False False"
+    assert torch_forks.check(code).strip() == "False False"

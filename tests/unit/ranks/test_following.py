@@ -10,15 +10,18 @@ import signal
 import tempfile
 import threading
 import time
+from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
 from torch import multiprocessing as torch_multiprocessing
 
 import torchdebug_magics
+from tests import children
 from tests.unit.ranks import late_program, programs
 from torchdebug_magics import catalog
 from torchdebug_magics.html import plain
@@ -32,14 +35,21 @@ if TYPE_CHECKING:
 HERE = "tests/unit/ranks/programs.py"
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No folder, and no other `start`, of ours."""
-    folder, start = tmp_path_factory.mktemp("job"), BaseProcess.start
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    yield
+@contextmanager
+def nothing_is_left(folder: Path) -> Iterator[None]:
+    """No folder, no other `start` and no process of ours."""
+    start = BaseProcess.start
+    with pytest.MonkeyPatch.context() as patch, children.none_outlives():
+        patch.setattr(tempfile, "tempdir", str(folder))
+        yield
     assert BaseProcess.start is start
     assert list(folder.glob("tdm*")) == []
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_of_a_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with nothing_is_left(tmp_path_factory.mktemp("job")):
+        yield
 
 
 @pytest.fixture
@@ -49,12 +59,16 @@ def store(tmp_path: Path) -> str:
 
 def launched(target: Callable[..., object], *args: tuple[Any, ...], method: str = "fork") -> list[Any]:
     """One process for each tuple of arguments, joined."""
-    processes = [multiprocessing.get_context(method).Process(target=target, args=one) for one in args]  # type: ignore[attr-defined]
+    processes = started(target, *args, method=method)
+    children.join(*processes, limit_s=60)
+    assert all(ATTRIBUTE not in vars(process) for process in processes)
+    return processes
+
+
+def started(target: Callable[..., object], *args: tuple[Any, ...], method: str = "fork") -> list[Any]:
+    processes = [multiprocessing.get_context(method).Process(target=target, args=arguments) for arguments in args]  # type: ignore[attr-defined]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(60)
-    assert all(ATTRIBUTE not in vars(process) for process in processes)
     return processes
 
 
@@ -64,31 +78,56 @@ def hunted(target: Callable[..., object], *args: tuple[Any, ...], method: str = 
     return session.report
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_the_rank_in_which_it_was_born(method: str, store: str) -> None:
-    report = hunted(programs.train, (0, 2, store, "nan"), (1, 2, store, "nan"), method=method)
+@pytest.fixture(scope="module")
+def nan_on_rank_1(tmp_path_factory: pytest.TempPathFactory) -> RanksReport:
+    """Of two forked ranks."""
+    folder = tmp_path_factory.mktemp("nan")
+    with nothing_is_left(folder):
+        return cast(RanksReport, hunted(programs.train, *((rank, 2, f"{folder}/store", "nan") for rank in range(2))))
+
+
+def is_of_the_rank_in_which_it_was_born(report: Any) -> None:
     assert isinstance(report, RanksReport)
-    assert (report.first, [one.rank for one in report.ranks]) == (1, [0, 1])
+    assert (report.first, [record.rank for record in report.ranks]) == (1, [0, 1])
     assert report.verdict.startswith("Rank 1 of 2: NaN from log in forward · step 3")
     assert report.finding.op == "log"  # every field of that rank's own report
     assert report.finding.location.file.endswith(HERE)
     assert report.rank(1).report.finding == report.finding
-    assert (report.rank(1).state, report.rank(1).exit_code, report.rank(1).error.partition(":")[0]) == ("raised", 1, "NonFiniteError")
-    assert report.rank(0).state == "raised", "its peer was gone"
-    assert report.rank(0).report.finding is None
+    assert (report.rank(1).state, report.rank(1).error.partition(":")[0]) == ("raised", "NonFiniteError")
+
+
+def test_the_rank_in_which_it_was_born(nan_on_rank_1: RanksReport) -> None:
+    is_of_the_rank_in_which_it_was_born(nan_on_rank_1)
+    assert nan_on_rank_1.rank(1).exit_code == 1
+    peer = nan_on_rank_1.rank(0)
+    assert peer.state == "raised", "its peer was gone"
+    assert peer.report.finding is None
     with pytest.raises(KeyError):
-        report.rank(2)
+        nan_on_rank_1.rank(2)
 
 
-def test_it_travels_and_is_shown(store: str) -> None:
-    report = hunted(programs.train, (0, 2, store, "nan"), (1, 2, store, "nan"))
-    again = pickle.loads(pickle.dumps(report))
-    assert again.to_json() == report.to_json()
-    assert again.rank(1).report.finding == report.finding
-    written = json.loads(report.to_json())
-    assert (written["verdict"], written["first"], written["found"]) == (report.verdict, 1, True)
-    assert [one["state"] for one in written["ranks"]] == ["raised", "raised"]
-    text = plain.render(catalog.instrument("nanhunt").page(report))
+def test_ranks_of_a_fork_server(store: str) -> None:
+    """Which imports torch once, for both."""
+    server: Any = forkserver._forkserver
+    server._stop()
+    server.set_forkserver_preload([programs.__name__])
+    try:
+        report = hunted(programs.train, (0, 2, store, "nan"), (1, 2, store, "nan"), method="forkserver")
+    finally:
+        server._stop()
+        server.set_forkserver_preload(["__main__"])
+    is_of_the_rank_in_which_it_was_born(report)
+    assert (report.rank(1).exit_code, report.rank(0).state, report.rank(0).report.finding) == (1, "raised", None)
+
+
+def test_it_travels_and_is_shown(nan_on_rank_1: RanksReport) -> None:
+    again = pickle.loads(pickle.dumps(nan_on_rank_1))
+    assert again.to_json() == nan_on_rank_1.to_json()
+    assert again.rank(1).report.finding == nan_on_rank_1.rank(1).report.finding
+    written = json.loads(nan_on_rank_1.to_json())
+    assert (written["verdict"], written["first"], written["found"]) == (nan_on_rank_1.verdict, 1, True)
+    assert [record["state"] for record in written["ranks"]] == ["raised", "raised"]
+    text = plain.render(catalog.instrument("nanhunt").page(nan_on_rank_1))
     assert "Rank 1 of 2" in text
     assert "x.log()" in text
 
@@ -98,7 +137,7 @@ def test_healthy_ranks_are_one_sentence_and_unharmed(store: str, tmp_path: Path)
     report = hunted(programs.train, *((rank, 2, f"{store}2", "", 1, str(tmp_path / "watched")) for rank in range(2)))
     assert report.first is None
     assert report.verdict.startswith("2 ranks, nothing found on any; rank 0: No NaN or inf")
-    assert [(one.state, one.exit_code, one.error) for one in report.ranks] == [("finished", 0, "")] * 2
+    assert [(record.state, record.exit_code, record.error) for record in report.ranks] == [("finished", 0, "")] * 2
     for rank in range(2):
         weights, watched = (torch.load(tmp_path / f"{name}{rank}") for name in ("plain", "watched"))
         assert all(torch.equal(weights[name], watched[name]) for name in weights)
@@ -107,7 +146,7 @@ def test_healthy_ranks_are_one_sentence_and_unharmed(store: str, tmp_path: Path)
 def test_torch_spawn(store: str) -> None:
     with torchdebug_magics.nanhunt() as session, pytest.raises(torch_multiprocessing.ProcessRaisedException):  # of either: both raise
         torch_multiprocessing.spawn(programs.train, (2, store, "nan"), nprocs=2)
-    assert session.report.first == 1
+    is_of_the_rank_in_which_it_was_born(session.report)
 
 
 def test_the_rank_in_which_it_was_born_tells_before_its_launcher_ends_it(store: str) -> None:
@@ -120,31 +159,41 @@ def test_the_rank_in_which_it_was_born_tells_before_its_launcher_ends_it(store: 
     assert report.verdict.endswith("rank 0 received it with the averaged gradients")
 
 
-@pytest.mark.parametrize(
-    ("fault", "state", "code"), [("raises", "raised", 1), ("is killed", "died", -signal.SIGKILL), ("leaves", "died", 3)]
-)
+@pytest.mark.parametrize(("fault", "state", "code"), [("raises", "raised", 1), ("leaves", "died", 3)])
 def test_how_a_rank_ends(fault: str, state: str, code: int, store: str) -> None:
     report = hunted(programs.train, (0, 2, store, fault), (1, 2, store, fault))
-    ended = report.rank(1)
-    assert (ended.state, ended.exit_code) == (state, code)
+    is_of_a_rank_that_ended_so(report, state, code)
+    if fault == "raises":
+        assert report.rank(1).error == "ValueError: no such class on rank 1"
+
+
+def test_a_rank_that_is_killed_and_the_live_view_of_the_lowest(store: str) -> None:
+    views: list[Any] = []
+    with torchdebug_magics.nanhunt() as session:
+        processes = started(programs.train, (0, 2, store, "is killed"), (1, 2, store, "is killed"))
+        while any(process.is_alive() for process in processes):
+            views.append(session.live())
+            time.sleep(0.05)
+    report: Any = session.report
+    is_of_a_rank_that_ended_so(report, "died", -signal.SIGKILL)
+    assert report.rank(1).location is not None
+    assert report.rank(1).location.source == "time.sleep(1.5)  # so that it has said where it stands"
+    assert "SIGKILL" in report.verdict
+    assert any(view.steps_count for view in views if view is not None)
+
+
+def is_of_a_rank_that_ended_so(report: Any, state: str, code: int) -> None:
+    assert (report.rank(1).state, report.rank(1).exit_code) == (state, code)
     assert report.first is None
     assert "Rank 1" in report.verdict
     assert report.rank(0).report is not None, "the others' reports come all the same"
-    if fault == "is killed":
-        assert ended.location is not None
-        assert ended.location.source == "time.sleep(1.5)  # so that it has said where it stands"
-        assert "SIGKILL" in report.verdict
-    if fault == "raises":
-        assert ended.error == "ValueError: no such class on rank 1"
 
 
-def test_a_rank_that_imports_torch_when_it_runs() -> None:
+def test_a_spawned_rank_that_imports_torch_when_it_runs() -> None:
+    """Beside a forked one, in which torch is there from the start."""
     with torchdebug_magics.nanhunt() as session:
-        processes = [multiprocessing.get_context("spawn").Process(target=late_program.train, args=(rank, "nan")) for rank in range(2)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
+        processes = started(programs.train_alone, (0,)) + started(late_program.train, (1, "nan"), method="spawn")
+        children.join(*processes, limit_s=60)
     report: Any = session.report
     assert (report.first, report.finding.op, report.finding.step) == (1, "log", 1)
     assert report.rank(0).report.steps_count == 3
@@ -152,34 +201,21 @@ def test_a_rank_that_imports_torch_when_it_runs() -> None:
 
 def test_different_errors() -> None:
     report = hunted(programs.raise_each, (0,), (1,), (2,))
-    assert [one.error.partition(":")[0] for one in report.ranks] == ["ValueError", "KeyError", "OSError"]
+    assert [record.error.partition(":")[0] for record in report.ranks] == ["ValueError", "KeyError", "OSError"]
     assert "Rank 0 raised ValueError: of rank 0" in report.verdict
 
 
-def test_a_rank_that_hangs_when_the_user_stops(store: str) -> None:
-    processes: list[Any] = []
-
+def test_a_rank_that_hangs_when_the_user_stops(store: str, until: Callable[..., bool]) -> None:
     def stop() -> None:
-        while not Path(f"{store}.happened").exists():
-            time.sleep(0.1)
+        assert until(Path(f"{store}.happened").exists)
         time.sleep(1.5)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=stop, daemon=True).start()
-    try:
-        with torchdebug_magics.nanhunt() as session, pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the interrupt comes while it waits
-            context = multiprocessing.get_context("fork")
-            processes += [context.Process(target=programs.train, args=(rank, 2, store, "hangs")) for rank in range(2)]
-            for process in processes:
-                process.start()
-            for process in processes:
-                process.join()
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+    with torchdebug_magics.nanhunt() as session, pytest.raises(KeyboardInterrupt):
+        children.join(*started(programs.train, (0, 2, store, "hangs"), (1, 2, store, "hangs")), limit_s=50)
     report: Any = session.report
-    assert [one.state for one in report.ranks] == ["interrupted", "interrupted"]
+    assert [record.state for record in report.ranks] == ["interrupted", "interrupted"]
     assert report.rank(1).location.source == "time.sleep(60)"
     assert "had not ended" in report.rank(1).verdict
 
@@ -217,7 +253,7 @@ def test_two_magics(store: str) -> None:
     with torchdebug_magics.nanhunt() as hunt, torchdebug_magics.memtrace() as trace:
         launched(programs.train, (0, 2, store), (1, 2, store))
     for session in (hunt, trace):
-        assert [one.state for one in session.report.ranks] == ["finished", "finished"]
+        assert [record.state for record in session.report.ranks] == ["finished", "finished"]
     assert trace.report.steps_count == 5
     assert "2 ranks, nothing found" in hunt.report.verdict
 
@@ -227,26 +263,11 @@ def test_each_instrument_follows(name: str, store: str) -> None:
     with getattr(torchdebug_magics, name)() as session:
         launched(programs.train, (0, 2, store), (1, 2, store))
     report = session.report
-    assert [one.state for one in report.ranks] == ["finished", "finished"]
-    assert all(one.report is not None for one in report.ranks)
+    assert [record.state for record in report.ranks] == ["finished", "finished"]
+    assert all(record.report is not None for record in report.ranks)
     assert report.rank_findings == ()
     assert report.verdict
     assert plain.render(catalog.instrument(name).page(report))
-
-
-def test_the_live_view_is_that_of_the_lowest_rank(store: str) -> None:
-    seen: list[Any] = []
-    with torchdebug_magics.nanhunt() as session:
-        context = multiprocessing.get_context("fork")
-        processes = [context.Process(target=programs.train, args=(rank, 2, store, "is killed")) for rank in range(2)]
-        for process in processes:
-            process.start()
-        while any(process.is_alive() for process in processes):
-            seen.append(session.live())
-            time.sleep(0.05)
-        for process in processes:
-            process.join()
-    assert any(one.steps_count for one in seen if one is not None)
 
 
 def test_a_rank_that_keeps_what_the_others_do_not(store: str) -> None:

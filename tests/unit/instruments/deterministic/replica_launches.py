@@ -1,9 +1,8 @@
-"""Launches ranks under ``deterministic()``, as a user's file does, and writes each report: ``replica_launches FOLDER``."""
+"""Launches ranks under ``deterministic()``, as a user's file does, and writes each report: a program for ``tests.rank_job``."""
 
 from __future__ import annotations
 
 import pickle
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -36,9 +35,9 @@ def without_torch(_rank: int) -> None:
     """A helper, that is no rank of anything."""
 
 
-def launch(kind: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(train_rank, args=(folder, kind), nprocs=2, start_method="fork")
+def launch(kind: str, folder: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=folder) as store:
+        mp.start_processes(train_rank, args=(store, kind), nprocs=2, start_method="fork")
 
 
 def reported(run: Callable[[], object], *, kept: bool = False, **options: object) -> Any:
@@ -59,21 +58,18 @@ class _Cell:
     variables: dict[str, object] = {}  # noqa: RUF012
 
 
-def main(folder: str) -> None:
+def main(_rank: int, _size: int, folder: Path) -> None:
+    """Write ``FOLDER/reports.pickle``: the report of each launch, by what was launched."""
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"unseeded": reported(lambda: launch("unseeded"))}
-    found["saved"] = reported(lambda: launch("good"), save=f"{folder}/run.json", ranks=True)
-    first = found["kept"] = reported(lambda: launch("good"), kept=True)
-    found["against_all"] = reported(lambda: launch("good"), against=first)
-    found["against_another"] = reported(lambda: launch("another_rate"), against=first)
-    found["against_one"] = reported(lambda: launch("another_rate"), against=first.rank(0).report)
-    found["against_all_alone"] = reported(lambda: train(net(), DataLoader(data(), batch_size=4)), against=first)
-    found["helper"] = reported(lambda: mp.start_processes(without_torch, nprocs=1, start_method="fork"))
+    reports: dict[str, Any] = {"unseeded": reported(lambda: launch("unseeded", folder))}
+    reports["saved"] = reported(lambda: launch("good", folder), save=f"{folder}/run.json", ranks=True)
+    first = reports["kept"] = reported(lambda: launch("good", folder), kept=True)
+    reports["against_all"] = reported(lambda: launch("good", folder), against=first)
+    reports["against_another"] = reported(lambda: launch("another_rate", folder), against=first)
+    reports["against_one"] = reported(lambda: launch("another_rate", folder), against=first.rank(0).report)
+    reports["against_all_alone"] = reported(lambda: train(net(), DataLoader(data(), batch_size=4)), against=first)
+    reports["helper"] = reported(lambda: mp.start_processes(without_torch, nprocs=1, start_method="fork"))
     with torchdebug_magics.deterministic() as alone:
         train(net(), DataLoader(data(), batch_size=4))
-    found["alone"] = alone.report
-    Path(folder, "found.pickle").write_bytes(pickle.dumps(found))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    reports["alone"] = alone.report
+    (folder / "reports.pickle").write_bytes(pickle.dumps(reports))

@@ -1,11 +1,10 @@
-"""Runs every case on this rank of two, each in a session of its own, and writes what was found: ``replica_pair RANK FOLDER``."""
+"""Runs every case on this rank of two, each in a session of its own, and writes what was found: a program for ``tests.rank_job``."""
 
 from __future__ import annotations
 
 import datetime as dt
 import pickle
 import random
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -46,9 +45,10 @@ def _left_behind() -> list[str]:
     return places + tables
 
 
-def main(rank: int, folder: str) -> None:
+def main(rank: int, size: int, folder: Path) -> None:
+    """Write ``FOLDER/RANK.pickle``: (record, what was trained in a plain run, and under the instrument) by case."""
     limit = dt.timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=limit)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=limit)
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
     begin_s = time.perf_counter()
@@ -60,9 +60,5 @@ def main(rank: int, folder: str) -> None:
         record, trained = run(name, case, rank)
         found[name] = record, plain, trained
     found["left behind"] = _left_behind()
-    Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps(found))
+    (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

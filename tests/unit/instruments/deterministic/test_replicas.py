@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import rank_job
 from tests.unit.instruments.deterministic import replica_cases as cases
 from torchdebug_magics.instruments.deterministic.replicas.checkpoints import Checkpoints
 from torchdebug_magics.ranks.merging import held_details, merged
@@ -17,45 +15,31 @@ from torchdebug_magics.ranks.report import RanksReport
 from torchdebug_magics.ranks.transport import HEALTHY_BYTES
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torchdebug_magics.ranks.compared import RankRecord
 
-pytestmark = pytest.mark.timeout(240)
-_LIMIT_S = 200
+pytestmark = pytest.mark.timeout(rank_job.LIMIT_S + 40)
 _HERE = "tests.unit.instruments.deterministic"
 
 
-def _run(root: Path, *programs: tuple[str, ...]) -> None:
-    """Together, and killed together."""
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", *one], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        for one in programs
-    ]
-    try:
-        for process in started:
-            said, _ = process.communicate(timeout=_LIMIT_S)
-            assert process.returncode == 0, said[-4000:]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The folders of what the pair and the launches have written."""
+    return rank_job.launch(tmp_path_factory.mktemp("replicas"), (f"{_HERE}.replica_pair", 2), (f"{_HERE}.replica_launches", 1))
 
 
 @pytest.fixture(scope="module")
-def pair(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def pair(written: list[Path]) -> list[dict[str, Any]]:
     """Of each rank: (record, what was trained in a plain run, and under us), by case."""
-    folder = str(tmp_path_factory.mktemp("pair"))
-    _run(root, *((f"{_HERE}.replica_pair", str(rank), folder) for rank in range(2)))
-    return [pickle.loads(Path(folder, f"{rank}.pickle").read_bytes()) for rank in range(2)]
+    return [pickle.loads((written[0] / f"{rank}.pickle").read_bytes()) for rank in range(2)]
 
 
 @pytest.fixture(scope="module")
-def launches(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = str(tmp_path_factory.mktemp("launches"))
-    _run(root, (f"{_HERE}.replica_launches", folder))
-    found: dict[str, Any] = pickle.loads(Path(folder, "found.pickle").read_bytes())
-    return found
+def launches(written: list[Path]) -> dict[str, Any]:
+    """The reports of launches, by what was launched."""
+    reports: dict[str, Any] = pickle.loads((written[1] / "reports.pickle").read_bytes())
+    return reports
 
 
 def _report(pair: list[dict[str, Any]], name: str) -> RanksReport:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Wait = tuple[Callable[[], object], Callable[[], object]]
     Resting = Callable[..., threading.Thread]
 
+pytestmark = pytest.mark.usefixtures("none_outlives")
 FORK = multiprocessing.get_context("fork")
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("none_outlives")
 FORK = multiprocessing.get_context("fork")
 
 
@@ -218,8 +219,6 @@ def test_what_the_session_has_started_is_ended_and_nothing_else(until: Callable[
     for process in ours:
         process.join(2)
         assert process.exitcode is not None
-    earlier.kill()
-    earlier.join()
 
 
 def test_an_error_ends_no_process() -> None:
@@ -229,8 +228,6 @@ def test_an_error_ends_no_process() -> None:
         raise ZeroDivisionError
     assert process.is_alive()
     assert session.report.stopped_count == 0
-    process.kill()
-    process.join()
 
 
 def test_one_that_is_stopped_is_ended_too(until: Callable[..., bool]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,8 @@ from torchdebug_magics.machine import heap_trim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.torch_forks import TorchForks
 
 MIB = 1 << 20
 
@@ -198,9 +199,8 @@ print(foretold, freed.freed_bytes)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="its C library has no malloc_trim")
-def test_what_the_heap_would_give_back_is_measured_in_a_copy_of_the_process() -> None:
+def test_what_the_heap_would_give_back_is_measured_in_a_copy_of_the_process(torch_forks: TorchForks) -> None:
     # In a process of its own: a heap with gaps would serve the large allocations of other tests.
-    ran = subprocess.run([sys.executable, "-c", TRIMMED], capture_output=True, text=True, timeout=120, check=True)
-    foretold, freed = map(int, ran.stdout.split())
+    foretold, freed = map(int, torch_forks.check(TRIMMED).split())
     assert foretold > 100 * MIB
     assert abs(foretold - freed) <= 0.1 * foretold

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,6 +10,7 @@ import pytest
 import torch  # noqa: F401 - here, as its import would be the peak of the first test that makes it
 
 import torchdebug_magics
+from tests import children
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.memgauge.probe import GaugeProbe
 from torchdebug_magics.instruments.memgauge.report import LiveGauges
@@ -220,4 +219,4 @@ def test_without_torch_it_stays_without():
         "with torchdebug_magics.memgauge(guard='99.9%') as session: session.live()\n"
         "assert session.report.rss_peak_bytes and 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    children.python("-c", code)

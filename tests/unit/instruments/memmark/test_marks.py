@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 import torchdebug_magics
+from tests import children
 from torchdebug_magics.probing.marks import ledger
 from torchdebug_magics.report import Mark
 
@@ -159,7 +158,7 @@ def test_a_gpu_in_the_words_of_the_allocator(monkeypatch: pytest.MonkeyPatch, nv
 
 def test_without_torch_it_stays_without():
     code = "import sys, torchdebug_magics\ntorchdebug_magics.memmark('x')\nassert 'torch' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.startswith("x: RSS ")
+    assert children.python("-c", code).startswith("x: RSS ")
 
 
 def test_a_mark_is_plain_data():

@@ -1,12 +1,12 @@
-"""Trainings in two gloo ranks, for `test_ranks`: each case returns plain data from each rank."""
+"""Trainings in two gloo ranks, for `test_ranks`: a program for ``tests.rank_job``, whose cases return plain data from each rank."""
 
 from __future__ import annotations
 
 import datetime as dt
-import os
-import sys
+import pickle
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +21,6 @@ import torchdebug_magics
 from torchdebug_magics.errors import NonFiniteError
 
 if TYPE_CHECKING:
-    from multiprocessing.queues import Queue
-
     from torchdebug_magics.instruments.nanhunt.report import NanReport
 
 BAD = 2
@@ -286,18 +284,15 @@ CASES = {
 }  # fmt: skip
 
 
-def run(rank: int, store: str, queue: Queue[Any]) -> None:
-    """One rank: every case in turn."""
-    os.environ["OMP_NUM_THREADS"] = "1"
+def main(rank: int, size: int, folder: Path) -> None:
+    """Run every case on this rank of a job, and write after each what all have returned."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=dt.timedelta(seconds=30))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=dt.timedelta(seconds=30))
+    results: dict[str, Result | str] = {}
     for name, case in CASES.items():
         try:
-            queue.put((name, rank, case(rank)))
+            results[name] = case(rank)
         except Exception as error:
-            queue.put((name, rank, repr(error)))
+            results[name] = repr(error)
+        (folder / f"{rank}.pickle").write_bytes(pickle.dumps(results))
         dist.barrier()
-    queue.close()
-    queue.join_thread()
-    sys.stdout.flush()
-    os._exit(0)  # a rank that has failed leaves gloo without an end

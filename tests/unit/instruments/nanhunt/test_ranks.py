@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import queue
-import time
-from collections import defaultdict
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch.multiprocessing as mp
 
+from tests import rank_job
 from tests.unit.instruments.nanhunt import rank_cases
 
 if TYPE_CHECKING:
@@ -17,44 +15,21 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.nanhunt.report import Finding
 
-pytestmark = pytest.mark.timeout(240)
-MOST_S = 180.0
-"""For all cases together, and the start of two processes; a deadlock ends then."""
+pytestmark = pytest.mark.timeout(rank_job.LIMIT_S + 40)
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, Any]]:
-    """By case and rank."""
-    context = mp.get_context("spawn")
-    told: Any = context.Queue()
-    store = tmp_path_factory.mktemp("ranks") / "store"
-    processes = [context.Process(target=rank_cases.run, args=(rank, str(store), told)) for rank in range(2)]
-    found: dict[str, dict[int, Any]] = defaultdict(dict)
-    until = time.monotonic() + MOST_S
-    for process in processes:
-        process.start()
-    try:
-        for _ in range(2 * len(rank_cases.CASES)):
-            name, rank, result = told.get(timeout=max(0.0, until - time.monotonic()))
-            found[name][rank] = result
-    except queue.Empty:
-        pass  # each test says what of its case is missing
-    finally:
-        for process in processes:
-            process.join(5.0)
-            process.kill()
-            process.join()
-        told.close()
-        told.join_thread()
-    return found
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """By rank and case."""
+    (folder,) = rank_job.launch(tmp_path_factory.mktemp("ranks"), ("tests.unit.instruments.nanhunt.rank_cases", 2))
+    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
 
 
 @pytest.fixture
-def of(outcomes: dict[str, dict[int, Any]]) -> Callable[[str, int], Any]:
+def of(outcomes: list[dict[str, Any]]) -> Callable[[str, int], Any]:
     def of(case: str, rank: int) -> Any:
-        assert rank in outcomes[case], f"rank {rank} never came to the end of {case}"
-        assert not isinstance(outcomes[case][rank], str), outcomes[case][rank]
-        return outcomes[case][rank]
+        assert not isinstance(outcomes[rank][case], str), outcomes[rank][case]
+        return outcomes[rank][case]
 
     return of
 

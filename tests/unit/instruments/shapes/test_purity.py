@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 import random
-import subprocess
 import sys
 import threading
 import warnings
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -18,6 +17,9 @@ from torch.nn.modules import module as torch_module
 
 import torchdebug_magics
 from torchdebug_magics.instruments.shapes.examine import examine
+
+if TYPE_CHECKING:
+    from tests.torch_forks import TorchForks
 
 pytestmark = pytest.mark.corpus
 
@@ -448,6 +450,5 @@ except UserWarning as warning:
 """
 
 
-def test_what_torch_says_but_once_is_still_to_be_said():
-    ran = subprocess.run([sys.executable, "-c", ONCE], capture_output=True, text=True, check=True)
-    assert "LSTM with projections is not supported" in ran.stdout
+def test_what_torch_says_but_once_is_still_to_be_said(torch_forks: TorchForks):
+    assert "LSTM with projections is not supported" in torch_forks.check(ONCE)

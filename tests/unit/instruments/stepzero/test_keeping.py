@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import random
-import subprocess
-import sys
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,6 +15,10 @@ from torch import nn
 
 import torchdebug_magics
 from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.instruments.stepzero import examine
+
+if TYPE_CHECKING:
+    from tests.torch_forks import TorchForks
 
 X, Y = torch.randn(16, 4), torch.randint(0, 2, (16,))
 FILES = ["zero.pt", "zero.safetensors"]
@@ -41,7 +43,7 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 5) 
 @pytest.fixture(autouse=True)
 def forgotten() -> Any:
     yield
-    if torchdebug_magics.instruments.stepzero.examine._kept:
+    if examine._kept:
         torchdebug_magics.stepzero(drop=True)
 
 
@@ -110,31 +112,42 @@ def test_nothing_is_kept_alive() -> None:
         torchdebug_magics.stepzero()
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_file_is_compared_with_across_kernels(file: str, tmp_path: Path) -> None:
-    path = str(tmp_path / file)
-    code = f"""
+ACROSS_KERNELS = """
+import os, sys
 import torch, torchdebug_magics
 from torch import nn
-torch.manual_seed(3)
-model = nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-report = torchdebug_magics.stepzero(model, optimizer, torch.ones(3), file={path!r})
-print(report.action, len(report.moved), [row.changed for row in report.data])
-model(torch.ones(1, 4)).sum().backward()
-optimizer.step()
-report = torchdebug_magics.stepzero(model, optimizer, torch.zeros(3), file={path!r})
-print(report.action, len(report.moved), [row.changed for row in report.data])
-torchdebug_magics.stepzero(model, optimizer, file={path!r}, restore=True)
-print(torchdebug_magics.stepzero(model, optimizer, file={path!r}).verdict)
+
+def kernel(path):
+    torch.manual_seed(3)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    report = torchdebug_magics.stepzero(model, optimizer, torch.ones(3), file=path)
+    print(report.action, len(report.moved), [row.changed for row in report.data])
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    report = torchdebug_magics.stepzero(model, optimizer, torch.zeros(3), file=path)
+    print(report.action, len(report.moved), [row.changed for row in report.data])
+    torchdebug_magics.stepzero(model, optimizer, file=path, restore=True)
+    print(torchdebug_magics.stepzero(model, optimizer, file=path).verdict, flush=True)
+
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).step()  # imports for seconds what each fork would
+for path in PATHS * 2:
+    print(path, flush=True)
+    if not os.fork():
+        kernel(path)
+        os._exit(0)
+    os.wait()
 """
-    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120) for _ in range(2)]
-    assert [run.stderr for run in runs] == ["", ""]
-    first, second = (run.stdout.splitlines() for run in runs)
-    assert first[0] == "kept 0 [None]"
-    assert second[0] == "compared 0 [False]"
-    assert first[1] == second[1] == "compared 2 [True]"
-    assert second[2] == "No parameter has moved since step zero"
+
+
+def test_a_file_is_compared_with_across_kernels(torch_forks: TorchForks, tmp_path: Path) -> None:
+    paths = [str(tmp_path / file) for file in FILES]
+    code, out, err = torch_forks.run(f"PATHS = {paths!r}\n{ACROSS_KERNELS}")
+    assert (code, err) == (0, "")
+    ended = "No parameter has moved since step zero"
+    assert out.splitlines() == [
+        line for action in ("kept 0 [None]", "compared 0 [False]") for path in paths for line in (path, action, "compared 2 [True]", ended)
+    ]
 
 
 def test_a_file_runs_no_code_and_another_file_is_refused(tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.children import none_outlives
 from torchdebug_magics.probing.children.asking import processes_with_agents
 from torchdebug_magics.probing.children.launching import Children
 
@@ -33,20 +33,14 @@ def children() -> Iterator[Children]:
 @pytest.fixture
 def start() -> Iterator[Callable[..., Any]]:
     """Start a function in a process by a method; those that still run are killed at the end."""
-    started: list[Any] = []
 
     def begin(function: Callable[..., object], *args: object, method: str = "fork", **options: object) -> Any:
         process = multiprocessing.get_context(method).Process(target=function, args=args, **options)  # type: ignore[attr-defined]
         process.start()
-        started.append(process)
         return process
 
-    yield begin
-    for process in started:
-        with contextlib.suppress(ValueError):  # closed already
-            process.kill()
-            process.join()
-            process.close()
+    with none_outlives():
+        yield begin
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.children import launched, run
 from tests.unit.probing.children import targets
 from torchdebug_magics.probing.children import agent, launching
 from torchdebug_magics.probing.children.agent import AGENT_THREAD, dump_signal, socket_path
@@ -297,7 +297,7 @@ def test_a_lock_of_ours_that_is_held_stops_no_start(children: Children, with_age
     assert ask(children.folder, process.pid, "os:getpid", 10) == process.pid
 
 
-def test_the_lock_of_a_child_is_its_own(children: Children) -> None:
+def test_the_lock_of_a_child_is_its_own(children: Children, none_outlives: None) -> None:
     def take(connection: Any) -> None:
         connection.send(children.fork_lock.acquire(timeout=2))
 
@@ -354,8 +354,9 @@ if __name__ == "__main__":
 def test_its_traceback_is_that_of_a_plain_run(root: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(root=str(root)))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
-    plain, watched, rest = done.stderr.split("1 until here\n")
+    code, _, err = run(sys.executable, str(script))
+    assert code == 0, err
+    plain, watched, rest = err.split("1 until here\n")
     assert plain == watched
     assert (plain.count("ValueError: bad label"), rest) == (2, "")
 
@@ -366,13 +367,11 @@ def test_its_traceback_is_that_of_a_plain_run(root: Path, tmp_path: Path) -> Non
 def test_who_does_not_catch_the_signal_is_not_sent_it(children: Children) -> None:
     number = dump_signal()
     assert number is not None
-    child = subprocess.Popen(["sleep", "60"])
-    Path(children.folder, f"{child.pid}.stack").touch()
-    assert dumped_stack(children.folder, child.pid, is_alive=True) == []
-    time.sleep(0.1)
-    assert child.poll() is None, "it was ended"
-    child.kill()
-    child.wait()
+    with launched(("sleep", "60")) as (child,):
+        Path(children.folder, f"{child.process.pid}.stack").touch()
+        assert dumped_stack(children.folder, child.process.pid, is_alive=True) == []
+        time.sleep(0.1)
+        assert child.process.poll() is None, "it was ended"
 
 
 def test_a_handler_of_the_users_for_it_stays(start: Start, children: Children, until: Until) -> None:

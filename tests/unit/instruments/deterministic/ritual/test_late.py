@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import torchdebug_magics
+from tests import children
 from torchdebug_magics.instruments.deterministic.ritual.late import began_with, too_late
 from torchdebug_magics.probing.names import Named
 
@@ -37,16 +35,13 @@ def test_the_hash_seed_is_the_one_that_the_interpreter_began_with(
 
 
 def test_an_interpreter_without_hash_randomization_has_nothing_too_late():
-    environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    ran = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=True, timeout=120)
-    assert ran.stdout.strip() == ""
+    assert children.python("-c", ASK, PYTHONHASHSEED="0").strip() == ""
 
 
 def test_child_processes_get_the_seed():
     with torchdebug_magics.deterministic(seed=11):
-        ran = subprocess.run([sys.executable, "-c", "print(hash('a'))"], capture_output=True, text=True, check=True, timeout=60)
-        again = subprocess.run([sys.executable, "-c", "print(hash('a'))"], capture_output=True, text=True, check=True, timeout=60)
-    assert ran.stdout == again.stdout
+        first, second = (children.python("-c", "print(hash('a'))") for _ in range(2))
+    assert first == second
 
 
 def test_where_the_system_does_not_tell_the_environment_of_the_start_it_is_that_of_now(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import subprocess
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from tests.doors import Observe
+    from tests.torch_forks import TorchForks
 
 DRAW = "import random, numpy, torch\ndrawn = random.random(), numpy.random.rand(), torch.rand(3).tolist(), torch.randperm(5).tolist()\n"
 
@@ -51,9 +51,8 @@ assert outer.report.problems == outer.report.overruled == ()
 """
 
 
-def test_the_compiler_is_not_imported_and_is_set_when_the_cell_imports_it() -> None:
-    ran = subprocess.run([sys.executable, "-c", COMPILER_LATER], capture_output=True, text=True, check=False, timeout=120)
-    assert ran.returncode == 0, ran.stderr
+def test_the_compiler_is_not_imported_and_is_set_when_the_cell_imports_it(torch_forks: TorchForks) -> None:
+    torch_forks.check(COMPILER_LATER)
 
 
 def test_every_switch_is_set_inside(observe: Observe):
