@@ -6,8 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kernel.kernels import on_both_stacks
+
 if TYPE_CHECKING:
     from tests.kernel.kernels import Kernel
+
+pytestmark = on_both_stacks
 
 OPENED_AND_CLOSED = "['open one', 'close one']"
 STACKED = "['open one', 'open two', 'close two', 'close one']"

@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kernel.kernels import on_both_stacks
+
 if TYPE_CHECKING:
     from tests.kernel.kernels import Kernel, Ran
+
+pytestmark = on_both_stacks
 
 # A cell is `FIRST` and a body. Plain, its first line is a comment, so that every line has the same number.
 PLAIN = "# nothing"

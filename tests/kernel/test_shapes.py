@@ -1,4 +1,4 @@
-"""`%shapes` in a real kernel, on both stacks: the line, above a cell, and after an error."""
+"""`%shapes` in a kernel: the line, above a cell, and after an error."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import stacks
+from tests.kernel.kernels import on_both_stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.kernel.kernels import Kernel, Ran
 
-SETUP = """%load_ext torchdebug_magics
+SETUP = """
 import torch, torch.nn.functional as F
 from torch import nn
 class Net(nn.Module):
@@ -35,13 +33,14 @@ def said(ran: Ran) -> str:
     return " ".join(ran.text.split())
 
 
-@pytest.fixture(scope="module", params=stacks.STACKS)
-def kernel(request: pytest.FixtureRequest, start_kernel: Callable[[str], Kernel]) -> Kernel:
-    kernel = start_kernel(request.param)
+@pytest.fixture
+def kernel(kernel: Kernel) -> Kernel:
+    """The shared kernel with models that run and one that does not."""
     assert kernel.run(SETUP).status == "ok"
     return kernel
 
 
+@on_both_stacks
 def test_the_line_shows_the_table_and_computes_nothing(kernel: Kernel) -> None:
     ran = kernel.run("%shapes -o seen good x")
     assert ran.status == "ok"
@@ -79,6 +78,7 @@ def test_above_a_cell_every_model_in_it_is_shown_and_runs(kernel: Kernel) -> Non
     assert kernel.run("good.calls, [row.path for row in seen.rows if row.depth == 0], seen.mode").value == "(3, ['', ''], 'real')"
 
 
+@on_both_stacks
 def test_a_cell_that_fails_ends_in_its_own_error_under_the_report(kernel: Kernel) -> None:
     plain = kernel.run("# nothing\nbad.calls = 0\nbad(x)")
     ran = kernel.run("%%shapes -o seen\nbad.calls = 0\nbad(x)")
@@ -87,6 +87,7 @@ def test_a_cell_that_fails_ends_in_its_own_error_under_the_report(kernel: Kernel
     assert kernel.run("bad.calls").value == "1"
 
 
+@on_both_stacks
 def test_after_an_error_the_bare_line_explains_it(kernel: Kernel) -> None:
     assert kernel.run("bad.calls = 0\nbad(x)").status == "error"
     ran = kernel.run("%shapes -o post")

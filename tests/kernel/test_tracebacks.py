@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import stacks
+from tests.kernel.kernels import on_both_stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.kernel.kernels import Kernel
 
-SETUP = """%load_ext torchdebug_magics
+SETUP = """
 import torch
 from torch import nn
 net = nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 6))
@@ -37,30 +35,24 @@ CELLS = {
 }
 # Which branch of a module's call runs depends on whether any hook is there: not ours to hide.
 _IN_CALL = re.compile(r"File .*module\.py:\d+, in Module\._(call_impl|wrapped_call_impl).*")
-_TOLD = re.compile(r"(File|Cell|Input|<ipython|/|~|\S*Error|.*hidden|During|The above)")
+_SAYS = re.compile(r"(File|Cell|Input|<ipython|/|~|\S*Error|.*hidden|During|The above)")
 
 
-@pytest.fixture(scope="module", params=stacks.STACKS)
-def kernel(request: pytest.FixtureRequest, start_kernel: Callable[[str], Kernel]) -> Kernel:
-    kernel = start_kernel(request.param)
+@pytest.fixture
+def kernel(kernel: Kernel) -> Kernel:
+    """The shared kernel with a network whose call fails, and a function whose backward pass does."""
     assert kernel.run(SETUP).status == "ok"
     return kernel
 
 
 def frames(traceback: str) -> list[str]:
     """Where the traceback stands, and what it says; without the numbers of cells and lines, which the magic line shifts."""
-    said = [
-        line
-        for line in traceback.splitlines()
-        if re.match(r"(File|Cell|Input|<ipython|/|~|\S*Error|.*hidden|During|The above)", line.strip())
-    ]
+    said = [line for line in traceback.splitlines() if _SAYS.match(line.strip())]
     plain = [re.sub(r"In\s?\[\d+\]|line \d+|ipython-input-\S+|ipykernel_\d+/\d+\.py\S*", "", line) for line in said]
     return [line for line in plain if not _IN_CALL.search(line) and "_call_impl" not in line and "module.py" not in line]
 
 
-@pytest.mark.parametrize("magic", ["%%memtrace -q", "%%shapes -q", "%%nanhunt -q", "%%memtrace -q\n%shapes -q"])
-@pytest.mark.parametrize("what", CELLS)
-def test_a_traceback_is_that_of_a_plain_cell(kernel: Kernel, what: str, magic: str) -> None:
+def same_as_plain(kernel: Kernel, what: str, magic: str) -> None:
     plain = kernel.run(CELLS[what])
     ours = kernel.run(f"{magic}\n{CELLS[what]}")
     assert (ours.status, ours.ename, ours.evalue) == (plain.status, plain.ename, plain.evalue) == ("error", plain.ename, plain.evalue)
@@ -68,6 +60,19 @@ def test_a_traceback_is_that_of_a_plain_cell(kernel: Kernel, what: str, magic: s
     assert "torchdebug_magics" not in ours.traceback
 
 
+@pytest.mark.parametrize("magic", ["%%memtrace -q", "%%shapes -q", "%%nanhunt -q", "%%memtrace -q\n%shapes -q"])
+@pytest.mark.parametrize("what", CELLS)
+def test_a_traceback_is_that_of_a_plain_cell(kernel: Kernel, what: str, magic: str) -> None:
+    same_as_plain(kernel, what, magic)
+
+
+@pytest.mark.parametrize("stack", ["colab"], indirect=True)
+@pytest.mark.parametrize("what", CELLS)
+def test_a_traceback_is_that_of_a_plain_cell_on_colab(kernel: Kernel, what: str) -> None:
+    same_as_plain(kernel, what, "%%memtrace -q\n%shapes -q")
+
+
+@on_both_stacks
 def test_a_handler_of_the_users_own_is_asked_and_stays(kernel: Kernel) -> None:
     kernel.run("ip = get_ipython()\ndef shown(self, kind, error, trace, tb_offset=None): print('mine', kind.__name__)")
     kernel.run("ip.set_custom_exc((KeyError,), shown)")
@@ -79,6 +84,7 @@ def test_a_handler_of_the_users_own_is_asked_and_stays(kernel: Kernel) -> None:
     assert kernel.run("1 / 0").ename == "ZeroDivisionError"
 
 
+@on_both_stacks
 @pytest.mark.parametrize("magic", ["%%shapes", "%%memtrace -q\n%%shapes"])
 def test_where_the_report_explains_the_error_the_full_traceback_folds(kernel: Kernel, magic: str) -> None:
     ran = kernel.run(f"{magic}\ndef run():\n    return net(torch.ones(2, 3))\nrun()")
@@ -99,6 +105,7 @@ def test_an_error_of_the_users_own_code_and_one_in_another_are_shown_whole(kerne
     assert not any("The full traceback" in shown.get("text/html", "") for shown in ran.displays)
 
 
+@on_both_stacks
 def test_a_magic_line_reads_as_it_was_written(kernel: Kernel) -> None:
     said = kernel.run("%%memtrace -q\nx = 1\n1 / 0").traceback
     assert "ZeroDivisionError" in said
@@ -123,6 +130,7 @@ def test_running_out_of_memory_shows_the_users_own_lines(kernel: Kernel) -> None
 LOSES = "def lose(w):\n    (w * 0).log().sum().backward()\nlose(weights)"
 
 
+@on_both_stacks
 def test_a_finding_of_nanhunt_is_one_line_above_its_report(kernel: Kernel) -> None:
     ran = kernel.run(f"%%nanhunt\n{LOSES}")
     lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", ran.traceback).splitlines() if line.strip()]
