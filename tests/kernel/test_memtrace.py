@@ -76,19 +76,19 @@ def test_what_grows(bare: Kernel, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stack", "body", "names"),
+    ("stack", "body", "keeper"),
     [
         ("modern", "kept.append(torch.ones(1024, 1024))", "line 2: `kept.append(torch.ones(1024, 1024))` · kept by `kept`"),
         ("colab", "torch.ones(1024, 1024)", "line 2: `torch.ones(1024, 1024)` · kept by `Out` · fix: end the line with `;`"),
     ],
     indirect=["stack"],
 )
-def test_the_third_run_of_a_cell_says_what_each_leaves(bare: Kernel, body: str, names: str) -> None:
+def test_the_third_run_of_a_cell_says_what_each_leaves(bare: Kernel, body: str, keeper: str) -> None:
     bare.run("kept = []")
     verdicts = [trace(bare, body, "-q", "same")[1]["verdict"] for _ in range(3)]
     assert "Each run" not in verdicts[0] + verdicts[1]
     assert verdicts[2].startswith("Each run of this cell leaves 4.0 MiB more · In[")
-    assert names in verdicts[2]
+    assert keeper in verdicts[2]
 
 
 def test_the_last_value_is_held_by_the_output(bare: Kernel) -> None:

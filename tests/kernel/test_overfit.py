@@ -112,10 +112,6 @@ def test_stop_in_a_trial_restores_everything(ready: Kernel) -> None:
     ("line", "says"),
     [
         ("unknown (x, y)", "unknown"),
-        ("model", "write `%overfit model batch loss_function optimizer`"),
-        ("7", "the first value must be a model, a function that makes one step, or a trainer, not int"),
-        ("model (x[:0], y[:0]) loss_function", "the batch is empty"),
-        ("model (x, y) 7", "the loss function must be callable, not int"),
         ("step --steps 0", "--steps must be at least 1"),
         ("step --unknown", "--unknown"),
     ],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.kernel.kernels import on_both_stacks
+from tests.stacks import STACKS
 
 if TYPE_CHECKING:
     from tests.kernel.kernels import Kernel
@@ -52,24 +53,24 @@ def frames(traceback: str) -> list[str]:
     return [line for line in plain if not _IN_CALL.search(line) and "_call_impl" not in line and "module.py" not in line]
 
 
-def same_as_plain(kernel: Kernel, what: str, magic: str) -> None:
+STACKED = "%%memtrace -q\n%shapes -q"
+ALONE = ("%%memtrace -q", "%%shapes -q", "%%nanhunt -q")
+
+
+@pytest.mark.parametrize(
+    ("stack", "what", "magic"),
+    [
+        *(pytest.param(stack, what, STACKED, id=f"{stack}-{what}-stacked") for stack in STACKS for what in CELLS),
+        *(pytest.param("modern", "a module", magic, id=f"modern-a module-{magic}") for magic in ALONE),
+    ],
+    indirect=["stack"],
+)
+def test_a_traceback_is_that_of_a_plain_cell(kernel: Kernel, what: str, magic: str) -> None:
     plain = kernel.run(CELLS[what])
     ours = kernel.run(f"{magic}\n{CELLS[what]}")
     assert (ours.status, ours.ename, ours.evalue) == (plain.status, plain.ename, plain.evalue) == ("error", plain.ename, plain.evalue)
     assert frames(ours.traceback) == frames(plain.traceback)
     assert "torchdebug_magics" not in ours.traceback
-
-
-@pytest.mark.parametrize("magic", ["%%memtrace -q", "%%shapes -q", "%%nanhunt -q", "%%memtrace -q\n%shapes -q"])
-@pytest.mark.parametrize("what", CELLS)
-def test_a_traceback_is_that_of_a_plain_cell(kernel: Kernel, what: str, magic: str) -> None:
-    same_as_plain(kernel, what, magic)
-
-
-@pytest.mark.parametrize("stack", ["colab"], indirect=True)
-@pytest.mark.parametrize("what", CELLS)
-def test_a_traceback_is_that_of_a_plain_cell_on_colab(kernel: Kernel, what: str) -> None:
-    same_as_plain(kernel, what, "%%memtrace -q\n%shapes -q")
 
 
 @on_both_stacks
