@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kernel.kernels import on_both_stacks
+from tests.kernel.kernels import on_both_stacks, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,9 +142,8 @@ if runs.qsize() > 1:
     begun = network.folder / "second"
 
     def stop() -> None:
-        end = time.monotonic() + 50
-        while not begun.exists() and time.monotonic() < end:
-            time.sleep(0.02)
+        wait_until(begun.exists, 50, "the second run did not begin")
+        time.sleep(0.2)  # the call that makes the folder returns only then
         network.manager.interrupt_kernel()
 
     stopper = threading.Thread(target=stop)

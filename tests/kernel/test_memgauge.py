@@ -109,11 +109,10 @@ def test_the_guard_saves_the_kernel_and_the_variables(little: Kernel, body: str)
     assert little.run("1 + 1").value == "2"
 
 
-@pytest.mark.parametrize("magic", ["memgauge", "memtrace"])
-def test_of_an_interrupt_by_the_guard_only_the_users_own_lines_are_shown(little: Kernel, magic: str) -> None:
+def test_of_an_interrupt_by_the_guard_only_the_users_own_lines_are_shown(little: Kernel) -> None:
     little.run("import torch\nnet = torch.nn.Sequential(torch.nn.Linear(2048, 2048))\nkept = []")
     little.run(LITTLE)  # anew: torch itself takes more than the guard leaves
-    ran = little.run(f"%%{magic} --guard {share(little)}\nwhile True:\n    kept.append(net(torch.ones(512, 2048)))")
+    ran = little.run(f"%%memgauge --guard {share(little)}\nwhile True:\n    kept.append(net(torch.ones(512, 2048)))")
     first, *calls, last = ran.traceback.splitlines()
     assert first == "Traceback of your own code (most recent call last):"
     assert len(calls) == 1

@@ -97,7 +97,6 @@ def test_the_report_of_a_step_that_raises_is_kept(ready: Kernel, values: str, er
     assert _is_as_before(ready)
 
 
-@on_both_stacks
 def test_stop_in_a_trial_restores_everything(ready: Kernel) -> None:
     assert ready.run(SLOW).status == "ok"
     ran = ready.run("%overfit interrupted_step")

@@ -94,17 +94,6 @@ def test_a_function_of_the_notebook_under_spawn(trains: Kernel) -> None:
     assert "`train`" in report(trains)["verdict"]
 
 
-def test_ranks_that_are_spawned_from_a_file(trains: Kernel, tmp_path: Path) -> None:
-    (tmp_path / "training_of_ranks.py").write_text(TRAIN, encoding="utf-8")
-    trains.run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import training_of_ranks")
-    ran = trains.run("%%nanhunt -o r\nmp.spawn(training_of_ranks.train, (2, store), nprocs=2)", timeout_s=200)
-    trains.run(f"sys.path.remove({str(tmp_path)!r})")
-    assert ran.ename == "ProcessRaisedException"
-    found = report(trains)
-    assert (found["first"], found["finding"]["location"]["line"]) == (1, LINE)
-    assert found["finding"]["location"]["file"].endswith("training_of_ranks.py")
-
-
 @pytest.fixture
 def launching(start_kernel: Callable[[str], Kernel], tmp_path: Path) -> Kernel:
     """A kernel of its own, as Lightning puts functions in place of torch's for good; of the stack where the launchers are installed."""

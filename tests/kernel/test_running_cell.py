@@ -161,8 +161,7 @@ def same(kernel: Kernel, first: str, plain: str, body: str) -> None:
     known = kernel.value(names)
     found = kernel.run(f"{first}\n{body}")
     assert seen(found) == seen(expected)
-    assert kernel.value(names) == known
-    assert kernel.value("open_now") == "[]"
+    assert kernel.value(f"({names}, open_now)") == f"({known}, [])"
     assert found.count == expected.count + 2
 
 

@@ -73,7 +73,6 @@ def test_a_traceback_is_that_of_a_plain_cell(kernel: Kernel, what: str, magic: s
     assert "torchdebug_magics" not in ours.traceback
 
 
-@on_both_stacks
 def test_a_handler_of_the_users_own_is_asked_and_stays(kernel: Kernel) -> None:
     kernel.run("ip = get_ipython()\ndef shown(self, kind, error, trace, tb_offset=None): print('mine', kind.__name__)")
     kernel.run("ip.set_custom_exc((KeyError,), shown)")
@@ -85,8 +84,9 @@ def test_a_handler_of_the_users_own_is_asked_and_stays(kernel: Kernel) -> None:
     assert kernel.run("1 / 0").ename == "ZeroDivisionError"
 
 
-@on_both_stacks
-@pytest.mark.parametrize("magic", ["%%shapes", "%%memtrace -q\n%%shapes"])
+@pytest.mark.parametrize(
+    ("stack", "magic"), [("modern", "%%shapes"), ("modern", "%%memtrace -q\n%%shapes"), ("colab", "%%shapes")], indirect=["stack"]
+)
 def test_where_the_report_explains_the_error_the_full_traceback_folds(kernel: Kernel, magic: str) -> None:
     ran = kernel.run(f"{magic}\ndef run():\n    return net(torch.ones(2, 3))\nrun()")
     assert ran.ename == "RuntimeError"
