@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).parent
+# What earlier tests made is passed by: else each collection, and each search for who holds what, reads a million objects.
 NAMES = """
 from tests.kernel import fakes
 from tests.kernel.fakes import log, open_now
 log.clear()
+__import__("gc").freeze()
 """
 LOAD = f"""{NAMES}
 import warnings

@@ -12,8 +12,7 @@ from tests.kernel.kernels import on_both_stacks, on_stacks
 if TYPE_CHECKING:
     from tests.kernel.kernels import Kernel, Ran
 
-# What was there before, and what is left after it was cleaned, is passed by: each question would else read half a million objects of
-# imports and of other tests, several times.
+# What is left after it was cleaned is passed by: each question would else read half a million objects of imports, several times.
 # A name of an output that other tests gave to something else, as `for _ in` does, would keep IPython from using it.
 BEGIN = """
 import torch, weakref
@@ -25,7 +24,6 @@ def big(mib=16):
 for name in ("_", "__", "___"):
     globals().pop(name, None)
 del name
-__import__("gc").freeze()
 %memclean --free -q
 __import__("gc").freeze()
 """

@@ -114,7 +114,7 @@ def test_of_an_interrupt_by_the_guard_only_the_users_own_lines_are_shown(little:
     little.run(LITTLE)  # anew: torch itself takes more than the guard leaves
     ran = little.run(f"%%memgauge --guard {share(little)}\nwhile True:\n    kept.append(net(torch.ones(512, 2048)))")
     first, *calls, last = ran.traceback.splitlines()
-    assert first == "Traceback of your own code (most recent call last):"
+    assert first == "Traceback of your own code (most recent call last):", ran.traceback
     assert len(calls) == 1
     assert calls[0].endswith("line 3: kept.append(net(torch.ones(512, 2048)))")
     assert last.startswith("KeyboardInterrupt: Interrupted at ")
