@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.kernel.kernels import on_both_stacks
-from tests.stacks import STACKS
 
 if TYPE_CHECKING:
     from tests.kernel.kernels import Kernel
@@ -60,7 +59,8 @@ ALONE = ("%%memtrace -q", "%%shapes -q", "%%nanhunt -q")
 @pytest.mark.parametrize(
     ("stack", "what", "magic"),
     [
-        *(pytest.param(stack, what, STACKED, id=f"{stack}-{what}-stacked") for stack in STACKS for what in CELLS),
+        *(pytest.param("modern", what, STACKED, id=f"modern-{what}-stacked") for what in CELLS),
+        *(pytest.param("colab", what, STACKED, id=f"colab-{what}-stacked") for what in ("a module", "an error in an error")),
         *(pytest.param("modern", "a module", magic, id=f"modern-a module-{magic}") for magic in ALONE),
     ],
     indirect=["stack"],
