@@ -81,9 +81,7 @@ def check_death_in_a_hang(kernel: Kernel, cell: str) -> None:
     assert kernel.run("%reload_ext torchdebug_magics").stdout == ""
 
 
-@pytest.mark.parametrize(
-    ("line", "cell_magic"), [("", "%%memgauge"), ("%memgauge on", ""), ("", "%%memtrace")], ids=["a cell", "lasting", "a trace"]
-)
+@pytest.mark.parametrize(("line", "cell_magic"), [("%memgauge on", ""), ("", "%%memtrace")], ids=["lasting", "a trace"])
 def test_the_next_kernel_says_where_and_with_how_much_it_died(mortal: Kernel, line: str, cell_magic: str) -> None:
     check_death_of_memory(mortal, line, cell_magic)
 
@@ -93,7 +91,7 @@ def test_the_next_kernel_says_where_the_last_one_hung_and_why(mortal: Kernel) ->
     check_death_in_a_hang(mortal, HANGS)
 
 
-def test_on_colab_it_says_both(start_kernel: Callable[[str], Kernel]) -> None:
+def test_on_colab_both_are_said_of_a_gauge_and_a_watch_over_one_cell(start_kernel: Callable[[str], Kernel]) -> None:
     kernel = start_kernel("colab")
     kernel.run(LOAD)
     check_death_of_memory(kernel, "", "%%memgauge")

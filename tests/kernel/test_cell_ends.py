@@ -218,3 +218,9 @@ def test_a_name_keeps_the_report_after_an_error_too(kernel: Kernel) -> None:
     kernel.run("%%one -q -o after\n1 / 0")
     assert kernel.value("type(after).__name__") == "'FakeReport'"
     kernel.run("del after")
+
+
+def test_the_report_is_frozen_when_the_cell_ends(kernel: Kernel) -> None:
+    kernel.run("%%one -q -o frozen\n1")
+    assert kernel.value("__import__('torchdebug_magics').last_session().report is frozen") == "True"
+    kernel.run("del frozen")
