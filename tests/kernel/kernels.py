@@ -107,8 +107,8 @@ class Kernel:
     @property
     def pid(self) -> int:
         """Process id of the kernel, which is also the id of the session that it leads."""
-        pid: int = self.manager.provisioner.pid
-        return pid
+        provisioner: Any = self.manager.provisioner
+        return int(provisioner.pid)
 
     def run(
         self,
@@ -274,5 +274,5 @@ def _take(ran: Ran, kind: str, content: dict[str, Any], shown: dict[str, dict[st
             shown[display_id] = out
     elif kind == "update_display_data":
         ran.updates.append(content["data"])
-        if out := shown.get(content["transient"]["display_id"]):
-            out["data"] = content["data"]
+        if (updated := shown.get(content["transient"]["display_id"])) is not None:
+            updated["data"] = content["data"]
