@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import psutil
 
 from tests import stacks
 from tests.kernel.kernels import Kernel, Ran
@@ -163,14 +158,8 @@ class _Seat:
 
     def close(self) -> None:
         kernel, self._kernel = self._kernel, None
-        if kernel is None:
-            return
-        pid = kernel.manager.provisioner.pid
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, ProcessLookupError, PermissionError):
-                if os.getsid(process.pid) == pid:
-                    os.kill(process.pid, signal.SIGKILL)
-        kernel.stop()
+        if kernel is not None:
+            kernel.stop()
 
     def leave(self) -> None:
         self.close()

@@ -8,13 +8,27 @@ import queue
 import re
 import signal
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import psutil
+import pytest
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import KernelManager
 
+from tests import stacks
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from _pytest.mark import ParameterSet
+
+Message = dict[str, Any]
+START_S = 60.0
+"""A kernel that has not answered by then is killed."""
+on_both_stacks = pytest.mark.parametrize("stack", stacks.STACKS, indirect=True)
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -59,7 +73,7 @@ class Ran:
 
 
 class Kernel:
-    """Starts at once; `run` waits for the cell's end."""
+    """A kernel process and the front end's channels to it; as a context manager, it is killed at the end of the block."""
 
     stack = ""
 
@@ -77,8 +91,24 @@ class Kernel:
         )
         self.manager.start_kernel(env=env, cwd=str(folder))
         self.client = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        try:
+            self.client.start_channels()
+            self.client.wait_for_ready(timeout=START_S)
+        except BaseException:
+            self.stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the kernel, which is also the id of the session that it leads."""
+        provisioner: Any = self.manager.provisioner
+        return int(provisioner.pid)
 
     def run(
         self,
@@ -95,27 +125,23 @@ class Kernel:
         """
         ran, start = Ran(), time.monotonic()
         sent = self.client.execute(code, silent=silent, store_history=not silent, stop_on_error=False, allow_stdin=False)
-        earlier: list[dict[str, Any]] = []
+        earlier: list[Message] = []
         if interrupt_s is not None:
-            while not earlier or earlier[-1]["msg_type"] != "execute_input":  # before it begins, Stop does nothing
-                earlier.append(self.client.get_iopub_msg(timeout=timeout_s))
-            while interrupt_between is not None and not interrupt_between[0].exists():
-                time.sleep(0.01)
+            earlier = self.listen(is_begin, timeout_s)  # before the cell begins, Stop does nothing
+            begun, pressed = interrupt_between or (None, None)
+            if begun is not None:
+                wait_until(begun.exists, timeout_s, f"the cell did not make {begun.name}")
             time.sleep(interrupt_s)
             start = time.monotonic()
             self.manager.interrupt_kernel()
-            if interrupt_between is not None:
-                interrupt_between[1].touch()
+            if pressed is not None:
+                pressed.touch()
         reply = self._reply(sent, timeout_s)
         ran.took_s = time.monotonic() - start
+        messages = [*earlier, *self.listen(lambda message: is_end(message) and message["parent_header"].get("msg_id") == sent, timeout_s)]
+        ran.messages = [message for message in messages if message["parent_header"].get("msg_id") == sent]
         shown: dict[str, dict[str, Any]] = {}
-        while True:
-            message = earlier.pop(0) if earlier else self.client.get_iopub_msg(timeout=timeout_s)
-            if message["parent_header"].get("msg_id") != sent:
-                continue
-            ran.messages.append(message)
-            if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
-                break
+        for message in ran.messages:
             _take(ran, message["msg_type"], message["content"], shown)
         ran.status, ran.count = reply["status"], reply.get("execution_count", 0)
         ran.payload = reply.get("payload", [])
@@ -143,27 +169,42 @@ class Kernel:
         content = self._reply(self.client.inspect(code), 30)
         return ANSI.sub("", content["data"].get("text/plain", ""))
 
-    def kill(self, code: str, when_shown: str) -> None:
-        """Run a cell, and kill the kernel once the cell has printed `when_shown`; then start it again, as a front end does by itself."""
-        pid = int(self.value("__import__('os').getpid()") or 0)
+    def listen(self, until: Callable[[Message], bool], timeout_s: float = START_S) -> list[Message]:
+        """What the kernel broadcasts, up to and including the first message for which `until` is true."""
+        messages: list[Message] = []
+        end = time.monotonic() + timeout_s
+        try:
+            while not messages or not until(messages[-1]):
+                messages.append(self.client.get_iopub_msg(timeout=max(0.0, end - time.monotonic())))
+        except queue.Empty:
+            msg = f"the kernel did not broadcast in {timeout_s} s what was waited for"
+            raise TimeoutError(msg) from None
+        return messages
+
+    def kill(self, code: str, when_printed: str, *, after_s: float = 0.6) -> int:
+        """Run a cell, kill the kernel so long after the cell has printed `when_printed`, and start it again; gives the cell's number."""
         self.client.execute(code)
-        while self.client.get_iopub_msg(timeout=60)["content"].get("text", "").strip() != when_shown:
-            pass
-        time.sleep(0.6)  # so that the recorder has looked since
-        os.kill(pid, signal.SIGKILL)
+        messages = self.listen(lambda message: message["content"].get("text", "").strip() == when_printed)
+        time.sleep(after_s)  # so that whatever watches the cell has looked since
+        os.kill(self.pid, signal.SIGKILL)
         self.restart(now=True)
+        return next(int(message["content"]["execution_count"]) for message in messages if is_begin(message))
 
     def restart(self, *, now: bool = False) -> None:
-        """As the button does; with `now`, without asking the kernel to end."""
+        """Restart as the button does; with `now`, without asking the kernel to end."""
+        before = self.pid
         self.manager.restart_kernel(now=now)
-        with contextlib.suppress(queue.Empty):
-            while True:  # what the kernel before has said would pass for a sign that this one is heard
-                self.client.get_iopub_msg(timeout=0.1)
-        self.client.wait_for_ready(timeout=60)
+        kill_session(before)
+        with contextlib.suppress(TimeoutError):  # a message of the kernel before would pass for a sign that this one listens
+            self.listen(lambda message: False, timeout_s=0.3)
+        self.client.wait_for_ready(timeout=START_S)
 
     def stop(self) -> None:
+        """Kill the kernel and every process in its session or below it; harmless where that was done before."""
         self.client.stop_channels()
-        self.manager.shutdown_kernel(now=True)
+        if self.manager.has_kernel:
+            kill_session(self.pid)
+            self.manager.shutdown_kernel(now=True)
         self.manager.cleanup_resources()
 
     def _reply(self, sent: str, timeout_s: float) -> dict[str, Any]:
@@ -178,6 +219,42 @@ class Kernel:
         self.manager.interrupt_kernel()
         msg = f"the kernel did not answer in {timeout_s} s"
         raise TimeoutError(msg)
+
+
+def on_stacks(modern: Iterable[str], *, colab: Iterable[str]) -> list[ParameterSet]:
+    """Pairs of a stack and a name, for ``parametrize(("stack", ...), ..., indirect=["stack"])``."""
+    return [pytest.param(stack, name, id=f"{stack}-{name}") for stack, names in (("modern", modern), ("colab", colab)) for name in names]
+
+
+def is_begin(message: Message) -> bool:
+    """Whether a cell begins to run."""
+    return bool(message["msg_type"] == "execute_input")
+
+
+def is_end(message: Message) -> bool:
+    """Whether the kernel has nothing more to run."""
+    return bool(message["msg_type"] == "status" and message["content"]["execution_state"] == "idle")
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
+    """Wait until a condition holds; a TimeoutError says `otherwise` where it does not in time."""
+    end = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > end:
+            msg = f"{otherwise} in {timeout_s} s"
+            raise TimeoutError(msg)
+        time.sleep(0.01)
+
+
+def kill_session(leader: int) -> None:
+    """Kill the processes of a session, and those below its leader that left it; a kernel leads a session of its own."""
+    below = set()
+    with contextlib.suppress(psutil.Error):
+        below = {process.pid for process in psutil.Process(leader).children(recursive=True)}
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if pid in below or os.getsid(pid) == leader:
+                os.kill(pid, signal.SIGKILL)
 
 
 def _take(ran: Ran, kind: str, content: dict[str, Any], shown: dict[str, dict[str, Any]]) -> None:
@@ -197,5 +274,5 @@ def _take(ran: Ran, kind: str, content: dict[str, Any], shown: dict[str, dict[st
             shown[display_id] = out
     elif kind == "update_display_data":
         ran.updates.append(content["data"])
-        if out := shown.get(content["transient"]["display_id"]):
-            out["data"] = content["data"]
+        if (updated := shown.get(content["transient"]["display_id"])) is not None:
+            updated["data"] = content["data"]

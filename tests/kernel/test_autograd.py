@@ -1,4 +1,4 @@
-"""`%%autograd` as a person meets it: planted faults in a real kernel, on both stacks; the bare line after a cell that failed."""
+"""`%%autograd` as a person meets it: planted faults in a kernel; the bare line after a cell that failed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.kernel.kernels import on_both_stacks, on_stacks
 from tests.unit.instruments.autograd.planted import CASES
 
 if TYPE_CHECKING:
     from tests.kernel.kernels import Kernel, Ran
-    from tests.unit.instruments.autograd.case import Case
 
-_EVERY = 18
-"""All of them run through the script door (tests/unit)."""
+# All of them run through the function and the magic in a shell of the same process (tests/unit): here one in so many of each stack's own.
+_FAULTS = {case.name: case for case in CASES}
+_CURED = [name for name, case in _FAULTS.items() if case.edits]
 _FAILS = """\
 encoder, left, right = nn.Linear(8, 4), nn.Linear(4, 1), nn.Linear(4, 1)
 code = encoder(torch.randn(5, 8)).tanh()
@@ -35,8 +36,9 @@ def _run(kernel: Kernel, text: str) -> Ran:
     return kernel.run(text, timeout_s=120)
 
 
-@pytest.mark.parametrize("case", CASES[::_EVERY], ids=lambda case: case.name)
-def test_the_line_is_named(kernel: Kernel, case: Case) -> None:
+@pytest.mark.parametrize(("stack", "name"), on_stacks(list(_FAULTS)[::60], colab=list(_FAULTS)[18::72]), indirect=["stack"])
+def test_the_line_is_named(kernel: Kernel, name: str) -> None:
+    case = _FAULTS[name]
     ran = _run(kernel, f"%%autograd -o a\n{case.body}")
     found = next((one for one in _found(kernel) if one["kind"] in {case.kind, *case.kinds}), None)
     assert found is not None, ran.traceback
@@ -47,13 +49,14 @@ def test_the_line_is_named(kernel: Kernel, case: Case) -> None:
         assert found["location"]["cell"] == ran.count
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.edits][5::_EVERY], ids=lambda case: case.name)
-def test_nothing_is_found_after_the_cure(kernel: Kernel, case: Case) -> None:
-    ran = _run(kernel, f"%%autograd -o a\n{case.fixed}")
+@pytest.mark.parametrize(("stack", "name"), on_stacks(_CURED[5::60], colab=_CURED[23::120]), indirect=["stack"])
+def test_nothing_is_found_after_the_cure(kernel: Kernel, name: str) -> None:
+    ran = _run(kernel, f"%%autograd -o a\n{_FAULTS[name].fixed}")
     assert ran.status == "ok", ran.traceback
     assert [one["kind"] for one in _found(kernel) if not one["is_hint"]] == []
 
 
+@on_both_stacks
 def test_the_bare_line_explains_the_cell_that_failed(kernel: Kernel) -> None:
     _run(kernel, "import torch\nfrom torch import nn")
     failed = _run(kernel, _FAILS)

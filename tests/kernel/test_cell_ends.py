@@ -6,8 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kernel.kernels import on_both_stacks
+
 if TYPE_CHECKING:
     from tests.kernel.kernels import Kernel
+
+pytestmark = on_both_stacks
 
 OPENED_AND_CLOSED = "['open one', 'close one']"
 STACKED = "['open one', 'open two', 'close two', 'close one']"
@@ -214,3 +218,9 @@ def test_a_name_keeps_the_report_after_an_error_too(kernel: Kernel) -> None:
     kernel.run("%%one -q -o after\n1 / 0")
     assert kernel.value("type(after).__name__") == "'FakeReport'"
     kernel.run("del after")
+
+
+def test_the_report_is_frozen_when_the_cell_ends(kernel: Kernel) -> None:
+    kernel.run("%%one -q -o frozen\n1")
+    assert kernel.value("__import__('torchdebug_magics').last_session().report is frozen") == "True"
+    kernel.run("del frozen")

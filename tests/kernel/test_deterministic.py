@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kernel.kernels import on_both_stacks, wait_until
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -39,6 +41,7 @@ def test_a_cell_draws_the_same_numbers_twice(kernel: Kernel):
     assert kernel.value("(d.seed, d.restored, d.generators, d.problems)") == "(5, True, ('rng',), ())"
 
 
+@on_both_stacks
 def test_an_error_and_an_interrupt_leave_nothing(kernel: Kernel):
     assert kernel.run("%%deterministic -o d\ndraw()\n1 / 0").ename == "ZeroDivisionError"
     assert kernel.value("(everything() == before, d.restored)") == "(True, True)"
@@ -111,6 +114,7 @@ def network(kernel: Kernel) -> Kernel:
     return kernel
 
 
+@on_both_stacks
 def test_verified_what_is_left_is_one_run_and_one_output(network: Kernel):
     network.run("%%deterministic -q\ntrain()\nonce = weights()")
     network.run(NETWORK)  # anew, the same
@@ -122,6 +126,7 @@ def test_verified_what_is_left_is_one_run_and_one_output(network: Kernel):
     assert network.value(f"Out[{ran.count}]") == "4"
 
 
+@on_both_stacks
 def test_an_interrupt_of_the_second_run_leaves_the_first(network: Kernel):
     body = """
 train()
@@ -137,9 +142,8 @@ if runs.qsize() > 1:
     begun = network.folder / "second"
 
     def stop() -> None:
-        end = time.monotonic() + 50
-        while not begun.exists() and time.monotonic() < end:
-            time.sleep(0.02)
+        wait_until(begun.exists, 50, "the second run did not begin")
+        time.sleep(0.2)  # the call that makes the folder returns only then
         network.manager.interrupt_kernel()
 
     stopper = threading.Thread(target=stop)

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kernel.kernels import WIDGET
+from tests.kernel.kernels import WIDGET, on_both_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.kernel.kernels import Kernel
+
+pytestmark = on_both_stacks
 
 WIDGETS = "len(getattr(__import__('ipywidgets').widgets.widget, '_instances', None) or __import__('ipywidgets').Widget.widgets)"
 LIVE = "%%one --live\nimport time\ntime.sleep(1.2)\nprint('said')\n5"

@@ -1,4 +1,4 @@
-"""`%%gradwatch` as a person meets it: planted faults in a real kernel, on both stacks; a session over several cells; files."""
+"""`%%gradwatch` as a person meets it: planted faults in a kernel; a session over several cells; files."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.kernel.kernels import on_stacks
 from tests.unit.instruments.gradwatch.healthy_trainings import HEALTHY
 from tests.unit.instruments.gradwatch.planted_faults import FAULTS
 
 if TYPE_CHECKING:
     from tests.kernel.kernels import Kernel
-    from tests.unit.instruments.gradwatch.training_case import Fault, Training
 
-_EVERY = 6
-"""All of them run through the script door and in a shell of the same process (tests/unit)."""
+# All of them run through the function and the magic in a shell of the same process (tests/unit): here a few.
+_FAULTS = {fault.name: fault for fault in FAULTS}
+_HEALTHY = {training.name: training for training in HEALTHY}
 _SETUP = """\
 import torch
 from torch import nn
@@ -33,8 +34,9 @@ def _report(kernel: Kernel) -> dict[str, Any]:
     return read
 
 
-@pytest.mark.parametrize("fault", FAULTS[1::_EVERY], ids=lambda fault: fault.name)
-def test_the_fault_is_named(kernel: Kernel, fault: Fault) -> None:
+@pytest.mark.parametrize(("stack", "name"), on_stacks(list(_FAULTS)[1::20], colab=list(_FAULTS)[7::20]), indirect=["stack"])
+def test_the_fault_is_named(kernel: Kernel, name: str) -> None:
+    fault = _FAULTS[name]
     ran = kernel.run(f"%%gradwatch -o g\n{fault.body}", timeout_s=120)
     assert ran.status == "ok", ran.traceback
     found = _report(kernel)["finding"]
@@ -44,9 +46,9 @@ def test_the_fault_is_named(kernel: Kernel, fault: Fault) -> None:
     assert fault.fix in found["fix"]
 
 
-@pytest.mark.parametrize("training", HEALTHY[::11], ids=lambda training: training.name)
-def test_nothing_is_found(kernel: Kernel, training: Training) -> None:
-    ran = kernel.run(f"%%gradwatch -o g\n{training.body}", timeout_s=120)
+@pytest.mark.parametrize(("stack", "name"), on_stacks(list(_HEALTHY)[:1], colab=list(_HEALTHY)[11:12]), indirect=["stack"])
+def test_nothing_is_found(kernel: Kernel, name: str) -> None:
+    ran = kernel.run(f"%%gradwatch -o g\n{_HEALTHY[name].body}", timeout_s=120)
     assert ran.status == "ok", ran.traceback
     assert _report(kernel)["findings"] == []
 

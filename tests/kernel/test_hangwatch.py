@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kernel.kernels import on_both_stacks
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -48,6 +50,7 @@ def test_a_name_keeps_the_report_after_an_interrupt(watched: Kernel) -> None:
     assert watched.value("(h.state, h.ended_by, h.cause, h.location.line, h.stopped_count)") == "('interrupted', 'Stop', None, 3, 0)"
 
 
+@on_both_stacks
 def test_a_lock_of_its_own_is_ended_and_the_lines_are_those_of_the_cell(watched: Kernel) -> None:
     ran = watched.run("%%hangwatch -o h --after 0.6 --stop\nimport threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()")
     assert (ran.status, ran.ename) == ("error", "KeyboardInterrupt")
@@ -95,6 +98,7 @@ def test_it_says_where_everything_stands(watched: Kernel) -> None:
 # Over cells ----------------------------------------------------------------------------------------------------------
 
 
+@on_both_stacks
 def test_over_cells_it_watches_and_shows_nothing_in_them(watched: Kernel) -> None:
     assert watched.run("%hangwatch on --after 0.6").status == "ok"
     plain = watched.run("print('one')")
@@ -157,6 +161,7 @@ shutil.rmtree(os.path.dirname(_file))
 """
 
 
+@on_both_stacks
 def test_stop_ends_a_wait_in_gloo_and_the_rank_that_was_started(watched: Kernel) -> None:
     assert watched.run(GLOO).status == "ok"
     ran = watched.run(GLOO_CELL, interrupt_s=3.5)

@@ -1,4 +1,4 @@
-"""In a real kernel, on both stacks: who holds a tensor that a cell left behind, by the name that its user gave."""
+"""Who holds a tensor that a cell left behind, by the name that its user gave."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ast
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.kernel.kernels import on_both_stacks
 
 if TYPE_CHECKING:
     from tests.kernel.kernels import Kernel
@@ -56,7 +58,7 @@ print({name: held.paths.get(storage) for name, storage in wanted.items()})"""
 
 @pytest.fixture
 def bare(kernel: Kernel) -> Kernel:
-    """A kernel of both stacks in turn, in which nothing is wanted yet."""
+    """The shared kernel, in which nothing is wanted yet."""
     assert kernel.run(BEGIN).status == "ok"
     return kernel
 
@@ -68,6 +70,7 @@ def paths(kernel: Kernel) -> dict[str, str]:
     return found
 
 
+@on_both_stacks
 def test_what_cells_left_behind_is_named(bare: Kernel) -> None:
     for cell in CELLS.values():
         ran = bare.run(cell)
@@ -90,6 +93,7 @@ def test_the_last_value_of_a_cell_is_held_by_its_output(bare: Kernel) -> None:
     assert paths(bare) == {"out": f"Out[{shown.count}]"}
 
 
+@on_both_stacks
 def test_an_error_holds_the_locals_of_the_call_that_failed(bare: Kernel) -> None:
     assert bare.run(FAILS).ename == "ValueError"
     assert set(paths(bare).values()) == {"sys.last_traceback -> f:4 'big'"}

@@ -25,10 +25,10 @@ loss.backward()
 """
 
 
-@pytest.fixture(params=stacks.STACKS)
-def without_us(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
-    """A kernel of an environment that holds all that the stack holds, save this package."""
-    stack, environment = stacks.python(request.param), tmp_path / "environment"
+@pytest.fixture
+def without_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+    """A kernel without this package, on Colab's stack, where people install it into a running kernel."""
+    stack, environment = stacks.python("colab"), tmp_path / "environment"
     subprocess.run([stack, "-m", "venv", "--without-pip", str(environment)], check=True)
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     theirs, ours = (
@@ -39,9 +39,8 @@ def without_us(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
     (tmp_path / ours / "stack.pth").write_text(theirs)
     monkeypatch.delenv("PYTHONPATH")
     (tmp_path / "work").mkdir()
-    kernel = Kernel(str(environment / "bin/python"), tmp_path / "work")
-    yield kernel
-    kernel.stop()
+    with Kernel(str(environment / "bin/python"), tmp_path / "work") as kernel:
+        yield kernel
 
 
 def test_installed_while_the_kernel_runs_it_loads_and_works(without_us: Kernel, root: Path) -> None:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import stacks
-from tests.kernel.conftest import LOAD
-from tests.kernel.kernels import Kernel
+from tests.kernel.kernels import on_both_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from tests.kernel.kernels import Kernel
 
 STATE = """
 def state():
@@ -28,7 +27,6 @@ def state():
         sorted(name for name in s.user_ns if not name.startswith("_")),
     ])
 """
-
 
 # IPython shows an interrupt of a nested cell and goes on, so that the loop needs an end of its own, which comes after Stop on any machine.
 RUNS = """
@@ -49,6 +47,7 @@ def unloaded(kernel: Kernel) -> Iterator[Kernel]:
     kernel.run("del state")
 
 
+@on_both_stacks
 def test_unloading_leaves_nothing(unloaded: Kernel) -> None:
     kernel = unloaded
     before = kernel.value("state()")
@@ -71,12 +70,14 @@ def test_unloading_inside_a_cell_closes_its_session(kernel: Kernel) -> None:
     assert kernel.value("log") == "['open one', 'close one']"
 
 
+@on_both_stacks
 def test_reloading_inside_a_cell(kernel: Kernel) -> None:
     assert kernel.run("%%one -q\n%reload_ext torchdebug_magics\n3").value == "3"
     assert kernel.value("open_now") == "[]"
     assert kernel.run("%%one -q\n4").value == "4"
 
 
+@on_both_stacks
 @pytest.mark.parametrize("line", ["%%one?", "%one?"])
 def test_help_by_question_mark(kernel: Kernel, line: str) -> None:
     said = kernel.run(line).payload[0]["data"]["text/plain"]
@@ -94,6 +95,7 @@ def test_help_by_flag_runs_nothing(kernel: Kernel, cell: str) -> None:
     assert kernel.value("log") == "[]"
 
 
+@on_both_stacks
 def test_tab(kernel: Kernel) -> None:
     assert {"%one", "%%one"} <= set(kernel.complete("%on"))
     if kernel.stack == "colab":
@@ -110,6 +112,7 @@ def test_a_terminal_waits_for_the_body(kernel: Kernel) -> None:
     assert kernel.is_complete("%%one\nx = 1\n\n") == kernel.is_complete("%%time\nx = 1\n\n")
 
 
+@on_both_stacks
 def test_names_on_the_line_are_expanded_as_by_other_magics(kernel: Kernel) -> None:
     kernel.run("x = 'very'")
     assert "verdict of oneveryvery" in kernel.run("%%one --label {x}$x\n1").text
@@ -118,35 +121,13 @@ def test_names_on_the_line_are_expanded_as_by_other_magics(kernel: Kernel) -> No
     assert kernel.run("%%one --label back\\\n1").status == "ok"
 
 
-@pytest.mark.parametrize("stack", stacks.STACKS)
-def test_interrupts_at_any_moment_leave_nothing_open(stack: str, tmp_path: Path) -> None:
-    moments, kernel, answered = random.Random(0), loaded(stack, tmp_path), 0
-    begun, pressed = tmp_path / "begun", tmp_path / "pressed"
-    try:
-        while answered < 12:
-            begun.unlink(missing_ok=True)
-            pressed.unlink(missing_ok=True)
-            try:
-                kernel.run(
-                    RUNS,
-                    interrupt_s=moments.uniform(0.05, 0.1),
-                    interrupt_between=(begun, pressed),
-                    timeout_s=10 if stack == "colab" else 60,
-                )
-            except TimeoutError:
-                # IPython 7 fails to print some tracebacks of nested cells, with or without us, and its kernel answers no more.
-                assert stack == "colab"
-                kernel.stop()
-                kernel = loaded(stack, tmp_path)
-                continue
-            answered += 1
-            assert kernel.value("open_now") == "[]"
-        assert kernel.run("%%one -q\n5").value == "5"
-    finally:
-        kernel.stop()
-
-
-def loaded(stack: str, folder: Path) -> Kernel:
-    kernel = Kernel(stacks.python(stack), folder)
-    assert kernel.run(LOAD).status == "ok"
-    return kernel
+def test_interrupts_at_any_moment_leave_nothing_open(kernel: Kernel) -> None:
+    """On the modern stack alone: IPython 7 fails to print some tracebacks of nested cells, with or without us, and answers no more."""
+    moments = random.Random(0)
+    begun, pressed = kernel.folder / "begun", kernel.folder / "pressed"
+    for _ in range(12):
+        begun.unlink(missing_ok=True)
+        pressed.unlink(missing_ok=True)
+        kernel.run(RUNS, interrupt_s=moments.uniform(0.05, 0.1), interrupt_between=(begun, pressed))
+        assert kernel.value("open_now") == "[]"
+    assert kernel.run("%%one -q\n5").value == "5"

@@ -1,4 +1,4 @@
-"""In a real kernel, on both stacks: whatever keeps a tensor for the notebook is found, is freed when asked, and costs what was said."""
+"""Whatever keeps a tensor for the notebook is found, is freed when asked, and costs what was said."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.kernel.kernels import on_both_stacks, on_stacks
 
 if TYPE_CHECKING:
     from tests.kernel.kernels import Kernel, Ran
@@ -55,7 +57,7 @@ def alive(kernel: Kernel) -> int:
     return int(kernel.value("sum(ref() is not None for ref in refs)") or -1)
 
 
-@pytest.mark.parametrize("case", FAILURES)
+@pytest.mark.parametrize(("stack", "case"), on_stacks(FAILURES, colab=("plain", "chained", "await")), indirect=["stack"])
 def test_an_old_error_is_found_and_freed(case: str, clean: Kernel) -> None:
     failed = clean.run(FAILURES[case])
     assert failed.status == "error"
@@ -78,6 +80,7 @@ def test_after_that_the_debugger_has_nothing_to_work_on_and_says_so(clean: Kerne
     assert "ZeroDivisionError" in clean.run("%tb").text
 
 
+@on_both_stacks
 def test_outputs_are_found_by_number_and_freed(clean: Kernel) -> None:
     first, second = clean.run("big(16)").count, clean.run("[big(8)]").count
     clean.run("pass")
@@ -143,6 +146,7 @@ def test_an_error_and_an_output_that_hold_the_same_are_freed_together(clean: Ker
     assert alive(clean) == 0
 
 
+@on_both_stacks
 def test_a_debugger_that_was_left_is_found(clean: Kernel) -> None:
     clean.run(FAILURES["plain"])
     clean.run("%debug")  # without a keyboard it cannot go on, and is left where it stands

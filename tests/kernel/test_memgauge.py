@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.kernel.kernels import is_end, on_both_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.kernel.kernels import Kernel, Ran
+    from tests.kernel.kernels import Kernel, Message, Ran
 
 # Memory that comes from the system and goes back to it, whatever the cells before have left in the allocator's hands.
 TAKE = """
@@ -68,20 +70,23 @@ def pages(ran: Ran) -> list[str]:
     return [bundle["text/plain"] for bundle in ran.displays if bundle.get("text/plain")]
 
 
-def everything_during(kernel: Kernel, code: str, seen: Path) -> tuple[str, list[dict[str, Any]]]:
+def everything_during(kernel: Kernel, code: str, seen: Path) -> tuple[str, list[Message]]:
     """What the front end is sent while a cell runs, whichever cell it belongs to; `seen` is made once two updates differ."""
-    sent, messages, texts = kernel.client.execute(code), [], set()
-    while True:
-        messages.append(message := kernel.client.get_iopub_msg(timeout=60))
+    sent, texts = kernel.client.execute(code), set()
+
+    def is_over(message: Message) -> bool:
         if message["msg_type"] == "update_display_data":
             texts.add(message["content"]["data"]["text/plain"])
             if len(texts) == 2:
                 seen.touch()
-        if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
-            kernel.client.get_shell_msg(timeout=60)
-            return sent, messages
+        return is_end(message)
+
+    messages = kernel.listen(is_over)
+    kernel.client.get_shell_msg(timeout=60)
+    return sent, messages
 
 
+@on_both_stacks
 def test_gauges_move_and_then_the_peak_stays(kernel: Kernel) -> None:
     ran = kernel.run(f"%%memgauge -o gauge\n{WAIT}")
     assert ran.status == "ok"
@@ -93,6 +98,7 @@ def test_gauges_move_and_then_the_peak_stays(kernel: Kernel) -> None:
     assert kernel.value("[t.name for t in __import__('threading').enumerate() if 'torchdebug' in t.name]") == "[]"
 
 
+@on_both_stacks
 @pytest.mark.parametrize("body", [ALLOCATE, ASLEEP], ids=["a loop", "asleep"])
 def test_the_guard_saves_the_kernel_and_the_variables(little: Kernel, body: str) -> None:
     ran = little.run(f"%%memgauge --guard {share(little)}\n{body}")
@@ -103,13 +109,12 @@ def test_the_guard_saves_the_kernel_and_the_variables(little: Kernel, body: str)
     assert little.run("1 + 1").value == "2"
 
 
-@pytest.mark.parametrize("magic", ["memgauge", "memtrace"])
-def test_of_an_interrupt_by_the_guard_only_the_users_own_lines_are_shown(little: Kernel, magic: str) -> None:
+def test_of_an_interrupt_by_the_guard_only_the_users_own_lines_are_shown(little: Kernel) -> None:
     little.run("import torch\nnet = torch.nn.Sequential(torch.nn.Linear(2048, 2048))\nkept = []")
     little.run(LITTLE)  # anew: torch itself takes more than the guard leaves
-    ran = little.run(f"%%{magic} --guard {share(little)}\nwhile True:\n    kept.append(net(torch.ones(512, 2048)))")
+    ran = little.run(f"%%memgauge --guard {share(little)}\nwhile True:\n    kept.append(net(torch.ones(512, 2048)))")
     first, *calls, last = ran.traceback.splitlines()
-    assert first == "Traceback of your own code (most recent call last):"
+    assert first == "Traceback of your own code (most recent call last):", ran.traceback
     assert len(calls) == 1
     assert calls[0].endswith("line 3: kept.append(net(torch.ones(512, 2048)))")
     assert last.startswith("KeyboardInterrupt: Interrupted at ")
@@ -124,6 +129,7 @@ def test_of_any_other_interrupt_the_whole_traceback_is_shown(kernel: Kernel) -> 
     assert "of your own code" not in ran.traceback
 
 
+@on_both_stacks
 def test_the_guard_ends_an_awaiting_cell(little: Kernel) -> None:
     body = ALLOCATE.replace("time.sleep", "await asyncio.sleep")  # at each of them the kernel can end the cell, as with the Stop button
     ran = little.run(f"%%memgauge --guard {share(little)}\nimport asyncio\n{body}")
@@ -139,6 +145,7 @@ def test_a_guard_that_is_passed_already_is_said_before_anything_runs(little: Ker
     assert little.value("'never' in dir()") == "False"
 
 
+@on_both_stacks
 def test_one_gauge_over_all_cells(kernel: Kernel) -> None:
     begun = kernel.run("%memgauge on -o whole")
     assert begun.status == "ok"

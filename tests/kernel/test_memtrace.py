@@ -1,4 +1,4 @@
-"""In a real kernel, on both stacks: what a cell leaves behind and what grows, by the name that its user gave."""
+"""What a cell leaves behind and what grows, by the name that its user gave."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.kernel.kernels import on_both_stacks, on_stacks
 
 if TYPE_CHECKING:
     from tests.kernel.kernels import Kernel, Ran
@@ -33,13 +35,13 @@ names = itertools.count()
 
 @pytest.fixture
 def bare(kernel: Kernel) -> Kernel:
-    """A kernel of both stacks in turn."""
+    """The shared kernel with a network and a batch."""
     assert kernel.run(BEGIN).status == "ok"
     return kernel
 
 
-def trace(kernel: Kernel, body: str, options: str = "") -> tuple[Ran, dict[str, Any]]:
-    name = f"report_{next(names)}"
+def trace(kernel: Kernel, body: str, options: str = "", name: str = "") -> tuple[Ran, dict[str, Any]]:
+    name = name or f"report_{next(names)}"
     ran = kernel.run(f"%%memtrace -o {name} {options}\n{body}")
     asked = kernel.run(ASK.replace("{r}", name))
     assert asked.status == "ok", asked.traceback
@@ -50,66 +52,43 @@ def trace(kernel: Kernel, body: str, options: str = "") -> tuple[Ran, dict[str, 
 
 GROWS = {
     "losses": ("losses = []\nfor _ in range(9):\n    losses.append((net(x) ** 2).mean())", "losses[0]", "no_grad", 4),
-    "a hook": (
-        """def watch(store):
-    net[1].register_forward_hook(lambda module, args, out: store.append(out.detach().clone()))
-watch([])
-for _ in range(9):
-    net(x).sum().backward()""",
-        "net._forward_hooks|net.1._forward_hooks|net[1]._forward_hooks",
-        ".remove()",
-        3,
-    ),
     "a cache of a module": (
         "for i in range(9):\n    with torch.no_grad():\n        mymod._CACHE[i] = net(x).repeat(9, 9)",
         "mymod._CACHE[0]",
         "mymod._CACHE",
         4,
     ),
-    "a function's own list": (
-        """def train():
-    outs = []
-    for _ in range(9):
-        out = net(x)
-        F.cross_entropy(out, y).backward()
-        outs.append(out)
-train()""",
-        "train() local 'outs'[0]",
-        "outs",
-        5,
-    ),
 }
 
 
-@pytest.mark.parametrize("name", GROWS)
+@pytest.mark.parametrize(("stack", "name"), on_stacks(GROWS, colab=["losses"]), indirect=["stack"])
 def test_what_grows(bare: Kernel, name: str) -> None:
-    body, holders, fix, line = GROWS[name]
+    body, path, fix, line = GROWS[name]
     ran, found = trace(bare, body)
     assert ran.status == "ok", ran.traceback
     assert found["growth"] is not None, found["verdict"]
     holder, said, at, cell, each_bytes = found["growth"]
-    assert holder.startswith(tuple(holders.split("|")))
+    assert holder.startswith(path)
     assert fix in said
     assert (at, cell) == (line, ran.count)
     assert each_bytes >= 32 * 10 * 4
     assert " ".join(found["title"].split()) in " ".join(ran.text.split())
 
 
-def test_a_graph_that_grows(bare: Kernel) -> None:
-    _, found = trace(bare, "total = 0\nfor _ in range(40):\n    loss = F.cross_entropy(net(x), y)\n    loss.backward()\n    total += loss")
-    assert (found["growth"], found["graph"]) == (None, "total")
-
-
-def test_training_is_clean(bare: Kernel) -> None:
-    body = """opt = torch.optim.Adam(net.parameters())
-for _ in range(9):
-    opt.zero_grad()
-    F.cross_entropy(net(x), y).backward()
-    opt.step()"""
-    _, first = trace(bare, body)
-    assert (first["growth"], first["graph"]) == (None, None)
-    _, second = trace(bare, body.split("\n", 1)[1])
-    assert (second["growth"], second["graph"], second["net"]) == (None, None, 0)
+@pytest.mark.parametrize(
+    ("stack", "body", "keeper"),
+    [
+        ("modern", "kept.append(torch.ones(1024, 1024))", "line 2: `kept.append(torch.ones(1024, 1024))` · kept by `kept`"),
+        ("colab", "torch.ones(1024, 1024)", "line 2: `torch.ones(1024, 1024)` · kept by `Out` · fix: end the line with `;`"),
+    ],
+    indirect=["stack"],
+)
+def test_the_third_run_of_a_cell_says_what_each_leaves(bare: Kernel, body: str, keeper: str) -> None:
+    bare.run("kept = []")
+    verdicts = [trace(bare, body, "-q", "same")[1]["verdict"] for _ in range(3)]
+    assert "Each run" not in verdicts[0] + verdicts[1]
+    assert verdicts[2].startswith("Each run of this cell leaves 4.0 MiB more · In[")
+    assert keeper in verdicts[2]
 
 
 def test_the_last_value_is_held_by_the_output(bare: Kernel) -> None:
@@ -118,6 +97,7 @@ def test_the_last_value_is_held_by_the_output(bare: Kernel) -> None:
     assert any(path.startswith(f"Out[{ran.count}]") for path, _ in found["holders"])
 
 
+@on_both_stacks
 def test_an_exception_holds_the_locals_of_the_function_that_raised(bare: Kernel) -> None:
     ran, found = trace(bare, "def f():\n    big = torch.ones(1 << 20)\n    raise ValueError('no')\nf()")
     assert (ran.status, ran.ename) == ("error", "ValueError")
@@ -131,14 +111,16 @@ def test_a_leak_before_an_exception(bare: Kernel) -> None:
     assert found["growth"][0].startswith("kept[0]")
 
 
+@on_both_stacks
 def test_an_interrupt_shows_the_report(bare: Kernel) -> None:
     bare.run("%load_ext torchdebug_magics")
-    ran = bare.run("%%memtrace -o stopped\nkept = torch.ones(1000)\nwhile True:\n    net(x).sum().backward()", interrupt_s=3)
+    ran = bare.run("%%memtrace -o stopped\nkept = torch.ones(1000)\nwhile True:\n    net(x).sum().backward()", interrupt_s=1)
     assert (ran.status, ran.ename) == ("error", "KeyboardInterrupt")
     assert "Lines that allocated" in ran.text
     assert bare.value("(stopped.steps_count > 3, stopped.growth, stopped.problems)") == "(True, None, ())"
 
 
+@on_both_stacks
 def test_await(bare: Kernel) -> None:
     ran, found = trace(
         bare, "import asyncio\nfor _ in range(5):\n    net(x).sum().backward()\n    await asyncio.sleep(0)\nmade = torch.ones(100)"

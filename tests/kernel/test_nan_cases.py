@@ -1,63 +1,61 @@
-"""Every planted case as a person meets it, in a real kernel with `%%nanhunt` above the cell; some on each stack."""
+"""A few of the planted NaN and inf as a person meets them: in a kernel with `%%nanhunt` above the cell."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.kernel.kernels import Kernel, Ran
+from tests.kernel.kernels import Kernel, Ran, on_stacks
 from tests.nan_cases import Case, Nothing, all_cases
 from tests.nan_cases.door import compare, compare_location
 
-pytestmark = pytest.mark.corpus
-
-CASES = all_cases()
-# What the Colab-like stack lacks (lightning) is left to the other one.
-# Every case runs through the script door (tests/unit); through a kernel, on each stack, as many as the time for CI allows.
-ON_MODERN = CASES[::8]
-ON_COLAB = [case for case in CASES if not case.needs][1::15]
-RUNS = [
-    pytest.param(stack, case, id=f"{stack}-{case.name}") for stack, cases in (("modern", ON_MODERN), ("colab", ON_COLAB)) for case in cases
-]
+# All cases run through the script door (tests/unit): here each phase is met once, and what only a kernel has, such as a cell that awaits.
+ON_MODERN = (
+    "data_one_bad_row", "parameter_embedding_row", "forward_linear_overflows", "attention_row_masked_by_a_boolean",
+    "precision_variance_underflows_in_half", "loss_from_an_imported_file", "backward_gradient_penalty", "optimizer_adam_without_eps",
+    "flow_keep_going_counts_every_bad_step", "loop_backward_one_iteration_late", "names_third_call_of_a_shared_block",
+    "scaler_half_activation_overflows", "hard_source_not_at_hand", "odd_async_training", "nothing_empty_cell",
+    "quiet_rows_masked_away_after_the_softmax",
+)  # fmt: skip
+ON_COLAB = (
+    "data_in_a_tuple_argument", "forward_zero_over_zero", "loss_own_cross_entropy_log_of_softmax", "backward_hypot_at_the_origin",
+    "optimizer_clip_of_an_infinite_gradient", "nothing_std_of_a_constant",
+)  # fmt: skip
+CASES = {case.name: case for case in all_cases()}
 
 # %reset -f does the same in 0.3 s.
 CLEAR = """
 for _name in [name for name in globals() if not name.startswith("_") and name not in {"In", "Out", "get_ipython", "exit", "quit", "open"}]:
     del globals()[_name]
 import sys, warnings
-warnings.simplefilter("ignore")
 if "torch._dynamo" in sys.modules:
     sys.modules["torch._dynamo"].reset()
+_warnings = warnings.catch_warnings()
+_warnings.__enter__()
+warnings.simplefilter("ignore")
 """
 
 
-@pytest.fixture(scope="session")
-def kernels() -> dict[str, Kernel]:
-    """Those of this file, one a stack."""
-    return {}
+@pytest.fixture
+def cleared(kernel: Kernel) -> Iterator[Kernel]:
+    """The shared kernel without the names of other tests; the warning filters are put back."""
+    _run(kernel, CLEAR)
+    yield kernel
+    _run(kernel, "_warnings.__exit__(None, None, None)")
 
 
-@pytest.fixture(scope="session")
-def on(request: pytest.FixtureRequest, kernels: dict[str, Kernel], start_kernel: Callable[[str], Kernel]) -> Kernel:
-    """The kernel of the stack that the test is for; of the session, as it outlives the guard of a test."""
-    if request.param not in kernels:
-        kernels[request.param] = start_kernel(request.param)
-        assert kernels[request.param].run("%load_ext torchdebug_magics").status == "ok"
-    return kernels[request.param]
-
-
-@pytest.mark.parametrize(("on", "case"), RUNS, indirect=["on"])
-def test_the_cell_stops_with_the_true_finding(on: Kernel, case: Case) -> None:
-    for name, text in case.files.items():
-        (on.folder / name).write_text(text)
-    forgotten = (f"sys.modules.pop({name.removesuffix('.py')!r}, None)" for name in case.files)
-    _run(on, CLEAR, *forgotten, case.prelude)
-    setup = _run(on, case.setup) if case.setup else Ran()
-    ran = on.run(f"%%nanhunt -o hunt{_flags(case)}\n{case.cell}", timeout_s=120)
-    report = json.loads(_run(on, "print(hunt.to_json(indent=None))").stdout)
+@pytest.mark.parametrize(("stack", "name"), on_stacks(ON_MODERN, colab=ON_COLAB), indirect=["stack"])
+def test_the_cell_stops_with_the_true_finding(cleared: Kernel, name: str) -> None:
+    case = CASES[name]
+    for file, text in case.files.items():
+        (cleared.folder / file).write_text(text)
+    _run(cleared, case.prelude)
+    setup = _run(cleared, case.setup) if case.setup else Ran()
+    ran = cleared.run(f"%%nanhunt -o hunt{_flags(case)}\n{case.cell}", timeout_s=120)
+    report = json.loads(_run(cleared, "print(hunt.to_json(indent=None))").stdout)
     differs = {
         **_raised(case, ran),
         **compare(case, report),
@@ -69,8 +67,8 @@ def test_the_cell_stops_with_the_true_finding(on: Kernel, case: Case) -> None:
         assert report["verdict"] in ran.evalue
 
 
-def _run(kernel: Kernel, *lines: str) -> Ran:
-    ran = kernel.run("\n".join(lines), timeout_s=120)
+def _run(kernel: Kernel, code: str) -> Ran:
+    ran = kernel.run(code, timeout_s=120)
     assert ran.status == "ok", ran.traceback
     return ran
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.kernel.kernels import on_both_stacks
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -61,6 +63,7 @@ def report(kernel: Kernel, name: str = "r") -> dict[str, Any]:
     return read
 
 
+@on_both_stacks
 def test_ranks_that_are_forked(trains: Kernel) -> None:
     ran = trains.run("%%nanhunt -o r\nmp.start_processes(train, (2, store), nprocs=2, start_method='fork')", timeout_s=120)
     assert (ran.status, ran.ename) == ("error", "ProcessRaisedException")
@@ -91,21 +94,10 @@ def test_a_function_of_the_notebook_under_spawn(trains: Kernel) -> None:
     assert "`train`" in report(trains)["verdict"]
 
 
-def test_ranks_that_are_spawned_from_a_file(trains: Kernel, tmp_path: Path) -> None:
-    (tmp_path / "training_of_ranks.py").write_text(TRAIN, encoding="utf-8")
-    trains.run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import training_of_ranks")
-    ran = trains.run("%%nanhunt -o r\nmp.spawn(training_of_ranks.train, (2, store), nprocs=2)", timeout_s=200)
-    trains.run(f"sys.path.remove({str(tmp_path)!r})")
-    assert ran.ename == "ProcessRaisedException"
-    found = report(trains)
-    assert (found["first"], found["finding"]["location"]["line"]) == (1, LINE)
-    assert found["finding"]["location"]["file"].endswith("training_of_ranks.py")
-
-
-@pytest.fixture(scope="module")
-def launching(start_kernel: Callable[[str], Kernel], tmp_path_factory: pytest.TempPathFactory) -> Kernel:
-    """A kernel of the newest stack, where the launchers are installed."""
-    kernel, tmp_path = start_kernel("modern"), tmp_path_factory.mktemp("launching")
+@pytest.fixture
+def launching(start_kernel: Callable[[str], Kernel], tmp_path: Path) -> Kernel:
+    """A kernel of its own, as Lightning puts functions in place of torch's for good; of the stack where the launchers are installed."""
+    kernel = start_kernel("modern")
     kernel.run("%load_ext torchdebug_magics\nimport tempfile")
     assert kernel.run(f"tempfile.tempdir = {str(tmp_path)!r}; store = {str(tmp_path / 'store')!r}").status == "ok"
     assert kernel.run(TRAIN).status == "ok"
@@ -158,21 +150,18 @@ for step in range(3):
 def test_engines_of_ipyparallel(start_kernel: Callable[[str], Kernel]) -> None:
     """One report for all engines of a job, in the client, which has loaded nothing itself."""
     kernel = start_kernel("modern")
-    try:
-        assert kernel.run(PX_SETUP, timeout_s=120).status == "ok"
-        assert kernel.run("%px %load_ext torchdebug_magics", timeout_s=60).status == "ok"
-        assert kernel.run(PX_JOB, timeout_s=60).status == "ok"
-        ran = kernel.run(PX_TRAIN.replace("BAD", "None"), timeout_s=120)
-        assert ran.status == "ok", ran.traceback
-        assert ran.text.count("No NaN or inf in 3 backward passes") == 3, ran.text
-        assert ran.text.count("All 2 ranks:") == 1
-        ran = kernel.run(PX_TRAIN.replace("BAD", "1"), timeout_s=120)
-        assert ran.text.count("Rank 1 of 2: NaN from log in forward · step 0") == 1
-        said = kernel.run("print(client[0].apply_sync(lambda: (r.first, r.finding.op, len(r.ranks))))")
-        assert said.stdout.strip() == "(1, 'log', 2)"
-    finally:
-        kernel.run("cluster.stop_cluster_sync()", timeout_s=60)
-        kernel.stop()
+    assert kernel.run(PX_SETUP, timeout_s=120).status == "ok"
+    assert kernel.run("%px %load_ext torchdebug_magics", timeout_s=60).status == "ok"
+    assert kernel.run(PX_JOB, timeout_s=60).status == "ok"
+    ran = kernel.run(PX_TRAIN.replace("BAD", "None"), timeout_s=120)
+    assert ran.status == "ok", ran.traceback
+    assert ran.text.count("No NaN or inf in 3 backward passes") == 3, ran.text
+    assert ran.text.count("All 2 ranks:") == 1
+    ran = kernel.run(PX_TRAIN.replace("BAD", "1"), timeout_s=120)
+    assert ran.text.count("Rank 1 of 2: NaN from log in forward · step 0") == 1
+    first = kernel.run("print(client[0].apply_sync(lambda: (r.first, r.finding.op, len(r.ranks))))")
+    assert first.stdout.strip() == "(1, 'log', 2)"
+    kernel.run("cluster.stop_cluster_sync()", timeout_s=60)
 
 
 PORT = """\

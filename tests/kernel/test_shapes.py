@@ -1,4 +1,4 @@
-"""`%shapes` in a real kernel, on both stacks: the line, above a cell, and after an error."""
+"""`%shapes` in a kernel: the line, above a cell, and after an error."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import stacks
+from tests.kernel.kernels import on_both_stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.kernel.kernels import Kernel, Ran
 
-SETUP = """%load_ext torchdebug_magics
+SETUP = """
 import torch, torch.nn.functional as F
 from torch import nn
 class Net(nn.Module):
@@ -25,7 +23,7 @@ class Net(nn.Module):
         x = F.relu(self.conv(x))
         return self.fc(x.flatten(1))
 good, bad, x = Net(288), Net(100), torch.randn(2, 3, 8, 8)
-mlp, labels = nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), torch.tensor([0, 1])
+mlp = nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
 """
 FIX = "fix `fc = nn.Linear(288, 10)` · verified on a copy"
 
@@ -35,13 +33,14 @@ def said(ran: Ran) -> str:
     return " ".join(ran.text.split())
 
 
-@pytest.fixture(scope="module", params=stacks.STACKS)
-def kernel(request: pytest.FixtureRequest, start_kernel: Callable[[str], Kernel]) -> Kernel:
-    kernel = start_kernel(request.param)
+@pytest.fixture
+def kernel(kernel: Kernel) -> Kernel:
+    """The shared kernel with models that run and one that does not."""
     assert kernel.run(SETUP).status == "ok"
     return kernel
 
 
+@on_both_stacks
 def test_the_line_shows_the_table_and_computes_nothing(kernel: Kernel) -> None:
     ran = kernel.run("%shapes -o seen good x")
     assert ran.status == "ok"
@@ -56,12 +55,6 @@ def test_the_line_on_a_broken_model_shows_why_and_the_fix(kernel: Kernel) -> Non
     assert "`fc` expects 100 features, gets 288 = 8 x 6 x 6 from `conv`" in said(ran)
     assert FIX in said(ran)
     assert kernel.run("bad.calls, bad.fc.in_features").value == "(0, 100)"
-
-
-def test_a_size_with_its_dtype(kernel: Kernel) -> None:
-    ran = kernel.run("%shapes nn.Embedding(9, 4) (2, 5):int64")
-    assert ran.status == "ok"
-    assert "2 x 5 int64 → 2 x 5 x 4" in said(ran)
 
 
 def test_a_wrong_line_is_one_line(kernel: Kernel) -> None:
@@ -79,6 +72,7 @@ def test_above_a_cell_every_model_in_it_is_shown_and_runs(kernel: Kernel) -> Non
     assert kernel.run("good.calls, [row.path for row in seen.rows if row.depth == 0], seen.mode").value == "(3, ['', ''], 'real')"
 
 
+@on_both_stacks
 def test_a_cell_that_fails_ends_in_its_own_error_under_the_report(kernel: Kernel) -> None:
     plain = kernel.run("# nothing\nbad.calls = 0\nbad(x)")
     ran = kernel.run("%%shapes -o seen\nbad.calls = 0\nbad(x)")
@@ -87,6 +81,7 @@ def test_a_cell_that_fails_ends_in_its_own_error_under_the_report(kernel: Kernel
     assert kernel.run("bad.calls").value == "1"
 
 
+@on_both_stacks
 def test_after_an_error_the_bare_line_explains_it(kernel: Kernel) -> None:
     assert kernel.run("bad.calls = 0\nbad(x)").status == "error"
     ran = kernel.run("%shapes -o post")
@@ -94,25 +89,6 @@ def test_after_an_error_the_bare_line_explains_it(kernel: Kernel) -> None:
     assert "`return self.fc(x.flatten(1))`" in said(ran)
     assert FIX in said(ran)
     assert kernel.run("bad.calls, post.failure.module").value == "(1, 'fc')"
-
-
-@pytest.mark.parametrize(
-    ("cell", "words"),
-    [
-        ("torch.stack([mlp(x), x])", "`torch.stack` expects equal shapes, gets"),
-        (
-            "loss = F.cross_entropy(mlp(x), labels.float())",
-            "`F.cross_entropy(mlp(x), labels.float().long())` · classes are int64 · verified on",
-        ),
-        ("nn.MultiheadAttention(20, 3)", "embed_dim is 20, num_heads is 3; 2 and 4 divide 20"),
-        ("1 / 0", "cannot explain the last error error ZeroDivisionError: division by zero"),
-    ],
-)
-def test_after_an_error_outside_every_model(kernel: Kernel, cell: str, words: str) -> None:
-    assert kernel.run(cell).status == "error"
-    ran = kernel.run("%shapes")
-    assert ran.status == "ok"
-    assert words in said(ran)
 
 
 def test_nothing_is_left_in_the_kernel(kernel: Kernel) -> None:

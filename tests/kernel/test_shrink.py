@@ -1,10 +1,12 @@
-"""In a real kernel, on both stacks: a live model becomes small by a line, and large again by another."""
+"""A live model becomes small by a line, and large again by another."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.kernel.kernels import on_both_stacks
 
 if TYPE_CHECKING:
     from tests.kernel.kernels import Kernel
@@ -52,6 +54,7 @@ def test_a_line_makes_it_small_and_another_one_large(line: str, ready: Kernel) -
     assert ready.value("(len(model.blocks), u.undone)") == "(12, True)"
 
 
+@on_both_stacks
 def test_the_reason_and_the_line_in_the_cell_are_shown(ready: Kernel) -> None:
     ran = ready.run("%shrink Indexed() x -o s")
     assert ran.status == "ok", ran.traceback

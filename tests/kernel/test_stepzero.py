@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.kernel.kernels import on_both_stacks
+
 if TYPE_CHECKING:
     from tests.kernel.kernels import Kernel
 
@@ -21,6 +23,7 @@ for _ in range(5):
 """
 
 
+@on_both_stacks
 def test_kept_compared_restored_and_dropped(kernel: Kernel) -> None:
     lines = (
         "import torch\nfrom torch import nn\nmodel, x = nn.Linear(4, 2), torch.ones(3, 4)\noptimizer = torch.optim.Adam(model.parameters())"

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import stacks
+from tests.kernel.kernels import on_both_stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.kernel.kernels import Kernel
 
-SETUP = """%load_ext torchdebug_magics
+SETUP = """
 import torch
 from torch import nn
 net = nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 6))
@@ -37,29 +35,36 @@ CELLS = {
 }
 # Which branch of a module's call runs depends on whether any hook is there: not ours to hide.
 _IN_CALL = re.compile(r"File .*module\.py:\d+, in Module\._(call_impl|wrapped_call_impl).*")
-_TOLD = re.compile(r"(File|Cell|Input|<ipython|/|~|\S*Error|.*hidden|During|The above)")
+_SAYS = re.compile(r"(File|Cell|Input|<ipython|/|~|\S*Error|.*hidden|During|The above)")
 
 
-@pytest.fixture(scope="module", params=stacks.STACKS)
-def kernel(request: pytest.FixtureRequest, start_kernel: Callable[[str], Kernel]) -> Kernel:
-    kernel = start_kernel(request.param)
+@pytest.fixture
+def kernel(kernel: Kernel) -> Kernel:
+    """The shared kernel with a network whose call fails, and a function whose backward pass does."""
     assert kernel.run(SETUP).status == "ok"
     return kernel
 
 
 def frames(traceback: str) -> list[str]:
     """Where the traceback stands, and what it says; without the numbers of cells and lines, which the magic line shifts."""
-    said = [
-        line
-        for line in traceback.splitlines()
-        if re.match(r"(File|Cell|Input|<ipython|/|~|\S*Error|.*hidden|During|The above)", line.strip())
-    ]
+    said = [line for line in traceback.splitlines() if _SAYS.match(line.strip())]
     plain = [re.sub(r"In\s?\[\d+\]|line \d+|ipython-input-\S+|ipykernel_\d+/\d+\.py\S*", "", line) for line in said]
     return [line for line in plain if not _IN_CALL.search(line) and "_call_impl" not in line and "module.py" not in line]
 
 
-@pytest.mark.parametrize("magic", ["%%memtrace -q", "%%shapes -q", "%%nanhunt -q", "%%memtrace -q\n%shapes -q"])
-@pytest.mark.parametrize("what", CELLS)
+STACKED = "%%memtrace -q\n%shapes -q"
+ALONE = ("%%memtrace -q", "%%shapes -q", "%%nanhunt -q")
+
+
+@pytest.mark.parametrize(
+    ("stack", "what", "magic"),
+    [
+        *(pytest.param("modern", what, STACKED, id=f"modern-{what}-stacked") for what in CELLS),
+        *(pytest.param("colab", what, STACKED, id=f"colab-{what}-stacked") for what in ("a module", "an error in an error")),
+        *(pytest.param("modern", "a module", magic, id=f"modern-a module-{magic}") for magic in ALONE),
+    ],
+    indirect=["stack"],
+)
 def test_a_traceback_is_that_of_a_plain_cell(kernel: Kernel, what: str, magic: str) -> None:
     plain = kernel.run(CELLS[what])
     ours = kernel.run(f"{magic}\n{CELLS[what]}")
@@ -79,7 +84,9 @@ def test_a_handler_of_the_users_own_is_asked_and_stays(kernel: Kernel) -> None:
     assert kernel.run("1 / 0").ename == "ZeroDivisionError"
 
 
-@pytest.mark.parametrize("magic", ["%%shapes", "%%memtrace -q\n%%shapes"])
+@pytest.mark.parametrize(
+    ("stack", "magic"), [("modern", "%%shapes"), ("modern", "%%memtrace -q\n%%shapes"), ("colab", "%%shapes")], indirect=["stack"]
+)
 def test_where_the_report_explains_the_error_the_full_traceback_folds(kernel: Kernel, magic: str) -> None:
     ran = kernel.run(f"{magic}\ndef run():\n    return net(torch.ones(2, 3))\nrun()")
     assert ran.ename == "RuntimeError"
@@ -99,6 +106,7 @@ def test_an_error_of_the_users_own_code_and_one_in_another_are_shown_whole(kerne
     assert not any("The full traceback" in shown.get("text/html", "") for shown in ran.displays)
 
 
+@on_both_stacks
 def test_a_magic_line_reads_as_it_was_written(kernel: Kernel) -> None:
     said = kernel.run("%%memtrace -q\nx = 1\n1 / 0").traceback
     assert "ZeroDivisionError" in said
@@ -122,6 +130,7 @@ def test_running_out_of_memory_shows_the_users_own_lines(kernel: Kernel) -> None
 LOSES = "def lose(w):\n    (w * 0).log().sum().backward()\nlose(weights)"
 
 
+@on_both_stacks
 def test_a_finding_of_nanhunt_is_one_line_above_its_report(kernel: Kernel) -> None:
     ran = kernel.run(f"%%nanhunt\n{LOSES}")
     lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", ran.traceback).splitlines() if line.strip()]

@@ -23,7 +23,7 @@ def words(text: str) -> str:
     return re.sub(r"\bpid \d+|\bfor [\d.]+ s\b", "N", told)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def fresh(start_kernel: Callable[[str], Kernel]) -> Kernel:
     """A kernel whose first cell is the first of the page."""
     return start_kernel("modern")
