@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchdebug_magics
-from tests.unit.instruments.overfit.state import state_of
+from tests.plants.state import state_of
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.overfit.subject.batches import cut
 

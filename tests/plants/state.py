@@ -12,8 +12,6 @@ import torch
 
 from torchdebug_magics.probing.snapshot import Snapshot
 
-__all__ = ["state_of"]
-
 
 def state_of(values: Iterable[Any]) -> list[Any]:
     """Weights, buffers, gradients, optimizer states, modes, hooks and random states of all that the values can reach, to the last bit."""

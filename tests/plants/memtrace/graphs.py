@@ -1,0 +1,63 @@
+"""Graphs that grow while the memory of tensors does not."""
+
+from __future__ import annotations
+
+from tests.plants.memtrace.loops import graph
+
+PLANTS = (
+    graph(
+        "total-plus-loss",
+        """
+        total = 0
+        for a, b in batches(40):
+            total += learn(a, b)
+        """,
+        "total",
+        "item()",
+    ),
+    graph(
+        "a-list-of-losses",
+        """
+        losses = []
+        for a, b in batches(40):
+            losses.append(learn(a, b))
+        """,
+        "losses",
+        "item()",
+    ),
+    graph(
+        "an-attribute",
+        """
+        class Log:
+            total = 0
+        log = Log()
+        for a, b in batches(40):
+            log.total = log.total + learn(a, b)
+        """,
+        "log.total",
+        "`log.total = (log.total + learn(a, b)).detach()`",
+    ),
+    graph(
+        "a-moving-average-that-keeps-its-graph",
+        """
+        average = {name: one.detach().clone() for name, one in net.named_parameters()}
+        for a, b in batches(40):
+            learn(a, b)
+            for name, one in net.named_parameters():
+                average[name] = 0.9 * average[name] + 0.1 * one
+        """,
+        "average",
+        "`average[name] = (0.9 * average[name] + 0.1 * one).detach()`",
+    ),
+    graph(
+        "a-weight-that-is-updated-with-its-history",
+        """
+        w = torch.randn(64, 10, requires_grad=True)
+        for a, b in batches(40):
+            slope, = torch.autograd.grad(F.cross_entropy(a @ w, b), w)
+            w = w - 0.1 * slope
+        """,
+        "w",
+        "`w = (w - 0.1 * slope).detach().requires_grad_()`",
+    ),
+)

@@ -1,0 +1,217 @@
+"""Loops that leak through hooks, graphs that go on, and tensors that swell."""
+
+from __future__ import annotations
+
+from tests.plants.memtrace.loops import ALL, KEPT, OUT, leak
+
+PLANTS = (
+    leak(
+        "a-forward-hook",
+        """
+        kept = []
+        net[1].register_forward_hook(lambda m, i, o: kept.append(o))
+        for a, b in batches():
+            opt.zero_grad()
+            loss = F.cross_entropy(net(a), b)  # <- here
+            loss.backward()
+            opt.step()
+        """,
+        "kept[0]",
+        bytes_per_iteration=(KEPT, ALL),
+        fix="kept",
+    ),
+    leak(
+        "a-hook-whose-list-has-no-name",
+        """
+        def spy(module):
+            store = []
+            module.register_forward_hook(lambda m, i, o: store.append(o.detach().clone()))  # <- here
+        spy(net[1])
+        for a, b in batches():
+            learn(a, b)
+        """,
+        "net",
+        bytes_per_iteration=(KEPT, KEPT),
+        fix="handle",
+    ),
+    leak(
+        "hooks-added-at-each-step",
+        """
+        for a, b in batches():
+            big = torch.randn(32, 64)  # <- here
+            net[1].register_forward_hook(lambda m, i, o, big=big: None)
+            learn(a, b)
+        """,
+        "net",
+        bytes_per_iteration=(32 * 64 * 4, 32 * 64 * 4),
+        fix="remove()",
+    ),
+    leak(
+        "hooks-on-a-weight",
+        """
+        for a, b in batches():
+            mask = (torch.rand(128, 64) > 0.5).float()  # <- here
+            net[0].weight.register_hook(lambda grad, mask=mask: grad * mask)
+            learn(a, b)
+        """,
+        "net",
+        bytes_per_iteration=(128 * 64 * 4, 128 * 64 * 4),
+        fix="remove()",
+    ),
+    leak(
+        "hidden-state-with-its-history",
+        """
+        cell = nn.GRUCell(64, 32)
+        h = torch.zeros(32, 32)
+        for a, b in batches():
+            h = cell(a, h)  # <- here
+        """,
+        "h.grad_fn",
+        bytes_per_iteration=(32 * 32 * 4, 1 << 20),
+        fix="no_grad",
+    ),
+    leak(
+        "a-running-loss-before-backward",
+        """
+        total = 0
+        for a, b in batches():
+            total = total + F.cross_entropy(net(a), b)  # <- here
+        """,
+        "total.grad_fn",
+        bytes_per_iteration=(KEPT, ALL),
+        fix="no_grad",
+    ),
+    leak(
+        "retain-graph-and-a-list",
+        """
+        losses = []
+        for a, b in batches():
+            opt.zero_grad()
+            loss = F.cross_entropy(net(a), b)  # <- here
+            loss.backward(retain_graph=True)
+            opt.step()
+            losses.append(loss)
+        """,
+        "losses[0].grad_fn",
+        bytes_per_iteration=(KEPT, ALL),
+        fix=".item()",
+    ),
+    leak(
+        "a-metric-that-keeps-the-graph",
+        """
+        class Mean:
+            def __init__(self):
+                self.total, self.count = 0, 0
+            def update(self, value):
+                self.total = self.total + value
+                self.count += 1
+        metric = Mean()
+        for a, b in batches():
+            learn(a, b)
+            metric.update(net(a).std())  # <- here
+        """,
+        "metric.total.grad_fn",
+        bytes_per_iteration=(KEPT, ALL),
+        fix="metric.total",
+    ),
+    leak(
+        "a-tensor-that-swells",
+        """
+        hist = torch.zeros(0, 10)
+        with torch.no_grad():
+            for a, b in batches():
+                hist = torch.cat([hist, net(a)])  # <- here
+        """,
+        "hist",
+        bytes_per_iteration=(OUT, OUT),
+        fix="hist",
+    ),
+    leak(
+        "a-tensor-that-swells-in-training",
+        """
+        hist = torch.zeros(0, 64)
+        for a, b in batches():
+            learn(a, b)
+            hist = torch.cat([hist, a])  # <- here
+        """,
+        "hist",
+        bytes_per_iteration=(32 * 64 * 4, 32 * 64 * 4),
+        fix="hist",
+    ),
+    leak(
+        "a-swelling-attribute",
+        """
+        class Memory:
+            bank = torch.zeros(0, 128)
+        memory = Memory()
+        for a, b in batches():
+            learn(a, b)
+            memory.bank = torch.vstack((memory.bank, net[0](a).detach()))  # <- here
+        """,
+        "memory.bank",
+        bytes_per_iteration=(KEPT, KEPT),
+        fix="memory.bank",
+    ),
+    leak(
+        "a-key-value-cache-without-an-end",
+        """
+        head = nn.Linear(64, 64)
+        keys = torch.zeros(8, 0, 64)
+        with torch.no_grad():
+            for t in range(16):
+                keys = torch.cat([keys, head(torch.randn(8, 1, 64))], 1)  # <- here
+        """,
+        "keys",
+        bytes_per_iteration=(8 * 64 * 4, 8 * 64 * 4),
+        fix="keys",
+    ),
+    leak(
+        "in-the-evaluation-after-training",
+        """
+        for a, b in batches():
+            learn(a, b)
+        outs = []
+        for a, b in batches():
+            outs.append(net(a))  # <- here
+        """,
+        "outs[0]",
+        bytes_per_iteration=(KEPT, ALL),
+        fix="no_grad",
+    ),
+    leak(
+        "every-third-step",
+        """
+        kept = []
+        for i, (a, b) in enumerate(batches(30)):
+            learn(a, b)
+            if i % 3 == 0:
+                kept.append(net(a).detach().repeat(1, 20))  # <- here
+        """,
+        "kept[0]",
+        bytes_per_iteration=(OUT * 5, OUT * 21),
+    ),
+    leak(
+        "every-fifth-step",
+        """
+        kept = []
+        for i, (a, b) in enumerate(batches(50)):
+            learn(a, b)
+            if i % 5 == 4:
+                kept.append(torch.randn(64, 512))  # <- here
+        """,
+        "kept[0]",
+        bytes_per_iteration=(64 * 512 * 4 // 6, 64 * 512 * 4),
+    ),
+    leak(
+        "from-the-middle-on",
+        """
+        kept = []
+        for i, (a, b) in enumerate(batches(60)):
+            learn(a, b)
+            if i >= 30:
+                kept.append(net(a).repeat(1, 20))  # <- here
+        """,
+        "kept[0]",
+        bytes_per_iteration=(OUT * 10, ALL * 4),
+    ),
+)
