@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+import sys
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -54,23 +56,37 @@ class FunctionDoor:
 
     def __init__(self, folder: Path) -> None:
         self._files = (folder / f"script_{number}.py" for number in itertools.count(1))
-        self._names: dict[str, Any] | None = None
+        self._main: ModuleType | None = None
+        """The script, once it has begun with a plain cell."""
 
     def plain(self, body: str) -> dict[str, Any]:
         file, code = self._compiled("a cell", body)
-        if self._names is None:
-            self._names = {"__name__": "__main__", "__file__": str(file)}
-        exec(code, self._names)
-        return self._names
+        self._main = self._main or ModuleType("__main__")
+        names = vars(self._main)
+        names["__file__"] = str(file)
+        with self._running():
+            exec(code, names)
+        return names
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """Make the script `__main__`, as it is for a user: else its variables would be found in the dict of a frame of the door."""
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = self._main or main
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
 
     def examine(self, name: str, subjects: tuple[str, ...], **options: object) -> Observed:
         import torchdebug_magics
 
-        names = {} if self._names is None else self._names
+        names = {} if self._main is None else vars(self._main)
         values, named = positional_and_named(subjects, names)
         report, error = None, None
         try:
-            report = getattr(torchdebug_magics, name)(*values, **named, **options)
+            with self._running():
+                report = getattr(torchdebug_magics, name)(*values, **named, **options)
         except BaseException as raised:
             error = raised
         return Observed(report, error, names, "function")
@@ -79,11 +95,11 @@ class FunctionDoor:
         import torchdebug_magics
 
         file, code = self._compiled(name, body)
-        names = {"__name__": "__main__"} if self._names is None else self._names
+        names = {"__name__": "__main__"} if self._main is None else vars(self._main)
         names |= {"__file__": str(file), **(namespace or {})}
         session, error = getattr(torchdebug_magics, name)(**options), None
         try:
-            with session:
+            with self._running(), session:
                 exec(code, names)
         except BaseException as raised:
             error = raised
@@ -144,7 +160,6 @@ def _flags(options: Mapping[str, object]) -> Iterator[str]:
 def in_process_shell() -> Iterator[InteractiveShell]:
     """An IPython with the extension loaded; all that IPython changes in this process is put back."""
     import builtins
-    import sys
 
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config

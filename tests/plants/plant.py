@@ -75,14 +75,15 @@ class Plant:
         return frozenset((number, line.strip()) for number, line, match in matches if match and name in match["names"].split(", "))
 
     def repaired(self) -> Plant:
-        """The plant with its repair; ValueError where a text to be replaced is in neither cell."""
+        """The plant with its repair, in which the finding is gone; ValueError where a text to be replaced is in neither cell."""
         setup, cell = self.setup, self.cell
         for old, new in self.repair:
             if old not in setup + cell:
                 msg = f"{self.id}: {old!r} is in neither cell"
                 raise ValueError(msg)
             setup, cell = setup.replace(old, new), cell.replace(old, new)
-        return dataclasses.replace(self, setup=setup, cell=cell, repair=())
+        finding = next(iter(self.expect)).partition(".")[0]
+        return dataclasses.replace(self, setup=setup, cell=cell, repair=(), expect={finding: None})
 
 
 class Matcher:

@@ -8,9 +8,9 @@ import pytest
 
 from tests import doors
 from tests.plants import all_plants
-from tests.plants.state import state_of
 from tests.plants.plant import mismatches
 from tests.plants.running import observe
+from tests.plants.state import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

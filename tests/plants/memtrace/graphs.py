@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from tests.plants.memtrace.loops import graph
+from tests.plants.memtrace.loops import graph_growth, plant
 
 PLANTS = (
-    graph(
+    plant(
         "total-plus-loss",
         """
         total = 0
         for a, b in batches(40):
             total += learn(a, b)
         """,
-        "total",
-        "item()",
+        graph_growth("total", "item()"),
     ),
-    graph(
+    plant(
         "a-list-of-losses",
         """
         losses = []
         for a, b in batches(40):
             losses.append(learn(a, b))
         """,
-        "losses",
-        "item()",
+        graph_growth("losses", "item()"),
     ),
-    graph(
+    plant(
         "an-attribute",
         """
         class Log:
@@ -34,10 +32,9 @@ PLANTS = (
         for a, b in batches(40):
             log.total = log.total + learn(a, b)
         """,
-        "log.total",
-        "`log.total = (log.total + learn(a, b)).detach()`",
+        graph_growth("log.total", "`log.total = (log.total + learn(a, b)).detach()`"),
     ),
-    graph(
+    plant(
         "a-moving-average-that-keeps-its-graph",
         """
         average = {name: one.detach().clone() for name, one in net.named_parameters()}
@@ -46,10 +43,9 @@ PLANTS = (
             for name, one in net.named_parameters():
                 average[name] = 0.9 * average[name] + 0.1 * one
         """,
-        "average",
-        "`average[name] = (0.9 * average[name] + 0.1 * one).detach()`",
+        graph_growth("average", "`average[name] = (0.9 * average[name] + 0.1 * one).detach()`"),
     ),
-    graph(
+    plant(
         "a-weight-that-is-updated-with-its-history",
         """
         w = torch.randn(64, 10, requires_grad=True)
@@ -57,7 +53,6 @@ PLANTS = (
             slope, = torch.autograd.grad(F.cross_entropy(a @ w, b), w)
             w = w - 0.1 * slope
         """,
-        "w",
-        "`w = (w - 0.1 * slope).detach().requires_grad_()`",
+        graph_growth("w", "`w = (w - 0.1 * slope).detach().requires_grad_()`"),
     ),
 )

@@ -1,33 +1,25 @@
-"""Loops that keep something on purpose, or only for a while: caches, bounded collections, results of an evaluation, graphs for one update."""
+"""Loops that keep something for a while: caches, bounded collections, results of an evaluation, graphs for one update."""
 
 from __future__ import annotations
 
 from tests.plants.memtrace.loops import healthy
 
-PLANTS = (
-    healthy(
-        "a-cache-that-is-full-after-a-third-of-the-loop",
-        """
+_CELLS = {
+    "a-cache-that-is-full-after-a-third-of-the-loop": """
         cache = {}
         for i, (a, b) in enumerate(batches(15)):
             learn(a, b)
             if i % 5 not in cache:
                 cache[i % 5] = torch.randn(64, 64)
         """,
-    ),
-    healthy(
-        "a-cache-whose-keys-come-in-any-order",
-        """
+    "a-cache-whose-keys-come-in-any-order": """
         cache, keys = {}, [0, 3, 1, 0, 4, 2, 3, 1, 0, 5, 2, 4, 1, 0, 3, 5, 2, 1, 4, 0, 3, 2, 5, 1]
         for key in keys:
             learn(x, y)
             if key not in cache:
                 cache[key] = torch.randn(64, 64)
         """,
-    ),
-    healthy(
-        "a-data-set-that-is-read-once",
-        """
+    "a-data-set-that-is-read-once": """
         class Read(torch.utils.data.Dataset):
             def __init__(self):
                 self.rows = {}
@@ -42,10 +34,7 @@ PLANTS = (
             for a, b in loader:
                 learn(a, b)
         """,
-    ),
-    healthy(
-        "a-cache-inside-the-model-by-length",
-        """
+    "a-cache-inside-the-model-by-length": """
         class Placed(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -58,10 +47,7 @@ PLANTS = (
         for size in (8, 16, 24, 32, 40, 48) * 5:
             F.cross_entropy(model(torch.randn(size, 64)), torch.randint(10, (size,))).backward()
         """,
-    ),
-    healthy(
-        "a-cache-of-a-function",
-        """
+    "a-cache-of-a-function": """
         import functools
         @functools.lru_cache(maxsize=None)
         def table(size):
@@ -70,20 +56,14 @@ PLANTS = (
             learn(x, y)
             table(i % 6 + 1).sum()
         """,
-    ),
-    healthy(
-        "the-last-six-states",
-        """
+    "the-last-six-states": """
         import copy
         last = deque(maxlen=6)
         for a, b in batches():
             learn(a, b)
             last.append(copy.deepcopy(net.state_dict()))
         """,
-    ),
-    healthy(
-        "texts-that-are-written-one-after-another",
-        """
+    "texts-that-are-written-one-after-another": """
         head = nn.Linear(512, 512)
         def write():
             text = torch.zeros(1, 512)
@@ -94,10 +74,7 @@ PLANTS = (
         for _ in range(3):
             write()
         """,
-    ),
-    healthy(
-        "a-text-that-is-written-in-a-function",
-        """
+    "a-text-that-is-written-in-a-function": """
         head = nn.Linear(512, 512)
         def write():
             text = torch.zeros(1, 512)
@@ -107,10 +84,7 @@ PLANTS = (
             return text.mean()
         write()
         """,
-    ),
-    healthy(
-        "predictions-in-a-function",
-        """
+    "predictions-in-a-function": """
         wide = nn.Linear(64, 512)
         def predict():
             found = []
@@ -120,10 +94,7 @@ PLANTS = (
             return torch.cat(found).argmax(1)
         predict()
         """,
-    ),
-    healthy(
-        "weights-that-are-adapted-to-each-task",
-        """
+    "weights-that-are-adapted-to-each-task": """
         for task in range(6):
             fast = dict(net.named_parameters())
             for _ in range(3):
@@ -133,10 +104,7 @@ PLANTS = (
             outer = F.cross_entropy(torch.func.functional_call(net, fast, (x,)), y)
             opt.zero_grad(); outer.backward(); opt.step()
         """,
-    ),
-    healthy(
-        "a-model-of-each-run",
-        """
+    "a-model-of-each-run": """
         models = []
         for fold in range(6):
             model = nn.Linear(64, 10)
@@ -145,20 +113,14 @@ PLANTS = (
                 update.zero_grad(); F.cross_entropy(model(a), b).backward(); update.step()
             models.append(model)
         """,
-    ),
-    healthy(
-        "scores-of-an-evaluation",
-        """
+    "scores-of-an-evaluation": """
         scores = []
         with torch.no_grad():
             for a, b in batches(20):
                 scores.append(net(a).repeat(1, 20))
         scores = torch.cat(scores)
         """,
-    ),
-    healthy(
-        "features-that-are-made-before-a-training",
-        """
+    "features-that-are-made-before-a-training": """
         found = []
         with torch.no_grad():
             for a, b in batches():
@@ -167,10 +129,7 @@ PLANTS = (
         for hidden, b in found:
             F.cross_entropy(head(hidden), b).backward()
         """,
-    ),
-    healthy(
-        "what-a-teacher-says-asked-once-of-each-batch",
-        """
+    "what-a-teacher-says-asked-once-of-each-batch": """
         teacher, said, batch = nn.Linear(64, 10), {}, list(batches(8))
         for epoch in range(5):
             for i, (a, b) in enumerate(batch):
@@ -179,10 +138,7 @@ PLANTS = (
                         said[i] = teacher(a).repeat(1, 8)
                 opt.zero_grad(); F.mse_loss(net(a).repeat(1, 8), said[i]).backward(); opt.step()
         """,
-    ),
-    healthy(
-        "states-at-random-from-all-that-were",
-        """
+    "states-at-random-from-all-that-were": """
         kept, places = [], [0, 3, 5, 1, 9, 12, 2, 20, 4, 30, 0, 17, 25, 3, 33, 11]
         for i, (a, b) in enumerate(batches(40)):
             learn(a, b)
@@ -191,10 +147,7 @@ PLANTS = (
             elif places[i % 16] < 6:
                 kept[places[i % 16]] = net[0](a).detach()
         """,
-    ),
-    healthy(
-        "every-fifth-output-the-last-three",
-        """
+    "every-fifth-output-the-last-three": """
         kept = []
         for i, (a, b) in enumerate(batches(60)):
             out = net(a.repeat(4, 1))
@@ -202,10 +155,7 @@ PLANTS = (
             if i % 5 == 0:
                 kept = [*kept, out.detach()][-3:]
         """,
-    ),
-    healthy(
-        "the-log-probabilities-of-an-episode-for-one-update",
-        """
+    "the-log-probabilities-of-an-episode-for-one-update": """
         policy = nn.Linear(8, 2)
         update, chosen = torch.optim.Adam(policy.parameters()), []
         for t in range(30):
@@ -213,30 +163,21 @@ PLANTS = (
             chosen.append(odds.log_prob(odds.sample()))
         update.zero_grad(); (-torch.stack(chosen).sum()).backward(); update.step()
         """,
-    ),
-    healthy(
-        "embeddings-of-all-batches-for-one-loss",
-        """
+    "embeddings-of-all-batches-for-one-loss": """
         encoder, found = nn.Linear(64, 32), []
         for a, b in batches():
             found.append(encoder(a))
         whole = torch.cat(found)
         (whole @ whole.T).mean().backward()
         """,
-    ),
-    healthy(
-        "losses-that-are-summed-up-for-each-update",
-        """
+    "losses-that-are-summed-up-for-each-update": """
         for step in range(4):
             total = 0
             for a, b in batches(6):
                 total = total + F.cross_entropy(net(a), b)
             opt.zero_grad(); total.backward(); opt.step()
         """,
-    ),
-    healthy(
-        "a-model-that-grows-in-stages",
-        """
+    "a-model-that-grows-in-stages": """
         class Grows(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -252,10 +193,7 @@ PLANTS = (
                 update.zero_grad(); model(a).sum().backward(); update.step()
             model.blocks.append(nn.Linear(64, 64))
         """,
-    ),
-    healthy(
-        "a-model-that-grows-and-its-optimizer-with-it",
-        """
+    "a-model-that-grows-and-its-optimizer-with-it": """
         model = nn.Sequential(nn.Linear(64, 64))
         update = torch.optim.Adam(model.parameters())
         for stage in range(5):
@@ -264,19 +202,13 @@ PLANTS = (
             model.append(nn.Linear(64, 64))
             update.add_param_group({"params": model[-1].parameters()})
         """,
-    ),
-    healthy(
-        "a-deque-with-a-limit-that-is-far-away",
-        """
+    "a-deque-with-a-limit-that-is-far-away": """
         replay = deque(maxlen=1000)
         for a, b in batches(20):
             replay.append((a, b))
             learn(*replay[0])
         """,
-    ),
-    healthy(
-        "a-functions-cache-with-a-limit-that-is-far-away",
-        """
+    "a-functions-cache-with-a-limit-that-is-far-away": """
         import functools
         @functools.lru_cache(maxsize=128)
         def table(at):
@@ -285,10 +217,7 @@ PLANTS = (
             learn(a, b)
             table(i)
         """,
-    ),
-    healthy(
-        "weak-references",
-        """
+    "weak-references": """
         import weakref
         seen = []
         for a, b in batches(14):
@@ -296,14 +225,11 @@ PLANTS = (
             seen.append(weakref.ref(out))
             opt.zero_grad(); F.cross_entropy(out, b).backward(); opt.step()
         """,
-    ),
-    healthy(
-        "the-last-graphs-without-a-model",
-        """
+    "the-last-graphs-without-a-model": """
         w = torch.randn(64, 256, requires_grad=True)
         last = deque(maxlen=5)
         for i in range(30):
             last.append((torch.randn(32, 64) @ w).tanh().sum())
         """,
-    ),
-)
+}
+PLANTS = tuple(healthy(name, cell) for name, cell in _CELLS.items())

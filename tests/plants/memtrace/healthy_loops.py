@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from tests.plants.memtrace.loops import healthy
 
-PLANTS = (
-    healthy(
-        "training",
-        """
+_CELLS = {
+    "training": """
         for a, b in batches():
             opt.zero_grad()
             loss = F.cross_entropy(net(a), b)
             loss.backward()
             opt.step()
         """,
-    ),
-    healthy(
-        "a-number-is-kept",
-        """
+    "a-number-is-kept": """
         losses = []
         for a, b in batches():
             opt.zero_grad()
@@ -26,10 +21,7 @@ PLANTS = (
             opt.step()
             losses.append(loss.item())
         """,
-    ),
-    healthy(
-        "a-detached-scalar-is-kept",
-        """
+    "a-detached-scalar-is-kept": """
         losses = []
         for a, b in batches():
             opt.zero_grad()
@@ -38,10 +30,7 @@ PLANTS = (
             opt.step()
             losses.append(loss.detach())
         """,
-    ),
-    healthy(
-        "a-running-total-of-numbers",
-        """
+    "a-running-total-of-numbers": """
         total = 0.0
         for a, b in batches():
             opt.zero_grad()
@@ -50,10 +39,7 @@ PLANTS = (
             opt.step()
             total += loss.item()
         """,
-    ),
-    healthy(
-        "a-detached-running-total",
-        """
+    "a-detached-running-total": """
         total = torch.zeros(())
         for a, b in batches():
             opt.zero_grad()
@@ -62,10 +48,7 @@ PLANTS = (
             opt.step()
             total += loss.detach()
         """,
-    ),
-    healthy(
-        "accumulated-gradients",
-        """
+    "accumulated-gradients": """
         for i, (a, b) in enumerate(batches(16)):
             loss = F.cross_entropy(net(a), b) / 4
             loss.backward()
@@ -73,40 +56,28 @@ PLANTS = (
                 opt.step()
                 opt.zero_grad()
         """,
-    ),
-    healthy(
-        "gradients-set-to-zero",
-        """
+    "gradients-set-to-zero": """
         for a, b in batches():
             opt.zero_grad(set_to_none=False)
             loss = F.cross_entropy(net(a), b)
             loss.backward()
             opt.step()
         """,
-    ),
-    healthy(
-        "evaluation-without-gradients",
-        """
+    "evaluation-without-gradients": """
         net.eval()
         right = 0
         with torch.no_grad():
             for a, b in batches():
                 right += (net(a).argmax(1) == b).sum()
         """,
-    ),
-    healthy(
-        "evaluation-inference-mode",
-        """
+    "evaluation-inference-mode": """
         net.eval()
         right = 0
         with torch.inference_mode():
             for a, b in batches():
                 right += (net(a).argmax(1) == b).sum()
         """,
-    ),
-    healthy(
-        "training-then-evaluation",
-        """
+    "training-then-evaluation": """
         for a, b in batches():
             opt.zero_grad()
             loss = F.cross_entropy(net(a), b)
@@ -120,10 +91,7 @@ PLANTS = (
             for a, b in batches():
                 best = net(a)
         """,
-    ),
-    healthy(
-        "two-epochs-with-evaluation",
-        """
+    "two-epochs-with-evaluation": """
         for epoch in range(3):
             for a, b in batches(6):
                 learn(a, b)
@@ -131,10 +99,7 @@ PLANTS = (
                 for a, b in batches(4):
                     right = (net(a).argmax(1) == b).float().mean()
         """,
-    ),
-    healthy(
-        "a-bounded-deque",
-        """
+    "a-bounded-deque": """
         last = deque(maxlen=3)
         for a, b in batches(20):
             opt.zero_grad()
@@ -143,30 +108,21 @@ PLANTS = (
             opt.step()
             last.append(net(a).detach())
         """,
-    ),
-    healthy(
-        "a-replay-buffer-with-a-limit",
-        """
+    "a-replay-buffer-with-a-limit": """
         replay = deque(maxlen=4)
         for a, b in batches(20):
             replay.append((a, b))
             for c, d in list(replay)[-2:]:
                 learn(c, d)
         """,
-    ),
-    healthy(
-        "the-best-model",
-        """
+    "the-best-model": """
         best, best_state = float("inf"), None
         for a, b in batches():
             loss = learn(a, b).item()
             if loss < best:
                 best, best_state = loss, {name: one.clone() for name, one in net.state_dict().items()}
         """,
-    ),
-    healthy(
-        "a-moving-average-of-weights",
-        """
+    "a-moving-average-of-weights": """
         import copy
         average = copy.deepcopy(net)
         for a, b in batches():
@@ -175,33 +131,21 @@ PLANTS = (
                 for one, other in zip(average.parameters(), net.parameters()):
                     one.lerp_(other, 0.1)
         """,
-    ),
-    healthy(
-        "a-scheduler",
-        """
+    "a-scheduler": """
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 12)
         for a, b in batches():
             learn(a, b)
             scheduler.step()
         """,
-    ),
-    healthy(
-        "lengths-that-vary",
-        """
+    "lengths-that-vary": """
         for size in (5, 40, 17, 33, 8, 60, 21, 2, 49, 12, 30, 7):
             learn(torch.randn(size, 64), torch.randint(10, (size,)))
         """,
-    ),
-    healthy(
-        "batches-that-grow",
-        """
+    "batches-that-grow": """
         for size in range(4, 64, 4):
             learn(torch.randn(size, 64), torch.randint(10, (size,)))
         """,
-    ),
-    healthy(
-        "batches-that-grow-by-hand",
-        """
+    "batches-that-grow-by-hand": """
         for size in range(4, 64, 4):
             a, b = torch.randn(size, 64), torch.randint(10, (size,))
             opt.zero_grad()
@@ -209,18 +153,12 @@ PLANTS = (
             loss.backward()
             opt.step()
         """,
-    ),
-    healthy(
-        "lengths-that-grow-without-gradients",
-        """
+    "lengths-that-grow-without-gradients": """
         with torch.no_grad():
             for size in range(4, 64, 4):
                 out = net(torch.randn(size, 64))
         """,
-    ),
-    healthy(
-        "an-early-end",
-        """
+    "an-early-end": """
         for i, (a, b) in enumerate(batches()):
             opt.zero_grad()
             loss = F.cross_entropy(net(a), b)
@@ -229,10 +167,7 @@ PLANTS = (
             if i == 6:
                 break
         """,
-    ),
-    healthy(
-        "a-warm-up",
-        """
+    "a-warm-up": """
         for a, b in batches(3):
             net(a)
         for a, b in batches():
@@ -241,20 +176,14 @@ PLANTS = (
             loss.backward()
             opt.step()
         """,
-    ),
-    healthy(
-        "an-exception-that-is-caught",
-        """
+    "an-exception-that-is-caught": """
         for i, (a, b) in enumerate(batches()):
             try:
                 learn(a[:, :60] if i % 4 == 1 else a, b)
             except RuntimeError:
                 continue
         """,
-    ),
-    healthy(
-        "adversaries",
-        """
+    "adversaries": """
         fake, judge = nn.Linear(8, 64), nn.Linear(64, 1)
         first, second = torch.optim.Adam(fake.parameters()), torch.optim.Adam(judge.parameters())
         for a, b in batches():
@@ -264,10 +193,7 @@ PLANTS = (
             loss_g = F.softplus(-judge(made)).mean()
             first.zero_grad(); loss_g.backward(); first.step()
         """,
-    ),
-    healthy(
-        "hidden-state-detached",
-        """
+    "hidden-state-detached": """
         cell = nn.GRUCell(64, 32)
         h = torch.zeros(32, 32)
         for a, b in batches():
@@ -275,10 +201,7 @@ PLANTS = (
             loss = h.square().mean()
             loss.backward()
         """,
-    ),
-    healthy(
-        "truncated-backpropagation",
-        """
+    "truncated-backpropagation": """
         cell = nn.GRUCell(64, 32)
         h, loss = torch.zeros(32, 32), 0
         for i, (a, b) in enumerate(batches(24)):
@@ -288,10 +211,7 @@ PLANTS = (
                 loss.backward()
                 h, loss = h.detach(), 0
         """,
-    ),
-    healthy(
-        "a-key-value-cache-within-each-sequence",
-        """
+    "a-key-value-cache-within-each-sequence": """
         head = nn.Linear(64, 64)
         with torch.no_grad():
             for sequence in range(4):
@@ -299,10 +219,7 @@ PLANTS = (
                 for t in range(6):
                     keys = torch.cat([keys, head(torch.randn(1, 1, 64))], 1)
         """,
-    ),
-    healthy(
-        "a-bounded-cache",
-        """
+    "a-bounded-cache": """
         cache = {}
         def cached(key):
             if key not in cache:
@@ -311,10 +228,7 @@ PLANTS = (
         for i in range(16):
             learn(cached(i % 3), y)
         """,
-    ),
-    healthy(
-        "second-derivatives",
-        """
+    "second-derivatives": """
         for a, b in batches():
             a = a.requires_grad_()
             out = net(a).sum()
@@ -323,10 +237,7 @@ PLANTS = (
             slope.square().mean().backward()
             opt.step()
         """,
-    ),
-    healthy(
-        "a-graph-kept-for-one-step",
-        """
+    "a-graph-kept-for-one-step": """
         for a, b in batches():
             opt.zero_grad()
             loss = F.cross_entropy(net(a), b)
@@ -334,10 +245,7 @@ PLANTS = (
             loss.backward()
             opt.step()
         """,
-    ),
-    healthy(
-        "lbfgs",
-        """
+    "lbfgs": """
         few = torch.optim.LBFGS(net.parameters(), max_iter=4, history_size=3)
         def closure():
             few.zero_grad()
@@ -347,46 +255,31 @@ PLANTS = (
         for _ in range(6):
             few.step(closure)
         """,
-    ),
-    healthy(
-        "a-hook-that-is-removed",
-        """
+    "a-hook-that-is-removed": """
         for a, b in batches():
             kept = []
             handle = net[1].register_forward_hook(lambda m, i, o: kept.append(o.detach()))
             learn(a, b)
             handle.remove()
         """,
-    ),
-    healthy(
-        "a-hook-that-keeps-the-last",
-        """
+    "a-hook-that-keeps-the-last": """
         latest = {}
         net[1].register_forward_hook(lambda m, i, o: latest.update(hidden=o))
         for a, b in batches():
             learn(a, b)
         """,
-    ),
-    healthy(
-        "a-loader",
-        """
+    "a-loader": """
         data = torch.utils.data.TensorDataset(torch.randn(300, 64), torch.randint(10, (300,)))
         for epoch in range(2):
             for a, b in torch.utils.data.DataLoader(data, 32, shuffle=True):
                 learn(a, b)
         """,
-    ),
-    healthy(
-        "a-list-of-all-batches-beforehand",
-        """
+    "a-list-of-all-batches-beforehand": """
         made = list(batches(12))
         for a, b in made:
             learn(a, b)
         """,
-    ),
-    healthy(
-        "models-made-one-after-another",
-        """
+    "models-made-one-after-another": """
         for width in (8, 16, 32, 64, 16, 8):
             model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
             update = torch.optim.Adam(model.parameters())
@@ -395,10 +288,7 @@ PLANTS = (
                 F.cross_entropy(model(a), b).backward()
                 update.step()
         """,
-    ),
-    healthy(
-        "an-optimizer-that-is-lazy-in-its-state",
-        """
+    "an-optimizer-that-is-lazy-in-its-state": """
         late = nn.Linear(64, 64)
         update = torch.optim.Adam([*net.parameters(), *late.parameters()])
         for i, (a, b) in enumerate(batches()):
@@ -406,28 +296,19 @@ PLANTS = (
             F.cross_entropy(net(late(a) if i > 5 else a), b).backward()
             update.step()
         """,
-    ),
-    healthy(
-        "results-joined-at-the-end-in-numbers",
-        """
+    "results-joined-at-the-end-in-numbers": """
         rows = []
         with torch.no_grad():
             for a, b in batches():
                 rows += net(a).argmax(1).tolist()
         """,
-    ),
-    healthy(
-        "a-preallocated-history",
-        """
+    "a-preallocated-history": """
         history = torch.zeros(12, 32, 10)
         with torch.no_grad():
             for i, (a, b) in enumerate(batches()):
                 history[i] = net(a)
         """,
-    ),
-    healthy(
-        "checkpoints-in-a-function",
-        """
+    "checkpoints-in-a-function": """
         from torch.utils.checkpoint import checkpoint
         def forward(a):
             return net[2](checkpoint(lambda z: net[1](net[0](z)), a, use_reentrant=False))
@@ -436,10 +317,7 @@ PLANTS = (
             F.cross_entropy(forward(a), b).backward()
             opt.step()
         """,
-    ),
-    healthy(
-        "autocast",
-        """
+    "autocast": """
         for a, b in batches():
             opt.zero_grad()
             with torch.autocast("cpu", torch.bfloat16):
@@ -447,10 +325,7 @@ PLANTS = (
             loss.backward()
             opt.step()
         """,
-    ),
-    healthy(
-        "the-last-ten-of-thirty",
-        """
+    "the-last-ten-of-thirty": """
         last = deque(maxlen=10)
         for a, b in batches(30):
             opt.zero_grad()
@@ -459,10 +334,7 @@ PLANTS = (
             opt.step()
             last.append(net(a).detach())
         """,
-    ),
-    healthy(
-        "the-last-six-outputs",
-        """
+    "the-last-six-outputs": """
         last = deque(maxlen=6)
         for a, b in batches(40):
             out = net(a)
@@ -470,10 +342,7 @@ PLANTS = (
             opt.step(); opt.zero_grad()
             last.append(out.detach())
         """,
-    ),
-    healthy(
-        "outputs-of-each-epoch",
-        """
+    "outputs-of-each-epoch": """
         for epoch in range(4):
             outs = []
             with torch.no_grad():
@@ -481,30 +350,21 @@ PLANTS = (
                     outs.append(net(a))
             score = torch.cat(outs).mean()
         """,
-    ),
-    healthy(
-        "predictions",
-        """
+    "predictions": """
         preds = []
         with torch.no_grad():
             for a, b in batches(20):
                 preds.append(net(a).argmax(1))
         """,
-    ),
-    healthy(
-        "batches-that-grow-stacked",
-        """
+    "batches-that-grow-stacked": """
         for size in range(2, 40, 2):
             a = torch.stack([torch.randn(64) for _ in range(size)])
             net(a).sum().backward()
         """,
-    ),
-    healthy(
-        "joined-with-itself",
-        """
+    "joined-with-itself": """
         for a, b in batches(12):
             c = torch.cat([a, a])
             net(c).sum().backward()
         """,
-    ),
-)
+}
+PLANTS = tuple(healthy(name, cell) for name, cell in _CELLS.items())

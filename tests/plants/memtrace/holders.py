@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.plants.memtrace.loops import ALL, KEPT, OUT, leak
+from tests.plants.memtrace.loops import ALL, KEPT, OUT, growth, plant
 
 PLANTS = (
-    leak(
+    plant(
         "only-at-times",
         """
         kept = []
@@ -14,11 +14,9 @@ PLANTS = (
             if i % 4 == 0:
                 kept.append(torch.ones(64, 64))  # <- here
         """,
-        "kept[0]",
-        bytes_per_iteration=(64 * 64, 64 * 64 * 2),
-        fix="kept",
+        growth("kept[0]", 64 * 64, 64 * 64 * 2, "kept"),
     ),
-    leak(
+    plant(
         "the-larger-of-two-at-one-line",
         """
         few, many = [], []
@@ -26,11 +24,9 @@ PLANTS = (
             learn(a, b)
             few.append(a[0] * 2); many.append(a * 2)  # <- here
         """,
-        "many[0]",
-        bytes_per_iteration=(32 * 64 * 4, 33 * 64 * 4),
-        fix="many",
+        growth("many[0]", 32 * 64 * 4, 33 * 64 * 4, "many"),
     ),
-    leak(
+    plant(
         "callbacks-of-a-trainer-that-has-returned",
         """
         class Callback:
@@ -48,10 +44,9 @@ PLANTS = (
         trainer = Trainer()
         trainer.fit()
         """,
-        "trainer.callbacks[0].outs",
-        bytes_per_iteration=(OUT, OUT),
+        growth("trainer.callbacks[0].outs", OUT, OUT),
     ),
-    leak(
+    plant(
         "a-cache-of-a-function-without-a-limit",
         """
         import functools
@@ -62,11 +57,9 @@ PLANTS = (
             learn(x, y)
             table(i)
         """,
-        "table.<cache>",
-        bytes_per_iteration=(64 * 64 * 4, 64 * 64 * 4),
-        fix="`table.cache_clear()`",
+        growth("table.<cache>", 64 * 64 * 4, 64 * 64 * 4, "`table.cache_clear()`"),
     ),
-    leak(
+    plant(
         "objects-that-hold-each-other",
         """
         class Row:
@@ -77,11 +70,9 @@ PLANTS = (
             learn(a, b)
             row = Row(a * 2, row)  # <- here
         """,
-        "row.before",
-        bytes_per_iteration=(32 * 64 * 4, 32 * 64 * 4),
-        fix="keep in `row` only",
+        growth("row.before", 32 * 64 * 4, 32 * 64 * 4, "keep in `row` only"),
     ),
-    leak(
+    plant(
         "a-list-of-losses-evaluation",
         """
         losses = []
@@ -89,11 +80,9 @@ PLANTS = (
             loss = F.cross_entropy(net(a), b)  # <- here
             losses.append(loss)
         """,
-        "losses[0]",
-        bytes_per_iteration=(KEPT, ALL),
-        fix="no_grad",
+        growth("losses[0]", KEPT, ALL, "no_grad"),
     ),
-    leak(
+    plant(
         "a-list-of-outputs",
         """
         outs = []
@@ -104,11 +93,9 @@ PLANTS = (
             opt.step()
             outs.append(out)
         """,
-        "outs[0]",
-        bytes_per_iteration=(OUT, ALL),
-        fix="outs",
+        growth("outs[0]", OUT, ALL, "outs"),
     ),
-    leak(
+    plant(
         "a-dict-by-step",
         """
         seen = {}
@@ -116,11 +103,9 @@ PLANTS = (
             learn(a, b)
             seen[i] = net(a)  # <- here
         """,
-        "seen[0]",
-        bytes_per_iteration=(KEPT, ALL),
-        fix="detach",
+        growth("seen[0]", KEPT, ALL, "detach"),
     ),
-    leak(
+    plant(
         "a-deque-without-a-limit",
         """
         last = deque()
@@ -129,10 +114,9 @@ PLANTS = (
             with torch.no_grad():
                 last.append(net(a))  # <- here
         """,
-        "last[0]",
-        bytes_per_iteration=(OUT, OUT),
+        growth("last[0]", OUT, OUT),
     ),
-    leak(
+    plant(
         "a-dict-of-lists",
         """
         log = defaultdict(list)
@@ -140,11 +124,9 @@ PLANTS = (
             learn(a, b)
             log['features'].append(net[0](a))  # <- here
         """,
-        "log['features'][0]",
-        bytes_per_iteration=(KEPT, ALL),
-        fix="detach",
+        growth("log['features'][0]", KEPT, ALL, "detach"),
     ),
-    leak(
+    plant(
         "an-attribute-of-a-trainer",
         """
         class Trainer:
@@ -161,11 +143,9 @@ PLANTS = (
         for a, b in batches():
             trainer.step(a, b)
         """,
-        "trainer.history[0]",
-        bytes_per_iteration=(OUT, ALL),
-        fix="trainer.history",
+        growth("trainer.history[0]", OUT, ALL, "trainer.history"),
     ),
-    leak(
+    plant(
         "an-attribute-of-a-class",
         """
         class Seen:
@@ -174,10 +154,9 @@ PLANTS = (
             learn(a, b)
             Seen.kept.append(net(a).detach())  # <- here
         """,
-        "Seen.kept[0]",
-        bytes_per_iteration=(OUT, OUT),
+        growth("Seen.kept[0]", OUT, OUT),
     ),
-    leak(
+    plant(
         "a-model-that-keeps-its-outputs",
         """
         class Keeps(nn.Module):
@@ -195,11 +174,9 @@ PLANTS = (
             F.cross_entropy(model(a), b).backward()
             update.step()
         """,
-        "model.kept[0]",
-        bytes_per_iteration=(OUT, ALL),
-        fix="model.kept",
+        growth("model.kept[0]", OUT, ALL, "model.kept"),
     ),
-    leak(
+    plant(
         "a-closure",
         """
         def recorder():
@@ -212,10 +189,9 @@ PLANTS = (
             learn(a, b)
             record(net(a).detach())  # <- here
         """,
-        "record.<closure kept>[0]",
-        bytes_per_iteration=(OUT, OUT),
+        growth("record.<closure kept>[0]", OUT, OUT),
     ),
-    leak(
+    plant(
         "a-default-argument",
         """
         def note(value, kept=[]):
@@ -224,11 +200,9 @@ PLANTS = (
             learn(a, b)
             note(net(a).detach())  # <- here
         """,
-        "note.",
-        bytes_per_iteration=(OUT, OUT),
-        fix="kept",
+        growth("note.", OUT, OUT, "kept"),
     ),
-    leak(
+    plant(
         "a-generator-that-remembers",
         """
         def remembering():
@@ -241,10 +215,9 @@ PLANTS = (
         for _ in range(12):
             learn(next(source), y)
         """,
-        "source",
-        bytes_per_iteration=(32 * 64 * 4, 32 * 64 * 4),
+        growth("source", 32 * 64 * 4, 32 * 64 * 4),
     ),
-    leak(
+    plant(
         "lru-cache",
         """
         from functools import lru_cache
@@ -254,10 +227,9 @@ PLANTS = (
         for step in range(12):
             learn(features(step), y)
         """,
-        "",
-        bytes_per_iteration=(32 * 64 * 4, 32 * 64 * 4),
+        growth("", 32 * 64 * 4, 32 * 64 * 4),
     ),
-    leak(
+    plant(
         "a-cache-of-a-module-of-its-own",
         """
         import sys, types
@@ -268,8 +240,6 @@ PLANTS = (
             learn(a, b)
             lib._CACHE[i] = net(a).detach()  # <- here
         """,
-        "lib._CACHE[0]",
-        bytes_per_iteration=(OUT, OUT),
-        fix="cache",
+        growth("lib._CACHE[0]", OUT, OUT, "cache"),
     ),
 )

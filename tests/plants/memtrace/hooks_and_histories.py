@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.plants.memtrace.loops import ALL, KEPT, OUT, leak
+from tests.plants.memtrace.loops import ALL, KEPT, OUT, growth, plant
 
 PLANTS = (
-    leak(
+    plant(
         "a-forward-hook",
         """
         kept = []
@@ -16,11 +16,9 @@ PLANTS = (
             loss.backward()
             opt.step()
         """,
-        "kept[0]",
-        bytes_per_iteration=(KEPT, ALL),
-        fix="kept",
+        growth("kept[0]", KEPT, ALL, "kept"),
     ),
-    leak(
+    plant(
         "a-hook-whose-list-has-no-name",
         """
         def spy(module):
@@ -30,11 +28,9 @@ PLANTS = (
         for a, b in batches():
             learn(a, b)
         """,
-        "net",
-        bytes_per_iteration=(KEPT, KEPT),
-        fix="handle",
+        growth("net", KEPT, KEPT, "handle"),
     ),
-    leak(
+    plant(
         "hooks-added-at-each-step",
         """
         for a, b in batches():
@@ -42,11 +38,9 @@ PLANTS = (
             net[1].register_forward_hook(lambda m, i, o, big=big: None)
             learn(a, b)
         """,
-        "net",
-        bytes_per_iteration=(32 * 64 * 4, 32 * 64 * 4),
-        fix="remove()",
+        growth("net", 32 * 64 * 4, 32 * 64 * 4, "remove()"),
     ),
-    leak(
+    plant(
         "hooks-on-a-weight",
         """
         for a, b in batches():
@@ -54,11 +48,9 @@ PLANTS = (
             net[0].weight.register_hook(lambda grad, mask=mask: grad * mask)
             learn(a, b)
         """,
-        "net",
-        bytes_per_iteration=(128 * 64 * 4, 128 * 64 * 4),
-        fix="remove()",
+        growth("net", 128 * 64 * 4, 128 * 64 * 4, "remove()"),
     ),
-    leak(
+    plant(
         "hidden-state-with-its-history",
         """
         cell = nn.GRUCell(64, 32)
@@ -66,22 +58,18 @@ PLANTS = (
         for a, b in batches():
             h = cell(a, h)  # <- here
         """,
-        "h.grad_fn",
-        bytes_per_iteration=(32 * 32 * 4, 1 << 20),
-        fix="no_grad",
+        growth("h.grad_fn", 32 * 32 * 4, 1 << 20, "no_grad"),
     ),
-    leak(
+    plant(
         "a-running-loss-before-backward",
         """
         total = 0
         for a, b in batches():
             total = total + F.cross_entropy(net(a), b)  # <- here
         """,
-        "total.grad_fn",
-        bytes_per_iteration=(KEPT, ALL),
-        fix="no_grad",
+        growth("total.grad_fn", KEPT, ALL, "no_grad"),
     ),
-    leak(
+    plant(
         "retain-graph-and-a-list",
         """
         losses = []
@@ -92,11 +80,9 @@ PLANTS = (
             opt.step()
             losses.append(loss)
         """,
-        "losses[0].grad_fn",
-        bytes_per_iteration=(KEPT, ALL),
-        fix=".item()",
+        growth("losses[0].grad_fn", KEPT, ALL, ".item()"),
     ),
-    leak(
+    plant(
         "a-metric-that-keeps-the-graph",
         """
         class Mean:
@@ -110,11 +96,9 @@ PLANTS = (
             learn(a, b)
             metric.update(net(a).std())  # <- here
         """,
-        "metric.total.grad_fn",
-        bytes_per_iteration=(KEPT, ALL),
-        fix="metric.total",
+        growth("metric.total.grad_fn", KEPT, ALL, "metric.total"),
     ),
-    leak(
+    plant(
         "a-tensor-that-swells",
         """
         hist = torch.zeros(0, 10)
@@ -122,11 +106,9 @@ PLANTS = (
             for a, b in batches():
                 hist = torch.cat([hist, net(a)])  # <- here
         """,
-        "hist",
-        bytes_per_iteration=(OUT, OUT),
-        fix="hist",
+        growth("hist", OUT, OUT, "hist"),
     ),
-    leak(
+    plant(
         "a-tensor-that-swells-in-training",
         """
         hist = torch.zeros(0, 64)
@@ -134,11 +116,9 @@ PLANTS = (
             learn(a, b)
             hist = torch.cat([hist, a])  # <- here
         """,
-        "hist",
-        bytes_per_iteration=(32 * 64 * 4, 32 * 64 * 4),
-        fix="hist",
+        growth("hist", 32 * 64 * 4, 32 * 64 * 4, "hist"),
     ),
-    leak(
+    plant(
         "a-swelling-attribute",
         """
         class Memory:
@@ -148,11 +128,9 @@ PLANTS = (
             learn(a, b)
             memory.bank = torch.vstack((memory.bank, net[0](a).detach()))  # <- here
         """,
-        "memory.bank",
-        bytes_per_iteration=(KEPT, KEPT),
-        fix="memory.bank",
+        growth("memory.bank", KEPT, KEPT, "memory.bank"),
     ),
-    leak(
+    plant(
         "a-key-value-cache-without-an-end",
         """
         head = nn.Linear(64, 64)
@@ -161,11 +139,9 @@ PLANTS = (
             for t in range(16):
                 keys = torch.cat([keys, head(torch.randn(8, 1, 64))], 1)  # <- here
         """,
-        "keys",
-        bytes_per_iteration=(8 * 64 * 4, 8 * 64 * 4),
-        fix="keys",
+        growth("keys", 8 * 64 * 4, 8 * 64 * 4, "keys"),
     ),
-    leak(
+    plant(
         "in-the-evaluation-after-training",
         """
         for a, b in batches():
@@ -174,11 +150,9 @@ PLANTS = (
         for a, b in batches():
             outs.append(net(a))  # <- here
         """,
-        "outs[0]",
-        bytes_per_iteration=(KEPT, ALL),
-        fix="no_grad",
+        growth("outs[0]", KEPT, ALL, "no_grad"),
     ),
-    leak(
+    plant(
         "every-third-step",
         """
         kept = []
@@ -187,10 +161,9 @@ PLANTS = (
             if i % 3 == 0:
                 kept.append(net(a).detach().repeat(1, 20))  # <- here
         """,
-        "kept[0]",
-        bytes_per_iteration=(OUT * 5, OUT * 21),
+        growth("kept[0]", OUT * 5, OUT * 21),
     ),
-    leak(
+    plant(
         "every-fifth-step",
         """
         kept = []
@@ -199,10 +172,9 @@ PLANTS = (
             if i % 5 == 4:
                 kept.append(torch.randn(64, 512))  # <- here
         """,
-        "kept[0]",
-        bytes_per_iteration=(64 * 512 * 4 // 6, 64 * 512 * 4),
+        growth("kept[0]", 64 * 512 * 4 // 6, 64 * 512 * 4),
     ),
-    leak(
+    plant(
         "from-the-middle-on",
         """
         kept = []
@@ -211,7 +183,6 @@ PLANTS = (
             if i >= 30:
                 kept.append(net(a).repeat(1, 20))  # <- here
         """,
-        "kept[0]",
-        bytes_per_iteration=(OUT * 10, ALL * 4),
+        growth("kept[0]", OUT * 10, ALL * 4),
     ),
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.plants.memtrace.loops import ALL, KEPT, OUT, leak
+from tests.plants.memtrace.loops import ALL, KEPT, OUT, growth, plant
 
 PLANTS = (
-    leak(
+    plant(
         "two-at-once",
         """
         outs, features = [], []
@@ -14,12 +14,9 @@ PLANTS = (
             outs.append(net(a).detach())
             features.append(net[0](a).detach())  # <- here
         """,
-        "features[0]",
-        bytes_per_iteration=(KEPT, KEPT + OUT),
-        fix="features",
-        others=("outs",),
+        growth("features[0]", KEPT, KEPT + OUT, "features") | {"growth.others": ("outs",)},
     ),
-    leak(
+    plant(
         "inside-a-function",
         """
         def train():
@@ -30,11 +27,9 @@ PLANTS = (
             return len(outs)
         train()
         """,
-        "train() local 'outs'[0]",
-        bytes_per_iteration=(KEPT, ALL),
-        fix="outs",
+        growth("train() local 'outs'[0]", KEPT, ALL, "outs"),
     ),
-    leak(
+    plant(
         "nested-functions",
         """
         def run(epochs):
@@ -47,11 +42,9 @@ PLANTS = (
                 epoch()
         run(4)
         """,
-        "run() local 'kept'[0]",
-        bytes_per_iteration=(OUT, OUT),
-        fix="kept",
+        growth("run() local 'kept'[0]", OUT, OUT, "kept"),
     ),
-    leak(
+    plant(
         "optimizer-state-that-grows",
         """
         class Remembers(torch.optim.SGD):
@@ -66,11 +59,9 @@ PLANTS = (
             F.cross_entropy(net(a), b).backward()
             update.step()
         """,
-        "update.state",
-        bytes_per_iteration=(9000 * 4, 10000 * 4),
-        fix="update.state",
+        growth("update.state", 9000 * 4, 10000 * 4, "update.state"),
     ),
-    leak(
+    plant(
         "adversaries-kept",
         """
         fake, judge = nn.Linear(8, 64), nn.Linear(64, 1)
@@ -83,11 +74,9 @@ PLANTS = (
             loss_g = F.softplus(-judge(made[-1])).mean()
             first.zero_grad(); loss_g.backward(); first.step()
         """,
-        "made[0]",
-        bytes_per_iteration=(32 * 64 * 4, 32 * 80 * 4),
-        fix="made",
+        growth("made[0]", 32 * 64 * 4, 32 * 80 * 4, "made"),
     ),
-    leak(
+    plant(
         "models-that-are-kept",
         """
         import copy
@@ -96,11 +85,9 @@ PLANTS = (
             learn(a, b)
             models.append(copy.deepcopy(net))  # <- here
         """,
-        "models[0]",
-        bytes_per_iteration=(9000 * 4, 10000 * 4),
-        fix="models",
+        growth("models[0]", 9000 * 4, 10000 * 4, "models"),
     ),
-    leak(
+    plant(
         "state-dicts-that-are-kept",
         """
         saved = []
@@ -108,11 +95,9 @@ PLANTS = (
             learn(a, b)
             saved.append({name: one.clone() for name, one in net.state_dict().items()})  # <- here
         """,
-        "saved[0]",
-        bytes_per_iteration=(9000 * 4, 10000 * 4),
-        fix="saved",
+        growth("saved[0]", 9000 * 4, 10000 * 4, "saved"),
     ),
-    leak(
+    plant(
         "batches-that-are-kept",
         """
         kept = []
@@ -121,10 +106,9 @@ PLANTS = (
             kept.append(a)
             learn(a, b)
         """,
-        "kept[0]",
-        bytes_per_iteration=(32 * 64 * 4, 32 * 64 * 4),
+        growth("kept[0]", 32 * 64 * 4, 32 * 64 * 4),
     ),
-    leak(
+    plant(
         "a-view-of-a-large-tensor",
         """
         firsts = []
@@ -134,11 +118,9 @@ PLANTS = (
                 hidden = net[0](a)  # <- here
             firsts.append(hidden[0])
         """,
-        "firsts[0]",
-        bytes_per_iteration=(KEPT, KEPT),
-        fix="firsts",
+        growth("firsts[0]", KEPT, KEPT, "firsts"),
     ),
-    leak(
+    plant(
         "a-leak-before-an-error",
         """
         kept = []
@@ -148,12 +130,10 @@ PLANTS = (
             if i == 8:
                 raise ValueError("enough")
         """,
-        "kept[0]",
-        bytes_per_iteration=(KEPT, ALL),
-        fix="kept",
+        growth("kept[0]", KEPT, ALL, "kept"),
         raises="ValueError",
     ),
-    leak(
+    plant(
         "gradients-that-are-kept",
         """
         slopes = []
@@ -164,11 +144,9 @@ PLANTS = (
             slopes.append([one.grad for one in net.parameters()])
             opt.step()
         """,
-        "slopes[0]",
-        bytes_per_iteration=(9000 * 4, 10000 * 4),
-        fix="slopes",
+        growth("slopes[0]", 9000 * 4, 10000 * 4, "slopes"),
     ),
-    leak(
+    plant(
         "clones-of-gradients",
         """
         slopes = []
@@ -176,11 +154,9 @@ PLANTS = (
             learn(a, b)
             slopes.append([one.grad.clone() for one in net.parameters()])  # <- here
         """,
-        "slopes[0]",
-        bytes_per_iteration=(9000 * 4, 10000 * 4),
-        fix="slopes",
+        growth("slopes[0]", 9000 * 4, 10000 * 4, "slopes"),
     ),
-    leak(
+    plant(
         "late-in-a-function",
         """
         def train():
@@ -191,10 +167,9 @@ PLANTS = (
                     kept.append(net(a).detach())  # <- here
         train()
         """,
-        "train() local 'kept'[",
-        bytes_per_iteration=(1280, 1280),
+        growth("train() local 'kept'[", 1280, 1280),
     ),
-    leak(
+    plant(
         "late-in-the-forward",
         """
         losses = []
@@ -206,10 +181,9 @@ PLANTS = (
             if i >= 40:
                 losses.append(out)
         """,
-        "losses[",
-        bytes_per_iteration=(20480, 81920),
+        growth("losses[", 20480, 81920),
     ),
-    leak(
+    plant(
         "a-bank-inside-the-model",
         """
         class Mem(nn.Module):
@@ -226,10 +200,9 @@ PLANTS = (
             m(a).sum().backward()
             m.zero_grad()
         """,
-        "m.bank",
-        bytes_per_iteration=(8192, 8192),
+        growth("m.bank", 8192, 8192),
     ),
-    leak(
+    plant(
         "outputs-of-a-training-step",
         """
         class Module(nn.Module):
@@ -247,10 +220,9 @@ PLANTS = (
         for batch in batches(15):
             o.zero_grad(); mod.training_step(batch).backward(); o.step()
         """,
-        "mod.outputs[0]",
-        bytes_per_iteration=(1280, 3840),
+        growth("mod.outputs[0]", 1280, 3840),
     ),
-    leak(
+    plant(
         "a-growing-data-set",
         """
         data = torch.zeros(0, 64)
@@ -258,7 +230,6 @@ PLANTS = (
             data = torch.cat([data, a])  # <- here
             learn(data, torch.randint(10, (len(data),)))
         """,
-        "data",
-        bytes_per_iteration=(8192, 8192),
+        growth("data", 8192, 8192),
     ),
 )

@@ -1,4 +1,4 @@
-"""What the plants of memtrace share: a set-up with a small model, and the expectations of a leak, of a graph that grows, and of a healthy loop."""
+"""What the plants of memtrace share: set-ups with a small model, and the expectations of a leak, a growing graph and a healthy loop."""
 
 from __future__ import annotations
 
@@ -47,38 +47,24 @@ ALL: Final = KEPT * 8
 
 
 def plant(name: str, cell: str, expect: dict[str, Any], **fields: Any) -> Plant:
-    """Make a plant; where a line is marked, and no other attribute is to name it, `growth.location` is."""
+    """Make a plant. A marked line is the location of the finding, unless `expect` has HERE for another attribute."""
+    if "# <- here" in cell and HERE not in expect.values():
+        finding = next(iter(expect)).partition(".")[0]
+        expect = {**expect, f"{finding}.location": HERE}
     return Plant(name=name, instrument="memtrace", cell=cell, expect=expect, **{"setup": SETUP, **fields})
 
 
-def leak(
-    name: str,
-    cell: str,
-    holder: str,
-    *,
-    bytes_per_iteration: tuple[float, float],
-    fix: str = "",
-    raises: str = "",
-    others: tuple[str, ...] | None = None,
-    **expect: Any,
-) -> Plant:
-    """Make a plant whose loop grows by so many bytes, which a variable keeps whose path begins with `holder`. A line may be marked."""
-    growth = {"holder": starts(holder), "bytes_per_iteration": between(*bytes_per_iteration), "fix": has(fix)}
-    if others is not None:
-        growth["others"] = others
-    if "# <- here" in cell:
-        growth["location"] = HERE
-    return plant(name, cell, {f"growth.{field}": value for field, value in growth.items()} | expect, raises=raises)
+def growth(holder: str, low: float, high: float, fix: str = "") -> dict[str, Any]:
+    """Expect a loop that grows by so many bytes an iteration, which are kept by a variable whose path begins with `holder`."""
+    return {"growth.holder": starts(holder), "growth.bytes_per_iteration": between(low, high), "growth.fix": has(fix)}
 
 
-def graph(name: str, cell: str, holder: str, fix: str = "", **fields: Any) -> Plant:
-    """Make a plant in whose loop only the graph grows, kept by the variable `holder`."""
-    growth = {"holder": holder, "nodes_per_iteration": between(1, math.inf), "fix": has(fix)}
-    if "# <- here" in cell:
-        growth["location"] = HERE
-    return plant(name, cell, {f"graph_growth.{field}": value for field, value in growth.items()} | {"growth": None}, **fields)
+def graph_growth(holder: str, fix: str) -> dict[str, Any]:
+    """Expect a loop in which only the graph grows, kept by the variable `holder`."""
+    nodes = between(1, math.inf)
+    return {"graph_growth.holder": holder, "graph_growth.nodes_per_iteration": nodes, "graph_growth.fix": has(fix), "growth": None}
 
 
-def healthy(name: str, cell: str, **expect: Any) -> Plant:
+def healthy(name: str, cell: str, expect: dict[str, Any] | None = None, **fields: Any) -> Plant:
     """Make a plant in which nothing grows."""
-    return plant(name, cell, {"growth": None, "graph_growth": None, **expect})
+    return plant(name, cell, {"growth": None, "graph_growth": None, **(expect or {})}, **fields)

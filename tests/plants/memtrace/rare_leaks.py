@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.plants.memtrace.loops import ALL, KEPT, OUT, leak
+from tests.plants.memtrace.loops import ALL, KEPT, OUT, growth, plant
 
 PLANTS = (
-    leak(
+    plant(
         "layers-that-are-called-one-by-one",
         """
         layers = [nn.Linear(64, 64) for _ in range(3)]
@@ -17,11 +17,9 @@ PLANTS = (
             update.zero_grad(); a.sum().backward(); update.step()
             kept.append(a.detach().repeat(1, 4))  # <- here
         """,
-        "kept[0]",
-        bytes_per_iteration=(32 * 64 * 16, 32 * 64 * 16),
-        fix="kept",
+        growth("kept[0]", 32 * 64 * 16, 32 * 64 * 16, "kept"),
     ),
-    leak(
+    plant(
         "the-larger-of-two-with-a-small-one-beside-it",
         """
         first, second = [], []
@@ -32,11 +30,9 @@ PLANTS = (
                 out = net(a).softmax(1)  # <- here
             first.append(out); second.append(b)
         """,
-        "first[0]",
-        bytes_per_iteration=(OUT, OUT),
-        fix="first",
+        growth("first[0]", OUT, OUT, "first"),
     ),
-    leak(
+    plant(
         "many-small-lines-of-one-variable",
         """
         class Outputs(list): pass
@@ -47,11 +43,9 @@ PLANTS = (
             many.append(torch.ones(32, 64))  # <- here
             many.append(torch.ones(31, 64))
         """,
-        "many[0]",
-        bytes_per_iteration=(63 * 64 * 4, 63 * 64 * 4),
-        fix="many",
+        growth("many[0]", 63 * 64 * 4, 63 * 64 * 4, "many"),
     ),
-    leak(
+    plant(
         "lists-of-lists",
         """
         outer = []
@@ -62,11 +56,9 @@ PLANTS = (
                 inner.append(net[0](a).detach())  # <- here
             outer.append(inner)
         """,
-        "outer[0][0]",
-        bytes_per_iteration=(KEPT, KEPT),
-        fix="outer",
+        growth("outer[0][0]", KEPT, KEPT, "outer"),
     ),
-    leak(
+    plant(
         "parameters-that-are-added-to-the-optimizer",
         """
         for a, b in batches():
@@ -74,11 +66,9 @@ PLANTS = (
             opt.add_param_group({"params": [extra]})
             learn(a + extra, b)
         """,
-        "opt.param_groups[1]['params'][0]",
-        bytes_per_iteration=(32 * 64 * 4, 32 * 64 * 4),
-        fix="opt.param_groups",
+        growth("opt.param_groups[1]['params'][0]", 32 * 64 * 4, 32 * 64 * 4, "opt.param_groups"),
     ),
-    leak(
+    plant(
         "slowly-in-a-long-loop",
         """
         kept = []
@@ -87,11 +77,9 @@ PLANTS = (
             if i % 2:
                 kept.append(net[0](a).detach())  # <- here
         """,
-        "kept[0]",
-        bytes_per_iteration=(KEPT - 1000, KEPT),
-        fix="kept",
+        growth("kept[0]", KEPT - 1000, KEPT, "kept"),
     ),
-    leak(
+    plant(
         "features-with-their-graph-for-a-training-that-follows",
         """
         found = []
@@ -101,11 +89,9 @@ PLANTS = (
         for one in found:
             head(one.detach()).sum().backward()
         """,
-        "found[0]",
-        bytes_per_iteration=(KEPT, ALL),
-        fix="no_grad",
+        growth("found[0]", KEPT, ALL, "no_grad"),
     ),
-    leak(
+    plant(
         "without-a-model-among-what-goes",
         """
         w = torch.randn(64, 256, requires_grad=True)
@@ -113,11 +99,9 @@ PLANTS = (
         for i in range(20):
             total = total + (torch.randn(32, 64) @ w).tanh().sum()  # <- here
         """,
-        "total.grad_fn",
-        bytes_per_iteration=(32 * 256 * 4, 2 * 32 * 256 * 4),
-        fix="no_grad",
+        growth("total.grad_fn", 32 * 256 * 4, 2 * 32 * 256 * 4, "no_grad"),
     ),
-    leak(
+    plant(
         "a-compiled-function",
         """
         @torch.compile(backend="eager")
@@ -128,11 +112,9 @@ PLANTS = (
         for i in range(20):
             losses.append(score(torch.randn(32, 64), w))  # <- here
         """,
-        "losses[0].grad_fn",
-        bytes_per_iteration=(32 * 256 * 4, 2 * 32 * 256 * 4),
-        fix="no_grad",
+        growth("losses[0].grad_fn", 32 * 256 * 4, 2 * 32 * 256 * 4, "no_grad"),
     ),
-    leak(
+    plant(
         "a-hidden-state-in-a-tuple",
         """
         lstm, head = nn.LSTM(64, 32), nn.Linear(32, 10)
@@ -141,22 +123,18 @@ PLANTS = (
             out, state = lstm(torch.randn(5, 8, 64), state)  # <- here
             loss = head(out[-1]).sum()
         """,
-        "state[",
-        bytes_per_iteration=(KEPT, 1 << 20),
-        fix="`state` keeps the graph",
+        growth("state[", KEPT, 1 << 20, "`state` keeps the graph"),
     ),
-    leak(
+    plant(
         "a-graph-in-each-gradient",
         """
         for a, b in batches():
             loss = F.cross_entropy(net(a), b)  # <- here
             loss.backward(create_graph=True)
         """,
-        "net.",
-        bytes_per_iteration=(KEPT, 2 * ALL),
-        fix="zero_grad",
+        growth("net.", KEPT, 2 * ALL, "zero_grad"),
     ),
-    leak(
+    plant(
         "functions-that-hold-outputs",
         """
         jobs = []
@@ -164,11 +142,9 @@ PLANTS = (
             out = net(a)  # <- here
             jobs.append(lambda out=out: out.sum())
         """,
-        "jobs[0].<default out>",
-        bytes_per_iteration=(KEPT, ALL),
-        fix="`jobs`",
+        growth("jobs[0].<default out>", KEPT, ALL, "`jobs`"),
     ),
-    leak(
+    plant(
         "every-fifth-output-of-the-forward-of-each-step",
         """
         kept = []
@@ -180,11 +156,9 @@ PLANTS = (
             if i % 5 == 4:
                 kept.append(out.detach())
         """,
-        "kept[",
-        bytes_per_iteration=(KEPT // 7, KEPT // 4),
-        fix="kept",
+        growth("kept[", KEPT // 7, KEPT // 4, "kept"),
     ),
-    leak(
+    plant(
         "every-seventh-output-with-its-graph",
         """
         kept = []
@@ -195,11 +169,9 @@ PLANTS = (
                     kept.append(out)
         train()
         """,
-        "kept[",
-        bytes_per_iteration=(1000, ALL // 6),
-        fix="no_grad",
+        growth("kept[", 1000, ALL // 6, "no_grad"),
     ),
-    leak(
+    plant(
         "slices-of-a-large-tensor",
         """
         last = []
@@ -208,11 +180,9 @@ PLANTS = (
             hidden = net[0](a)  # <- here
             last.append(hidden[-1].detach())
         """,
-        "last[0]",
-        bytes_per_iteration=(KEPT, KEPT),
-        fix="`.clone()`",
+        growth("last[0]", KEPT, KEPT, "`.clone()`"),
     ),
-    leak(
+    plant(
         "slices-of-an-array-on-a-tensor",
         """
         rows = []
@@ -221,11 +191,9 @@ PLANTS = (
                 hidden = net[0](a)  # <- here
             rows.append(hidden.numpy()[0])
         """,
-        "rows[0]",
-        bytes_per_iteration=(KEPT, KEPT),
-        fix="`.copy()`",
+        growth("rows[0]", KEPT, KEPT, "`.copy()`"),
     ),
-    leak(
+    plant(
         "a-buffer-that-is-made-anew-larger-and-filled",
         """
         seen = torch.zeros(0, 64)
@@ -236,11 +204,9 @@ PLANTS = (
             larger[len(seen):] = a
             seen = larger
         """,
-        "seen",
-        bytes_per_iteration=(32 * 64 * 4, 32 * 64 * 4),
-        fix="append to a list",
+        growth("seen", 32 * 64 * 4, 32 * 64 * 4, "append to a list"),
     ),
-    leak(
+    plant(
         "an-attentions-weights",
         """
         attend = nn.MultiheadAttention(64, 4, batch_first=True)
@@ -251,11 +217,9 @@ PLANTS = (
             maps.append(weights.detach())
             out.sum().backward()
         """,
-        "maps[0]",
-        bytes_per_iteration=(8 * 16 * 16 * 4, 8 * 16 * 16 * 4),
-        fix="maps",
+        growth("maps[0]", 8 * 16 * 16 * 4, 8 * 16 * 16 * 4, "maps"),
     ),
-    leak(
+    plant(
         "a-penalty-with-the-graph-of-its-gradient",
         """
         penalties = []
@@ -266,11 +230,9 @@ PLANTS = (
             opt.zero_grad(); slope.square().sum().backward(retain_graph=True); opt.step()
             penalties.append(slope.square().sum())
         """,
-        "penalties[0].grad_fn",
-        bytes_per_iteration=(KEPT, 2 * ALL),
-        fix=".item()",
+        growth("penalties[0].grad_fn", KEPT, 2 * ALL, ".item()"),
     ),
-    leak(
+    plant(
         "inputs-with-what-the-model-made-of-them",
         """
         memory = []
@@ -280,11 +242,9 @@ PLANTS = (
             memory.append((seen, out))
             opt.zero_grad(); out.square().sum().backward(retain_graph=True); opt.step()
         """,
-        "memory[0][1]",
-        bytes_per_iteration=(KEPT, ALL),
-        fix="detach",
+        growth("memory[0][1]", KEPT, ALL, "detach"),
     ),
-    leak(
+    plant(
         "a-compiled-model-whose-outputs-are-kept",
         """
         @torch.compile(backend="aot_eager")
@@ -295,8 +255,6 @@ PLANTS = (
             out = forward(a)  # <- here
             outs.append(out)
         """,
-        "outs[0].grad_fn",
-        bytes_per_iteration=(KEPT, ALL),
-        fix="no_grad",
+        growth("outs[0].grad_fn", KEPT, ALL, "no_grad"),
     ),
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.plants.memtrace.loops import OUT, healthy, leak
+from tests.plants.memtrace.loops import OUT, growth, healthy, plant
 
 PLANTS = (
-    leak(
+    plant(
         "functions-and-an-optimizer",
         """
         w = torch.randn(64, 10, requires_grad=True)
@@ -19,13 +19,9 @@ PLANTS = (
             update.step()
             outs.append(out.detach())
         """,
-        "outs[",
-        bytes_per_iteration=(OUT, OUT),
-        fix="outs",
-        steps_count=12,
-        graph_growth=None,
+        growth("outs[", OUT, OUT, "outs") | {"steps_count": 12, "graph_growth": None},
     ),
-    leak(
+    plant(
         "gradients-by-hand",
         """
         w = torch.randn(64, 10, requires_grad=True)
@@ -38,11 +34,7 @@ PLANTS = (
                 log.append(w.clone())  # <- here
                 w.grad = None
         """,
-        "log[",
-        bytes_per_iteration=(64 * 10 * 4, 64 * 10 * 4),
-        fix="log",
-        steps_count=12,
-        graph_growth=None,
+        growth("log[", 64 * 10 * 4, 64 * 10 * 4, "log") | {"steps_count": 12, "graph_growth": None},
     ),
     healthy(
         "without-a-model-by-hand",
@@ -55,7 +47,7 @@ PLANTS = (
                 w -= 0.1 * w.grad
                 w.grad = None
         """,
-        steps_count=12,
+        {"steps_count": 12},
     ),
     healthy(
         "without-a-model-a-compiled-function-alone",
@@ -66,7 +58,7 @@ PLANTS = (
         for a, b in batches():
             found = score(a)
         """,
-        steps_count=12,
+        {"steps_count": 12},
     ),
     healthy(
         "without-a-model-compiled-in-place",
@@ -78,6 +70,6 @@ PLANTS = (
             for one in fast.parameters():
                 one.grad = None
         """,
-        steps_count=12,
+        {"steps_count": 12},
     ),
 )
