@@ -35,10 +35,12 @@ class Plant:
     Without them, the magic stands above the cell.
     """
     options: Mapping[str, Any] = field(default_factory=dict)
+    door: str = ""
+    """The only door to judge it by, if the other cannot show what it is about."""
     expect: Mapping[str, Any]
     """Dotted attribute of the report -> its value, or a matcher. The first entry is the finding: None in a healthy plant."""
     repair: tuple[tuple[str, str], ...] = ()
-    """(old, new) texts that turn the set-up and the cell into healthy ones."""
+    """(old, new) texts that make the cell healthy; one that does not occur in the cell is for the set-up."""
     raises: str = ""
     """The name of the exception of the user's own in which the cell may end."""
     fails: str = ""
@@ -78,10 +80,13 @@ class Plant:
         """The plant with its repair, in which the finding is gone; ValueError where a text to be replaced is in neither cell."""
         setup, cell = self.setup, self.cell
         for old, new in self.repair:
-            if old not in setup + cell:
+            if old not in cell and old not in setup:
                 msg = f"{self.id}: {old!r} is in neither cell"
                 raise ValueError(msg)
-            setup, cell = setup.replace(old, new), cell.replace(old, new)
+            if old in cell:
+                cell = cell.replace(old, new)
+            else:
+                setup = setup.replace(old, new)
         finding = next(iter(self.expect)).partition(".")[0]
         return dataclasses.replace(self, setup=setup, cell=cell, repair=(), expect={finding: None})
 

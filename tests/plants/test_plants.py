@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,8 +33,8 @@ def _deal(instrument: str) -> list[Any]:
     params = []
     for healthy in (True, False):
         plants = [plant for plant in all_plants(instrument) if plant.healthy is healthy]
-        for number, plant in enumerate(plants):
-            params.append(pytest.param(plant, doors.DOORS[number % 2], id=plant.id, marks=MARKS.get(plant.instrument, ())))
+        for plant, turn in zip(plants, itertools.cycle(doors.DOORS)):
+            params.append(pytest.param(plant, plant.door or turn, id=plant.id, marks=MARKS.get(plant.instrument, ())))
     return params
 
 

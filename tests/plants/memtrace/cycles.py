@@ -9,6 +9,8 @@ from tests.plants.memtrace.loops import SETUP, UNCOLLECTED, plant
 from tests.plants.plant import between, has, starts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.plants.plant import Plant
 
 _ERROR_KEPT = """
@@ -23,16 +25,14 @@ for _ in range(12):
 """
 
 
-def _cycle(name: str, cell: str, fix: str) -> Plant:
+def _cycle(name: str, fix: str) -> Callable[[str], Plant]:
     """Make a plant in which cycles are what stays."""
     expect = {"kept_by_cycles.count": between(3, math.inf), "kept_by_cycles.fix": has(fix), "verdict": has("stayed in reference cycles")}
-    return plant(name, cell, expect, setup=UNCOLLECTED)
+    return plant(name, expect, setup=UNCOLLECTED)
 
 
 PLANTS = (
-    _cycle(
-        "an-output-on-ctx",
-        """
+    _cycle("an-output-on-ctx", "ctx.save_for_backward")("""
         class Copy(torch.autograd.Function):
             @staticmethod
             def forward(ctx, given):
@@ -43,12 +43,8 @@ PLANTS = (
                 return grad
         for _ in range(20):
             out = Copy.apply(torch.randn(100, 100, requires_grad=True))
-        """,
-        "ctx.save_for_backward",
-    ),
-    _cycle(
-        "a-hook-that-closes-over-the-module",
-        """
+    """),
+    _cycle("a-hook-that-closes-over-the-module", "`this = weakref.ref(self)`")("""
         class Leaky(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -58,12 +54,8 @@ PLANTS = (
                 self.register_forward_hook(hook)  # <- here
         for _ in range(12):
             Leaky()
-        """,
-        "`this = weakref.ref(self)`",
-    ),
-    _cycle(
-        "a-method-in-an-attribute",
-        """
+    """),
+    _cycle("a-method-in-an-attribute", "weakref.WeakMethod")("""
         class Picks(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -73,12 +65,8 @@ PLANTS = (
                 return a
         for _ in range(12):
             Picks()
-        """,
-        "weakref.WeakMethod",
-    ),
-    _cycle(
-        "a-reentrant-checkpoint",
-        """
+    """),
+    _cycle("a-reentrant-checkpoint", "use_reentrant=False")("""
         from torch.utils.checkpoint import checkpoint
         def block(x):
             held = {'first': x * 0}
@@ -91,18 +79,17 @@ PLANTS = (
         x = torch.zeros(100, 100, requires_grad=True)
         for _ in range(12):
             block(x).sum().backward()
-        """,
-        "use_reentrant=False",
-    ),
-    _cycle("an-error-that-is-kept", _ERROR_KEPT, "del last"),
-    plant(
-        "cycles-that-are-small-beside-the-rest",
-        f"large = torch.randn(1000, 1000)\n{_ERROR_KEPT.strip()}".replace("  # <- here", ""),
-        {"kept_by_cycles": None},
+    """),
+    _cycle("an-error-that-is-kept", "del last")(_ERROR_KEPT),
+    plant("cycles-that-are-small-beside-the-rest", {"kept_by_cycles": None})(
+        f"large = torch.randn(1000, 1000)\n{_ERROR_KEPT.strip()}".replace("  # <- here", "")
     ),
     plant(
         "cycles-that-went-before-the-cell-ended",
-        """
+        {"kept_by_cycles.count": between(3, math.inf), "verdict": has("stayed in reference cycles")},
+        setup=UNCOLLECTED,
+        repair=(("for _ in range(16)", "kept = []\nfor _ in range(16)"), ("    Holds()\n", "    kept.append(Holds())\n")),
+    )("""
         class Holds(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -114,14 +101,13 @@ PLANTS = (
             Holds()
         import gc
         gc.collect()
-        """,
-        {"kept_by_cycles.count": between(3, math.inf), "verdict": has("stayed in reference cycles")},
-        setup=UNCOLLECTED,
-        repair=(("for _ in", "kept = []\nfor _ in"), ("    Holds()\n", "    kept.append(Holds())\n")),
-    ),
+    """),
     plant(
         "a-deleted-model-that-a-cache-holds",
-        """
+        {"undeleted.name": "model", "undeleted.holder": has("<cache>"), "verdict": starts("`del model` freed none of its")},
+        repair=(("    @functools.lru_cache(maxsize=8)\n", ""),),
+        door="magic",  # at the other, the `with` stands in another file than the `del`
+    )("""
         import functools
         class Cached(nn.Module):
             def __init__(self):
@@ -135,19 +121,23 @@ PLANTS = (
         model = Cached()
         out = model(torch.randn(2, 200)).detach()
         del model  # <- here
-        """,
-        {"undeleted.name": "model", "undeleted.holder": has("<cache>"), "verdict": starts("`del model` freed none of its")},
-        repair=(("    @functools.lru_cache(maxsize=8)\n", ""),),
-    ),
+    """),
     plant(
         "a-deleted-model-that-another-name-holds",
-        "del big",
         {"undeleted.name": "big", "undeleted.holder": "kept['best'].weight", "undeleted.fix": "also delete what holds it: `del kept`"},
         setup=f"{SETUP}big = nn.Linear(200, 200)\nkept = {{'best': big}}",
-    ),
+        door="magic",
+    )("del big"),
     plant(
         "an-error-that-is-handled-holds-the-failed-call",
-        """
+        {
+            "undeleted.live_bytes": between(512 * 4096 * 4, math.inf),
+            "undeleted.holder": has("-> forward:"),
+            "undeleted.fix": has("after the `except` block"),
+            "verdict": starts("8.0 MiB of the failed call stay allocated while its error is handled"),
+        },
+        repair=(("        return large(a[:64])  # <- here", "        pass\n    return large(a[:64])"),),
+    )("""
         def forward(a):
             h = torch.tanh(a @ torch.randn(64, 4096))
             if len(a) > 64:
@@ -166,18 +156,12 @@ PLANTS = (
             except RuntimeError:
                 return large(a[:64])  # <- here
         attempt(torch.randn(512, 64))
-        """,
-        {
-            "undeleted.live_bytes": between(512 * 4096 * 4, math.inf),
-            "undeleted.holder": has("-> forward:"),
-            "undeleted.fix": has("after the `except` block"),
-            "verdict": starts("8.0 MiB of the failed call stay allocated while its error is handled"),
-        },
-        repair=(("        return large(a[:64])  # <- here", "        pass\n    return large(a[:64])"),),
-    ),
+    """),
     plant(
         "a-refusal-while-an-error-is-handled",
-        """
+        {"oom.kind": "handled error", "oom.best.what": has("after the `except` block")},
+        raises="OutOfMemoryError",
+    )("""
         def forward(a):
             h = torch.tanh(a @ torch.randn(64, 4096))
             if len(a) > 64:
@@ -196,13 +180,8 @@ PLANTS = (
             except RuntimeError:
                 return large(a[:64])
         attempt(torch.randn(512, 64))
-        """,
-        {"oom.kind": "handled error", "oom.best.what": has("after the `except` block")},
-        raises="OutOfMemoryError",
-    ),
-    plant(
-        "errors-that-are-kept",
-        """
+    """),
+    plant("errors-that-are-kept", {"growth.holder": starts("failed[0]"), "growth.fix": has("`error.with_traceback(None)`")})("""
         failed = []
         def check(out):
             raise ValueError
@@ -213,7 +192,5 @@ PLANTS = (
                 check(seen)
             except ValueError as error:
                 failed.append(error)
-        """,
-        {"growth.holder": starts("failed[0]"), "growth.fix": has("`error.with_traceback(None)`")},
-    ),
+    """),
 )

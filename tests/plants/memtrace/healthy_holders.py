@@ -232,4 +232,4 @@ _CELLS = {
             last.append((torch.randn(32, 64) @ w).tanh().sum())
         """,
 }
-PLANTS = tuple(healthy(name, cell) for name, cell in _CELLS.items())
+PLANTS = tuple(healthy(name)(cell) for name, cell in _CELLS.items())

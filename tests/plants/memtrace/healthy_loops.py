@@ -367,4 +367,4 @@ _CELLS = {
             net(c).sum().backward()
         """,
 }
-PLANTS = tuple(healthy(name, cell) for name, cell in _CELLS.items())
+PLANTS = tuple(healthy(name)(cell) for name, cell in _CELLS.items())

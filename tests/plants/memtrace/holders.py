@@ -5,30 +5,20 @@ from __future__ import annotations
 from tests.plants.memtrace.loops import ALL, KEPT, OUT, growth, plant
 
 PLANTS = (
-    plant(
-        "only-at-times",
-        """
+    plant("only-at-times", growth("kept[0]", 64 * 64, 64 * 64 * 2, "kept"))("""
         kept = []
         for i, (a, b) in enumerate(batches(32)):
             learn(a, b)
             if i % 4 == 0:
                 kept.append(torch.ones(64, 64))  # <- here
-        """,
-        growth("kept[0]", 64 * 64, 64 * 64 * 2, "kept"),
-    ),
-    plant(
-        "the-larger-of-two-at-one-line",
-        """
+    """),
+    plant("the-larger-of-two-at-one-line", growth("many[0]", 32 * 64 * 4, 33 * 64 * 4, "many"))("""
         few, many = [], []
         for a, b in batches():
             learn(a, b)
             few.append(a[0] * 2); many.append(a * 2)  # <- here
-        """,
-        growth("many[0]", 32 * 64 * 4, 33 * 64 * 4, "many"),
-    ),
-    plant(
-        "callbacks-of-a-trainer-that-has-returned",
-        """
+    """),
+    plant("callbacks-of-a-trainer-that-has-returned", growth("trainer.callbacks[0].outs", OUT, OUT))("""
         class Callback:
             def __init__(self):
                 self.outs = {}
@@ -43,12 +33,8 @@ PLANTS = (
                         callback.outs[i] = out
         trainer = Trainer()
         trainer.fit()
-        """,
-        growth("trainer.callbacks[0].outs", OUT, OUT),
-    ),
-    plant(
-        "a-cache-of-a-function-without-a-limit",
-        """
+    """),
+    plant("a-cache-of-a-function-without-a-limit", growth("table.<cache>", 64 * 64 * 4, 64 * 64 * 4, "`table.cache_clear()`"))("""
         import functools
         @functools.lru_cache(maxsize=None)
         def table(at):
@@ -56,12 +42,8 @@ PLANTS = (
         for i in range(12):
             learn(x, y)
             table(i)
-        """,
-        growth("table.<cache>", 64 * 64 * 4, 64 * 64 * 4, "`table.cache_clear()`"),
-    ),
-    plant(
-        "objects-that-hold-each-other",
-        """
+    """),
+    plant("objects-that-hold-each-other", growth("row.before", 32 * 64 * 4, 32 * 64 * 4, "keep in `row` only"))("""
         class Row:
             def __init__(self, value, before):
                 self.value, self.before = value, before
@@ -69,22 +51,14 @@ PLANTS = (
         for a, b in batches():
             learn(a, b)
             row = Row(a * 2, row)  # <- here
-        """,
-        growth("row.before", 32 * 64 * 4, 32 * 64 * 4, "keep in `row` only"),
-    ),
-    plant(
-        "a-list-of-losses-evaluation",
-        """
+    """),
+    plant("a-list-of-losses-evaluation", growth("losses[0]", KEPT, ALL, "no_grad"))("""
         losses = []
         for a, b in batches():
             loss = F.cross_entropy(net(a), b)  # <- here
             losses.append(loss)
-        """,
-        growth("losses[0]", KEPT, ALL, "no_grad"),
-    ),
-    plant(
-        "a-list-of-outputs",
-        """
+    """),
+    plant("a-list-of-outputs", growth("outs[0]", OUT, ALL, "outs"))("""
         outs = []
         for a, b in batches():
             opt.zero_grad()
@@ -92,43 +66,27 @@ PLANTS = (
             F.cross_entropy(out, b).backward()
             opt.step()
             outs.append(out)
-        """,
-        growth("outs[0]", OUT, ALL, "outs"),
-    ),
-    plant(
-        "a-dict-by-step",
-        """
+    """),
+    plant("a-dict-by-step", growth("seen[0]", KEPT, ALL, "detach"))("""
         seen = {}
         for i, (a, b) in enumerate(batches()):
             learn(a, b)
             seen[i] = net(a)  # <- here
-        """,
-        growth("seen[0]", KEPT, ALL, "detach"),
-    ),
-    plant(
-        "a-deque-without-a-limit",
-        """
+    """),
+    plant("a-deque-without-a-limit", growth("last[0]", OUT, OUT))("""
         last = deque()
         for a, b in batches():
             learn(a, b)
             with torch.no_grad():
                 last.append(net(a))  # <- here
-        """,
-        growth("last[0]", OUT, OUT),
-    ),
-    plant(
-        "a-dict-of-lists",
-        """
+    """),
+    plant("a-dict-of-lists", growth("log['features'][0]", KEPT, ALL, "detach"))("""
         log = defaultdict(list)
         for a, b in batches():
             learn(a, b)
             log['features'].append(net[0](a))  # <- here
-        """,
-        growth("log['features'][0]", KEPT, ALL, "detach"),
-    ),
-    plant(
-        "an-attribute-of-a-trainer",
-        """
+    """),
+    plant("an-attribute-of-a-trainer", growth("trainer.history[0]", OUT, ALL, "trainer.history"))("""
         class Trainer:
             def __init__(self):
                 self.history = []
@@ -142,23 +100,15 @@ PLANTS = (
         trainer = Trainer()
         for a, b in batches():
             trainer.step(a, b)
-        """,
-        growth("trainer.history[0]", OUT, ALL, "trainer.history"),
-    ),
-    plant(
-        "an-attribute-of-a-class",
-        """
+    """),
+    plant("an-attribute-of-a-class", growth("Seen.kept[0]", OUT, OUT))("""
         class Seen:
             kept = []
         for a, b in batches():
             learn(a, b)
             Seen.kept.append(net(a).detach())  # <- here
-        """,
-        growth("Seen.kept[0]", OUT, OUT),
-    ),
-    plant(
-        "a-model-that-keeps-its-outputs",
-        """
+    """),
+    plant("a-model-that-keeps-its-outputs", growth("model.kept[0]", OUT, ALL, "model.kept"))("""
         class Keeps(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -173,12 +123,8 @@ PLANTS = (
             update.zero_grad()
             F.cross_entropy(model(a), b).backward()
             update.step()
-        """,
-        growth("model.kept[0]", OUT, ALL, "model.kept"),
-    ),
-    plant(
-        "a-closure",
-        """
+    """),
+    plant("a-closure", growth("record.<closure kept>[0]", OUT, OUT))("""
         def recorder():
             kept = []
             def record(value):
@@ -188,23 +134,15 @@ PLANTS = (
         for a, b in batches():
             learn(a, b)
             record(net(a).detach())  # <- here
-        """,
-        growth("record.<closure kept>[0]", OUT, OUT),
-    ),
-    plant(
-        "a-default-argument",
-        """
+    """),
+    plant("a-default-argument", growth("note.", OUT, OUT, "kept"))("""
         def note(value, kept=[]):
             kept.append(value)
         for a, b in batches():
             learn(a, b)
             note(net(a).detach())  # <- here
-        """,
-        growth("note.", OUT, OUT, "kept"),
-    ),
-    plant(
-        "a-generator-that-remembers",
-        """
+    """),
+    plant("a-generator-that-remembers", growth("source", 32 * 64 * 4, 32 * 64 * 4))("""
         def remembering():
             kept = []
             while True:
@@ -214,24 +152,16 @@ PLANTS = (
         source = remembering()
         for _ in range(12):
             learn(next(source), y)
-        """,
-        growth("source", 32 * 64 * 4, 32 * 64 * 4),
-    ),
-    plant(
-        "lru-cache",
-        """
+    """),
+    plant("lru-cache", growth("", 32 * 64 * 4, 32 * 64 * 4))("""
         from functools import lru_cache
         @lru_cache(maxsize=None)
         def features(step):
             return torch.randn(32, 64)  # <- here
         for step in range(12):
             learn(features(step), y)
-        """,
-        growth("", 32 * 64 * 4, 32 * 64 * 4),
-    ),
-    plant(
-        "a-cache-of-a-module-of-its-own",
-        """
+    """),
+    plant("a-cache-of-a-module-of-its-own", growth("lib._CACHE[0]", OUT, OUT, "cache"))("""
         import sys, types
         lib = types.ModuleType("lib")
         sys.modules["lib"] = lib
@@ -239,7 +169,5 @@ PLANTS = (
         for i, (a, b) in enumerate(batches()):
             learn(a, b)
             lib._CACHE[i] = net(a).detach()  # <- here
-        """,
-        growth("lib._CACHE[0]", OUT, OUT, "cache"),
-    ),
+    """),
 )

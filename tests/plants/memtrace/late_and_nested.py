@@ -5,20 +5,14 @@ from __future__ import annotations
 from tests.plants.memtrace.loops import ALL, KEPT, OUT, growth, plant
 
 PLANTS = (
-    plant(
-        "two-at-once",
-        """
+    plant("two-at-once", growth("features[0]", KEPT, KEPT + OUT, "features") | {"growth.others": ("outs",)})("""
         outs, features = [], []
         for a, b in batches():
             learn(a, b)
             outs.append(net(a).detach())
             features.append(net[0](a).detach())  # <- here
-        """,
-        growth("features[0]", KEPT, KEPT + OUT, "features") | {"growth.others": ("outs",)},
-    ),
-    plant(
-        "inside-a-function",
-        """
+    """),
+    plant("inside-a-function", growth("train() local 'outs'[0]", KEPT, ALL, "outs"))("""
         def train():
             outs = []
             for a, b in batches():
@@ -26,12 +20,8 @@ PLANTS = (
                 outs.append(net(a))  # <- here
             return len(outs)
         train()
-        """,
-        growth("train() local 'outs'[0]", KEPT, ALL, "outs"),
-    ),
-    plant(
-        "nested-functions",
-        """
+    """),
+    plant("nested-functions", growth("run() local 'kept'[0]", OUT, OUT, "kept"))("""
         def run(epochs):
             kept = []
             def epoch():
@@ -41,12 +31,8 @@ PLANTS = (
             for _ in range(epochs):
                 epoch()
         run(4)
-        """,
-        growth("run() local 'kept'[0]", OUT, OUT, "kept"),
-    ),
-    plant(
-        "optimizer-state-that-grows",
-        """
+    """),
+    plant("optimizer-state-that-grows", growth("update.state", 9000 * 4, 10000 * 4, "update.state"))("""
         class Remembers(torch.optim.SGD):
             def step(self, closure=None):
                 for group in self.param_groups:
@@ -58,12 +44,8 @@ PLANTS = (
             update.zero_grad()
             F.cross_entropy(net(a), b).backward()
             update.step()
-        """,
-        growth("update.state", 9000 * 4, 10000 * 4, "update.state"),
-    ),
-    plant(
-        "adversaries-kept",
-        """
+    """),
+    plant("adversaries-kept", growth("made[0]", 32 * 64 * 4, 32 * 80 * 4, "made"))("""
         fake, judge = nn.Linear(8, 64), nn.Linear(64, 1)
         first, second = torch.optim.Adam(fake.parameters()), torch.optim.Adam(judge.parameters())
         made = []
@@ -73,69 +55,44 @@ PLANTS = (
             second.zero_grad(); loss_d.backward(); second.step()
             loss_g = F.softplus(-judge(made[-1])).mean()
             first.zero_grad(); loss_g.backward(); first.step()
-        """,
-        growth("made[0]", 32 * 64 * 4, 32 * 80 * 4, "made"),
-    ),
-    plant(
-        "models-that-are-kept",
-        """
+    """),
+    plant("models-that-are-kept", growth("models[0]", 9000 * 4, 10000 * 4, "models"))("""
         import copy
         models = []
         for a, b in batches():
             learn(a, b)
             models.append(copy.deepcopy(net))  # <- here
-        """,
-        growth("models[0]", 9000 * 4, 10000 * 4, "models"),
-    ),
-    plant(
-        "state-dicts-that-are-kept",
-        """
+    """),
+    plant("state-dicts-that-are-kept", growth("saved[0]", 9000 * 4, 10000 * 4, "saved"))("""
         saved = []
         for a, b in batches():
             learn(a, b)
             saved.append({name: one.clone() for name, one in net.state_dict().items()})  # <- here
-        """,
-        growth("saved[0]", 9000 * 4, 10000 * 4, "saved"),
-    ),
-    plant(
-        "batches-that-are-kept",
-        """
+    """),
+    plant("batches-that-are-kept", growth("kept[0]", 32 * 64 * 4, 32 * 64 * 4))("""
         kept = []
         for _ in range(12):
             a, b = torch.randn(32, 64), torch.randint(10, (32,))  # <- here
             kept.append(a)
             learn(a, b)
-        """,
-        growth("kept[0]", 32 * 64 * 4, 32 * 64 * 4),
-    ),
-    plant(
-        "a-view-of-a-large-tensor",
-        """
+    """),
+    plant("a-view-of-a-large-tensor", growth("firsts[0]", KEPT, KEPT, "firsts"))("""
         firsts = []
         for a, b in batches():
             learn(a, b)
             with torch.no_grad():
                 hidden = net[0](a)  # <- here
             firsts.append(hidden[0])
-        """,
-        growth("firsts[0]", KEPT, KEPT, "firsts"),
-    ),
-    plant(
-        "a-leak-before-an-error",
-        """
+    """),
+    plant("a-leak-before-an-error", growth("kept[0]", KEPT, ALL, "kept"), raises="ValueError")("""
         kept = []
         for i, (a, b) in enumerate(batches()):
             learn(a, b)
             kept.append(net(a))  # <- here
             if i == 8:
                 raise ValueError("enough")
-        """,
-        growth("kept[0]", KEPT, ALL, "kept"),
-        raises="ValueError",
-    ),
-    plant(
-        "gradients-that-are-kept",
-        """
+    """),
+    plant("gradients-that-are-kept", growth("slopes[0]", 9000 * 4, 10000 * 4, "slopes"))("""
         slopes = []
         for a, b in batches():
             opt.zero_grad(set_to_none=True)
@@ -143,22 +100,14 @@ PLANTS = (
             loss.backward()
             slopes.append([one.grad for one in net.parameters()])
             opt.step()
-        """,
-        growth("slopes[0]", 9000 * 4, 10000 * 4, "slopes"),
-    ),
-    plant(
-        "clones-of-gradients",
-        """
+    """),
+    plant("clones-of-gradients", growth("slopes[0]", 9000 * 4, 10000 * 4, "slopes"))("""
         slopes = []
         for a, b in batches():
             learn(a, b)
             slopes.append([one.grad.clone() for one in net.parameters()])  # <- here
-        """,
-        growth("slopes[0]", 9000 * 4, 10000 * 4, "slopes"),
-    ),
-    plant(
-        "late-in-a-function",
-        """
+    """),
+    plant("late-in-a-function", growth("train() local 'kept'[", 1280, 1280))("""
         def train():
             kept = []
             for i, (a, b) in enumerate(batches(60)):
@@ -166,12 +115,8 @@ PLANTS = (
                 if i >= 30:
                     kept.append(net(a).detach())  # <- here
         train()
-        """,
-        growth("train() local 'kept'[", 1280, 1280),
-    ),
-    plant(
-        "late-in-the-forward",
-        """
+    """),
+    plant("late-in-the-forward", growth("losses[", 20480, 81920))("""
         losses = []
         for i, (a, b) in enumerate(batches(80)):
             opt.zero_grad()
@@ -180,12 +125,8 @@ PLANTS = (
             opt.step()
             if i >= 40:
                 losses.append(out)
-        """,
-        growth("losses[", 20480, 81920),
-    ),
-    plant(
-        "a-bank-inside-the-model",
-        """
+    """),
+    plant("a-bank-inside-the-model", growth("m.bank", 8192, 8192))("""
         class Mem(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -199,12 +140,8 @@ PLANTS = (
         for a, b in batches(20):
             m(a).sum().backward()
             m.zero_grad()
-        """,
-        growth("m.bank", 8192, 8192),
-    ),
-    plant(
-        "outputs-of-a-training-step",
-        """
+    """),
+    plant("outputs-of-a-training-step", growth("mod.outputs[0]", 1280, 3840))("""
         class Module(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -219,17 +156,11 @@ PLANTS = (
         o = torch.optim.Adam(mod.parameters())
         for batch in batches(15):
             o.zero_grad(); mod.training_step(batch).backward(); o.step()
-        """,
-        growth("mod.outputs[0]", 1280, 3840),
-    ),
-    plant(
-        "a-growing-data-set",
-        """
+    """),
+    plant("a-growing-data-set", growth("data", 8192, 8192))("""
         data = torch.zeros(0, 64)
         for a, b in batches(10):
             data = torch.cat([data, a])  # <- here
             learn(data, torch.randint(10, (len(data),)))
-        """,
-        growth("data", 8192, 8192),
-    ),
+    """),
 )

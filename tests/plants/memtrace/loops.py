@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tests.plants.plant import HERE, Plant, between, has, starts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SETUP: Final = """\
 import torch
@@ -46,12 +49,16 @@ ALL: Final = KEPT * 8
 """Bytes that the graph of one forward keeps, at most."""
 
 
-def plant(name: str, cell: str, expect: dict[str, Any], **fields: Any) -> Plant:
-    """Make a plant. A marked line is the location of the finding, unless `expect` has HERE for another attribute."""
-    if "# <- here" in cell and HERE not in expect.values():
-        finding = next(iter(expect)).partition(".")[0]
-        expect = {**expect, f"{finding}.location": HERE}
-    return Plant(name=name, instrument="memtrace", cell=cell, expect=expect, **{"setup": SETUP, **fields})
+def plant(name: str, expect: dict[str, Any], **fields: Any) -> Callable[[str], Plant]:
+    """Make a plant of a cell. A marked line is the location of the finding, unless `expect` has HERE for another attribute."""
+    finding = next(iter(expect)).partition(".")[0]
+
+    def made(cell: str) -> Plant:
+        is_finding = "# <- here" in cell and HERE not in expect.values()
+        located = {f"{finding}.location": HERE} if is_finding else {}
+        return Plant(name=name, instrument="memtrace", cell=cell, expect=expect | located, **{"setup": SETUP, **fields})
+
+    return made
 
 
 def growth(holder: str, low: float, high: float, fix: str = "") -> dict[str, Any]:
@@ -65,6 +72,6 @@ def graph_growth(holder: str, fix: str) -> dict[str, Any]:
     return {"graph_growth.holder": holder, "graph_growth.nodes_per_iteration": nodes, "graph_growth.fix": has(fix), "growth": None}
 
 
-def healthy(name: str, cell: str, expect: dict[str, Any] | None = None, **fields: Any) -> Plant:
-    """Make a plant in which nothing grows."""
-    return plant(name, cell, {"growth": None, "graph_growth": None, **(expect or {})}, **fields)
+def healthy(name: str, expect: dict[str, Any] | None = None, **fields: Any) -> Callable[[str], Plant]:
+    """Make a plant of a cell in which nothing grows."""
+    return plant(name, {"growth": None, "graph_growth": None, **(expect or {})}, **fields)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from tests.plants.memtrace.loops import OUT, growth, healthy, plant
 
 PLANTS = (
-    plant(
-        "functions-and-an-optimizer",
-        """
+    plant("functions-and-an-optimizer", growth("outs[", OUT, OUT, "outs") | {"steps_count": 12, "graph_growth": None})("""
         w = torch.randn(64, 10, requires_grad=True)
         update = torch.optim.SGD([w], 0.1)
         outs = []
@@ -18,12 +16,8 @@ PLANTS = (
             loss.backward()
             update.step()
             outs.append(out.detach())
-        """,
-        growth("outs[", OUT, OUT, "outs") | {"steps_count": 12, "graph_growth": None},
-    ),
-    plant(
-        "gradients-by-hand",
-        """
+    """),
+    plant("gradients-by-hand", growth("log[", 64 * 10 * 4, 64 * 10 * 4, "log") | {"steps_count": 12, "graph_growth": None})("""
         w = torch.randn(64, 10, requires_grad=True)
         log = []
         for a, b in batches():
@@ -33,12 +27,8 @@ PLANTS = (
                 w -= 0.1 * w.grad
                 log.append(w.clone())  # <- here
                 w.grad = None
-        """,
-        growth("log[", 64 * 10 * 4, 64 * 10 * 4, "log") | {"steps_count": 12, "graph_growth": None},
-    ),
-    healthy(
-        "without-a-model-by-hand",
-        """
+    """),
+    healthy("without-a-model-by-hand", {"steps_count": 12})("""
         w = torch.randn(64, 10, requires_grad=True)
         for a, b in batches():
             loss = F.cross_entropy(a @ w, b)
@@ -46,30 +36,20 @@ PLANTS = (
             with torch.no_grad():
                 w -= 0.1 * w.grad
                 w.grad = None
-        """,
-        {"steps_count": 12},
-    ),
-    healthy(
-        "without-a-model-a-compiled-function-alone",
-        """
+    """),
+    healthy("without-a-model-a-compiled-function-alone", {"steps_count": 12})("""
         @torch.compile(backend="eager")
         def score(a):
             return (a * 2).tanh().sum()
         for a, b in batches():
             found = score(a)
-        """,
-        {"steps_count": 12},
-    ),
-    healthy(
-        "without-a-model-compiled-in-place",
-        """
+    """),
+    healthy("without-a-model-compiled-in-place", {"steps_count": 12})("""
         fast = nn.Sequential(nn.Linear(64, 10))
         fast.compile(backend="eager")
         for a, b in batches():
             F.cross_entropy(fast(a), b).backward()
             for one in fast.parameters():
                 one.grad = None
-        """,
-        {"steps_count": 12},
-    ),
+    """),
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tests.plants.plant import FILLED, HERE, Plant, any_of, between, each, has, same_set
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MODEL: Final = ("model", "batch", "loss_function", "optimizer")
 MODEL_WITH_LOSS: Final = ("model", "batch", "optimizer=optimizer")
@@ -100,14 +103,13 @@ torch.manual_seed(0)
 def planted(
     name: str,
     cause: str | tuple[str, ...],
-    cell: str,
     *,
     repair: tuple[tuple[str, str], ...],
     subjects: tuple[str, ...] = MODEL,
     raises: bool = False,
     **expected: tuple[Any, ...],
-) -> Plant:
-    """Make a plant whose training stalls, or fails at once if it `raises`, and learns once it is repaired.
+) -> Callable[[str], Plant]:
+    """Make a plant of a cell whose training stalls, or fails at once if it `raises`, and learns once it is repaired.
 
     There are several causes where each change alone makes it learn, or where two names fit one fault. `expected` may hold `factor`, bounds
     of what the learning rate is to be multiplied by, or the loss as a multiple of a mean over the batch; `parameters`, those that are
@@ -116,32 +118,21 @@ def planted(
     expect: dict[str, Any] = {"cause": cause if isinstance(cause, str) else any_of(*cause), "passed": False, "fix": FILLED}
     expect["problems"] = each(has("optimizer"))
     expect |= {field: between(*values) if field == "factor" else same_set(*values) for field, values in expected.items()}
-    if "# <- here" in cell:
-        expect["location"] = HERE
     fails = "raised(losses)" if raises else "stalled(losses, repaired_losses)"
-    return Plant(
-        name=name,
-        instrument="overfit",
-        setup=MODELS,
-        cell=cell,
-        subjects=subjects,
-        expect=expect,
-        repair=repair,
-        fails=fails,
-        works="learned(losses)",
-    )
+
+    def plant(cell: str) -> Plant:
+        located = {"location": HERE} if "# <- here" in cell else {}
+        return _training(name, cell, subjects, expect | located, repair=repair, fails=fails, works="learned(losses)")
+
+    return plant
 
 
-def healthy(name: str, cell: str, *, subjects: tuple[str, ...] = MODEL, floor: float = 0.0, passes: bool = True) -> Plant:
-    """Make a plant whose training gets to `floor`, the least loss that is possible, unless it does not pass: no cause may be named."""
+def healthy(name: str, *, subjects: tuple[str, ...] = MODEL, floor: float = 0.0, passes: bool = True) -> Callable[[str], Plant]:
+    """Make a plant of a cell whose training gets to `floor`, the least possible loss, unless it does not pass: no cause is named."""
     works = f"learned(losses, floor={floor!r})"
     expect = {"cause": None, "passed": True} if passes else {"cause": None}
-    return Plant(
-        name=name,
-        instrument="overfit",
-        setup=MODELS,
-        cell=cell,
-        subjects=subjects,
-        expect=expect,
-        works=works if passes else f"not {works}",
-    )
+    return lambda cell: _training(name, cell, subjects, expect, works=works if passes else f"not {works}")
+
+
+def _training(name: str, cell: str, subjects: tuple[str, ...], expect: dict[str, Any], **fields: Any) -> Plant:
+    return Plant(name=name, instrument="overfit", setup=MODELS, cell=cell, subjects=subjects, expect=expect, **fields)
