@@ -34,7 +34,7 @@ def observe(plant: Plant, door: Door, *, state: Callable[[Iterable[Any]], Any] |
     """
     settings = {**plant.options, **options}
     with _process_kept():
-        door.plain(plant.setup)  # no variable here may hold the namespace: a search for holders would find that one first
+        door.plain(plant.setup)
         if not plant.subjects:
             seen = door(plant.instrument, plant.cell, **settings)
             return Run(seen.report, seen.error, seen.namespace, is_unchanged=True)

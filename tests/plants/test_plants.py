@@ -23,6 +23,14 @@ pytestmark = pytest.mark.corpus
 
 STATES: dict[str, Callable[..., Any]] = {"overfit": state_of}
 """What an instrument must leave as it was, to the last bit."""
+
+
+def _cure_is_proven(report: Any) -> bool:
+    return not report.verified or (report.trials[-1].learns and len(report.cured_losses) == report.trials[-1].steps)
+
+
+CONSISTENT: dict[str, Callable[[Any], bool]] = {"overfit": _cure_is_proven}
+"""What parts of a report say of each other, whatever the plant."""
 MARKS = {"overfit": (pytest.mark.keeps_rng, pytest.mark.filterwarnings("ignore"))}
 HAS_HEALED = frozenset({"memtrace"})
 """Instruments that also see each plant with its repair; for the others plain runs confirm the repairs."""
@@ -51,17 +59,10 @@ def door(request: pytest.FixtureRequest, door_name: str, tmp_path: Path) -> door
 @pytest.mark.parametrize(("plant", "door_name"), DEALT)
 def test_the_report_is_true(plant: Plant, door: doors.Door) -> None:
     run = observe(plant, door, state=STATES.get(plant.instrument))
-    assert mismatches(plant, run.report) == {}, run.report.verdict
     assert run.error is None or type(run.error).__name__ == plant.raises
+    assert mismatches(plant, run.report) == {}, run.report.verdict
     assert run.is_unchanged
     assert CONSISTENT.get(plant.instrument, lambda _: True)(run.report)
-
-
-def _cure_is_proven(report: Any) -> bool:
-    return not report.verified or (report.trials[-1].learns and len(report.cured_losses) == report.trials[-1].steps)
-
-
-CONSISTENT: dict[str, Callable[[Any], bool]] = {"overfit": _cure_is_proven}
 
 
 @pytest.mark.parametrize(("plant", "door_name"), REPAIRED)
