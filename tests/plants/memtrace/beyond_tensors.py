@@ -26,6 +26,7 @@ def _objects(name: str, holder: str) -> Callable[[str], Plant]:
 
 PLANTS = (
     _objects("a-list-of-dicts", "rows")(f"rows = []\n{_TRAIN}    rows.append({_ROWS})  # <- here"),
+    # Arrays of 96 MB in all: what the process has freed before would hold smaller ones, and it would not grow.
     _objects("arrays-in-an-attribute", "log.pictures")(f"""
 import numpy
 class Log:
@@ -34,7 +35,7 @@ class Log:
     def add(self, picture):
         self.pictures.append(picture)  # <- here
 log = Log()
-{_TRAIN}    log.add(numpy.ones(60_000))
+{_TRAIN}    log.add(numpy.ones(300_000))
     """),
     healthy("objects-bound-anew")(f"{_TRAIN}    rows = {_ROWS}"),
     healthy("objects-in-a-bounded-deque")(f"last = deque(maxlen=3)\n{_TRAIN}    last.append([{{'id': n}} for n in range(3000)])"),

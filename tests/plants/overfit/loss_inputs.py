@@ -1,6 +1,6 @@
-"""A loss that asks for something else than the model gives: probabilities for logits, another shape, labels moved by one.
+"""Losses that are given something else than they ask for: probabilities for logits, logits for probabilities, softmax twice.
 
-Two slugs stand where the issue's words fit both: softmax in the loss function is a double softmax and a wrong input.
+Several causes stand where several names fit: softmax in the loss function is a double softmax and a wrong input.
 """
 
 from __future__ import annotations

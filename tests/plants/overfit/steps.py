@@ -1,4 +1,4 @@
-"""Steps that are too small or too large: learning rates, schedulers, weight decay, clipping, gradients that add up, scaled losses.
+"""Steps that are too weak: weight decay, clipping, and gradients that are not set to zero, or too late.
 
 A callable does one step and returns the loss.
 """
