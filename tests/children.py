@@ -14,6 +14,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
+from tests import processes
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from multiprocessing.process import BaseProcess
@@ -134,12 +136,9 @@ def join(*processes: Any, limit_s: float = LIMIT_S) -> None:
 
 def kill(process: BaseProcess) -> None:
     """Kill a process of `multiprocessing` and its descendants, and reap it."""
-    with suppress(psutil.Error, ValueError):  # gone, or closed already
-        for descendant in psutil.Process(process.pid).children(recursive=True):
-            with suppress(psutil.Error):
-                descendant.kill()
-    with suppress(ValueError):
-        process.kill()
+    with suppress(ValueError):  # closed already
+        if process.pid is not None:
+            processes.kill(process.pid)
         process.join(_KILLED_WITHIN_S)
 
 
@@ -155,20 +154,21 @@ def _text(file: IO[bytes]) -> str:
 def _kill_marked(mark: str, children: list[Child]) -> None:
     """Kill by the mark in the environment, which also processes inherit that have left the session, as ranks of torchrun do."""
     until_s = time.monotonic() + _KILLED_WITHIN_S
-    while processes := [process for process in psutil.process_iter() if _is_marked(process, mark)]:
-        for process in processes:
+    while marked := [process for process in psutil.process_iter() if _is_marked(process, mark)]:
+        for process in marked:
             with suppress(psutil.Error):
                 process.kill()
         for child in children:
             child.process.poll()
         if time.monotonic() > until_s:
-            msg = f"processes could not be killed: {processes}"
+            msg = f"processes could not be killed: {marked}"
             raise AssertionError(msg)
         time.sleep(0.01)
     for child in children:
         child.process.wait(_KILLED_WITHIN_S)
         if child.process.stdin is not None:
-            child.process.stdin.close()
+            with suppress(BrokenPipeError):
+                child.process.stdin.close()
 
 
 def _is_marked(process: psutil.Process, mark: str) -> bool:

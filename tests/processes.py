@@ -63,21 +63,20 @@ def kill_left(pids: set[int], *, grace_s: float = 2.0) -> list[str]:
 
 
 def kill(pid: int) -> None:
-    """Kill a process, its descendants, and every process of the sessions that these lead."""
-    try:
-        process = psutil.Process(pid)
-        family = {process.pid: process} | {child.pid: child for child in process.children(recursive=True)}
-    except psutil.NoSuchProcess:
-        return
-    for other in psutil.process_iter():
+    """Kill a process, which may have ended, its descendants, and every process of the sessions that these lead."""
+    family = {pid}
+    with suppress(psutil.NoSuchProcess):
+        family |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    for other in psutil.pids():
         with suppress(OSError):
-            if os.getsid(other.pid) in family:
-                family[other.pid] = other
-    family.pop(os.getpid(), None)
-    for member in family.values():
+            if os.getsid(other) in family:
+                family.add(other)
+    killed = []
+    for member in family - {os.getpid()}:
         with suppress(psutil.NoSuchProcess):
-            member.kill()
-    psutil.wait_procs(family.values(), timeout=5)
+            killed.append(psutil.Process(member))
+            killed[-1].kill()
+    psutil.wait_procs(killed, timeout=5)
 
 
 def _runs(pid: int) -> bool:

@@ -16,7 +16,7 @@ import traceback
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests import children
+from tests import children, processes
 
 
 class TorchForks:
@@ -30,6 +30,7 @@ class TorchForks:
         if self._server is None:
             command = (sys.executable, "-W", "ignore", "-m", "tests.torch_forks")
             (self._server,) = self._stack.enter_context(children.launched(command, stdin=subprocess.PIPE))
+            processes.outlives_its_test(self._server.process.pid)
         self._count += 1
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder, "out"), Path(folder, "err")

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import KernelManager
 
-from tests import stacks
+from tests import processes, stacks
 
 if TYPE_CHECKING:
     from typing import Self
@@ -194,7 +193,8 @@ class Kernel:
         """Restart as the button does; with `now`, without asking the kernel to end."""
         before = self.pid
         self.manager.restart_kernel(now=now)
-        kill_session(before)
+        processes.kill(before)
+        processes.outlives_its_test(self.pid)
         with contextlib.suppress(TimeoutError):  # a message of the kernel before would pass for a sign that this one listens
             self.listen(lambda message: False, timeout_s=0.3)
         self.client.wait_for_ready(timeout=START_S)
@@ -203,7 +203,7 @@ class Kernel:
         """Kill the kernel and every process in its session or below it; harmless where that was done before."""
         self.client.stop_channels()
         if self.manager.has_kernel:
-            kill_session(self.pid)
+            processes.kill(self.pid)
             self.manager.shutdown_kernel(now=True)
         self.manager.cleanup_resources()
 
@@ -244,17 +244,6 @@ def wait_until(holds: Callable[[], bool], timeout_s: float, otherwise: str) -> N
             msg = f"{otherwise} in {timeout_s} s"
             raise TimeoutError(msg)
         time.sleep(0.01)
-
-
-def kill_session(leader: int) -> None:
-    """Kill the processes of a session, and those below its leader that left it; a kernel leads a session of its own."""
-    below = set()
-    with contextlib.suppress(psutil.Error):
-        below = {process.pid for process in psutil.Process(leader).children(recursive=True)}
-    for pid in psutil.pids():
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if pid in below or os.getsid(pid) == leader:
-                os.kill(pid, signal.SIGKILL)
 
 
 def _take(ran: Ran, kind: str, content: dict[str, Any], shown: dict[str, dict[str, Any]]) -> None:

@@ -13,7 +13,7 @@ ON_COLAB = [case for case in CASES if not case.needs][1::4]
 RUNS = [pytest.param(stack, case, id=f"{stack}-{case.name}") for stack, cases in (("modern", CASES), ("colab", ON_COLAB)) for case in cases]
 
 # The first test of a stack waits for all of its cells, which run beside each other.
-pytestmark = [pytest.mark.timeout(600), pytest.mark.corpus]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,6 @@ from tests.reports import ReportCase, all_reports
 from tests.reports.answers import ANSWERS
 from tests.reports.door import close, compare, run
 
-pytestmark = pytest.mark.corpus
-
 CASES = all_reports()
 ASKED = [case for case in CASES if not case.defeated_by]
 

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
+import torch
 
+from tests.plants.plain_training import Training, learned, stalled
 from tests.reports.training import CASES, TrainingCase
-from tests.unit.instruments.overfit.case import Built, Case, made
-
-pytestmark = pytest.mark.corpus
 
 
-def built(case: TrainingCase, *, repaired: bool) -> Built:
-    """What the last cell hands to the magic, after the cells before it."""
+def losses(case: TrainingCase, *, repaired: bool) -> list[float]:
+    """Of a plain training of what the last cell hands to the magic, after the cells before it."""
     *cells, magic = case.repaired if repaired else case.cells
     namespace: dict[str, Any] = {}
-    for cell in cells:
-        exec(compile(cell, case.name, "exec"), namespace)
-    names = magic.removeprefix("%overfit ").partition(" -o ")[0].split()
-    return made(*(eval(name, namespace) for name in names))
+    with torch.random.fork_rng():
+        for cell in cells:
+            exec(compile(cell, case.name, "exec"), namespace)
+    return Training(namespace, magic.removeprefix("%overfit ").partition(" -o ")[0].split()).losses()
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
 def test_it_stalls_and_the_answer_makes_it_learn(case: TrainingCase) -> None:
-    training = Case(
-        name=case.name, build=lambda: built(case, repaired=False), repair=lambda _: copy.copy(built(case, repaired=True)), cause=case.cause
-    )
-    assert training.stalls(training.build())
-    assert training.check_fix(training.build())
+    repaired_losses = losses(case, repaired=True)
+    assert stalled(losses(case, repaired=False), repaired_losses)
+    assert learned(repaired_losses)
 
 
 def test_every_training_report_is_whole() -> None:

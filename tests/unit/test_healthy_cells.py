@@ -17,8 +17,6 @@ from tests.unit.healthy_cells import CELLS
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.corpus
-
 LINES = {
     "nanhunt": "%%nanhunt -o r",
     "memtrace": "%%memtrace -o r",

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tests.doors import Observe
     from tests.unit.instruments.autograd.healthy import Program
 
-pytestmark = pytest.mark.corpus
-
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(

@@ -16,8 +16,6 @@ from tests.unit.instruments.autograd.planted_notebooks import FAULTY, HEALTHY, H
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.corpus
-
 _FIELDS = {"location": "location", "saved": "saved_at", "first": "first_backward_at", "shared": "shared_from"}
 
 

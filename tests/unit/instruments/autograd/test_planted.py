@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tests.unit.instruments.autograd.case import Case
     from torchdebug_magics.instruments.autograd.report import Finding
 
-pytestmark = pytest.mark.corpus
-
 _KINDS = get_args(Kind)
 _RAISED = _KINDS[: _KINDS.index("other") + 1]
 _NAMES = [case.name for case in CASES]

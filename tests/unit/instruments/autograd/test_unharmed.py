@@ -14,8 +14,6 @@ from tests.unit.instruments.autograd.random_programs import program
 if TYPE_CHECKING:
     from tests.doors import Observe
 
-pytestmark = pytest.mark.corpus
-
 SEEDS = range(60)
 
 

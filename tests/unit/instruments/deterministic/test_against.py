@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
-pytestmark = pytest.mark.corpus
-
 SETUP = """
 import torch
 from torch import nn

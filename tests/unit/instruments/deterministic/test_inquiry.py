@@ -20,8 +20,6 @@ from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-pytestmark = pytest.mark.corpus
-
 SETUP = (
     "import torch\nfrom torch import nn\nnet = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.3), nn.Linear(16, 3))\nX = torch.randn(8, 6)"
 )

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from tests.doors import Observe
     from tests.unit.instruments.gradwatch.training_case import Training
 
-pytestmark = pytest.mark.corpus
-
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(

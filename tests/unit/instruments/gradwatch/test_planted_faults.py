@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from tests.doors import Observe
     from tests.unit.instruments.gradwatch.training_case import Fault
 
-pytestmark = pytest.mark.corpus
-
 
 @pytest.mark.parametrize(
     ("fault", "observe"),

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from tests.doors import Observe
 
-pytestmark = pytest.mark.corpus
-
 LOOP = """
 import torch
 from torch import nn

@@ -18,8 +18,6 @@ from tests.unit.instruments.gradwatch.healthy_trainings import HEALTHY
 from tests.unit.instruments.gradwatch.planted_faults import FAULTS
 from torchdebug_magics.instruments.gradwatch.module_series import BINS
 
-pytestmark = pytest.mark.corpus
-
 ALL = {one.name: one.body for one in (*HEALTHY, *FAULTS)}
 
 

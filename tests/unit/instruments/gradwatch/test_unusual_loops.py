@@ -11,8 +11,6 @@ from tests.unit.instruments.gradwatch.training_case import HEAD
 if TYPE_CHECKING:
     from tests.doors import Observe
 
-pytestmark = pytest.mark.corpus
-
 _LOOPS = {
     "an optimizer of its own for each parameter, stepped inside backward()": (
         """

@@ -19,8 +19,6 @@ from tests.plain_first import refusal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.corpus
-
 CATEGORIES = {"parameter", "gradient", "optimizer state", "activation", "buffer", "temporary", "other"}
 
 

@@ -12,8 +12,6 @@ from tests.doors import MagicDoor
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-pytestmark = pytest.mark.corpus
-
 SETUP = """import torch
 from torch import nn
 from torch.nn import functional as F

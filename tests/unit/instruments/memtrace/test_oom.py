@@ -9,8 +9,6 @@ import torch
 
 from torchdebug_magics.instruments.memtrace.ledger.refused_memory import refused_bytes
 
-pytestmark = pytest.mark.corpus
-
 SETUP = """import torch
 from torch import nn
 torch.manual_seed(0)

@@ -10,9 +10,7 @@ from torch import nn
 
 import torchdebug_magics
 from tests.plain_first import refusal
-from tests.unit.instruments.memtrace.loops import SETUP, STEP
-
-pytestmark = pytest.mark.corpus
+from tests.plants.memtrace.loops import SETUP, STEP
 
 TRAINING = SETUP + "for a, b in batches(4):\n" + STEP
 

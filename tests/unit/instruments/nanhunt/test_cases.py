@@ -11,8 +11,6 @@ import torchdebug_magics
 from tests.nan_cases import ANY, Case, Expect, Nothing, all_cases
 from tests.nan_cases.door import compare, compare_location, plain, purity, raised, watch
 
-pytestmark = pytest.mark.corpus
-
 CASES = all_cases()
 # Recording only: a sixth of the easy ones, and all that are about loops and side effects.
 RECORDED = [*CASES[::6], *(case for case in CASES[1:] if case.name.startswith(("flow_", "hard_", "optimizer_")))]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.corpus]
+pytestmark = pytest.mark.filterwarnings("ignore")
 X = torch.ones(3, 2)
 
 

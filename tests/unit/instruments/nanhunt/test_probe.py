@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from tests.doors import Observe
 
-pytestmark = pytest.mark.corpus
-
 
 SETUP = """\
 import torch, torchdebug_magics

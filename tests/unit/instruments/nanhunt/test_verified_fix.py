@@ -20,7 +20,7 @@ from torchdebug_magics.instruments.nanhunt.graph_postmortem import examine
 if TYPE_CHECKING:
     from torchdebug_magics.report import Location
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.corpus]
+pytestmark = pytest.mark.filterwarnings("ignore")
 X = torch.ones(4, 3)
 
 

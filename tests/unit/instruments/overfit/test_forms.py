@@ -12,14 +12,14 @@ from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchdebug_magics
-from tests.unit.instruments.overfit.state import state_of
+from tests.plants.state import state_of
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.overfit.subject.batches import cut
 
 if TYPE_CHECKING:
     from tests.doors import Observe
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.corpus]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 LOOP = """\
 import torch

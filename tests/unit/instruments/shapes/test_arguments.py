@@ -14,8 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 import torchdebug_magics
 from torchdebug_magics import TorchDebugError
 
-pytestmark = pytest.mark.corpus
-
 
 class Scaled(nn.Module):
     def __init__(self):

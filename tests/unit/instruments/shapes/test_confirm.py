@@ -11,8 +11,6 @@ from torch import nn
 
 from torchdebug_magics.instruments.shapes.examine import examine
 
-pytestmark = pytest.mark.corpus
-
 
 class Of(nn.Module):
     def __init__(self, forward: Any) -> None:

@@ -15,8 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.unit.instruments.shapes.models import CASES, Output, linear, of
 from torchdebug_magics.instruments.shapes.examine import examine
 
-pytestmark = pytest.mark.corpus
-
 TOTALS = (
     "total_params",
     "trainable_params",

@@ -11,8 +11,6 @@ from torch import nn
 
 import torchdebug_magics
 
-pytestmark = pytest.mark.corpus
-
 
 class Dense(nn.Linear):
     """A class of the user's own."""

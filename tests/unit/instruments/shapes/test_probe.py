@@ -13,8 +13,6 @@ from torchdebug_magics.instruments.shapes.view import page
 if TYPE_CHECKING:
     from typing import Self
 
-pytestmark = pytest.mark.corpus
-
 SETUP = """import torch
 from torch import nn
 torch.manual_seed(0)

@@ -21,8 +21,6 @@ from torchdebug_magics.instruments.shapes.examine import examine
 if TYPE_CHECKING:
     from tests.torch_forks import TorchForks
 
-pytestmark = pytest.mark.corpus
-
 WIDTH = 4
 SEEN: list[Any] = []
 STATE = torch.zeros(WIDTH)

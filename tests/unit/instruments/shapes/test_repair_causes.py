@@ -12,8 +12,6 @@ from torch import nn
 from tests.unit.instruments.shapes.planted import Case, Parts, Planted, check
 from torchdebug_magics.instruments.shapes.examine import examine
 
-pytestmark = pytest.mark.corpus
-
 PLANTED = Planted()
 case = PLANTED.case
 

@@ -11,8 +11,6 @@ from torch import nn
 
 from tests.unit.instruments.shapes.planted import Case, Parts, Planted, broken, check
 
-pytestmark = pytest.mark.corpus
-
 PLANTED = Planted()
 CASES, case = PLANTED.cases, PLANTED.case
 

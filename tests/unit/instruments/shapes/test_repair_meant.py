@@ -12,8 +12,6 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.unit.instruments.shapes.planted import Case, Parts, Planted, broken, check
 
-pytestmark = pytest.mark.corpus
-
 PLANTED = Planted()
 CASES, case = PLANTED.cases, PLANTED.case
 

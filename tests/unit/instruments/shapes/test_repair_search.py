@@ -25,8 +25,6 @@ from torchdebug_magics.instruments.shapes.repair.trial import Trials
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.report import Failure
 
-pytestmark = pytest.mark.corpus
-
 
 def planted() -> list[Any]:
     """The cases of all files, each made once."""

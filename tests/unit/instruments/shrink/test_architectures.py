@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 import torchdebug_magics
 
-pytestmark = pytest.mark.corpus
-
 transformers = pytest.importorskip("transformers")
 
 from tests.unit.instruments.shrink.architectures import ARCHITECTURES, Architecture  # noqa: E402 - which needs transformers

@@ -29,8 +29,6 @@ from torchdebug_magics.errors import TorchDebugError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.corpus
-
 X = torch.randn(2, 3, 8)
 
 

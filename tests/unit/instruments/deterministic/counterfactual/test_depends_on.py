@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
     from torchdebug_magics.instruments.deterministic.report import DeterministicReport
 
-pytestmark = pytest.mark.corpus
-
 
 @dataclass(frozen=True)
 class Told:

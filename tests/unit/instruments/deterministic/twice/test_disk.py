@@ -16,8 +16,6 @@ from tests.unit.instruments.deterministic.planted_disk import CELLS
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-pytestmark = pytest.mark.corpus
-
 SETUP = IMPORTS + "import contextlib, shutil, sqlite3, tempfile\nfrom pathlib import Path\n"
 STAMPS = re.compile(r"\d{8,}|tmp\w{8}")
 """Names that are other ones each time."""

@@ -15,8 +15,6 @@ from torchdebug_magics.instruments.deterministic.verdict import lines_of
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-pytestmark = pytest.mark.corpus
-
 
 def ran(shell: InteractiveShell, cell: str) -> Any:
     result = shell.run_cell(cell, store_history=True)

@@ -1,0 +1,1 @@
+"""Loops that keep memory, and healthy ones that look so, for `%%memtrace`."""

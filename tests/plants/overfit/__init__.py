@@ -1,0 +1,1 @@
+"""Trainings that stall, and healthy ones, for `%overfit`."""

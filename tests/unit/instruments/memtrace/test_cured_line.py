@@ -1,0 +1,47 @@
+"""A line of code with the fix written into it, and the fixes that are given as code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from torchdebug_magics.instruments.memtrace.held.cured_line import adds_a_number, rewritten, target
+from torchdebug_magics.instruments.memtrace.held.fixes import Cause, as_code, fix
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("total += loss", "total += loss.detach()"),
+        ("total = total + a * b", "total = (total + a * b).detach()"),
+        ("log['a'].append(loss)  # kept", "log['a'].append(loss.detach())"),
+        ("log.append({'loss': loss})", ""),
+        ("h, c = cell(a)", ""),
+        ("for a in b: total += a", ""),
+        ("log.append(loss", ""),
+    ],
+)
+def test_a_line_with_its_cure(line: str, wanted: str) -> None:
+    assert rewritten(line, ".detach()") == wanted
+
+
+def test_what_a_line_does() -> None:
+    assert adds_a_number("total += loss")
+    assert not adds_a_number("ema = 0.9 * ema + 0.1 * loss")
+    assert (target("module.input = a"), target("a = b"), target("a.b, a.c = d")) == ("module.input", "", "")
+
+
+def test_a_path_as_python_has_it() -> None:
+    assert as_code("net.1.x") == "net[1].x"
+    assert as_code("blocks.0.attn.12") == "blocks[0].attn[12]"
+
+
+@pytest.mark.parametrize(("path", "dim", "wanted"), [("keys", 1, "`keys = keys[:, -1000:]`"), ("bank", 0, "`bank = bank[-1000:]`")])
+def test_a_tensor_is_bounded_where_it_grows(path: str, dim: int, wanted: str) -> None:
+    assert wanted in fix(path, Cause(keeps_graph=False, trains=False, swells=True, dim=dim))
+
+
+def test_what_cannot_be_written_is_not_said() -> None:
+    said: Any = fix("cache.layers[...].keys", Cause(keeps_graph=False, trains=False, swells=True, dim=2))
+    assert "-1000" not in said
