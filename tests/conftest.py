@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 pytest.register_assert_rewrite("tests.unit.instruments.shapes.planted")
 
 MAY_BE_SKIPPED = "gpu"
+FULL_OF_PROCESSES = ("tests/kernel/", "tests/browser/", "tests/notebooks/", "tests/unit/ranks/", "tests/unit/probing/children/")
 ROOT = Path(__file__).parent.parent
 REPORTS = plain_words.watch([])
 
@@ -36,6 +37,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--only", choices=selection.INSTRUMENTS, default="", help="every test of one instrument, and no other")
     parser.addoption("--base", default="origin/main", help="what differs from this commit is touched by the change (%(default)s)")
     parser.addoption("--no-skips", action="store_true", help="a skipped test is a failure, unless it is marked `gpu`")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.nodeid.startswith(FULL_OF_PROCESSES):
+        item.add_marker(summary.WAITS)
 
 
 @pytest.hookimpl(trylast=True)

@@ -15,6 +15,8 @@ from tests import children
 if TYPE_CHECKING:
     from tests.torch_forks import TorchForks
 
+pytestmark = pytest.mark.waits
+
 PYTHON = (sys.executable, "-S", "-c")
 LEAVES_A_DAEMON = """
 import os, time

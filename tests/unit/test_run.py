@@ -16,6 +16,8 @@ import pytest
 
 from tests import children
 
+pytestmark = pytest.mark.waits
+
 RUN = (sys.executable, "-m", "torchdebug_magics", "run", "nanhunt")
 NOT_WATCHED = "nanhunt: the script did not import torch: nothing was watched\n"
 

@@ -16,6 +16,8 @@ from tests.summary import ONLY_WAITING_FAILED
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.waits
+
 # The environment of a process says which run it belongs to, also when its parent has ended.
 MARK = "TORCHDEBUG_RUN_UNDER_TEST"
 CONFIG = """[tool.pytest.ini_options]

@@ -12,7 +12,7 @@ import torchdebug_magics
 from tests import rank_job
 from tests.unit.sharded_cases import KINDS, WATCHED, Transformer
 
-pytestmark = pytest.mark.timeout(rank_job.LIMIT_S + 40)
+pytestmark = [pytest.mark.timeout(rank_job.LIMIT_S + 40), pytest.mark.waits]
 _OF_SHARDS = {
     "memtrace": "sizes are of the shards in this process",
     "gradwatch": "norms, ratios and zeros are of the shards in this process",

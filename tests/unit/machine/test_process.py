@@ -14,6 +14,8 @@ from tests import children
 from torchdebug_magics.machine import process
 from torchdebug_magics.machine.process import PeakRss, address_space_bytes, rss_bytes, workers
 
+pytestmark = pytest.mark.waits
+
 MIB = 2**20
 SLACK = 8 * MIB
 

@@ -29,6 +29,8 @@ from torchdebug_magics.machine.process_state import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.waits
+
 NOBODY = 2**22 + 1
 """Above the largest number that Linux gives to a process."""
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.ranks.compared import RankRecord
 
-pytestmark = pytest.mark.timeout(rank_job.LIMIT_S + 40)
+pytestmark = [pytest.mark.timeout(rank_job.LIMIT_S + 40), pytest.mark.waits]
 _HERE = "tests.unit.instruments.deterministic"
 
 

@@ -18,6 +18,8 @@ from torchdebug_magics.instruments.hangwatch.report import LiveHang
 if TYPE_CHECKING:
     from tests.doors import Observe
 
+pytestmark = pytest.mark.waits
+
 
 def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("torchdebug")]

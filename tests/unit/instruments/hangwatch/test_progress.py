@@ -20,6 +20,8 @@ from torchdebug_magics.instruments.hangwatch.main_thread.tracers import installe
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.waits
+
 
 def look_from_aside(call: Callable[[], Any]) -> Any:
     """What `call` returns in another thread, while this one waits for it."""

@@ -16,6 +16,8 @@ from torchdebug_magics.report import Location
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.hangwatch.report import State
 
+pytestmark = pytest.mark.waits
+
 
 def finding(cause: str, line: int, since_s: float, state: State = "slow") -> Finding:
     location = Location(cell=None, file="a.py", line=line, function="f", source="")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.nanhunt.report import Finding
 
-pytestmark = pytest.mark.timeout(rank_job.LIMIT_S + 40)
+pytestmark = [pytest.mark.timeout(rank_job.LIMIT_S + 40), pytest.mark.waits]
 
 
 @pytest.fixture(scope="module")
