@@ -35,8 +35,9 @@ def begin() -> None:
 def flush(test: str = "") -> None:
     """Write what a process that a test has started has reached so far."""
     if reached:
-        name = f"child-{os.getpid()}-{time.monotonic_ns()}.json"
-        Path(os.environ[FOLDER], name).write_text(json.dumps({"test": test, "ended": time.time(), "branches": taken()}), encoding="utf-8")
+        part = Path(os.environ[FOLDER], f"child-{os.getpid()}-{time.monotonic_ns()}.part")
+        part.write_text(json.dumps({"test": test, "ended": time.time(), "branches": taken()}), encoding="utf-8")
+        part.rename(part.with_suffix(".json"))  # a process that is killed while it writes leaves none that is read
 
 
 def _function(code: CodeType, _offset: int) -> object:

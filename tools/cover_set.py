@@ -1,8 +1,8 @@
 """Chooses the tests that ``make test`` runs: ``cover_set.py FOLDER [--from-record]``, with Python 3.12 or later.
 
 Every test runs once, and what it reaches is recorded in FOLDER (`cover_record.py`). Of the tests of many cases, the cheapest cases are then
-chosen that, with the tests of one case, reach each branch of the package twice; each test keeps at least one case. The choice is written to
-``tests/cover.txt``. ``--from-record`` chooses anew from what FOLDER holds.
+chosen that, with the tests of one case, reach each branch of the package twice; each test keeps at least one case, and a few branches that
+would cost too much are left out (`WORTH`). The choice is written to ``tests/cover.txt``. ``--from-record`` chooses anew from what FOLDER holds.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ ROOT = Path(__file__).parent.parent
 COVER = ROOT / "tests/cover.txt"
 RECORDED = ("tests/unit", "tests/plants", "tests/reports", "tests/kernel/test_hang_cases.py")
 """Notebooks and browser tests are chosen otherwise, and other kernels serve many tests each, so that what they reach is nobody's."""
-TIMES = 2
+WORTH = (0.5, 3.0)
+"""Branches a second that a case must reach for the first time, or for the second, to be run for them."""
 OVERHEAD_S = 0.03
 """What a test costs beside its own seconds: fixtures, guards, reporting."""
 HANGS = "tests/kernel/test_hang_cases.py"
 HANG_S = 1.0
 """Core-seconds of a case that hangs: it mostly waits, beside others."""
+FORKED = "tests/reports/"
+"""Where a server that tests share forks what they run, so that its seconds are counted when that ends."""
 HEAD = """\
 # The cases that `make test` runs of the tests that have many, chosen by `make cover`: every branch twice, in the fewest seconds.
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Recorded:
     """What a test took, in seconds, and the branches that it reached."""
 
@@ -87,27 +90,34 @@ def _recorded(line: dict[str, object], named: dict[str, set[str]], children: lis
     for child in children:
         if line["began"] <= child["ended"] <= line["ended"]:  # type: ignore[operator]
             branches.update(child["branches"])  # type: ignore[arg-type]
-    cost_s = HANG_S if test.startswith(HANGS) else float(line["cpu_s"])  # type: ignore[arg-type]
+    took = "took_s" if test.startswith(FORKED) else "cpu_s"
+    cost_s = HANG_S if test.startswith(HANGS) else float(line[took])  # type: ignore[arg-type]
     return Recorded(test, cost_s + OVERHEAD_S, frozenset(branches))
 
 
 def choose(tests: Iterable[Recorded]) -> list[Recorded]:
-    """The cases to run: greedily the most branches a second, until each is reached as often as it can be, but at most `TIMES`."""
+    """The cases to run: greedily the most branches a second, first until each is reached once, then until each is reached twice."""
     tests = list(tests)
-    wanted = {branch: min(TIMES, count) for branch, count in Counter(branch for test in tests for branch in test.branches).items()}
+    possible = Counter(branch for test in tests for branch in test.branches)
     alone = [test for test in tests if not test.is_case]
-    cheapest = [min(cases, key=lambda test: test.cost_s) for cases in _by_function(tests).values()]
-    missing = Counter(wanted)
-    for test in alone:
-        _reach(test, missing)
-    chosen = _without_spare(_greedy([test for test in tests if test.is_case], missing), alone, wanted)
+    cases = [test for test in tests if test.is_case]
+    chosen: list[Recorded] = []
+    for times, worth in enumerate(WORTH, start=1):
+        missing = Counter({branch: min(times, count) for branch, count in possible.items()})
+        for test in [*alone, *chosen]:
+            _reach(test, missing)
+        chosen += _greedy([case for case in cases if case not in chosen], missing, worth=worth)
+        reached = Counter(branch for test in [*alone, *chosen] for branch in test.branches)
+        chosen = _without_spare(chosen, alone, {branch: min(times, count) for branch, count in reached.items()})
     functions = {test.function for test in chosen}
+    cheapest = [min(cases, key=lambda test: test.cost_s) for cases in _by_function(tests).values()]
     return chosen + [test for test in cheapest if test.function not in functions]
 
 
-def _greedy(cases: list[Recorded], missing: Counter[str]) -> list[Recorded]:
+def _greedy(cases: list[Recorded], missing: Counter[str], *, worth: float) -> list[Recorded]:
     def gain(case: Recorded) -> float:
-        return sum(missing[branch] > 0 for branch in case.branches) / case.cost_s
+        branches = sum(missing[branch] > 0 for branch in case.branches) / case.cost_s
+        return branches if branches > worth else 0.0
 
     chosen = []
     heap = [(-gain(case), number) for number, case in enumerate(cases)]
@@ -163,10 +173,13 @@ def main() -> None:
     chosen = choose(tests)
     COVER.write_text(HEAD + "".join(f"{test}\n" for test in sorted({test.test for test in chosen})), encoding="utf-8")
     always = [test for test in tests if not test.is_case]
+    possible, reached = (Counter(branch for test in some for branch in test.branches) for some in (tests, [*always, *chosen]))
     print(
         f"{len(tests)} tests of {sum(test.cost_s for test in tests):.0f} s:",
         f"{len(always)} of one case take {sum(test.cost_s for test in always):.0f} s,",
-        f"{len(chosen)} cases chosen take {sum(test.cost_s for test in chosen):.0f} s",
+        f"{len(chosen)} cases chosen take {sum(test.cost_s for test in chosen):.0f} s;",
+        f"{len(reached)} of {len(possible)} branches are reached,",
+        f"{sum(count > 1 for count in reached.values())} of {sum(count > 1 for count in possible.values())} twice",
     )
 
 
