@@ -2,7 +2,7 @@
 
 Every test runs once, and what it reaches is recorded in FOLDER (`cover_record.py`). Of the tests of many cases, the cheapest cases are then
 chosen that, with the tests of one case, reach each branch of the package twice; each test keeps at least one case, and a few branches that
-would cost too much are left out (`WORTH`). The choice is written to ``tests/cover.txt``. ``--from-record`` chooses anew from what FOLDER holds.
+would cost too much are left out (`WORTH`). The choice goes to ``tests/cover.txt``. ``--from-record`` chooses anew from what FOLDER holds.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ WORTH = (0.5, 3.0)
 OVERHEAD_S = 0.03
 """What a test costs beside its own seconds: fixtures, guards, reporting."""
 HANGS = "tests/kernel/test_hang_cases.py"
-HANG_S = 1.0
-"""Core-seconds of a case that hangs: it mostly waits, beside others."""
+HANG_S = {"modern": 1.0, "colab": 10.0}
+"""Core-seconds of a case that hangs, by its stack: it mostly waits, beside others, and the kernels of a second stack must start first."""
 FORKED = "tests/reports/"
 """Where a server that tests share forks what they run, so that its seconds are counted when that ends."""
 HEAD = """\
@@ -91,7 +91,7 @@ def _recorded(line: dict[str, object], named: dict[str, set[str]], children: lis
         if line["began"] <= child["ended"] <= line["ended"]:  # type: ignore[operator]
             branches.update(child["branches"])  # type: ignore[arg-type]
     took = "took_s" if test.startswith(FORKED) else "cpu_s"
-    cost_s = HANG_S if test.startswith(HANGS) else float(line[took])  # type: ignore[arg-type]
+    cost_s = HANG_S[case.partition("-")[0]] if test.startswith(HANGS) and case else float(line[took])  # type: ignore[arg-type]
     return Recorded(test, cost_s + OVERHEAD_S, frozenset(branches))
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KERNELS", "Outcome", "compare", "run_all"]
 
-KERNELS = 3
+KERNELS = 8
 """How many run beside each other: most of the time is waiting."""
 LIMIT_S = 60.0
 """A cell that has not ended then is given up."""
