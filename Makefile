@@ -89,7 +89,7 @@ pictures: $(READY) browser
 
 ## make coverage  the unit tests, with the lines that they miss
 coverage: $(READY)
-	$(PY) -m coverage run -m pytest tests/unit
+	$(PY) -m coverage run -m pytest --whole tests/unit
 	$(PY) -m coverage report
 
 ## make clean     remove all that make made

@@ -151,28 +151,33 @@ def _text(file: IO[bytes]) -> str:
     return os.pread(file.fileno(), _MOST_OUTPUT, 0).decode(errors="replace")
 
 
-def _kill_marked(mark: str, children: list[Child]) -> None:
+def _kill_marked(mark: str, started: list[Child]) -> None:
     """Kill by the mark in the environment, which also processes inherit that have left the session, as ranks of torchrun do."""
     until_s = time.monotonic() + _KILLED_WITHIN_S
-    while marked := [process for process in psutil.process_iter() if _is_marked(process, mark)]:
+    while marked := marked_processes(_MARK, mark):
         for process in marked:
             with suppress(psutil.Error):
                 process.kill()
-        for child in children:
+        for child in started:
             child.process.poll()
         if time.monotonic() > until_s:
             msg = f"processes could not be killed: {marked}"
             raise AssertionError(msg)
         time.sleep(0.01)
-    for child in children:
+    for child in started:
         child.process.wait(_KILLED_WITHIN_S)
         if child.process.stdin is not None:
             with suppress(BrokenPipeError):
                 child.process.stdin.close()
 
 
-def _is_marked(process: psutil.Process, mark: str) -> bool:
+def marked_processes(variable: str, mark: str) -> list[psutil.Process]:
+    """The processes that run with this value of an environment variable, whatever has become of their parents."""
+    return [process for process in psutil.process_iter() if _is_marked(process, variable, mark)]
+
+
+def _is_marked(process: psutil.Process, variable: str, mark: str) -> bool:
     try:
-        return process.environ().get(_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
+        return process.environ().get(variable) == mark and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, OSError):
         return False

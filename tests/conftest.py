@@ -49,12 +49,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Files and tests that are named on the command line run whole; of folders, the tests that `selection` takes."""
     tests = {item.nodeid: item.get_closest_marker("thorough") is not None for item in items}
     if instrument := config.getoption("--only"):
-        left_out = selection.left_out_of_one(tests, instrument)
+        left_out = selection.left_out_by_instrument(tests, instrument)
     elif config.getoption("--whole") or all(".py" in name for name in config.args):
         return
     else:
         changed = selection.changed_files(config.getoption("--base"))
-        left_out = selection.left_out(tests, selection.cover(), changed, selection.turn())
+        left_out = selection.left_out(tests, selection.cover(), selection.known(), changed, selection.turn())
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
         items[:] = [item for item in items if item.nodeid not in left_out]

@@ -50,7 +50,7 @@ def snapshot(*, rng: bool = False) -> dict[str, Any]:
         "threading's trace": getattr(threading, "_trace_hook", None),
         "threading's profile": getattr(threading, "_profile_hook", None),
         "warnings.formatwarning": warnings.formatwarning,
-        "processes": processes.children(),
+        "processes": processes.running_children(),
         "threads": {thread for thread in threading.enumerate() if not thread.name.startswith(LASTING_THREADS)},
     }
     state.update({f"what {name} does": signal.getsignal(getattr(signal, name)) for name in SIGNALS if hasattr(signal, name)})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -18,6 +19,7 @@ import psutil
 OF_LIBRARIES = ("resource_tracker", "forkserver", "torch_shm_manager", "compile_worker")
 """What a library starts once and keeps for the life of the process, by a part of its command."""
 SET_CHILD_SUBREAPER = 36  # prctl(2)
+KILLED_WITHIN_S = 5.0
 
 _lasting: set[int] = set()
 
@@ -33,10 +35,11 @@ def outlives_its_test(pid: int) -> None:
     _lasting.add(pid)
 
 
-def children() -> set[int]:
-    """The processes whose parent is this one, without those of libraries."""
-    multiprocessing.active_children()  # reaps those that have ended
-    return {pid for pid in _children() - _lasting if _runs(pid) and not any(part in _command(pid) for part in OF_LIBRARIES)}
+def running_children() -> set[int]:
+    """The processes whose parent is this one, and those that `multiprocessing` has had its server fork, without those of libraries."""
+    started = {child.pid for child in multiprocessing.active_children() if child.pid is not None}
+    others = {pid for pid in _children() - started if not any(part in _command(pid) for part in OF_LIBRARIES)}
+    return {pid for pid in (started | others) - _lasting if _runs(pid)}
 
 
 def _children() -> set[int]:
@@ -56,27 +59,37 @@ def kill_left(pids: set[int], *, grace_s: float = 2.0) -> list[str]:
     while (left := {pid for pid in pids if _runs(pid)}) and time.monotonic() < end:
         time.sleep(0.02)
     names = {child.pid: child.name for child in multiprocessing.active_children()}
-    said = sorted(names.get(pid) or _command(pid) for pid in left)
+    commands = sorted(names.get(pid) or _command(pid) for pid in left)
     for pid in left:
         kill(pid)
-    return said
+    return commands
 
 
 def kill(pid: int) -> None:
-    """Kill a process, which may have ended, its descendants, and every process of the sessions that these lead."""
+    """Kill a process, which may have ended, its descendants, and every process of the sessions that these lead.
+
+    It is left to whoever started them to ask how they ended: `multiprocessing` takes a child that was reaped elsewhere for alive.
+    """
     family = {pid}
-    with suppress(psutil.NoSuchProcess):
-        family |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
-    for other in psutil.pids():
-        with suppress(OSError):
-            if os.getsid(other) in family:
-                family.add(other)
-    killed = []
-    for member in family - {os.getpid()}:
+    end = time.monotonic() + KILLED_WITHIN_S
+    while (alive := _family(family)) and time.monotonic() < end:  # again, for what was forked in between
+        family |= alive
+        for member in alive:
+            with suppress(OSError):
+                os.kill(member, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _family(leaders: set[int]) -> set[int]:
+    family = set(leaders)
+    for leader in leaders:
         with suppress(psutil.NoSuchProcess):
-            killed.append(psutil.Process(member))
-            killed[-1].kill()
-    psutil.wait_procs(killed, timeout=5)
+            family |= {child.pid for child in psutil.Process(leader).children(recursive=True)}
+    for pid in psutil.pids():
+        with suppress(OSError):
+            if os.getsid(pid) in family:
+                family.add(pid)
+    return {pid for pid in family - {os.getpid()} if _runs(pid)}
 
 
 def _runs(pid: int) -> bool:

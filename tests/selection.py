@@ -1,8 +1,8 @@
 """Which tests a run takes: the cover set, what a change touches, and a few notebooks by turns.
 
-``tests/cover.txt`` holds the cases that reach every branch of the package twice, in the fewest seconds (`tools/cover_set.py`). Of a test of
-many cases, those of the cover set run, and all of them where the cover set does not know the test yet; a test of one case always runs, save
-where it is marked `thorough`. ``--whole`` takes every test, ``--only INSTRUMENT`` every test of one instrument.
+``tests/cover.txt`` holds the cases that reach every branch of the package twice, in the fewest seconds (`tools/cover_set.py`);
+``tests/cover_known.txt`` holds the numbers of all cases that these were chosen from. Of a test of many cases, the cover set runs, and what it
+does not know; a test of one case always runs, unless it is marked `thorough`. ``--whole`` takes every test, ``--only`` all of one instrument.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ TOUR = "00_tour-modern"
 
 ROOT = Path(__file__).parent.parent
 COVER = ROOT / "tests/cover.txt"
+KNOWN = ROOT / "tests/cover_known.txt"
 INSTRUMENTS = sorted(folder.parent.name for folder in (ROOT / "torchdebug_magics/instruments").glob("*/__init__.py"))
 OF_CASES = {"nan_cases": "nanhunt", "hang_cases": "hangwatch"}
 NAME = re.compile(rf"(?<![a-z])({'|'.join([*OF_CASES, *INSTRUMENTS])})(?![a-z])")
 
 
-def left_out(tests: Mapping[str, bool], cover: frozenset[str], changed: frozenset[str], turn: int = 0) -> set[str]:
+def left_out(tests: Mapping[str, bool], cover: frozenset[str], known: frozenset[int], changed: frozenset[str], turn: int = 0) -> set[str]:
     """The node ids of `tests` that are not run after a change of the files `changed`.
 
-    `tests` says of each node id whether it is thorough; `turn` picks the notebooks that come by turns.
+    `tests` says of each node id whether it is thorough; `known` holds the numbers of those that `cover` was chosen from; `turn` picks the
+    notebooks that come by turns.
     """
     rest, notebooks = set(), {}
-    covered = {test.partition("[")[0] for test in cover}
     for test, is_thorough in tests.items():
         function, bracket, case = test.partition("[")
         if function.startswith("tests/notebooks/") and (run := notebook_run(function, case.removesuffix("]"))):
             notebooks[test] = run
-        elif is_thorough or (bracket and function in covered and test not in cover):
+        elif is_thorough or (bracket and number(test) in known and test not in cover):
             rest.add(test)
-    touched = sorted((test for test in rest if is_touched(test, changed)), key=_number)
+    touched = sorted((test for test in rest if is_touched(test, changed)), key=lambda test: (_file(test) not in changed, number(test)))
     runs = notebook_runs(set(notebooks.values()), changed, turn)
     return rest - set(touched[:MOST_TOUCHED]) | {test for test, run in notebooks.items() if run not in runs}
 
 
-def left_out_of_one(tests: Iterable[str], instrument: str) -> set[str]:
+def left_out_by_instrument(tests: Iterable[str], instrument: str) -> set[str]:
     """The node ids that do not name the instrument."""
     return {test for test in tests if instrument not in instruments_in(test)}
 
@@ -61,19 +62,35 @@ def notebook_run(function: str, case: str) -> str:
 def notebook_runs(runs: set[str], changed: frozenset[str], turn: int) -> set[str]:
     """The runs to take: the tour, those of notebooks that a change touches, and `TURNS` others, which differ from commit to commit."""
     code = frozenset(file for file in changed if file.startswith(("torchdebug_magics/", "notebooks/")))
-    touched = [run for run in sorted(runs) if is_touched(run, code) or f"notebooks/{run.rpartition('-')[0]}.ipynb" in code]
-    taken = {TOUR, *sorted(touched, key=_number)[:MOST_NOTEBOOKS]}
-    others = sorted(runs - taken, key=_number)
+    touched = [run for run in runs if is_touched(run, code) or not code.isdisjoint(_files_of(run))]
+    taken = {TOUR, *sorted(touched, key=number)[:MOST_NOTEBOOKS]}
+    others = sorted(runs - taken, key=number)
     return taken | {others[(turn * TURNS + place) % len(others)] for place in range(TURNS) if others}
 
 
+def _files_of(run: str) -> tuple[str, ...]:
+    """The notebook of a run, and the judge of an exercise."""
+    name = run.removesuffix("-modern").removesuffix("-colab").replace("solved/", "exercises/")
+    return f"notebooks/{name}.ipynb", f"torchdebug_magics/{name}.py"
+
+
 def is_touched(test: str, changed: frozenset[str]) -> bool:
-    return test.partition("::")[0] in changed or any(instruments_in(test) & instruments_in(file) for file in changed)
+    """Whether its file was changed, or a file that carries the name of an instrument which the node id carries, too."""
+    return _file(test) in changed or any(instruments_in(test) & instruments_in(file) for file in changed)
 
 
 def instruments_in(text: str) -> set[str]:
     """The instruments that the path of a file, or the node id of a test, names."""
     return {OF_CASES.get(name, name) for name in NAME.findall(text)}
+
+
+def number(test: str) -> int:
+    """A node id as a number that is the same everywhere; also an order without meaning, from which a part can be taken."""
+    return zlib.crc32(test.encode())
+
+
+def known() -> frozenset[int]:
+    return frozenset(int(word, 16) for line in KNOWN.read_text(encoding="utf-8").splitlines() if line[0] != "#" for word in line.split())
 
 
 def cover() -> frozenset[str]:
@@ -84,7 +101,8 @@ def changed_files(base: str, root: Path = ROOT) -> frozenset[str]:
     """The files that differ from where this branch left `base`, or on `base` itself from the commit before; none where git cannot say."""
     head, fork = _git(root, "rev-parse", "HEAD"), _git(root, "merge-base", "HEAD", base)
     start = fork if fork and fork != head else "HEAD^"
-    return frozenset(_git(root, "diff", "--name-only", start, "--").splitlines())
+    lists = _git(root, "diff", "--name-only", start, "--"), _git(root, "ls-files", "--others", "--exclude-standard")
+    return frozenset(file for files in lists for file in files.splitlines())
 
 
 def turn(root: Path = ROOT) -> int:
@@ -99,5 +117,5 @@ def _git(root: Path, *words: str) -> str:
         return ""
 
 
-def _number(name: str) -> int:
-    return zlib.crc32(name.encode())
+def _file(test: str) -> str:
+    return test.partition("::")[0]

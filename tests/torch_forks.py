@@ -37,11 +37,11 @@ class TorchForks:
             request = {"number": self._count, "code": textwrap.dedent(code), "cwd": str(Path.cwd()), "out": str(out), "err": str(err)}
             pipe = self._server.process.stdin
             assert pipe is not None
-            pipe.write(f"{json.dumps(request)}\n".encode())
-            pipe.flush()
             try:
+                pipe.write(f"{json.dumps(request)}\n".encode())
+                pipe.flush()
                 reply = self._server.wait_for(f"{self._count} ", limit_s=limit_s)
-            except AssertionError:
+            except BaseException:  # also the end of the test's time
                 self.close()
                 raise
             return children.Ended(int(reply), out.read_text(), err.read_text())

@@ -7,9 +7,8 @@ import json
 import os
 import sys
 import time
-from multiprocessing import util
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 TOOL = 4  # of the ids that CPython leaves to tools without a name of their own
 PACKAGE = f"{Path(__file__).parent.parent / 'torchdebug_magics'}{os.sep}"
 FOLDER = "TORCHDEBUG_COVER_TO"
+WORKER = "PYTEST_XDIST_WORKER"
 reached: set[tuple[str, int, int, int]] = set()
 """(file, first line of the function, offset of the branch, where it went) of each branch since the last look."""
 
@@ -36,7 +36,9 @@ def flush(test: str = "") -> None:
     """Write what a process that a test has started has reached so far."""
     if reached:
         part = Path(os.environ[FOLDER], f"child-{os.getpid()}-{time.monotonic_ns()}.part")
-        part.write_text(json.dumps({"test": test, "ended": time.time(), "branches": taken()}), encoding="utf-8")
+        part.write_text(
+            json.dumps({"test": test, "worker": os.environ.get(WORKER), "ended": time.time(), "branches": taken()}), encoding="utf-8"
+        )
         part.rename(part.with_suffix(".json"))  # a process that is killed while it writes leaves none that is read
 
 
@@ -75,5 +77,11 @@ def begin_in_child() -> None:
     """What `sitecustomize` calls in a process that was started with the folder in its environment."""
     begin()
     atexit.register(flush)
-    util.register_after_fork(sys.modules[__name__], lambda _: (reached.clear(), _both.clear(), util.Finalize(None, flush, exitpriority=0)))
-    util.Finalize(None, flush, exitpriority=0)
+    os.register_at_fork(after_in_child=lambda: (reached.clear(), _both.clear()))
+    leave = os._exit
+
+    def flush_and_leave(status: int) -> NoReturn:
+        flush()  # forked processes end without `atexit`
+        leave(status)
+
+    os._exit = flush_and_leave

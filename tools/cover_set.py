@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -18,7 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-COVER = ROOT / "tests/cover.txt"
+sys.path.insert(0, str(ROOT))
+
+from tests.selection import COVER, KNOWN, number  # noqa: E402 - the repository is no package that is installed
+
 RECORDED = ("tests/unit", "tests/plants", "tests/reports", "tests/kernel/test_hang_cases.py")
 """Notebooks and browser tests are chosen otherwise, and other kernels serve many tests each, so that what they reach is nobody's."""
 WORTH = (0.5, 3.0)
@@ -30,6 +34,9 @@ HANG_S = {"modern": 1.0, "colab": 10.0}
 """Core-seconds of a case that hangs, by its stack: it mostly waits, beside others, and the kernels of a second stack must start first."""
 FORKED = "tests/reports/"
 """Where a server that tests share forks what they run, so that its seconds are counted when that ends."""
+KNOWN_HEAD = """\
+# The numbers (crc32) of all cases that `make cover` had to choose from: one that is not among them is new, and runs.
+"""
 HEAD = """\
 # The cases that `make test` runs of the tests that have many, chosen by `make cover`: every branch twice, in the fewest seconds.
 """
@@ -55,7 +62,10 @@ class Recorded:
 
 
 def record(folder: Path) -> None:
-    """Run every test on one worker a core and write what it reaches."""
+    """Run every test on two workers and write what it reaches; SystemExit where it could not be run."""
+    if not hasattr(sys, "monitoring"):
+        sys.exit(f"{sys.executable} has no sys.monitoring: it takes Python 3.12 or later")
+    shutil.rmtree(folder, ignore_errors=True)
     where = [str(ROOT / name) for name in RECORDED if (ROOT / name).exists()]
     command = [
         sys.executable,
@@ -70,7 +80,9 @@ def record(folder: Path) -> None:
         str(folder.resolve()),
         *where,
     ]
-    subprocess.run(command, cwd=ROOT, check=False)  # a test that fails here, such as for a package that is missing, counts all the same
+    status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if status not in {0, 1}:  # a test that fails, such as for a package that is missing, counts all the same
+        sys.exit(f"pytest ended with status {status}: {COVER} stays as it is")
 
 
 def read(folder: Path) -> list[Recorded]:
@@ -88,7 +100,7 @@ def _recorded(line: dict[str, object], named: dict[str, set[str]], children: lis
     test, case = str(line["test"]), str(line["test"]).partition("[")[2].removesuffix("]")
     branches = {*line["branches"], *named.get(case, ())}  # type: ignore[misc]
     for child in children:
-        if line["began"] <= child["ended"] <= line["ended"]:  # type: ignore[operator]
+        if child["worker"] == line["worker"] and line["began"] <= child["ended"] <= line["ended"]:  # type: ignore[operator]
             branches.update(child["branches"])  # type: ignore[arg-type]
     took = "took_s" if test.startswith(FORKED) else "cpu_s"
     cost_s = HANG_S[case.partition("-")[0]] if test.startswith(HANGS) and case else float(line[took])  # type: ignore[arg-type]
@@ -161,6 +173,11 @@ def _by_function(tests: list[Recorded]) -> dict[str, list[Recorded]]:
     return functions
 
 
+def rows(words: list[str], width: int = 15) -> list[list[str]]:
+    """The words in lines of so many."""
+    return [words[place : place + width] for place in range(0, len(words), width)]
+
+
 def main() -> None:
     """Record, choose, write, and say what the choice costs."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -172,6 +189,8 @@ def main() -> None:
     tests = read(options.folder)
     chosen = choose(tests)
     COVER.write_text(HEAD + "".join(f"{test}\n" for test in sorted({test.test for test in chosen})), encoding="utf-8")
+    numbers = [f"{number(test.test):08x}" for test in tests if test.is_case]
+    KNOWN.write_text(KNOWN_HEAD + "".join(f"{' '.join(row)}\n" for row in rows(sorted(numbers))), encoding="utf-8")
     always = [test for test in tests if not test.is_case]
     possible, reached = (Counter(branch for test in some for branch in test.branches) for some in (tests, [*always, *chosen]))
     print(

@@ -5,10 +5,14 @@ Whatever happens, no process of the run is left: at the limit, or at the end, al
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -16,6 +20,8 @@ from tests import processes
 from tests.summary import ONLY_WAITING_FAILED, WAITS
 
 TIMED_OUT = 124
+INTERRUPTED_S = 30.0
+"""The time to end after an interrupt."""
 
 
 def pytest_within(until: float, *arguments: str) -> int:
@@ -25,6 +31,11 @@ def pytest_within(until: float, *arguments: str) -> int:
         return run.wait(max(1.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         return TIMED_OUT
+    except KeyboardInterrupt:
+        run.send_signal(signal.SIGINT)  # the terminal's reaches no other session; pytest then prints what it has
+        with suppress(subprocess.TimeoutExpired):
+            run.wait(INTERRUPTED_S)
+        return pytest.ExitCode.INTERRUPTED
     finally:
         processes.kill(run.pid)
         run.wait()
@@ -33,13 +44,15 @@ def pytest_within(until: float, *arguments: str) -> int:
 def main(limit_s: float, *arguments: str) -> int:
     """The exit status of the last run of pytest; 1 where a process was left."""
     processes.adopt_orphans()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # else nothing would be killed where this is
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     until = time.monotonic() + limit_s
     status = pytest_within(until, "--no-skips", "--numprocesses", "2", *arguments)
-    left = processes.kill_left(processes.children())
+    left = processes.kill_left(processes.running_children())
     if status == ONLY_WAITING_FAILED and not left:
         print("\nWhat failed waits for other processes, and others may have kept those from running. Once more, alone:", flush=True)
-        status = pytest_within(until, "--no-skips", "--last-failed", "-m", WAITS, *arguments)
-        left = processes.kill_left(processes.children())
+        status = pytest_within(until, "--no-skips", "--last-failed", "--last-failed-no-failures", "none", "-m", WAITS, *arguments)
+        left = processes.kill_left(processes.running_children())
     if status == TIMED_OUT:
         print(f"\nThe tests did not end within {limit_s / 60:.0f} minutes and were killed.", flush=True)
     if left:

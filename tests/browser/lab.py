@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nbformat
+
+from tests import processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -144,13 +145,12 @@ def _wait_until_it_answers(server: Server, process: subprocess.Popen[bytes], log
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """On SIGTERM the server also ends its kernels."""
-    for stop in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, stop)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(15)
-            return
+    """On SIGTERM the server also ends its kernels; what is left then is killed."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(15)
+    processes.kill(process.pid)
+    process.wait(15)
 
 
 @dataclass

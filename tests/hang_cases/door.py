@@ -125,8 +125,11 @@ def run_all(cases: Iterable[HangCase], stack: str, *, kernels: int = KERNELS, ma
 
     try:
         with ThreadPoolExecutor(kernels, thread_name_prefix=f"hang-{stack}") as pool:
-            for done in as_completed([pool.submit(run, case) for case in cases]):
-                yield done.result()
+            try:
+                for done in as_completed([pool.submit(run, case) for case in cases]):
+                    yield done.result()
+            finally:
+                pool.shutdown(cancel_futures=True)  # those that have not begun, where the test's time is up
     finally:
         for seat in started:
             seat.leave()

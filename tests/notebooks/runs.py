@@ -38,7 +38,7 @@ def executed(path: Path, kernel: str) -> NotebookNode:
 
 def run(document: NotebookNode, folder: Path, kernel: str) -> NotebookNode:
     where = {"metadata": {"path": str(folder)}}
-    Client(document, timeout=300, kernel_name=kernel, store_widget_state=False, resources=where).execute()
+    Client(document, timeout=150, kernel_name=kernel, store_widget_state=False, resources=where).execute()
     return document
 
 

@@ -126,7 +126,7 @@ def kept(folders: list[Path]) -> list[dict[str, bool]]:
     """Whether each contract, by its name, is kept by the package in each of the folders."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-P", "-c", CHECK, *map(str, folders)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment, check=False)
     assert ran.returncode == 0, ran.stderr
     answers: list[dict[str, bool]] = json.loads(ran.stdout.splitlines()[-1])
     return answers

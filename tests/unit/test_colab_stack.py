@@ -22,7 +22,7 @@ IN_PROCESS = ("tests/unit/test_doors.py", "tests/unit/test_import_purity.py", "t
 def test_in_process_tests_pass_there_too(root: Path) -> None:
     parts = [part for part in IN_PROCESS if (root / part).exists()]
     command = [stacks.python("colab"), "-m", "pytest", "--no-skips", "-q", "-p", "no:cacheprovider", *parts]
-    code, out, err = children.run(*command, cwd=root, limit_s=290)
+    code, out, err = children.run(*command, cwd=root, limit_s=150)
     assert code == 0, out[-6000:] + err[-2000:]
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
+from tests import children
 from tests.summary import ONLY_WAITING_FAILED
 
 if TYPE_CHECKING:
@@ -77,18 +78,14 @@ def run(
     ended = subprocess.run(
         command, cwd=pytester.path, env={**os.environ, MARK: mark}, capture_output=True, text=True, check=False, timeout=100
     )
-    assert [process.cmdline() for process in psutil.process_iter() if _is_marked(process, mark)] == []
+    assert children.marked_processes(MARK, mark) == []
     return ended
 
 
-def _is_marked(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, OSError):
-        return False
+ORPHAN = pytest.param(LEAVES_AN_ORPHAN, id="orphan")
 
 
-@pytest.mark.parametrize("tests", [LEAVES_A_CHILD, LEAVES_AN_ORPHAN], ids=["child", "orphan"])
+@pytest.mark.parametrize("tests", [pytest.param(LEAVES_A_CHILD, id="child"), *([ORPHAN] if sys.platform == "linux" else [])])
 def test_a_process_that_a_test_leaves_is_killed_and_fails_the_test(pytester: pytest.Pytester, root: Path, tests: str) -> None:
     ended = run(pytester, root, tests)
     assert ended.returncode == pytest.ExitCode.TESTS_FAILED
@@ -103,6 +100,19 @@ def test_a_run_that_hangs_is_killed_with_all_that_it_has_started(pytester: pytes
     assert ended.returncode != 0
     assert "did not end within" in ended.stdout
     assert time.monotonic() - begin < 60
+
+
+def test_a_run_that_is_terminated_takes_its_tests_with_it(pytester: pytest.Pytester, root: Path) -> None:
+    pytester.makeconftest((root / "tests/conftest.py").read_text())
+    pytester.makepyprojecttoml(CONFIG)
+    pytester.makepyfile(test_planted=HANGS)
+    command = (sys.executable, str(root / "tools/run_tests.py"), "100", "test_planted.py")
+    with children.launched(command, cwd=pytester.path, envs=({MARK: str(pytester.path)},)) as (ended,):
+        while not any("time.sleep(600)" in process.cmdline() for process in children.marked_processes(MARK, str(pytester.path))):
+            time.sleep(0.1)
+        ended.process.terminate()
+        assert ended.ended().code == 128 + signal.SIGTERM
+        assert children.marked_processes(MARK, str(pytester.path)) == []
 
 
 def test_a_test_that_waits_runs_once_more(pytester: pytest.Pytester, root: Path) -> None:

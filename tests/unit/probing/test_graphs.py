@@ -53,7 +53,7 @@ for door in DOORS:
 @pytest.fixture(scope="module")
 def freed(torch_forks: TorchForks) -> list[str]:
     """The doors behind which a very long graph was freed; each in a process of its own, forked from one that has torch."""
-    return torch_forks.check(f"DOORS = {DOORS!r}\n{LONG}", limit_s=200).splitlines()
+    return torch_forks.check(f"DOORS = {DOORS!r}\n{LONG}", limit_s=150).splitlines()
 
 
 @pytest.mark.parametrize("door", DOORS)
