@@ -21,6 +21,8 @@ class Dealing(LoadScopeScheduling):
         file, _, test = nodeid.partition("::")
         if file.startswith("tests/browser/"):
             return "tests/browser"  # one JupyterLab for all
+        if file.startswith("tests/kernel/") and not file.endswith("test_hang_cases.py"):
+            return "tests/kernel"  # they share one kernel a stack
         if file.startswith("tests/notebooks/"):
             return f"{file}[{test.partition('[')[2]}"  # a notebook on a stack runs once for all the tests that read it
         parts = PARTS.get(file.rpartition("/")[2], 1)

@@ -38,7 +38,7 @@ def outlives_its_test(pid: int) -> None:
 def running_children() -> set[int]:
     """The processes whose parent is this one, and those that `multiprocessing` has had its server fork, without those of libraries."""
     started = {child.pid for child in multiprocessing.active_children() if child.pid is not None}
-    others = {pid for pid in _children() - started if not any(part in _command(pid) for part in OF_LIBRARIES)}
+    others = {pid for pid in _children() - started if not any(part in command(pid) for part in OF_LIBRARIES)}
     return {pid for pid in (started | others) - _lasting if _runs(pid)}
 
 
@@ -59,7 +59,7 @@ def kill_left(pids: set[int], *, grace_s: float = 2.0) -> list[str]:
     while (left := {pid for pid in pids if _runs(pid)}) and time.monotonic() < end:
         time.sleep(0.02)
     names = {child.pid: child.name for child in multiprocessing.active_children()}
-    commands = sorted(names.get(pid) or _command(pid) for pid in left)
+    commands = sorted(names.get(pid) or command(pid) for pid in left)
     for pid in left:
         kill(pid)
     return commands
@@ -99,7 +99,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def _command(pid: int) -> str:
+def command(pid: int) -> str:
     try:
         return " ".join(psutil.Process(pid).cmdline())
     except (psutil.NoSuchProcess, psutil.AccessDenied):

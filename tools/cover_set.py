@@ -30,7 +30,7 @@ WORTH = (0.5, 3.0)
 OVERHEAD_S = 0.03
 """What a test costs beside its own seconds: fixtures, guards, reporting."""
 HANGS = "tests/kernel/test_hang_cases.py"
-HANG_S = {"modern": 1.0, "colab": 10.0}
+HANG_S = {"modern": 2.5, "colab": 10.0}
 """Core-seconds of a case that hangs, by its stack: it mostly waits, beside others, and the kernels of a second stack must start first."""
 FORKED = "tests/reports/"
 """Where a server that tests share forks what they run, so that its seconds are counted when that ends."""

@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests import processes
 from tests.summary import ONLY_WAITING_FAILED, WAITS
 
+WORKERS = "3"
+"""One more than cores: what drives kernels, browsers and ranks waits for a third of its time."""
 TIMED_OUT = 124
 INTERRUPTED_S = 30.0
 """The time to end after an interrupt."""
@@ -47,7 +49,7 @@ def main(limit_s: float, *arguments: str) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):  # else nothing would be killed where this is
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     until = time.monotonic() + limit_s
-    status = pytest_within(until, "--no-skips", "--numprocesses", "2", *arguments)
+    status = pytest_within(until, "--no-skips", "--numprocesses", WORKERS, *arguments)
     left = processes.kill_left(processes.running_children())
     if status == ONLY_WAITING_FAILED and not left:
         print("\nWhat failed waits for other processes, and others may have kept those from running. Once more, alone:", flush=True)

@@ -52,7 +52,7 @@ def located(headline: str, location: Location | None) -> str:
 
 
 def short_title(headline: str, location: Location | None, *, shorter: str = "") -> str:
-    """A headline with its line, short enough for the top of a page: without the function, and with the beginning of a long line."""
+    """A headline with its line, short enough for the top of a page: without the function, and with the beginning of what is long."""
     if location is None:
         return headline
     where = str(location)
@@ -60,6 +60,9 @@ def short_title(headline: str, location: Location | None, *, shorter: str = "") 
         where = where.partition(" in ")[0]
     if shorter and len(f"{headline} · {where}") > _TITLE_CHARS:
         headline = shorter
+    if (room := _TITLE_CHARS - len(f" · {where}")) < len(headline):
+        start = headline[: room - 1].rstrip()
+        headline = f"{start}…" if start.count("`") % 2 == 0 else f"{start[: room - 2]}…`"
     source = location.source if len(location.source) <= _QUOTE_CHARS else f"{location.source[: _QUOTE_CHARS - 1]}…"
     return f"{headline} · {where}" + (f": `{source}`" if source else "")
 

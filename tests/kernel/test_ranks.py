@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.kernel.kernels import on_both_stacks
+from tests import processes
+from tests.kernel.kernels import on_both_stacks, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,6 +163,11 @@ def test_engines_of_ipyparallel(start_kernel: Callable[[str], Kernel]) -> None:
     first = kernel.run("print(client[0].apply_sync(lambda: (r.first, r.finding.op, len(r.ranks))))")
     assert first.stdout.strip() == "(1, 'log', 2)"
     kernel.run("cluster.stop_cluster_sync()", timeout_s=60)
+    wait_until(
+        lambda: not any("ipyparallel" in command for command in map(processes.command, processes.running_children())),
+        20,
+        "the engines run on",
+    )
 
 
 PORT = """\
