@@ -108,7 +108,9 @@ def test_a_run_that_is_terminated_takes_its_tests_with_it(pytester: pytest.Pytes
     pytester.makepyfile(test_planted=HANGS)
     command = (sys.executable, str(root / "tools/run_tests.py"), "100", "test_planted.py")
     with children.launched(command, cwd=pytester.path, envs=({MARK: str(pytester.path)},)) as (ended,):
-        while not any("time.sleep(600)" in process.cmdline() for process in children.marked_processes(MARK, str(pytester.path))):
+        until = time.monotonic() + 60
+        while not any("time.sleep(600)" in " ".join(process.cmdline()) for process in children.marked_processes(MARK, str(pytester.path))):
+            assert time.monotonic() < until
             time.sleep(0.1)
         ended.process.terminate()
         assert ended.ended().code == 128 + signal.SIGTERM
