@@ -106,7 +106,7 @@ begin = time.perf_counter()  # <- source
 while time.perf_counter() - begin < 0.02:
     n += 1
     x = x + 0.5  # <- op
-y = x * n
+y = x * n  # <- op
 """,
     ),
     "an array of NumPy's that is added to": Cell(
