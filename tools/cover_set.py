@@ -27,6 +27,8 @@ RECORDED = ("tests/unit", "tests/plants", "tests/reports", "tests/kernel/test_ha
 """Notebooks and browser tests are chosen otherwise, and other kernels serve many tests each, so that what they reach is nobody's."""
 WORTH = (0.5, 3.0)
 """Branches a second that a case must reach for the first time, or for the second, to be run for them."""
+CHEAP_S = 0.01
+"""A case that costs no more runs: branches do not tell the rows of a table of values apart."""
 OVERHEAD_S = 0.03
 """What a test costs beside its own seconds: fixtures, guards, reporting."""
 HANGS = "tests/kernel/test_hang_cases.py"
@@ -59,6 +61,11 @@ class Recorded:
     def is_case(self) -> bool:
         """Whether the test has others."""
         return "[" in self.test
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether it costs too little to be left out."""
+        return self.cost_s <= CHEAP_S + OVERHEAD_S
 
 
 def record(folder: Path) -> None:
@@ -111,8 +118,8 @@ def choose(tests: Iterable[Recorded]) -> list[Recorded]:
     """The cases to run: greedily the most branches a second, first until each is reached once, then until each is reached twice."""
     tests = list(tests)
     possible = Counter(branch for test in tests for branch in test.branches)
-    alone = [test for test in tests if not test.is_case]
-    cases = [test for test in tests if test.is_case]
+    alone = [test for test in tests if not test.is_case or test.is_cheap]
+    cases = [test for test in tests if test.is_case and not test.is_cheap]
     chosen: list[Recorded] = []
     for times, worth in enumerate(WORTH, start=1):
         missing = Counter({branch: min(times, count) for branch, count in possible.items()})
@@ -121,6 +128,7 @@ def choose(tests: Iterable[Recorded]) -> list[Recorded]:
         chosen += _greedy([case for case in cases if case not in chosen], missing, worth=worth)
         reached = Counter(branch for test in [*alone, *chosen] for branch in test.branches)
         chosen = _without_spare(chosen, alone, {branch: min(times, count) for branch, count in reached.items()})
+    chosen += [test for test in alone if test.is_case]
     functions = {test.function for test in chosen}
     cheapest = [min(cases, key=lambda test: test.cost_s) for cases in _by_function(tests).values()]
     return chosen + [test for test in cheapest if test.function not in functions]
