@@ -26,6 +26,12 @@ MIB = 2**20
 SLACK = 16 * MIB
 
 
+@pytest.fixture(autouse=True)
+def no_freed_heap() -> None:
+    """What earlier tests have freed would be used again, and nothing grow."""
+    trim_heap()
+
+
 def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("torchdebug")]
 
@@ -48,7 +54,6 @@ def test_the_peak_of_what_is_freed_at_once(observe: Observe):
 
 
 def test_growth_is_in_the_headline_and_in_the_picture(observe: Observe):
-    trim_heap()  # else what earlier tests have freed is there to be used again, and nothing grows
     body = "import time\nkept = []\nfor _ in range(4):\n    kept.append(bytearray(b'x') * (40 << 20))\n    time.sleep(0.6)"
     report = observe("memgauge", body).report
     assert abs(report.grown_bytes - 160 * MIB) < SLACK

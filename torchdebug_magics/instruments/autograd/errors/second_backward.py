@@ -105,7 +105,7 @@ def _told(raised: Raised, twice: _Twice) -> Finding:
 
 def _words(raised: Raised, twice: _Twice) -> tuple[str, str, str]:
     name, how = twice.name, twice.how
-    called = f"`{name}`" if name else "part of the graph"
+    called = f"`{name}`" if name else "a part of the graph"
     if how == "whole":
         called = f"`{name}`" if name else "the same loss"
         again = f"compute {called} inside the loop, before each backward()"
