@@ -15,6 +15,8 @@ __all__ = ["Gauge", "Location", "Mark", "Report", "Sharding", "fits_a_title", "l
 
 _TITLE_CHARS = 90
 """The longest title, without the line that it quotes."""
+_LEAST_CHARS = 40
+"""What a headline keeps where the name of a file is long."""
 _QUOTE_CHARS = 72
 
 
@@ -60,9 +62,10 @@ def short_title(headline: str, location: Location | None, *, shorter: str = "") 
         where = where.partition(" in ")[0]
     if shorter and len(f"{headline} · {where}") > _TITLE_CHARS:
         headline = shorter
-    if (room := _TITLE_CHARS - len(f" · {where}")) < len(headline):
-        start = headline[: room - 1].rstrip()
-        headline = f"{start}…" if start.count("`") % 2 == 0 else f"{start[: room - 2]}…`"
+    room = max(_TITLE_CHARS - len(f" · {where}"), _LEAST_CHARS)
+    if len(headline) > room:
+        start = headline[: room - 2].rstrip(" `")  # 2: the ellipsis, and the end of a quotation that is cut
+        headline = f"{start}…" + "`" * (start.count("`") % 2)
     source = location.source if len(location.source) <= _QUOTE_CHARS else f"{location.source[: _QUOTE_CHARS - 1]}…"
     return f"{headline} · {where}" + (f": `{source}`" if source else "")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from torchdebug_magics.report import Location, Report
+from torchdebug_magics.report import Location, Report, short_title
 
 CELL = Location(cell=4, file="/tmp/ipykernel_1/2.py", line=7, function="<module>", source="y = x.log()")
 
@@ -72,3 +72,21 @@ def test_a_report_is_frozen_and_pickles():
     assert pickle.loads(pickle.dumps(report)) == report
     with pytest.raises(dataclasses.FrozenInstanceError):
         report.problems = ()
+
+
+WORDS = "`linear` ran under `torch.inference_mode(mode=True)`: the loss has no graph, and backward() needs one"
+LONG_NAME = Location(cell=None, file=f"{'a_long_name_' * 7}.py", line=7, function="<module>", source="y = x.log()")
+
+
+@pytest.mark.parametrize("chars", range(12, len(WORDS) + 1))
+@pytest.mark.parametrize("location", [CELL, LONG_NAME], ids=["cell", "file"])
+def test_a_title_is_cut_to_its_limit_and_no_quotation_stays_open(location: Location, chars: int) -> None:
+    headline = WORDS[:chars].rstrip(" `")
+    headline += "`" * (headline.count("`") % 2)
+    title, _, source = short_title(headline, location).rpartition(": `")
+    assert source == "y = x.log()`"
+    assert title.count("`") % 2 == 0
+    assert title.startswith(headline[:38].rstrip(" `")[:30])
+    if location is CELL:
+        assert len(title) <= 90
+        assert title.startswith(headline) == (len(f"{headline} · {location}") <= 90)
