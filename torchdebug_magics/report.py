@@ -15,8 +15,8 @@ __all__ = ["Gauge", "Location", "Mark", "Report", "Sharding", "fits_a_title", "l
 
 _TITLE_CHARS = 90
 """The longest title, without the line that it quotes."""
-_LEAST_CHARS = 40
-"""What a headline keeps where the name of a file is long."""
+_WHERE_CHARS = 32
+"""Of a longer name of a file, a title shows the end, so that the words keep their room."""
 _QUOTE_CHARS = 72
 
 
@@ -62,7 +62,9 @@ def short_title(headline: str, location: Location | None, *, shorter: str = "") 
         where = where.partition(" in ")[0]
     if shorter and len(f"{headline} · {where}") > _TITLE_CHARS:
         headline = shorter
-    room = max(_TITLE_CHARS - len(f" · {where}"), _LEAST_CHARS)
+    if len(where) > _WHERE_CHARS and len(f"{headline} · {where}") > _TITLE_CHARS:
+        where = f"…{where[1 - _WHERE_CHARS :]}"
+    room = _TITLE_CHARS - len(f" · {where}")
     if len(headline) > room:
         start = headline[: room - 2].rstrip(" `")  # 2: the ellipsis, and the end of a quotation that is cut
         headline = f"{start}…" + "`" * (start.count("`") % 2)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
+import tokenize
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.autograd.errors.dropped_gradient import gradient_switch
@@ -29,13 +32,23 @@ def cut_words(dropped: Dropped) -> tuple[str, str, Location | None]:
     return *_words(cause, op, inside, where), where
 
 
+def _without_comment(line: str) -> str:
+    with suppress(tokenize.TokenError, SyntaxError):  # a part of a longer statement
+        for token in tokenize.generate_tokens(io.StringIO(line).readline):
+            if token.type == tokenize.COMMENT:
+                return line[: token.start[1]].rstrip()
+    return line
+
+
 def _words(cause: str, op: RecordedOp, line: Location | None, where: Location | None) -> tuple[str, str]:
-    source = line.source if line is not None else ""
+    source = _without_comment(line.source) if line is not None else ""
     match cause:
         case "no_grad" | "inference_mode" if where is not None and "checkpoint" in where.source:
             return "no input of the reentrant checkpoint requires a gradient", _not_reentrant(where.source)
         case "no_grad" | "inference_mode":
-            switch = _SWITCHES[cause] if where is line or where is None else where.source.removeprefix("with ").rstrip(":")
+            switch = (
+                _SWITCHES[cause] if where is line or where is None else _without_comment(where.source).removeprefix("with ").rstrip(":")
+            )
             what = f"`{op.name}` ran under `{switch.removeprefix('@')}`: the loss has no graph"
             if switch.startswith("@") and where is not None:
                 fix = f"remove `{switch}` from `{where.function}`"
