@@ -106,8 +106,9 @@ def _refusal(statements: tuple[ast.stmt, ...]) -> str:
     if any(isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)) for node in outside):
         return "the cell awaits at top level"
     for node in outside:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SHELL_COMMANDS:
-            return "the cell runs a shell command, which a second run would repeat"
+        match node:
+            case ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython")), name)) if name in _SHELL_COMMANDS:
+                return "the cell runs a shell command, which a second run would repeat"
     return ""
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.getipython import get_ipython
@@ -18,6 +20,7 @@ from torchdebug_magics.jupyter.numbers import CellNumbers
 from torchdebug_magics.jupyter.reading import MagicLines
 from torchdebug_magics.jupyter.recorder import Recorder
 from torchdebug_magics.jupyter.reruns import Reruns
+from torchdebug_magics.machine.kept_files import abandoned_copies
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -66,8 +69,9 @@ class Extension:
         self._formatter.install()
         self._completer.install()
         self.shell.magics_manager.registry[_KEY] = self
-        if said := self._recorder.last_words():
-            self.screen.say(said)
+        for words in (self._recorder.last_words(), _lost_files(abandoned_copies())):
+            if words:
+                self.screen.say(words)
 
     def uninstall(self) -> None:
         """Remove everything; open sessions are closed and show their reports."""
@@ -86,6 +90,18 @@ class Extension:
         self.reports.append((name, report))
         if session is not None:
             self.last_session = session
+
+
+def _lost_files(copies: dict[str, str]) -> str:
+    """What a kernel that was killed in the middle of a rerun has not put back."""
+    if not copies:
+        return ""
+    copying = "; ".join(f"cp {shlex.quote(copy)} {shlex.quote(path)}" for path, copy in copies.items())
+    removing = " ".join(shlex.quote(folder) for folder in sorted({str(Path(copy).parent) for copy in copies.values()}))
+    return (
+        f"a kernel was killed while a magic ran code again, and files are not as your code left them. To put them back: {copying}. "
+        f"To leave them and hear no more of it: rm -r {removing}"
+    )
 
 
 def load(shell: InteractiveShell) -> None:

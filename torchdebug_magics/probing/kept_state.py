@@ -16,6 +16,7 @@ from torchdebug_magics.probing.snapshot import Bound, Snapshot
 
 if TYPE_CHECKING:
     from torchdebug_magics.probing.guard import Guard
+    from torchdebug_magics.probing.outside.effects import Effects
 
 __all__ = ["KeptState"]
 
@@ -25,10 +26,10 @@ _DATA_BYTES = 1 << 30
 
 
 class KeptState:
-    """Everything that is reachable from `roots`; `guard` notes what could not be put back."""
+    """Everything that is reachable from `roots`, and the disk as `effects` keeps it; `guard` notes what could not be put back."""
 
-    def __init__(self, roots: Iterable[object], guard: Guard) -> None:
-        self._guard = guard
+    def __init__(self, roots: Iterable[object], guard: Guard, effects: Effects) -> None:
+        self._guard, self.effects = guard, effects
         self._objects = Snapshot([*roots, *listening()], _BOUND)
         tensors = [one for one in self._objects.of_kind(torch.Tensor) if not is_lazy(one)]
         self._leaves = [(one, one.grad, one.requires_grad) for one in tensors if _is_leaf(one)]
@@ -55,6 +56,7 @@ class KeptState:
 
     def put_back(self) -> None:
         """Make all of it as it was. May be done again, also where an interrupt has ended the first time."""
+        self.effects.again()
         self._settings.put_back()
         self._objects.put_back(self._guard)
         self._contents.put_back()

@@ -52,6 +52,9 @@ result is kept for a later --against.""",
             {"action": "store_true"},
         ),
         Option("--quick", "with --verify: only the second run and the runs with different seeds", {"action": "store_true"}),
+        Option(
+            "--anyway", "with --verify: rerun the cell even if it does what cannot be undone, such as a request", {"action": "store_true"}
+        ),
         Option("--against", "compare with an earlier report, given by its name or file", {"metavar": "NAME"}),
         Option("--save", "write a fingerprint of each op's result to a file for a later --against", {"metavar": "PATH"}),
         Option(

@@ -27,6 +27,7 @@ from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.instruments.deterministic.twice.verify import NOT_SEEN, second_run
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_modules
+from torchdebug_magics.probing.outside.effects import Irrevocable
 from torchdebug_magics.probing.this_rank import collectives_count
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Inquiry:
         self._guard = guard
         self._draws = Draws(())
         self._quick, self._strict = bool(asked.get("quick")), strict
+        self._anyway = bool(asked.get("anyway"))
         self._body: Body | None = asked.get("body")
         self._verify, self._cost = bool(asked.get("verify")), bool(asked.get("cost"))
         self._save, self._rtol, self._against = asked.get("save"), asked.get("rtol"), asked.get("against")
@@ -67,7 +69,7 @@ class Inquiry:
         self._recorder = Recorder(self._recording, self._seen, guard, self._hooks, keeps=self._verify or self._cost)
         self._runs: Runs | None = None
         self._leftovers = Leftovers({})
-        self._outside = Outside({}, guard, strict=strict)
+        self._outside = Outside(None, guard, strict=strict)
         self._collectives_before = 0
 
     def attach(self, stack: ExitStack) -> None:
@@ -95,14 +97,14 @@ class Inquiry:
     def sweep(self) -> None:
         """Finish what an interrupt cut short."""
         self._hooks.sweep()
-        self._outside.undo()
+        self._outside.finish()
         if self._runs is not None:
             self._runs.finish()
 
     def forget(self) -> None:
         """The answers are found: hold nothing of the user's any more."""
         self._body = self._runs = self._printer = self._earlier = None
-        self._leftovers, self._outside = Leftovers({}), Outside({}, self._guard, strict=False)
+        self._leftovers, self._outside = Leftovers({}), Outside(None, self._guard, strict=False)
         self._recording = Recording()
         self._recorder = Recorder(self._recording, self._seen, self._guard, self._hooks)
 
@@ -129,7 +131,7 @@ class Inquiry:
 
     def _prepare(self, stack: ExitStack) -> None:
         assert self._body is not None
-        outside = Outside(self._body.namespace, self._guard, strict=self._strict)
+        outside = Outside(self._body, self._guard, strict=self._strict, anyway=self._anyway)
         runs = Runs(self._body, outside, self._guard, self._hooks)
         self._leftovers = Leftovers(self._body.variables, runs.is_found_again)
         if self._strict and (names := self._leftovers.at_risk()):
@@ -137,7 +139,7 @@ class Inquiry:
         self._draws = Draws(self._ritual.seedables)
         self._outside, self._runs = outside, runs
         self._collectives_before = collectives_count()
-        self._outside.first(stack, self._body.variables)
+        self._outside.first(stack)
 
     def _seen(self, seen: Seen, op: Op) -> None:
         if self._verify:
@@ -152,11 +154,14 @@ class Inquiry:
             return
         if error is not None:
             self.found |= {"not_verified": f"the cell raised {type(error).__name__}", "ops_count": self._recorder.count}
+            self._outside.finish()
             return
         self.found["not_verified"] = "the second run did not finish"
         begin_s = time.monotonic()
         try:
             self._guard.run("running the cell again", self._repeat, self._runs)
+        except Irrevocable as act:  # a rerun was about to do what the first run has not done
+            self.found["not_verified"] = str(act)
         except KeyboardInterrupt:
             self.found["interrupted"] = True  # what was found is shown; Stop stops Run All, too
             raise
@@ -164,8 +169,10 @@ class Inquiry:
             if self._verify:
                 self.found |= {"runs_count": self._runs.count, "runs_s": time.monotonic() - begin_s}
             self._runs.finish()
+            self._outside.finish()
 
     def _repeat(self, runs: Runs) -> None:
+        self._outside.over()
         if self._recorder.failed:
             self.found["not_verified"] = NOT_SEEN
             return
@@ -207,7 +214,7 @@ class Inquiry:
     def _why(self, runs: Runs, results: Mapping[str, int], found: Mapping[str, Any], used_up: tuple[str, ...], orders: OrderWatch) -> None:
         """Not where a run takes from what no further one finds."""
         self.found["carried"] = used_up
-        if used_up or not found.get("verified") or self._outside.has_children:
+        if used_up or not found.get("verified"):
             return
         by_chance = self.found["depends_on"]
         search = Search(runs, self._recording, results, self._draws, self._ritual, on_order(orders.found), quick=self._quick)

@@ -30,6 +30,8 @@ class Asked(TypedDict, total=False):
     save: str | Path | None
     rtol: float | None
     cost: bool
+    anyway: bool
+    """Whether a rerun may do again what cannot be put back."""
     body: Body | None
     """What the session watches; None where it is no cell."""
     kept: bool

@@ -27,6 +27,7 @@ changed, and rerun to check that the step is then finite. The parameters are as 
             {"type": int, "default": 10, "metavar": "N"},
         ),
         Option("--layers", "show the outputs and gradients of every module call, also without a finding", {"action": "store_true"}),
+        Option("--anyway", "replay a step even if it does what cannot be undone, such as a request", {"action": "store_true"}),
     ),
     probe=f"{_HERE}.probe:NanProbe",
     view=f"{_HERE}.view:page",

@@ -40,13 +40,13 @@ _A_MOMENT_S = 0.3
 class NanProbe:
     """See `nanhunt`. Until something goes wrong it runs one reduction a backward() and nothing else."""
 
-    def __init__(self, *, keep_going: bool = False, max_findings: int = 10, layers: bool = False) -> None:
+    def __init__(self, *, keep_going: bool = False, max_findings: int = 10, layers: bool = False, anyway: bool = False) -> None:
         self._keep_going = keep_going
         self._guard = Guard()
         self._hooks = Hooks()
         self._tally = Tally(max_findings if keep_going else 1)
         self._recorder = StepRecorder(self._hooks, self._guard, self._left)
-        self._rerun = StepRerun(self._recorder, self._observer)
+        self._rerun = StepRerun(self._recorder, self._observer, anyway=anyway)
         investigator = Investigator(self._rerun, self._guard.note)
         self._checks = Checks(self._tally, self._recorder, investigator, self._guard, stops=not keep_going, layers=layers)
         self._depth = 0
@@ -73,6 +73,7 @@ class NanProbe:
     def sweep(self) -> None:
         """Remove, and undo, what an interrupt left."""
         self._rerun.recover()
+        self._rerun.forget()
         self._hooks.sweep(self._recorder.modules())
 
     def report(self) -> NanReport:

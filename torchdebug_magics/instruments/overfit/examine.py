@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,13 +25,16 @@ from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.interrupted import interrupts_held
 from torchdebug_magics.probing.kept_state import KeptState
+from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.rerun.replay_state import eager
 from torchdebug_magics.probing.where import excerpt
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.overfit.training.change import Change
 
-__all__ = ["examine", "explained"]
+__all__ = ["REPEATED", "examine", "explained"]
+
+REPEATED = "a training step {}, which every trial would repeat: leave it out of the step, or try it all the same with `--anyway`"
 
 
 def examine(
@@ -39,34 +43,50 @@ def examine(
     keywords: Mapping[str, Any] | None = None,
     steps: int = 200,
     samples: int = 8,
+    anyway: bool = False,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> Examined:
     """Train on the first `samples` of a batch for at most `steps`; all is as it was when this returns or raises.
 
-    Raises `TorchDebugError` where the values cannot be trained. An error of the training itself is given back beside the report.
+    Raises `TorchDebugError` where the values cannot be trained, or where a step does what cannot be undone and `anyway` is not set. An
+    error of the training itself is given back beside the report.
     """
     for option, value in (("--steps", steps), ("--samples", samples)):
         if value < 1:
             msg = f"{option} must be at least 1, not {value}"
             raise TorchDebugError(msg)
-    guard = Guard()
-    before = KeptState(values, guard)
+    guard, hooks = Guard(), Hooks()
+    effects = Effects(guard, *values, sentence=REPEATED, anyway=anyway)
+    before = KeptState(values, guard, effects)
     refuse_sharded(before.of_kind(torch.Tensor))
+
+    def examined() -> Examined:
+        try:
+            subject = subject_of(values, names, keywords or {}, samples)
+        finally:
+            with interrupts_held():
+                before.put_back()
+        start = KeptState(subject.roots, guard, effects)
+        try:
+            with eager():
+                return explained(subject, steps, start, guard, hooks, progress)
+        finally:
+            with interrupts_held():
+                hooks.sweep()
+                start.put_back()
+                before.put_back()
+
     try:
-        subject = subject_of(values, names, keywords or {}, samples)
+        with effects.trial():
+            result = examined()
+    except Irrevocable as act:
+        raise TorchDebugError(str(act)) from None
     finally:
-        with interrupts_held():
-            before.put_back()
-    start = KeptState(subject.roots, guard)
-    hooks = Hooks()
-    try:
-        with eager():
-            return explained(subject, steps, start, guard, hooks, progress)
-    finally:
-        with interrupts_held():
-            hooks.sweep()
-            start.put_back()
-            before.put_back()
+        effects.finish()
+    report = result.report
+    if report is not None:  # with what putting files back has shown
+        report = replace(report, problems=tuple(dict.fromkeys((*report.problems, *guard.problems))))
+    return replace(result, report=report)
 
 
 def explained(
@@ -86,6 +106,8 @@ def explained(
         start.put_back()
 
         def tell(losses: list[float]) -> None:
+            if len(losses) == 1:
+                start.effects.attribute()
             progress(Progress(doing, tuple(losses), tuple(done)))
 
         return Training(subject.steps, times * most_steps, hooks, change, tell)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.overfit.examine import explained
+from torchdebug_magics.instruments.overfit.examine import REPEATED, explained
 from torchdebug_magics.instruments.overfit.report import OverfitReport
 from torchdebug_magics.instruments.overfit.subject.batches import cut, samples_in
 from torchdebug_magics.instruments.overfit.subject.subjects import Subject
@@ -23,9 +23,11 @@ from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.interrupted import interrupts_held
 from torchdebug_magics.probing.kept_state import KeptState
 from torchdebug_magics.probing.modules import live_kinds
+from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.rerun.replay_state import eager
 
 if TYPE_CHECKING:
+    import ast
     from types import TracebackType
 
 __all__ = ["OverfitProbe"]
@@ -39,6 +41,7 @@ class _Body(Protocol):
     namespace: dict[str, Any]
     hidden: frozenset[str]
     refusal: str
+    statements: tuple[ast.stmt, ...]
 
     def run(self) -> None:
         """Once more."""
@@ -106,7 +109,7 @@ class _CellSteps:
 class OverfitProbe:
     """Watches the cell as the first training, and runs it again for each trial."""
 
-    def __init__(self, *, steps: int = 200, samples: int = 8, body: _Body | None = None) -> None:
+    def __init__(self, *, steps: int = 200, samples: int = 8, anyway: bool = False, body: _Body | None = None) -> None:
         self._most_steps = steps
         self._guard, self._hooks = Guard(), Hooks()
         self._body = None if body is None or body.refusal else body
@@ -116,11 +119,17 @@ class OverfitProbe:
         self._base = Training(self._steps, steps, self._hooks, told=self._told)
         self._progress: Progress | None = None
         self._start: KeptState | None = None
+        roots = () if body is None else (body.namespace, *body.statements)
+        self._effects = Effects(self._guard, *roots, sentence=REPEATED, anyway=anyway)
+        self._refused = ""
         self._report: OverfitReport | None = None
 
     def attach(self, stack: ExitStack) -> None:
         """From here on the loader repeats itself; the trials follow when the stack closes."""
-        self._start = KeptState(self._roots(), self._guard)
+        self._start = KeptState(self._roots(), self._guard, self._effects)
+        stack.callback(self._effects.finish)
+        stack.push(self._refuse)
+        stack.enter_context(self._effects.trial())
         stack.push(self._ended)
         stack.enter_context(eager())
         stack.enter_context(self._base.opened())
@@ -129,10 +138,11 @@ class OverfitProbe:
     def sweep(self) -> None:
         """Remove what an interrupt may have left."""
         self._hooks.sweep()
+        self._effects.finish()
 
     def report(self) -> OverfitReport:
         """What was found."""
-        return self._report or OverfitReport(passed=False, losses=tuple(self._base.losses), reason=_NO_BATCH)
+        return self._report or OverfitReport(passed=False, losses=tuple(self._base.losses), reason=self._refused or _NO_BATCH)
 
     def live(self) -> Progress | None:
         """The curve so far."""
@@ -142,7 +152,14 @@ class OverfitProbe:
         """Nothing."""
         return {}
 
+    def _refuse(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
+        if isinstance(error, Irrevocable):
+            self._refused = str(error)
+            raise TorchDebugError(self._refused) from None
+
     def _told(self, losses: list[float]) -> None:
+        if len(losses) == 1:
+            self._effects.attribute()
         self._progress = Progress("training", tuple(losses))
 
     def _roots(self) -> list[object]:

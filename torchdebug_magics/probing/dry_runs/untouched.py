@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules import module as torch_module
 
+from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.probing.alone.lone_rerun import LoneRerun, is_spread
 from torchdebug_magics.probing.dry_runs.leaves import is_lazy
 from torchdebug_magics.probing.modules import followed, unwrapped
+from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.snapshot import Snapshot
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["untouched"]
 
 _CONTAINERS = (list, dict, set, OrderedDict)
+_UNDONE = "the forward {}, which cannot be undone after a dry run"
 _TABLES = ("_parameters", "_buffers", "_modules")
 _DEEP = 4
 """How far lists in lists are searched for modules that no table knows."""
@@ -41,22 +44,28 @@ def untouched(
     are what they were; `guard` notes what resists.
     """
     modules = _modules(model)
-    with ExitStack() as stack:
-        stack.enter_context(RandomState.kept())
-        _keep_flags(stack)
-        stack.enter_context(_quiet())
-        stack.callback(Snapshot([given, *_surroundings(modules)]).put_back, guard)
-        stack.callback(writes.put_back)
-        for module in modules:
-            if isinstance(module, torch.jit.ScriptModule):
-                stack.callback(_Scripted(module).put_back)
-            else:
-                stack.callback(_Kept(module).put_back)
-        for module in modules:
-            if not isinstance(module, torch.jit.ScriptModule):
-                _replace(module, stand_in)
-        _keep_alone(stack, modules)
-        yield
+    effects = Effects(guard, sentence=_UNDONE, looks=False)
+    try:
+        with effects.trial(), ExitStack() as stack:
+            stack.enter_context(RandomState.kept())
+            _keep_flags(stack)
+            stack.enter_context(_quiet())
+            stack.callback(Snapshot([given, *_surroundings(modules)]).put_back, guard)
+            stack.callback(writes.put_back)
+            for module in modules:
+                if isinstance(module, torch.jit.ScriptModule):
+                    stack.callback(_Scripted(module).put_back)
+                else:
+                    stack.callback(_Kept(module).put_back)
+            for module in modules:
+                if not isinstance(module, torch.jit.ScriptModule):
+                    _replace(module, stand_in)
+            _keep_alone(stack, modules)
+            yield
+    except Irrevocable as act:
+        raise TorchDebugError(str(act)) from None
+    finally:
+        effects.finish()
 
 
 def _keep_alone(stack: ExitStack, modules: list[torch.nn.Module]) -> None:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.probing.alone.unsent_collectives import OthersNeeded
 from torchdebug_magics.probing.graphs import leaves_of
+from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.places import iterators_in
 from torchdebug_magics.probing.quiet import quiet
 from torchdebug_magics.probing.rerun.attempt import Attempt, CannotReplay, ObserverT, Replayed, agree, same_bits, same_kinds
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["StepRerun"]
 
 
+_REPEATED = "it {}, which a replay would repeat: `--anyway` replays it all the same"
+
+
 class _Enough(BaseException):
     """Ends a replay right after the backward() that is looked into. No `except Exception` of the user's stops it."""
 
@@ -42,8 +46,10 @@ class StepRerun(Generic[ObserverT]):
     `observe` makes what looks at a rerun, a new one each time.
     """
 
-    def __init__(self, recorder: StepRecorder, observe: Callable[[], ObserverT]) -> None:
+    def __init__(self, recorder: StepRecorder, observe: Callable[[], ObserverT], *, anyway: bool = False) -> None:
         self.recorder = recorder
+        self._anyway = anyway
+        self._effects: Effects | None = None
         self._observe = observe
         self._attempt: Attempt | None = None
         self._replayed: Replayed[ObserverT] | None = None
@@ -66,10 +72,18 @@ class StepRerun(Generic[ObserverT]):
     def recover(self) -> None:
         """Undo what is left of a replay."""
         self.recorder.fed()
+        if self._effects is not None:
+            self._effects.recover()
         if self._state is not None:
             self._state.undo()
         self._state = self._attempt = self._replayed = self._feed = self._part = None
         self._in_backward = False
+
+    def forget(self) -> None:
+        """No replay follows: the copies of files go."""
+        if self._effects is not None:
+            self._effects.finish()
+            self._effects = None
 
     def statements(
         self,
@@ -196,6 +210,13 @@ class StepRerun(Generic[ObserverT]):
         replayed.finished = True
         raise _Enough
 
+    def _without_effects(self, part: Slice | None, reached: Sequence[object]) -> contextlib.AbstractContextManager[None]:
+        roots: tuple[object, ...] = (*reached, *self.recorder.entered())
+        roots = roots if part is None else (part.code, part.names, *roots)
+        if self._effects is None:
+            self._effects = Effects(self.recorder.guard, sentence=_REPEATED, anyway=self._anyway)
+        return self._effects.trial(*roots)
+
     @staticmethod
     def _kept_alone(replayed: Replayed[ObserverT], alone: LoneRerun) -> Replayed[ObserverT]:
         """The replay with what it did not send; none, where it would have needed an answer."""
@@ -224,7 +245,7 @@ class StepRerun(Generic[ObserverT]):
                 raise CannotReplay(str(reason)) from None
             self._state.start()
             self.recorder.feed(self._feed)
-            with quiet(), eager(), contextlib.ExitStack() as stack:
+            with quiet(), eager(), self._without_effects(part, reached), contextlib.ExitStack() as stack:
                 stack.enter_context(self._state.writes.listener(self.recorder.hooks))
                 replayed.observer.attach(stack)
                 self._state.alone.attach(stack, self.recorder.hooks)
@@ -237,6 +258,8 @@ class StepRerun(Generic[ObserverT]):
                 except Exception as error:  # noqa: BLE001 - the replayed code is the user's: its failure means the replay went another way
                     replayed.problem = f"the replay raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             return self._kept_alone(replayed, self._state.alone)
+        except Irrevocable as act:
+            raise CannotReplay(str(act)) from None
         finally:
             try:
                 self.recover()

@@ -172,7 +172,7 @@ y = net(X) * len(Path({str(log)!r}).read_text())
 """
     found = report(ready, "--verify", body)
     assert found.verified is True
-    assert found.unrestorable == ("the file log.txt, which the cell appends to",)
+    assert found.unrestorable == ()
     assert log.read_text(encoding="utf-8") == "before\nline\n"
     assert new.read_text(encoding="utf-8") == "new"
 
@@ -236,11 +236,11 @@ def test_a_queue_that_cannot_be_filled_again_is_named(ready: InteractiveShell) -
 
 
 @pytest.mark.parametrize(
-    "body", ["x = next(batches) + 1", "n = input()", "open('there.txt', 'a').write('x')"], ids=["iterator", "input", "file"]
+    "body", ["x = next(batches) + 1", "n = input()", "os.system('echo > there.txt')"], ids=["iterator", "input", "command"]
 )
 def test_strictly_it_is_refused(ready: InteractiveShell, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.input", lambda *_: "3")
-    ready.run_cell("batches = (torch.ones(2) * i for i in range(5))")
+    ready.run_cell("import os\nbatches = (torch.ones(2) * i for i in range(5))")
     Path("there.txt").write_text("", encoding="utf-8")
     ran = ready.run_cell(f"%%deterministic --verify --strict -q\n{body}", store_history=True)
     assert isinstance(ran.error_in_exec, (DeterminismError, UsageError))

@@ -19,6 +19,7 @@ from torchdebug_magics.instruments.deterministic.twice.unheard import Heard, Unh
 from torchdebug_magics.probing.contents import Contents, memory_of
 from torchdebug_magics.probing.interrupted import interrupts_held
 from torchdebug_magics.probing.modules import is_compiled, live_modules, unwrapped
+from torchdebug_magics.probing.outside.effects import Irrevocable
 from torchdebug_magics.probing.rng import RandomState
 
 if TYPE_CHECKING:
@@ -113,7 +114,6 @@ class Runs:
             for tensor in self._unseen.tensors():
                 self._unseen_end.keep(tensor)
             self._written = Contents()
-            self._outside.over()
             contents.exchange(self._written)
             self._unseen.put_back()
             self._imported.over()
@@ -136,7 +136,7 @@ class Runs:
             at_end()
         except Enough:
             return None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Irrevocable):
             raise
         except TooLong as error:
             self.guard.note(f"a rerun was stopped after {_MOST_TIMES} times the CPU time of the first run")

@@ -158,7 +158,7 @@ class Training:
         self._good = self._good + 1 if good else 0
         is_last = len(self.losses) >= self.most_steps
         self.learned = (self._good >= _SURE and not self.accumulates) or (good and is_last)  # gradients that add up may yet diverge
-        if len(self.losses) % _EVERY == 0:
+        if len(self.losses) % _EVERY == 0 or len(self.losses) == 1:
             self.told(self.losses)
         self._is_checking = self.learned and self.change is None
         return not self._is_checking and (self.learned or not math.isfinite(value) or self._is_over(value))

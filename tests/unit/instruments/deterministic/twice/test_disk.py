@@ -12,6 +12,7 @@ import pytest
 
 from tests.unit.instruments.deterministic.planted import IMPORTS
 from tests.unit.instruments.deterministic.planted_disk import CELLS
+from torchdebug_magics.instruments.deterministic.twice.outside_world import REPEATS
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -65,15 +66,15 @@ def test_a_database_that_is_open_already_is_changed_once(shell: InteractiveShell
     setup = "runs = sqlite3.connect(root / 'runs.db')\nruns.execute('create table run(loss)')\nruns.commit()"
     found = run(shell, tmp_path / "here", setup, "x = torch.ones(2) * 2\nruns.execute('insert into run values (2)')\nruns.commit()")
     shell.run_cell("runs.close()").raise_error()
-    assert found.not_verified == "the cell changed the database behind `runs`; a second run would change it again"
+    assert found.not_verified == REPEATS.format("changes the database behind `runs`")
     with sqlite3.connect(tmp_path / "here" / "runs.db") as runs:
         assert runs.execute("select count(*) from run").fetchone() == (1,)
     runs.close()
 
 
-def test_a_file_that_the_first_run_has_closed_is_named(shell: InteractiveShell, tmp_path: Path) -> None:
+def test_a_cell_that_closes_a_file_is_not_run_again(shell: InteractiveShell, tmp_path: Path) -> None:
     found = run(shell, tmp_path / "here", "log = open(root / 'log', 'w')", "x = torch.ones(2) * 2\nlog.write('x')\nlog.close()")
-    assert found.unrestorable == ("the file log, which the first run closed",)
+    assert found.not_verified == REPEATS.format("closes log, which was open before")
     assert (tmp_path / "here" / "log").read_text() == "x"
 
 
@@ -90,7 +91,7 @@ torch.been = 1
     assert str(tmp_path / "here" / "made" / "no") in found.divergence.explanation
 
 
-def test_a_child_process_is_told_of(shell: InteractiveShell, tmp_path: Path) -> None:
+def test_a_cell_that_runs_a_command_is_run_again_only_anyway(shell: InteractiveShell, tmp_path: Path) -> None:
     body = """\
 import subprocess, multiprocessing
 said = subprocess.run([sys.executable, "-c", "print(6)"], capture_output=True, text=True).stdout
@@ -98,9 +99,10 @@ x = torch.ones(2) * float(said)
 """
     found = run(shell, tmp_path / "here", "", body)
     program = Path(sys.executable).name
-    assert (found.verified, found.unrestorable) == (True, (f"the child process `{program}`, which each run starts",))
+    assert (found.verified, found.not_verified) == (None, REPEATS.format(f"runs the command `{program}`"))
+    assert run(shell, tmp_path / "anyway", "", body, "--verify --anyway").verified is True
     ran = shell.run_cell(f"%%deterministic --verify --strict -q\n{body}", store_history=True)
-    assert "--strict: the child process" in str(ran.error_in_exec)
+    assert f"--strict: the cell runs the command `{program}`" in str(ran.error_in_exec)
 
 
 def test_a_thread_from_before_writes_to_the_real_file(shell: InteractiveShell, tmp_path: Path) -> None:

@@ -1,0 +1,380 @@
+"""Effects of a run: any sequence of changes is put back around reruns, by writers that Python hears of and by those that it does not."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import random
+import sqlite3
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import children
+from torchdebug_magics.machine.kept_files import FileStore, abandoned_copies
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NAMES = ("a.bin", "b.bin", "c.txt", "inner/d.bin", "inner/deep/e.txt", "link")
+LIBC = ctypes.CDLL(None)
+LIBC.fopen.restype = ctypes.c_void_p
+LIBC.fopen.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
+LIBC.fputs.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
+LIBC.fclose.argtypes = (ctypes.c_void_p,)
+
+
+def write_unheard(path: Path, text: str, mode: str = "w") -> None:
+    """As a library in C or Rust does: Python raises no audit event."""
+    file = LIBC.fopen(str(path).encode(), mode.encode())
+    if not file:
+        raise OSError(path)
+    LIBC.fputs(text.encode(), file)
+    LIBC.fclose(file)
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def remove_tree(root: Path) -> None:
+    for inner in sorted((root / "inner").rglob("*"), reverse=True):
+        inner.rmdir() if inner.is_dir() and not inner.is_symlink() else inner.unlink()
+
+
+HEARD: dict[str, Callable[[Path, Path, str, Path], object]] = {
+    "write": lambda path, _other, text, _root: path.write_text(text),
+    "append": lambda path, _other, text, _root: append(path, text),
+    "remove": lambda path, _other, _text, _root: path.unlink(),
+    "replace": lambda path, other, _text, _root: path.replace(other),
+    "link": lambda path, _other, _text, _root: path.symlink_to("a.bin"),
+    "hard link": lambda path, other, _text, _root: other.hardlink_to(path),
+    "mode": lambda path, _other, text, _root: path.chmod(0o640 if len(text) % 2 else 0o600),
+    "cut": lambda path, _other, text, _root: os.truncate(path, len(text) % 20),
+    "tree": lambda _path, _other, _text, root: remove_tree(root),
+}
+UNHEARD: dict[str, Callable[[Path, Path, str, Path], object]] = {
+    "unheard": lambda path, _other, text, _root: write_unheard(path, text),
+    "unheard append": lambda path, _other, text, _root: write_unheard(path, text, "a"),
+}
+
+
+def change_at_random(root: Path, seed: int, *, count: int = 12, only_heard: bool = False) -> None:
+    """Changes files as user code does; `asker` takes this file for the user's."""
+    draw, changes = random.Random(seed), HEARD if only_heard else {**HEARD, **UNHEARD}
+    for _ in range(count):
+        path, other, text = root / draw.choice(NAMES), root / draw.choice(NAMES), f"{draw.random()}" * draw.randint(0, 50)
+        with suppress(OSError):  # what is not there cannot be moved
+            path.parent.mkdir(parents=True, exist_ok=True)
+            changes[draw.choice(list(changes))](path, other, text, root)
+
+
+def state(root: Path) -> dict[str, object]:
+    """All that is below a folder, without times."""
+    result: dict[str, object] = {}
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        if path.is_symlink():
+            result[name] = ("link", str(path.readlink()))
+        elif path.is_dir():
+            result[name] = "folder"
+        else:
+            result[name] = (path.read_bytes(), path.stat().st_mode)
+    return result
+
+
+def filled(root: Path, seed: int) -> Path:
+    root.mkdir(parents=True)
+    change_at_random(root, seed, count=6)
+    return root
+
+
+@pytest.fixture
+def effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Effects]]:
+    """Makes effects of code that names the files; nothing of theirs is left at the end."""
+    monkeypatch.chdir(tmp_path)
+    made: list[Effects] = []
+
+    def make(*roots: object, **options: Any) -> Effects:
+        made.append(Effects(Guard(), list(NAMES), *roots, sentence="it {}", **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.finish()
+        assert not one.copies
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_rerun_finds_the_start_and_leaves_the_end(effects: Callable[..., Effects], tmp_path: Path, seed: int) -> None:
+    root = filled(tmp_path / "work", seed)
+    watched = effects(str(root))
+    before = state(root)
+    watched.begin()
+    with ExitStack() as stack:
+        watched.first(stack)
+        change_at_random(root, seed + 1000)
+    end = state(root)
+    watched.over()
+    assert watched.refusal == ""
+    for number in range(3):
+        with watched.rerun(from_end=number == 2):
+            assert state(root) == (end if number == 2 else before)
+            # What a writer that nobody hears of makes anew in a rerun may be another process's.
+            change_at_random(root, seed + 1000 + number, only_heard=number > 0)
+        assert state(root) == end
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_trial_leaves_the_start(effects: Callable[..., Effects], tmp_path: Path, seed: int) -> None:
+    root = filled(tmp_path / "work", seed)
+    watched = effects(str(root))
+    before = state(root)
+    with watched.trial():
+        change_at_random(root, seed + 1000)
+        watched.attribute()
+        watched.again()
+        assert state(root) == before
+        change_at_random(root, seed + 1000)
+    assert state(root) == before
+
+
+def rerun_that_fails(watched: Effects, path: Path, error: type[BaseException]) -> None:
+    with watched.rerun():
+        path.write_text("rerun")
+        raise error
+
+
+def test_an_error_or_an_interrupt_in_a_rerun_leaves_the_end(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    watched = effects()
+    watched.begin()
+    with ExitStack() as stack:
+        watched.first(stack)
+        (tmp_path / "a.bin").write_text("end")
+    watched.over()
+    for error in (ValueError, KeyboardInterrupt, Irrevocable):
+        with pytest.raises(error):
+            rerun_that_fails(watched, tmp_path / "a.bin", error)
+        assert (tmp_path / "a.bin").read_text() == "end"
+
+
+def test_handles_that_were_open_go_on_where_the_first_run_left_them(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    watched = effects()
+    with (tmp_path / "log.csv").open("w+") as log, (tmp_path / "raw").open("wb") as raw:
+        log.write("before\n")
+        number = os.open(tmp_path / "number", os.O_RDWR | os.O_CREAT)
+        os.write(number, b"ab")
+        watched.begin()
+        with ExitStack() as stack:
+            watched.first(stack)
+            log.write("first\n")
+            raw.write(b"123")
+            os.write(number, b"cd")
+        watched.over()
+        assert watched.refusal == ""
+        with watched.rerun():
+            assert (tmp_path / "log.csv").read_text() == "before\n"
+            log.write("another\n")
+            raw.write(b"7")
+            os.write(number, b"efgh")
+        log.write("after\n")
+        raw.write(b"45")
+        os.write(number, b"x")
+        os.close(number)
+    contents = {path.name: path.read_text() for path in sorted(tmp_path.iterdir())}
+    assert contents == {"log.csv": "before\nfirst\nafter\n", "number": "abcdx", "raw": "12345"}
+
+
+def test_a_file_that_is_still_open_for_the_user_keeps_what_is_written_later(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    watched = effects()
+    watched.begin()
+    with ExitStack() as stack:
+        watched.first(stack)
+        log = (tmp_path / "log").open("w")
+        log.write("first ")
+        log.flush()
+    watched.over()
+    with watched.rerun():
+        (tmp_path / "log").write_text("rerun")
+    log.write("later")
+    log.close()
+    assert (tmp_path / "log").read_text() == "first later"
+
+
+def test_files_of_others_in_the_same_folder_are_left_alone(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    watched = effects()
+    watched.begin()
+    with ExitStack() as stack:
+        watched.first(stack)
+        (tmp_path / "a.bin").write_text("end")
+        write_unheard(tmp_path / "theirs", "1")
+    watched.over()
+    with watched.rerun():
+        assert (tmp_path / "theirs").read_text() == "1"
+        write_unheard(tmp_path / "theirs", "2")
+        write_unheard(tmp_path / "notebook.ipynb", "saved")
+    assert ((tmp_path / "theirs").read_text(), (tmp_path / "notebook.ipynb").read_text()) == ("2", "saved")
+
+
+def test_what_a_trial_overwrote_unheard_after_its_first_step_is_kept_beside(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    (tmp_path / "best_3.pt").write_text("mine")
+    guard = Guard()
+    watched = Effects(guard, ["best_"], sentence="it {}")
+    with watched.trial():
+        watched.attribute()
+        write_unheard(tmp_path / "best_3.pt", "other")
+    watched.finish()
+    assert (tmp_path / "best_3.pt").read_text() == "mine"
+    (problem,) = guard.problems
+    kept = Path(problem.rpartition(" is in ")[2])
+    assert kept.read_text() == "other"
+    kept.unlink()
+
+
+def connect() -> None:
+    import socket
+
+    with socket.socket() as client:
+        client.connect(("127.0.0.1", 9))
+
+
+ACTS: dict[str, tuple[Callable[[], object], str]] = {
+    "socket": (connect, "it connects to 127.0.0.1:9"),
+    "command": (lambda: os.system("true"), "it runs the command `true`"),
+    "signal": (lambda: os.kill(os.getpid(), 18), "it sends a signal to process"),
+}
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_an_act_that_cannot_be_put_back_is_refused_before_it_happens(effects: Callable[..., Effects], name: str) -> None:
+    act, sentence = ACTS[name]
+    watched, went_on = effects(), []
+
+    def run() -> None:
+        with suppress(ConnectionRefusedError):
+            act()
+        went_on.append(name)
+
+    with pytest.raises(Irrevocable, match=sentence), watched.trial():
+        run()
+    assert went_on == []
+    with effects(anyway=True).trial():
+        run()
+    assert went_on == [name]
+
+
+def test_a_refusal_that_the_code_catches_is_one_all_the_same(effects: Callable[..., Effects]) -> None:
+    def run() -> None:
+        with suppress(BaseException):
+            os.system("true")
+
+    with pytest.raises(Irrevocable, match="it runs the command"), effects().trial():
+        run()
+
+
+def test_work_for_an_older_thread_is_refused(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    items: queue.Queue[str] = queue.Queue()
+
+    def write_all() -> None:
+        while text := items.get():
+            (tmp_path / "log").write_text(text)
+
+    thread = threading.Thread(target=write_all, name="writer")
+    thread.start()
+    with ThreadPoolExecutor(1, "pool") as pool:
+        pool.submit(int).result()
+        with pytest.raises(Irrevocable, match="it hands work to the thread `writer`, which is older"), effects().trial():
+            items.put("trial")
+        with pytest.raises(Irrevocable, match="it hands work to the thread `pool_0`, which is older"), effects().trial():
+            pool.submit((tmp_path / "log").write_text, "trial")
+    items.put("")
+    thread.join()
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_thread_or_a_database_that_outlives_the_run_refuses_the_rerun(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    go_on = threading.Event()
+    namespace: dict[str, object] = {}
+    watched = effects(namespace)
+    watched.begin()
+    with ExitStack() as stack:
+        watched.first(stack)
+        thread = threading.Thread(target=go_on.wait, args=(60,), name="waits")
+        thread.start()
+    # The thread's own code is Python's; that of a user's function is seen, too.
+    watched.over()
+    go_on.set()
+    thread.join()
+    assert watched.refusal == ""
+
+    watched = effects(namespace)
+    watched.begin()
+    with ExitStack() as stack:
+        watched.first(stack)
+        namespace["runs"] = runs = sqlite3.connect(tmp_path / "runs.db")
+        runs.execute("create table run(loss)")
+        runs.execute("insert into run values (1)")
+    watched.over()
+    runs.close()
+    assert watched.refusal == "it leaves the database behind `runs` in a transaction"
+
+
+KILLED = """
+import ctypes, os, sys, torch
+from pathlib import Path
+import torchdebug_magics
+os.chdir(sys.argv[1])
+runs = 0
+def work():
+    global runs
+    runs += 1
+    Path("last.pt").write_text("a new checkpoint")
+    Path("old.pt").unlink()
+    if hasattr(torch, "been"):
+        Path("last.pt").write_text("half a chec")
+        ctypes.CDLL(None).kill(os.getpid(), 9)
+    torch.been = True
+    return torch.ones(2)
+torchdebug_magics.verify(work)
+"""
+
+
+def test_a_process_that_is_killed_in_a_rerun_leaves_copies_and_the_next_one_says_where(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "last.pt").write_text("the checkpoint before")
+    (tmp_path / "old.pt").write_text("old")
+    (tmp_path / "other.pt").write_text("other")
+    with children.launched((sys.executable, "-c", KILLED, str(tmp_path))) as (child,):
+        assert child.ended().code == -9
+    copies = {path: copy for path, copy in abandoned_copies().items() if path.startswith(str(tmp_path))}
+    assert {Path(path).name: Path(copy).read_text() for path, copy in copies.items()} == {"last.pt": "a new checkpoint"}
+    assert (tmp_path / "other.pt").read_text() == "other"
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from torchdebug_magics.jupyter import extension
+
+    shell = InteractiveShell()
+    extension.load(shell)
+    extension.unload(shell)
+    shown = capsys.readouterr().out
+    assert "a kernel was killed while a magic ran code again" in shown
+    (path, copy) = next(iter(copies.items()))
+    assert f"cp {copy} {path}" in " ".join(shown.split())
+    Path(path).write_bytes(Path(copy).read_bytes())
+    assert path not in abandoned_copies()
+    assert not Path(copy).exists()
+
+
+def test_a_store_that_is_never_used_makes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    FileStore().close()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,467 @@
+"""What a run does to the disk and the outside world: noted in a first run, put back around each rerun, or the reason for none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from torchdebug_magics.format import byte_size
+from torchdebug_magics.machine.kept_files import FileStore, Stamp, Version, stamp_of
+from torchdebug_magics.probing.interrupted import interrupts_held
+from torchdebug_magics.probing.names import Named, values_found
+from torchdebug_magics.probing.outside.acts import Asker, hear
+from torchdebug_magics.probing.outside.open_files import OpenFiles, mapped_paths, path_of_descriptor
+from torchdebug_magics.probing.outside.unseen_changes import Folders, strings_in
+from torchdebug_magics.probing.source.code_owner import is_user_code
+
+if TYPE_CHECKING:
+    from torchdebug_magics.probing.guard import Guard
+
+__all__ = ["Effects", "Irrevocable"]
+
+_Phase: TypeAlias = Literal["idle", "first", "rerun", "trial"]
+_MOST_BYTES, _ROOM_BYTES = 64 << 20, 256 << 20
+"""Of a file, and of all files, that are copied before anybody is known to write them, where no string of the user's names them."""
+
+
+class Irrevocable(BaseException):
+    """Ends a rerun before an act that nobody can put back, and says so. No `except Exception` of the user's stops it."""
+
+
+class Effects:
+    """Hears and sees what the user's code does outside of its variables.
+
+    Two ways to use it. Where the user's own run comes first, and its effects stay: `begin`, `first` around that run, `over`; if `refusal`
+    is empty, `rerun` around each further run. Where all runs are ours, and no effect stays: `trial` around them. At the end `finish`.
+
+    `roots` are the variables and the code of the run: their strings say where writers that Python does not hear of may write. `sentence`
+    is what `Irrevocable` says, with ``{}`` for the act. With `anyway`, nothing is refused; unless it `looks`, which takes
+    0.1 s, only what Python hears of is put back. `prevent` is called with each irrevocable act of the first run and may raise.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        *roots: object,
+        sentence: str,
+        anyway: bool = False,
+        looks: bool = True,
+        prevent: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._guard, self._roots, self._anyway, self._prevent = guard, roots, anyway, prevent
+        self._sentence, self._looks = sentence, looks
+        self._phase: _Phase = "idle"
+        self._pid = os.getpid()
+        self._store = FileStore()
+        self._start: dict[str, Version] = {}
+        self._end: dict[str, Version] = {}
+        self._reasons: dict[str, None] = {}
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._open = OpenFiles(self._guard)
+        self._folders = Folders(())
+        self._looked: dict[str, Stamp] = {}
+        self._mapped: set[str] = set()
+        self._held: set[str] = set()
+        """Paths of files that were open, or mapped, before."""
+        self._room_bytes = _ROOM_BYTES
+        self._queues: list[object] = []
+        self._threads: frozenset[int] = frozenset()
+        self._children: frozenset[int] = frozenset()
+        self._databases: list[tuple[str, Any, int | None]] = []
+        self._surroundings: tuple[str, dict[str, str]] = ("", {})
+        self._is_attributed = False
+        self._forks = False
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Names of the files that the run has written, made or removed."""
+        return tuple(dict.fromkeys(os.path.basename(path) for path, was in self._start.items() if was.stamp.kind != "folder"))
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Where copies of files are now."""
+        return tuple(version.copy for version in (*self._start.values(), *self._end.values()) if version.copy)
+
+    @property
+    def refusal(self) -> str:
+        """Why there can be no rerun; or nothing."""
+        return self._sentence.format(next(iter(self._reasons))) if self._reasons and not self._anyway else ""
+
+    # --- the user's own run comes first ------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Look at everything before the run."""
+        self._begin_anew()
+        self._threads = frozenset(thread.ident or 0 for thread in threading.enumerate()) - {threading.get_ident()}
+        self._surroundings = (os.getcwd(), dict(os.environ))
+        if not self._looks:
+            return
+        self._children = _children()
+        self._databases = [(found.name, found.value, _changes_count(found.value)) for found in self._connections()]
+        self._folders = Folders(strings_in(*self._roots))
+        self._mapped = set(mapped_paths())
+        self._held = {*self._open.begin(), *self._mapped}
+        for path in self._held:
+            self._looked[path] = stamp_of(path)
+            self._store.version(path)
+        self._see(self._folders.look())
+
+    def first(self, stack: ExitStack) -> None:
+        """The user's own run, until the stack closes."""
+        self._phase = "first"
+        stack.callback(self._idle)
+        hear(stack, self)
+
+    def over(self) -> None:
+        """The user's own run has ended: keep what it has left."""
+        self._idle()
+        self._hear_children()
+        for path, before in self._unseen():
+            if self._is_of_run(path):
+                self._note_start(path, before)
+        for path in [path for path, was in self._start.items() if was.stamp.kind == "absent"]:
+            for inner in _inside(path):
+                self._start.setdefault(inner, Version(Stamp("absent")))
+        for path in self._open.end():
+            self._refuse(f"closes {os.path.basename(path)}, which was open before")
+        for path in self._start:
+            self._end[path] = version = self._store.version(path)
+            self._store.note("end", path, version)
+            if not version.is_whole:
+                self._refuse(_too_large(path, version))
+        self._looked = {path: stamp_of(path) for path in {**self._looked, **self._folders.look()}}
+        self._look_at_life()
+
+    @contextmanager
+    def rerun(self, *, from_end: bool = False) -> Iterator[None]:
+        """The run once more: it finds everything as the first one did, or as that one has left it; afterwards all is as left."""
+        with ExitStack() as stack:
+            stack.callback(self.recover)
+            with interrupts_held():
+                self._store.rerunning(is_begun=True)
+                self._put_back(to_end=from_end)
+                self._phase = "rerun"
+            hear(stack, self)
+            yield
+        self._end_refused()
+
+    def finish(self) -> None:
+        """All runs are over, and all is put back. Harmless the second time."""
+        with interrupts_held():
+            self.recover()
+            self._store.close()
+            self._start, self._end = {}, {}
+
+    # --- all runs are ours ---------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def trial(self, *roots: object) -> Iterator[None]:
+        """Runs of ours, from `roots`, if others than before; afterwards all is as before.
+
+        Raises `Irrevocable` before an act that cannot be put back.
+        """
+        self._roots = roots or self._roots
+        with ExitStack() as stack:
+            stack.callback(self.recover)
+            with interrupts_held():
+                self._start.clear()
+                self._reasons.clear()
+                self._guard.run("looking at files", self.begin)
+                self._store.rerunning(is_begun=True)
+                self._phase = "trial"
+            hear(stack, self)
+            yield
+            self._look_at_life()
+        self._end_refused()
+
+    def _end_refused(self) -> None:
+        """The user's code may have caught what ended it."""
+        if self.refusal:
+            raise Irrevocable(self.refusal)
+
+    def again(self) -> None:
+        """Another run of a trial begins: everything is put back."""
+        if self._phase == "trial":
+            with interrupts_held():
+                self._phase = "idle"
+                self._see_trial()
+                self._put_back(to_end=False)
+                self._phase = "trial"
+
+    def attribute(self) -> None:
+        """The first step of a trial is over: what has changed meanwhile was changed by the step, what changes later need not be."""
+        if self._phase == "trial":
+            self._is_attributed = True
+            for path, before in self._unseen():
+                self._note_start(path, before)
+
+    def recover(self) -> None:
+        """Put everything back after a rerun or a trial, also one that interrupts have ended. Harmless the second time."""
+        with interrupts_held():
+            phase, self._phase = self._phase, "idle"
+            if phase in {"first", "idle"} or os.getpid() != self._pid:
+                return
+            self._guard.run("looking for changed files", self._see_rerun if phase == "rerun" else self._see_trial)
+            self._put_back(to_end=phase == "rerun")
+            if phase == "trial":
+                folder, environment = self._surroundings
+                self._guard.run("putting back the working folder", os.chdir, folder)
+                _put_back_environment(environment)
+                self._start.clear()
+            self._store.rerunning(is_begun=False)
+
+    # --- what is heard -------------------------------------------------------------------------------------------------------------------
+
+    def changes(self, path: str, who: Asker) -> None:
+        """As `Listener`."""
+        __tracebackhide__ = True
+        if self._phase == "idle" or path.startswith(self._store.folder):
+            return
+        if threading.get_ident() in self._threads:
+            if who in {"user", "library"}:  # nothing is raised in it: the thread is the user's
+                self._reasons[f"lets the thread `{threading.current_thread().name}`, which is older, write {os.path.basename(path)}"] = None
+            return
+        if path in self._start:
+            return
+        if self._looks and self._phase != "rerun":
+            for folder in (path, os.path.dirname(path)):
+                self._see(self._folders.add(folder))
+        # A writer that Python does not hear of may have been there first.
+        is_first = not self._folders.covers(path) or stamp_of(path).is_same(self._looked.get(path, Stamp("absent")))
+        version = self._note_start(path, None if is_first else self._before(path))
+        if not version.is_whole:
+            self._refuse(_too_large(path, version))
+
+    def writes(self, number: int) -> None:
+        """As `Listener`."""
+        __tracebackhide__ = True
+        known = path_of_descriptor(number)
+        if known is not None and known not in self._start and self._phase in {"first", "trial"}:
+            path = self._open.met(number)
+            if path is not None:
+                self.changes(path, "user")
+
+    def acts(self, what: str) -> None:
+        """As `Listener`."""
+        __tracebackhide__ = True
+        if self._phase == "idle" or threading.get_ident() in self._threads:
+            return
+        if self._phase == "first":
+            self._prevent(what)
+        self._refuse(what)
+
+    def forks(self) -> None:
+        """As `Listener`."""
+        self._forks = True
+
+    def feeds(self, items: object) -> None:
+        """As `Listener`."""
+        __tracebackhide__ = True
+        if self._phase == "idle" or threading.get_ident() in self._threads:
+            return
+        self._queues.append(items)
+        for name in _consumers(items, self._threads):
+            self._refuse(f"hands work to the thread `{name}`, which is older")
+
+    def _refuse(self, reason: str) -> None:
+        """Note it in the first run; in a later one, prevent it."""
+        __tracebackhide__ = True
+        if os.getpid() != self._pid:
+            self._store.note_act(reason)
+        self._reasons[reason] = None
+        if self._phase in {"rerun", "trial"} and not self._anyway:
+            raise Irrevocable(self._sentence.format(reason))
+
+    # --- files ---------------------------------------------------------------------------------------------------------------------------
+
+    def _note_start(self, path: str, version: Version | None = None) -> Version:
+        version = self._start.setdefault(path, version or self._store.version(path))
+        self._store.note("start", path, version)
+        if self._phase == "rerun":
+            self._end.setdefault(path, version)
+        return version
+
+    def _see(self, stamps: Mapping[str, Stamp]) -> None:
+        """Copy what may be written unheard: all files that the user's strings name, and small ones while there is room."""
+        new = {path: stamp for path, stamp in stamps.items() if path not in self._looked}
+        self._looked |= new
+        files = [(path, stamp) for path, stamp in new.items() if stamp.kind == "file"]
+        for path, stamp in sorted(files, key=lambda entry: -entry[1].changed_ns):
+            is_small = stamp.size_bytes <= min(_MOST_BYTES, self._room_bytes)
+            if is_small or self._folders.is_named(path):
+                self._room_bytes -= stamp.size_bytes
+                self._guard.run("copying a file", self._store.version, path)
+
+    def _unseen(self) -> list[tuple[str, Version]]:
+        """Paths that have changed and were not heard of, with what stood there before."""
+        if not self._looks:
+            return []
+        self._open.flush()
+        now = {**self._folders.look(), **{path: stamp_of(path) for path in self._looked}}
+        return [
+            (path, self._before(path))
+            for path, stamp in now.items()
+            if path not in self._start and (path in self._mapped or not stamp.is_same(self._looked.get(path, Stamp("absent"))))
+        ]
+
+    def _before(self, path: str) -> Version:
+        stamp = self._looked.get(path, Stamp("absent"))
+        return Version(stamp) if stamp.kind == "absent" else self._store.known(path, stamp)
+
+    def _is_of_run(self, path: str) -> bool:
+        """Whether an unheard change is one of the run, and not of another process."""
+        return path in self._held or self._folders.is_named(path)
+
+    def _hear_children(self) -> None:
+        for phase, what, version in self._store.news():
+            if phase == "act":
+                self._reasons[what] = None
+            elif phase == "start" and version is not None:
+                self._start.setdefault(what, version)
+
+    def _see_rerun(self) -> None:
+        self._hear_children()
+        for path in self._start:
+            self._end.setdefault(path, self._start[path])
+        for path, _ in self._unseen():
+            if self._is_of_run(path):
+                self._guard.note(f"{path} has changed during a rerun, unheard by Python: it was left as it is")
+
+    def _see_trial(self) -> None:
+        self._hear_children()
+        for path, before in self._unseen():
+            if not self._is_of_run(path):
+                continue
+            if not before.is_whole:
+                self._guard.note(f"{path} was changed, unheard by Python, and there was no copy to put back")
+                continue
+            if self._is_attributed and path not in self._held and stamp_of(path).kind == "file":
+                kept = self._store.set_aside(path)
+                self._guard.note(f"{path} was changed meanwhile, unheard by Python, and put back: what was written is in {kept}")
+            self._note_start(path, before)
+
+    def _put_back(self, *, to_end: bool) -> None:
+        self._open.flush()
+        versions = self._end if to_end else self._start
+        if not to_end:
+            for path, end in self._end.items():
+                if end.stamp.kind == "file" and self._start[path].stamp.kind == "absent":
+                    self._store.anchor(path, end)
+        whole = {path: version for path, version in versions.items() if version.is_whole}
+        for path in self._store.put_back(whole, unsure=self._mapped):
+            self._guard.note(f"{path} could not be put back: its copy is {self._store.keep(versions[path])}")
+        self._open.put_back(to_end=to_end)
+
+    # --- what outlives the run -----------------------------------------------------------------------------------------------------------
+
+    def _look_at_life(self) -> None:
+        if not self._looks:
+            return
+        for reason in (*self._living(), *self._open_databases()):
+            self._refuse(reason)
+
+    def _living(self) -> Iterator[str]:
+        for thread in threading.enumerate():
+            if thread.ident not in self._threads and thread is not threading.current_thread() and _runs_user_code(thread):
+                yield f"leaves the thread `{thread.name}` running"
+        for items in self._queues:
+            yield from (f"hands work to the thread `{name}`, which goes on" for name in _consumers(items, None))
+        if self._forks and _children() - self._children:
+            yield "leaves a process running"
+
+    def _open_databases(self) -> Iterator[str]:
+        for name, connection, count in self._databases:
+            if count is not None and _changes_count(connection) not in {count, None}:
+                yield f"changes the database behind `{name}`"
+        known = {id(connection) for _, connection, _ in self._databases}
+        for found in self._connections():
+            if id(found.value) not in known and _is_in_transaction(found.value):
+                yield f"leaves the database behind `{found.name}` in a transaction"
+
+    def _connections(self) -> list[Any]:
+        names = {name: value for root in self._roots if type(root) is dict for name, value in root.items()}
+        named = (Named(name, value) for name, value in names.items() if not name.startswith("_"))
+        return list(values_found(named, lambda value: issubclass(type(value), sqlite3.Connection)))
+
+    def _idle(self) -> None:
+        if self._phase == "first":
+            self._phase = "idle"
+
+
+def _inside(path: str) -> Iterator[str]:
+    if os.path.isdir(path) and not os.path.islink(path):
+        for folder, folders, names in os.walk(path):
+            yield from (os.path.join(folder, name) for name in (*folders, *names))
+
+
+def _too_large(path: str, version: Version) -> str:
+    name = os.path.basename(path)
+    return f"writes {name}, of which no copy could be made ({byte_size(version.stamp.size_bytes)})"
+
+
+def _consumers(items: object, among: frozenset[int] | None) -> Iterator[str]:
+    """Names of other threads that wait for, or work on, what is put into a queue."""
+    for thread in threading.enumerate():
+        frame = sys._current_frames().get(thread.ident or 0)
+        if thread is threading.current_thread() or (among is not None and thread.ident not in among):
+            continue
+        while frame is not None:
+            if any(value is items for value in list(frame.f_locals.values())):
+                yield thread.name
+                break
+            frame = frame.f_back
+
+
+def _runs_user_code(thread: threading.Thread) -> bool:
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if is_user_code(frame.f_code):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _children() -> frozenset[int]:
+    """Processes that this one has started and that still run, as Linux tells."""
+    children: set[int] = set()
+    for file in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            children |= set(map(int, file.read_text().split()))
+    return frozenset(child for child in children if not _is_zombie(child))
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def _changes_count(connection: sqlite3.Connection) -> int | None:
+    """None where it is closed, or another thread's."""
+    try:
+        return connection.total_changes + connection.in_transaction
+    except sqlite3.Error:
+        return None
+
+
+def _is_in_transaction(connection: sqlite3.Connection) -> bool:
+    try:
+        return connection.in_transaction
+    except sqlite3.Error:
+        return False
+
+
+def _put_back_environment(environment: dict[str, str]) -> None:
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ |= {name: value for name, value in environment.items() if os.environ.get(name) != value}

@@ -1,0 +1,174 @@
+"""Files that are open, or mapped into memory, before a run: where they stand, and back there."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchdebug_magics.probing.guard import Guard
+
+__all__ = ["OpenFiles", "mapped_paths", "path_of_descriptor"]
+
+_DESCRIPTORS = "/proc/self/fd"
+_SQLITE = b"SQLite format 3\0"
+_STANDARD = 3
+"""Descriptors below are the process's own input and output."""
+_KINDS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.BufferedReader, io.FileIO)
+
+
+@dataclass(eq=False)
+class _Handle:
+    file: Any
+    """A file object, or the number of a descriptor."""
+    path: str
+    identity: tuple[int, int]
+    start: int
+    end: int = 0
+
+    def is_open(self) -> bool:
+        try:
+            return _identity(self.number()) == self.identity
+        except (OSError, ValueError):
+            return False
+
+    def number(self) -> int:
+        return self.file if isinstance(self.file, int) else int(self.file.fileno())
+
+    def flush(self) -> None:
+        if not isinstance(self.file, int) and self.file.writable():
+            self.file.flush()
+
+    def position(self) -> int:
+        self.flush()
+        return os.lseek(self.file, 0, os.SEEK_CUR) if isinstance(self.file, int) else int(self.file.tell())
+
+    def go(self, position: int) -> None:
+        if isinstance(self.file, int):
+            os.lseek(self.file, position, os.SEEK_SET)
+        elif self.position() != position:
+            self.file.seek(position)
+
+
+class OpenFiles:
+    """All file objects of Python's that are open on regular files, and descriptors that a run writes to by number."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._handles: list[_Handle] = []
+
+    def begin(self) -> Iterator[str]:
+        """Note where each stands; yields the paths of those that can be written to."""
+        for file in _file_objects() if _are_any_open() else ():
+            handle = self._guard.run("looking at an open file", _handle_of, file)
+            if handle is not None:
+                self._handles.append(handle)
+                if file.writable():
+                    yield handle.path
+
+    def met(self, number: int) -> str | None:
+        """The run is about to write to a descriptor by number; its path if it is new here."""
+        known = any(handle.is_open() and handle.number() == number for handle in self._handles)
+        handle = None if known else _handle_of(number)
+        if handle is None:
+            return None
+        self._handles.append(handle)
+        return handle.path
+
+    def end(self) -> tuple[str, ...]:
+        """The run has ended; the paths of files that it has closed."""
+        closed = [handle for handle in self._handles if not handle.is_open()]
+        self._handles = [handle for handle in self._handles if handle.is_open()]
+        for handle in self._handles:
+            handle.end = self._guard.run("looking at an open file", handle.position) or 0
+        return tuple(handle.path for handle in closed)
+
+    def flush(self) -> None:
+        """Nothing that a run has written waits in memory."""
+        for handle in self._handles:
+            if handle.is_open():
+                self._guard.run("writing an open file", handle.flush)
+
+    def put_back(self, *, to_end: bool) -> None:
+        """Where each stood at the start, or at the end of the first run."""
+        for handle in self._handles:
+            if handle.is_open():
+                self._guard.run("putting back an open file", handle.go, handle.end if to_end else handle.start)
+
+
+def path_of_descriptor(number: int) -> str | None:
+    """The path of a regular file that is open; None if it has none, or another file stands there."""
+    try:
+        path = os.readlink(f"{_DESCRIPTORS}/{number}")
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    is_file = stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) == _identity(number)
+    return path if is_file else None
+
+
+def mapped_paths() -> Iterator[str]:
+    """Regular files that are mapped into memory so that writing there writes to them."""
+    seen: set[str] = set()
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            fields = line.rstrip("\n").split(maxsplit=5)
+            if len(fields) == 6 and "w" in fields[1] and "s" in fields[1] and fields[5].startswith("/"):  # noqa: PLR2004 - as proc(5) says
+                path = fields[5]
+                # A database shares its own memory through one of these, a process its tensors through another.
+                if path not in seen and not path.startswith("/dev/") and not path.endswith("-shm") and os.path.isfile(path):
+                    seen.add(path)
+                    yield path
+
+
+def _are_any_open() -> bool:
+    """Whether Python may have a regular file open: a search of all objects takes a moment."""
+    numbers = (int(name) for name in os.listdir(_DESCRIPTORS) if name.isdigit()) if os.path.isdir(_DESCRIPTORS) else iter((_STANDARD,))
+    return any(number >= _STANDARD and not _is_database(path_of_descriptor(number)) for number in numbers)
+
+
+def _is_database(path: str | None) -> bool:
+    """Whether nobody has the file open through Python: it is no file, or one of SQLite's, as IPython's history is."""
+    if path is None:
+        return True
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_SQLITE)) == _SQLITE
+    except OSError:
+        return True
+
+
+def _file_objects() -> list[Any]:
+    """The outermost ones: not the buffer of a text file, nor the raw file of a buffer."""
+    # By their type: a lazy object may answer otherwise, with an import.
+    files: list[Any] = [thing for thing in gc.get_objects() if type(thing) in _KINDS]
+    inner: set[int] = set()
+    for file in files:
+        for name in ("buffer", "raw"):
+            with contextlib.suppress(AttributeError, ValueError):
+                inner.add(id(getattr(file, name)))
+    return [file for file in files if id(file) not in inner]
+
+
+def _handle_of(file: Any) -> _Handle | None:
+    try:
+        number = file if isinstance(file, int) else file.fileno()
+        path = path_of_descriptor(number) if number >= _STANDARD else None
+        if path is None:
+            return None
+        handle = _Handle(file, path, _identity(number), 0)
+        handle.start = handle.position()
+    except (OSError, ValueError):  # closed, or in the middle of being read line by line
+        return None
+    return handle
+
+
+def _identity(number: int) -> tuple[int, int]:
+    status = os.fstat(number)
+    return status.st_dev, status.st_ino

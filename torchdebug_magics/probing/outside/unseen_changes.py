@@ -1,0 +1,174 @@
+"""Files that a run has changed by means that Python does not hear of, such as a writer in Rust: found by a look at the folders."""
+
+from __future__ import annotations
+
+import ast
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from torchdebug_magics.machine.kept_files import Stamp, stamp_of
+from torchdebug_magics.probing.source.code_owner import is_user_code
+
+__all__ = ["Folders", "strings_in"]
+
+_MOST_ENTRIES, _DEEPEST = 5_000, 3
+"""Of all folders together."""
+_SHORTEST = 3
+"""Letters of a string that begins or ends the name of a file."""
+_MOST_STRINGS, _MOST_LETTERS, _MOST_PARTS = 5_000, 1_000, 100
+_KINDS = frozenset({str, bytes, CodeType, FunctionType, MethodType, dict, list, tuple})
+_OF_THE_SERVER = ".ipynb"
+"""What the notebook's server saves while a cell runs; a cell that writes one is heard."""
+
+
+class Folders:
+    """The working folder, those that strings of the user's code and variables name, and those in which a run has changed something."""
+
+    def __init__(self, strings: Iterable[str]) -> None:
+        strings = [text for text in strings if len(text) <= _MOST_LETTERS and not set(text) & set("\0\n") and set(text) - set(f".{os.sep}")]
+        self._names = frozenset(os.path.basename(text.rstrip(os.sep)) for text in strings)
+        self._parts = tuple(name for name in self._names if len(name) >= _SHORTEST and not name.isalnum())
+        self._depths: dict[str, int] = {}
+        self._named: set[str] = set()
+        """Folders whose whole path a string of the user's gives."""
+        for folder in _named_folders(strings):
+            self._named.add(os.path.realpath(folder))
+        for folder in (os.path.realpath(os.getcwd()), *self._named):
+            self._depths[folder] = 1 if folder in _shared_folders() else _DEEPEST
+
+    def add(self, folder: str) -> dict[str, Stamp]:
+        """Look into this one, too; what is in it now, if it is new."""
+        folder = os.path.realpath(folder)
+        if folder in self._depths or self.covers(os.path.join(folder, "x")) or not os.path.isdir(folder):
+            return {}
+        self._depths[folder] = 1
+        return {path: stamp_of(path) for path, _ in zip(_below(folder, 1), range(_MOST_ENTRIES), strict=False)}
+
+    def covers(self, path: str) -> bool:
+        """Whether a look shows what is at this path."""
+        name = os.path.basename(path)
+        folders = [os.path.dirname(path)]
+        while len(folders) < _DEEPEST:
+            folders.append(os.path.dirname(folders[-1]))
+        is_near = any(self._depths.get(folder, 0) > depth for depth, folder in enumerate(folders))
+        return is_near and not name.startswith(".") and not name.endswith(_OF_THE_SERVER)
+
+    def is_named(self, path: str) -> bool:
+        """Whether a string of the user's is the name of the file, or begins or ends it, or names its folder."""
+        folder, name = os.path.split(path)
+        return self._has_name(name) or (
+            folder not in _shared_folders() and (folder in self._named or self._has_name(os.path.basename(folder)))
+        )
+
+    def look(self) -> dict[str, Stamp]:
+        """What is in them now."""
+        stamps: dict[str, Stamp] = {}
+        for folder, depth in self._depths.items():
+            for path in _below(folder, depth):
+                if len(stamps) >= _MOST_ENTRIES:
+                    return stamps
+                stamps[path] = stamp_of(path)
+        return stamps
+
+    def _has_name(self, name: str) -> bool:
+        return name in self._names or any(name.startswith(part) or name.endswith(part) for part in self._parts)
+
+
+def _shared_folders() -> frozenset[str]:
+    """Where other processes write, too."""
+    return frozenset(map(os.path.realpath, (tempfile.gettempdir(), os.path.expanduser("~"), os.sep)))
+
+
+def _below(root: str, depth: int) -> Iterator[str]:
+    """The entries nearest to the root first; without hidden ones, and what a server writes."""
+    level = [root]
+    for _ in range(depth):
+        deeper: list[str] = []
+        for folder in level:
+            try:
+                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            except OSError:
+                continue
+            for entry in entries:
+                if entry.name.startswith(".") or entry.name.endswith(_OF_THE_SERVER):
+                    continue
+                yield entry.path
+                if entry.is_dir(follow_symlinks=False):
+                    deeper.append(entry.path)
+        level = deeper
+
+
+def _named_folders(strings: Iterable[str]) -> Iterator[str]:
+    for text in strings:
+        path = os.path.expanduser(text)
+        if os.sep not in path and not os.path.isdir(path):
+            continue
+        folder = path if os.path.isdir(path) else os.path.dirname(path)
+        if os.path.isdir(folder) and os.path.realpath(folder) != os.sep:
+            yield folder
+
+
+def strings_in(*roots: Any) -> Iterator[str]:
+    """Strings and paths in variables, and constants of the user's code: of functions, methods, classes, code objects and statements."""
+    seen: set[int] = set()
+    todo = list(roots)
+    count = 0
+    while todo and count < _MOST_STRINGS:
+        root = todo.pop()
+        if id(root) in seen:
+            continue
+        seen.add(id(root))
+        if isinstance(root, (str, bytes, os.PathLike)):
+            count += 1
+            yield os.fsdecode(root)
+        else:
+            todo += _parts_of(root)
+
+
+def _parts_of(root: Any) -> list[Any]:
+    """Where strings may be."""
+    kind = type(root)
+    parts: Iterable[Any] = ()
+    if kind is dict:
+        parts = list(root.values())[:_MOST_STRINGS]
+    elif kind in {list, tuple}:
+        parts = root[:_MOST_PARTS]
+    elif kind is CodeType:
+        parts = root.co_consts
+    elif kind is MethodType:
+        parts = (root.__func__, root.__self__)
+    elif kind is FunctionType and is_user_code(root.__code__):
+        parts = _parts_of_function(root)
+    elif isinstance(root, ast.AST):
+        parts = [node.value for node in ast.walk(root) if isinstance(node, ast.Constant)]
+    elif isinstance(root, type) and _has_user_code(root):
+        parts = vars(root).values()
+    elif _has_user_code(kind):
+        parts = (kind, *getattr(root, "__dict__", {}).values())
+    return [part for part in parts if _is_of_interest(part)]
+
+
+def _parts_of_function(function: FunctionType) -> list[Any]:
+    named = (function.__globals__.get(name) for name in function.__code__.co_names)
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return [function.__code__, *defaults, *_cells(function), *named]
+
+
+def _is_of_interest(value: Any) -> bool:
+    kind = type(value)
+    return kind in _KINDS or isinstance(value, (os.PathLike, type)) or _has_user_code(kind)
+
+
+def _has_user_code(kind: type) -> bool:
+    return any(type(value) is FunctionType and is_user_code(value.__code__) for value in vars(kind).values())
+
+
+def _cells(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
