@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,6 +33,8 @@ class Stamp:
     changed_ns: int = 0
     inode: tuple[int, int] = (0, 0)
     links_count: int = 1
+    made_ns: int = 0
+    """When the inode was made, or last changed in any way: after a file that is new was first seen."""
 
     def is_same(self, other: Stamp) -> bool:
         """Whether nothing has changed; the inode may be another one."""
@@ -79,6 +82,7 @@ def stamp_of(path: str) -> Stamp:
         status.st_mtime_ns if is_file else 0,
         (status.st_dev, status.st_ino),
         status.st_nlink if is_file else 1,
+        status.st_ctime_ns,
     )
 
 
@@ -91,7 +95,7 @@ class FileStore:
 
     def __init__(self) -> None:
         self._folder = ""
-        self._count = 0
+        self._numbers = itertools.count()
         self._cache: dict[str, Version] = {}
         self._read_bytes = 0
         self._is_kept = False
@@ -108,16 +112,16 @@ class FileStore:
                     break
         return self._folder
 
-    def version(self, path: str, *, most_bytes: int | None = None) -> Version:
-        """What stands at `path` now, a file with a copy, unless it has more than `most_bytes` or there is no room for it."""
+    def version(self, path: str, *, is_changed: bool = False) -> Version:
+        """What stands at `path` now, a file with a copy, unless there is no room for it. One that `is_changed` is copied again."""
         stamp = stamp_of(path)
         known = self._cache.get(path)
-        if known is not None and known.stamp == stamp and known.is_whole:
+        if known is not None and known.stamp == stamp and known.is_whole and not is_changed:
             return known
         version = Version(stamp)
         if stamp.kind == "link":
             version = Version(stamp, target=os.readlink(path))
-        elif stamp.kind == "file" and (most_bytes is None or stamp.size_bytes <= most_bytes) and self._has_room(stamp.size_bytes):
+        elif stamp.kind == "file" and self._has_room(stamp.size_bytes):
             with contextlib.suppress(OSError):  # one that cannot be read has no copy
                 version = Version(stamp, self._copied(path))
         self._cache[path] = version
@@ -169,11 +173,8 @@ class FileStore:
         version = self._cache.get(path)
         return version if version is not None and version.stamp.is_same(stamp) else Version(stamp)
 
-    def put_back(self, versions: Mapping[str, Version], unsure: Collection[str] = ()) -> list[str]:
-        """Make all paths as they were in `versions`; the paths for which that failed.
-
-        Those of `unsure` may differ though they look alike.
-        """
+    def put_back(self, versions: Mapping[str, Version]) -> list[str]:
+        """Make all paths as they were in `versions`; the paths for which that failed."""
         failed: list[str] = []
         for path in sorted(versions, reverse=True):  # what is in a folder goes before the folder
             if stamp_of(path).kind not in {versions[path].stamp.kind, "absent"}:
@@ -184,7 +185,7 @@ class FileStore:
         linked: dict[tuple[int, int], str] = {}
         for path in sorted(versions):
             try:
-                _put_back(path, versions[path], linked, is_sure=path not in unsure)
+                _put_back(path, versions[path], linked)
             except OSError:
                 failed.append(path)
         return failed
@@ -210,8 +211,7 @@ class FileStore:
         self._cache.clear()
 
     def _copied(self, path: str) -> str:
-        self._count += 1
-        place = os.path.join(self.folder, f"{os.getpid()}-{self._count}-{os.path.basename(path)[-100:]}")
+        place = os.path.join(self.folder, f"{os.getpid()}-{next(self._numbers)}-{os.path.basename(path)[-100:]}")
         shutil.copyfile(path, place)
         return place
 
@@ -229,7 +229,7 @@ class FileStore:
             os.close(number)
 
 
-def _put_back(path: str, version: Version, linked: dict[tuple[int, int], str], *, is_sure: bool) -> None:
+def _put_back(path: str, version: Version, linked: dict[tuple[int, int], str]) -> None:
     stamp, now = version.stamp, stamp_of(path)
     if stamp.kind == "folder":
         if now.kind == "absent":
@@ -247,14 +247,15 @@ def _put_back(path: str, version: Version, linked: dict[tuple[int, int], str], *
             os.replace(anchor, path)
         elif now.kind == "absent" and stamp.links_count > 1 and stamp.inode in linked:
             os.link(linked[stamp.inode], path)
-        _write(path, version, is_sure=is_sure)
+        _write(path, version)
         linked.setdefault(stamp.inode, path)
 
 
-def _write(path: str, version: Version, *, is_sure: bool) -> None:
+def _write(path: str, version: Version) -> None:
     """In place: what has the file open, or mapped, sees the content."""
     stamp, now = version.stamp, stamp_of(path)
-    if not now.is_same_content(stamp) or not (is_sure or _are_equal(path, version.copy)):
+    # Two writes within one tick of the system's clock look alike, and one through mapped memory need not show.
+    if not now.is_same_content(stamp) or not _are_equal(path, version.copy):
         if now.kind == "file" and not os.access(path, os.W_OK):
             os.chmod(path, stamp.mode | stat.S_IWUSR)
         with open(version.copy, "rb") as source, open(path, "r+b" if now.kind == "file" else "wb") as file:

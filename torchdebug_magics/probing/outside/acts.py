@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import queue
@@ -285,6 +286,7 @@ def _stand_ins(listener: Listener) -> Iterator[tuple[Any, str, Callable[..., Any
     """(holder, name, what stands there meanwhile) for each function that is to be heard."""
 
     def before(original: Callable[..., Any], hear: Callable[..., object], whose: frozenset[str] = _FOLLOWED) -> Callable[..., Any]:
+        @functools.wraps(original)
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             if asker(sys._getframe(1)) in whose:

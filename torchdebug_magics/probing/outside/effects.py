@@ -7,12 +7,12 @@ import os
 import sqlite3
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from torchdebug_magics.format import byte_size
 from torchdebug_magics.machine.kept_files import FileStore, Stamp, Version, stamp_of
 from torchdebug_magics.probing.interrupted import interrupts_held
 from torchdebug_magics.probing.names import Named, values_found
@@ -29,6 +29,10 @@ __all__ = ["Effects", "Irrevocable"]
 _Phase: TypeAlias = Literal["idle", "first", "rerun", "trial"]
 _MOST_BYTES, _ROOM_BYTES = 64 << 20, 256 << 20
 """Of a file, and of all files, that are copied before anybody is known to write them, where no string of the user's names them."""
+_MOST_NAMED_BYTES = 2 << 30
+"""Of a file that a string names: larger ones are data more often than checkpoints."""
+_CLOCK_NS = 2_000_000_000
+"""By how much the clock of a file system may be behind."""
 
 
 class Irrevocable(BaseException):
@@ -70,6 +74,7 @@ class Effects:
         self._folders = Folders(())
         self._looked: dict[str, Stamp] = {}
         self._mapped: set[str] = set()
+        self._began_ns = time.time_ns()
         self._held: set[str] = set()
         """Paths of files that were open, or mapped, before."""
         self._room_bytes = _ROOM_BYTES
@@ -134,10 +139,10 @@ class Effects:
         for path in self._open.end():
             self._refuse(f"closes {os.path.basename(path)}, which was open before")
         for path in self._start:
-            self._end[path] = version = self._store.version(path)
+            self._end[path] = version = self._store.version(path, is_changed=True)
             self._store.note("end", path, version)
             if not version.is_whole:
-                self._refuse(_too_large(path, version))
+                self._refuse(f"writes {os.path.basename(path)}, of which no copy could be made")
         self._looked = {path: stamp_of(path) for path in {**self._looked, **self._folders.look()}}
         self._look_at_life()
 
@@ -156,6 +161,8 @@ class Effects:
 
     def finish(self) -> None:
         """All runs are over, and all is put back. Harmless the second time."""
+        if os.getpid() != self._pid:  # a forked child, which ends in our caller's code
+            return
         with interrupts_held():
             self.recover()
             self._store.close()
@@ -230,16 +237,17 @@ class Effects:
             if who in {"user", "library"}:  # nothing is raised in it: the thread is the user's
                 self._reasons[f"lets the thread `{threading.current_thread().name}`, which is older, write {os.path.basename(path)}"] = None
             return
-        if path in self._start:
-            return
+        if path not in self._start and not self._guard.run("keeping a file", self._keep, path):
+            self._refuse(f"writes {os.path.basename(path)}, of which no copy could be made")
+
+    def _keep(self, path: str) -> bool:
+        """Copy what is about to be changed; whether it can be put back."""
         if self._looks and self._phase != "rerun":
             for folder in (path, os.path.dirname(path)):
                 self._see(self._folders.add(folder))
         # A writer that Python does not hear of may have been there first.
-        is_first = not self._folders.covers(path) or stamp_of(path).is_same(self._looked.get(path, Stamp("absent")))
-        version = self._note_start(path, None if is_first else self._before(path))
-        if not version.is_whole:
-            self._refuse(_too_large(path, version))
+        is_first = not self._folders.covers(path) or not self._has_changed(path, stamp_of(path))
+        return self._note_start(path, None if is_first else self._before(path)).is_whole
 
     def writes(self, number: int) -> None:
         """As `Listener`."""
@@ -297,7 +305,7 @@ class Effects:
         files = [(path, stamp) for path, stamp in new.items() if stamp.kind == "file"]
         for path, stamp in sorted(files, key=lambda entry: -entry[1].changed_ns):
             is_small = stamp.size_bytes <= min(_MOST_BYTES, self._room_bytes)
-            if is_small or self._folders.is_named(path):
+            if is_small or (stamp.size_bytes <= _MOST_NAMED_BYTES and self._folders.is_named(path)):
                 self._room_bytes -= stamp.size_bytes
                 self._guard.run("copying a file", self._store.version, path)
 
@@ -307,11 +315,13 @@ class Effects:
             return []
         self._open.flush()
         now = {**self._folders.look(), **{path: stamp_of(path) for path in self._looked}}
-        return [
-            (path, self._before(path))
-            for path, stamp in now.items()
-            if path not in self._start and (path in self._mapped or not stamp.is_same(self._looked.get(path, Stamp("absent"))))
-        ]
+        return [(path, self._before(path)) for path, stamp in now.items() if path not in self._start and self._has_changed(path, stamp)]
+
+    def _has_changed(self, path: str, stamp: Stamp) -> bool:
+        before = self._looked.get(path)
+        if before is None:  # one that is older was overlooked, and must never be taken for a new one
+            return stamp.made_ns >= self._began_ns - _CLOCK_NS
+        return path in self._mapped or not stamp.is_same(before)
 
     def _before(self, path: str) -> Version:
         stamp = self._looked.get(path, Stamp("absent"))
@@ -357,7 +367,7 @@ class Effects:
                 if end.stamp.kind == "file" and self._start[path].stamp.kind == "absent":
                     self._store.anchor(path, end)
         whole = {path: version for path, version in versions.items() if version.is_whole}
-        for path in self._store.put_back(whole, unsure=self._mapped):
+        for path in self._store.put_back(whole):
             self._guard.note(f"{path} could not be put back: its copy is {self._store.keep(versions[path])}")
         self._open.put_back(to_end=to_end)
 
@@ -401,11 +411,6 @@ def _inside(path: str) -> Iterator[str]:
     if os.path.isdir(path) and not os.path.islink(path):
         for folder, folders, names in os.walk(path):
             yield from (os.path.join(folder, name) for name in (*folders, *names))
-
-
-def _too_large(path: str, version: Version) -> str:
-    name = os.path.basename(path)
-    return f"writes {name}, of which no copy could be made ({byte_size(version.stamp.size_bytes)})"
 
 
 def _consumers(items: object, among: frozenset[int] | None) -> Iterator[str]:

@@ -6,6 +6,8 @@ import ast
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -36,16 +38,26 @@ class Folders:
         """Folders whose whole path a string of the user's gives."""
         for folder in _named_folders(strings):
             self._named.add(os.path.realpath(folder))
-        for folder in (os.path.realpath(os.getcwd()), *self._named):
-            self._depths[folder] = 1 if folder in _shared_folders() else _DEEPEST
+        self._room = _MOST_ENTRIES
+        for folder in (os.path.realpath(os.getcwd()), *sorted(self._named)):
+            self._admit(folder, 1 if folder in _shared_folders() else _DEEPEST)
 
     def add(self, folder: str) -> dict[str, Stamp]:
         """Look into this one, too; what is in it now, if it is new."""
         folder = os.path.realpath(folder)
         if folder in self._depths or self.covers(os.path.join(folder, "x")) or not os.path.isdir(folder):
             return {}
-        self._depths[folder] = 1
-        return {path: stamp_of(path) for path, _ in zip(_below(folder, 1), range(_MOST_ENTRIES), strict=False)}
+        return {path: stamp_of(path) for path in self._admit(folder, 1)}
+
+    def _admit(self, folder: str, depth: int) -> list[str]:
+        """As deep as there is room for: a folder is looked at whole, or not at all."""
+        for deep in range(depth, 0, -1):
+            entries = list(islice(_below(folder, deep), self._room + 1))
+            if len(entries) <= self._room:
+                self._room -= len(entries)
+                self._depths[folder] = deep
+                return entries
+        return []
 
     def covers(self, path: str) -> bool:
         """Whether a look shows what is at this path."""
@@ -67,10 +79,7 @@ class Folders:
         """What is in them now."""
         stamps: dict[str, Stamp] = {}
         for folder, depth in self._depths.items():
-            for path in _below(folder, depth):
-                if len(stamps) >= _MOST_ENTRIES:
-                    return stamps
-                stamps[path] = stamp_of(path)
+            stamps |= {path: stamp_of(path) for path in _below(folder, depth)}
         return stamps
 
     def _has_name(self, name: str) -> bool:
@@ -88,16 +97,13 @@ def _below(root: str, depth: int) -> Iterator[str]:
     for _ in range(depth):
         deeper: list[str] = []
         for folder in level:
-            try:
-                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-            except OSError:
-                continue
-            for entry in entries:
-                if entry.name.startswith(".") or entry.name.endswith(_OF_THE_SERVER):
-                    continue
-                yield entry.path
-                if entry.is_dir(follow_symlinks=False):
-                    deeper.append(entry.path)
+            with suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name.startswith(".") or entry.name.endswith(_OF_THE_SERVER):
+                        continue
+                    yield entry.path
+                    if entry.is_dir(follow_symlinks=False):
+                        deeper.append(entry.path)
         level = deeper
 
 
@@ -133,7 +139,7 @@ def _parts_of(root: Any) -> list[Any]:
     kind = type(root)
     parts: Iterable[Any] = ()
     if kind is dict:
-        parts = list(root.values())[:_MOST_STRINGS]
+        parts = [value for name, value in list(root.items())[:_MOST_STRINGS] if not (isinstance(name, str) and name.startswith("_"))]
     elif kind in {list, tuple}:
         parts = root[:_MOST_PARTS]
     elif kind is CodeType:
