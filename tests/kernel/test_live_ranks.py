@@ -37,7 +37,8 @@ def train(rank=None, store=None):
         model(batch).mean().backward()
     dist.barrier()
 """
-LEFT = "multiprocessing.active_children()"
+# One that was killed may still be leaving.
+LEFT = "[child.name for child in multiprocessing.active_children() if child.join(2) or child.exitcode is None]"
 STARTED = """
 ranks = [multiprocessing.get_context("METHOD").Process(target=train, args=(rank, store), name=f"rank-{rank}") for rank in range(2)]
 for process in ranks: process.start()
@@ -130,7 +131,7 @@ def is_the_launchers_verdict(kernel: Kernel, cell: str) -> None:
     assert "all_reduce #11 [5]" in verdict
     assert not any("the main thread has been in" in text for text in live_texts(ran)), "a rank's own report"
     assert ran.status == "error"
-    assert kernel.value("(h.state, h.cause, h.ended_by, h.root.who)") == "('stuck', 'uneven_batches', 'Stop', 'rank 1')"
+    assert kernel.value("(h.state, h.cause, h.root.who)") == "('stuck', 'uneven_batches', 'rank 1')"
 
 
 @pytest.mark.parametrize(
