@@ -164,10 +164,8 @@ def _doing(case: Evidence, one: Participant) -> str:
         return f"{who} waits for {with_article(one.what)}, with a timeout of {duration(one.timeout_s)}"
     if one.facts.get("is_waiting"):
         return f"{who} waits for {with_article(one.what)}"
-    if one.facts.get("starting"):
-        return f"{'the process' if one.who == 'main' else who} is starting"
-    if one.facts.get("importing"):
-        return f"{who} imports {one.facts['importing']}"
+    if one.facts.get("does"):
+        return f"{who} {one.facts['does']}"
     if one.facts.get("calls"):
         return f"{who} has been in `{one.facts['calls']}` for {duration(case.still_s)}"
     return f"{who} has computed for {duration(case.still_s)} without a step or output"

@@ -40,9 +40,8 @@ def _after_error(case: Evidence, found: Finding) -> Finding:
 
 def debugger(case: Evidence) -> Finding | None:
     """A prompt in a process without a keyboard."""
-    others = [one for one in case.look.everybody.values() if one.process and (one.is_child or one.pid != case.main.pid)]
-    asking = (one for one in others if one.kind == "input")
-    one = next(asking, None)
+    everybody = (one for one in case.look.everybody.values() if one.process and (one.is_child or one.pid != case.main.pid))
+    one = next((one for one in everybody if one.kind == "input"), None)
     if one is None:
         return None
     if not one.facts.get("debugger"):
