@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -96,7 +95,7 @@ def _loop(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:
         return Waiting("io", "an event of its loop", facts={"may_end": True})
     if name == "_find_and_load" and module.endswith(("importlib._bootstrap", "_frozen_importlib")) and not _waits_to_import(inner):
         imported = str(names_of(frame).get("name"))
-        if imported.partition(".")[0] == _PACKAGE and multiprocessing.parent_process() is not None:  # so that the child can be watched
+        if imported.partition(".")[0] == _PACKAGE:  # so that a child can be watched: nothing that its own code asks for
             return Waiting("python", "its start", facts={"does": "is starting"})
         return Waiting("python", f"the import of {imported}", facts={"does": f"imports {imported}"})
     return None
