@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,8 @@ from tests.browser.lab import EACH_RAN
 from tests.browser.reading import complaints, resize, stand_still
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.browser.lab import Lab
 
 pytestmark = pytest.mark.browser
@@ -56,6 +59,41 @@ forever.acquire()
 forever.acquire()
 """
 
+IMPORTS = """
+import os
+import socket
+import torch
+import torch._dynamo  # which DDP imports: once here, not in each rank
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+"""
+PORT = """
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(free.getsockname()[1])
+"""
+RANKS = """
+%%hangwatch
+def train(rank):
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    model = DDP(nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for batch in torch.randn(11, 2, 4)[rank::2]:
+        optimizer.zero_grad()
+        model(batch).mean().backward()
+        optimizer.step()
+    dist.barrier()
+
+ranks = [mp.get_context("fork").Process(target=train, args=(rank,), name=f"rank-{rank}") for rank in range(2)]
+for process in ranks:
+    process.start()
+for process in ranks:
+    process.join()
+"""
+LEFT = "[child.join(5) for child in mp.active_children()]; len(mp.active_children())"
+
 HAS_SEEN = "word => window.seenTexts.some(text => text.includes(word))"
 VERDICT = "Stuck: DataLoader worker 0 waits for a lock that it holds itself"
 
@@ -83,6 +121,25 @@ def test_the_verdict_appears_while_the_cell_hangs_and_stop_ends_it(lab: Lab) -> 
     stand_still(lab.page)
     resize(lab.page, 1200, 2600)
     assert complaints(lab.page, all_in_sight=True) == []
+    assert not lab.console_errors, lab.console_errors
+
+
+def test_the_example_of_the_readme_is_what_a_user_reads_while_ranks_hang(lab: Lab, root: Path) -> None:
+    example = (root / "README.md").read_text(encoding="utf-8").partition("## It hangs")[2].split("```")[1]
+    title, *rows = (" ".join(line.split()) for line in example.replace("`", "").strip().splitlines())
+    lab.open("ranks.ipynb", ["%load_ext torchdebug_magics", IMPORTS, PORT, RANKS, LEFT], may_stop=True)
+    lab.start_all()
+    wait_for(lab, title)
+    shown = " ".join(re.sub(r", pid \d+", "", lab.text(3)).split())
+    for row in rows:
+        assert row.partition(" · for ")[0] in shown
+    assert not lab.page.evaluate(EACH_RAN)
+    lab.shots("hangwatch_ranks", cell=3)
+    lab.command("notebook:interrupt-kernel")
+    lab.wait_for_each_cell()
+    assert not any("Slow" in text for text in lab.seen_texts()), "the report of one rank, which does not see the others"
+    assert title in lab.text(3)
+    assert lab.text(4) == "0"
     assert not lab.console_errors, lab.console_errors
 
 

@@ -115,12 +115,14 @@ class Kernel:
         *,
         interrupt_s: float | None = None,
         interrupt_between: tuple[Path, Path] | None = None,
+        interrupt_at: Callable[[Message], bool] | None = None,
         timeout_s: float = 60,
         silent: bool = False,
     ) -> Ran:
         """Run a cell to its end; with `interrupt_s`, press Stop so long after it has begun.
 
-        With `interrupt_between`, so long after the cell has made the first file; the second is made when Stop was pressed.
+        With `interrupt_between`, so long after the cell has made the first file; the second is made when Stop was pressed. With
+        `interrupt_at`, at the first message for which it is true.
         """
         ran, start = Ran(), time.monotonic()
         sent = self.client.execute(code, silent=silent, store_history=not silent, stop_on_error=False, allow_stdin=False)
@@ -135,6 +137,9 @@ class Kernel:
             self.manager.interrupt_kernel()
             if pressed is not None:
                 pressed.touch()
+        if interrupt_at is not None:
+            earlier = self.listen(interrupt_at, timeout_s)
+            self.manager.interrupt_kernel()
         reply = self._reply(sent, timeout_s)
         ran.took_s = time.monotonic() - start
         messages = [*earlier, *self.listen(lambda message: is_end(message) and message["parent_header"].get("msg_id") == sent, timeout_s)]

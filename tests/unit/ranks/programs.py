@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -134,6 +136,39 @@ def train_unevenly(rank: int, world_size: int, store: str, what: str) -> None:
                 kept.append(out.detach())
             out.mean().backward()
             average(model, world_size)
+
+
+def run_out(rank: int, store: str) -> None:
+    """Rank 0 has six batches, and rank 1 has five: their group is never left."""
+    distributed.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{store}")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    for batch in torch.randn(11, 2, 4)[rank::2]:
+        model(batch).mean().backward()
+    distributed.barrier()
+
+
+def ask(answered_s: float | None = None) -> None:
+    """Wait at a prompt; `answered_s`: after so long something is typed."""
+    reading, writing = os.pipe()
+    sys.stdin = os.fdopen(reading)
+    if answered_s is not None:
+        threading.Timer(answered_s, os.write, (writing, b"yes\n")).start()
+    input()
+
+
+def step_slowly() -> None:
+    """Eight steps of an optimizer in two seconds."""
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+    for _ in range(8):
+        time.sleep(0.25)
+        optimizer.step()
+
+
+def take_twice() -> None:
+    """Wait for a lock that nobody releases."""
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
 
 
 def train_wrapped(rank: int, world_size: int, store: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from torchdebug_magics.probing.output_meter import OutputMeter
 from torchdebug_magics.probing.where import is_user_code, location
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.report import State
+    from torchdebug_magics.instruments.hangwatch.report import LiveHang, State
     from torchdebug_magics.report import Location
 
 __all__ = ["HangProbe"]
@@ -80,6 +81,10 @@ class HangProbe:
     def live(self) -> object | None:
         """Where the cell stands."""
         return self._watcher.live() if self._is_open else None
+
+    def live_of_ranks(self, own: LiveHang | None, rank: LiveHang) -> LiveHang | None:
+        """The launcher's verdict, as it sees whom a rank waits for; the rank's pace and line, as the launcher itself only waits."""
+        return None if own is None else replace(own, rate=rank.rate, rate_of=rank.rate_of, at=rank.at)
 
     def standing(self) -> str:
         """In one line, for the kernel after this one; empty while all is well."""

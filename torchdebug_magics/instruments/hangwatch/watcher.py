@@ -25,6 +25,7 @@ from torchdebug_magics.instruments.hangwatch.main_thread.standing_place import S
 from torchdebug_magics.instruments.hangwatch.main_thread.tracers import installed_tracer
 from torchdebug_magics.instruments.hangwatch.report import Finding, LiveHang
 from torchdebug_magics.machine.process_state import main_thread_ran_s
+from torchdebug_magics.probing.children.rank_session import folder_here
 from torchdebug_magics.probing.shell import running_shell
 from torchdebug_magics.probing.thread_errors import ThreadErrors
 from torchdebug_magics.probing.where import locate
@@ -237,7 +238,9 @@ class Watcher:
                 self.finding = replace(now, since_s=finding.since_s) if now is not None and keeps_name else finding
 
     def _say(self, finding: Finding) -> None:
-        """In a script nobody shows the report while it hangs."""
+        """In a script nobody shows the report while it hangs; of ranks, their launcher writes what is true of all."""
+        if folder_here():
+            return
         if finding.state == "stuck" and (self.finding is None or self.finding.state != "stuck") and running_shell() is None:
             where = f" · {finding.location}: `{finding.location.source}`" if finding.location is not None else ""
             sys.stderr.write(f"hangwatch: Stuck: {finding.headline}{where}\n" + (f"fix: {finding.fix}\n" if finding.fix else ""))

@@ -75,13 +75,17 @@ class FollowedRanks:
         )
 
     def live(self) -> object | None:
-        """The live snapshot of the lowest running rank, else of the launcher."""
-        if self._job is not None and not self._is_rank:
-            running = [one.standing for one in left(self._job.folder).values() if one.standing is not None and one.record is None]
-            if seen := [one for one in running if one.live is not None]:
-                return min(seen, key=lambda one: one.rank).live
-        snapshot: object | None = self._inner.live()
-        return snapshot
+        """The live snapshot of the lowest running rank, else of the launcher; a launcher that judges its ranks joins the two."""
+        own: object | None = self._inner.live()
+        if self._job is None or self._is_rank:
+            return own
+        running = [one.standing for one in left(self._job.folder).values() if one.standing is not None and one.record is None]
+        seen = [one for one in running if one.live is not None]
+        if not seen:
+            return own
+        lowest = min(seen, key=lambda one: one.rank).live
+        judge = getattr(self._inner, "live_of_ranks", None)
+        return lowest if judge is None else judge(own, lowest)
 
     def kept(self) -> dict[str, object]:
         """The inner probe's."""

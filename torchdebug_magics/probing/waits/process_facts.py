@@ -71,6 +71,7 @@ def _facts(current: Mapping[int, FrameType], stacks: dict[int, list[FrameType]],
     return {
         "pid": os.getpid(),
         "name": multiprocessing.current_process().name,
+        "is_child": multiprocessing.parent_process() is not None,
         "rank": rank,
         "world_size": world_size,
         "worker": _worker_number(),

@@ -11,7 +11,7 @@ from typing import Any
 
 from torchdebug_magics.probing.waits.waiting import Target, Waiting
 
-__all__ = ["READERS"]
+__all__ = ["POLLS", "READERS"]
 
 
 def _condition(held: Mapping[str, Any]) -> Waiting | None:
@@ -130,6 +130,15 @@ def _subprocess(held: Mapping[str, Any]) -> Waiting | None:
     return Waiting("join", f"the end of {name or 'a command'}", targets=[("process", child.pid)], timeout_s=_timeout(held))
 
 
+def _elastic_agent(held: Mapping[str, Any]) -> Waiting | None:
+    """``run`` of the agent that launches ranks, which looks ten times a second whether they have ended; None before it has started them."""
+    context = getattr(held.get("self"), "_pcontext", None)
+    with contextlib.suppress(AssertionError):  # it is about to start them
+        pids = [*context.pids().values()] if context is not None else []
+        return Waiting("join", _ends(pids), targets=[("process", pid) for pid in pids]) if pids else None
+    return None
+
+
 def _pool_result(held: Mapping[str, Any]) -> Waiting | None:
     pool = getattr(held.get("self"), "_pool", None)
     workers = pool if isinstance(pool, list) else getattr(pool, "_pool", None)
@@ -228,8 +237,12 @@ READERS: Mapping[tuple[str, str], Callable[[Mapping[str, Any]], Waiting | None]]
     ("subprocess", "wait"): _subprocess,
     ("subprocess", "_wait"): _subprocess,
     ("subprocess", "communicate"): _subprocess,
+    ("torch.distributed.elastic.agent.server.api", "run"): _elastic_agent,
     ("torch.utils.data.dataloader", "_next_data"): _batch,
     ("torch.utils.data.dataloader", "_get_data"): _batch,
     ("torch.utils.data.dataloader", "_try_get_data"): _batch,
     ("torch.utils.data.dataloader", "_shutdown_workers"): _loader_end,
 }
+
+POLLS = frozenset({("torch.distributed.elastic.agent.server.api", "run")})
+"""Those that look again and again, and sleep in between: what they call meanwhile is no movement."""

@@ -9,7 +9,7 @@ from typing import Any
 from torchdebug_magics.probing.source.call_sites import names_of
 from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.probing.waits.builtin_waits import builtin_wait
-from torchdebug_magics.probing.waits.readers import READERS
+from torchdebug_magics.probing.waits.readers import POLLS, READERS
 from torchdebug_magics.probing.waits.waiting import Waiting
 
 __all__ = ["own_frames", "wait_of"]
@@ -27,14 +27,20 @@ _IDLE = {
     ("concurrent.futures.process", "_process_worker"), ("torch.utils.data._utils.worker", "_worker_loop"),
 }  # fmt: skip
 """Loops that wait for work whenever there is none."""
+_BEGINNINGS = {("multiprocessing.process", "_bootstrap"), ("multiprocessing.spawn", "_main")}
+"""The first call of a process that `multiprocessing` has started: what stands above belongs to its parent, or to the interpreter."""
+_PACKAGE = __name__.partition(".")[0]
 
 
 def own_frames(frame: FrameType | None) -> list[FrameType]:
-    """The frames of a thread, innermost first; of a forked process without those that belong to its parent."""
+    """The frames of a thread, innermost first: those of its own process, without what a loop that polls calls meanwhile."""
     found: list[FrameType] = []
     while frame is not None:
+        place = (_module(frame), frame.f_code.co_name)
+        if place in POLLS and READERS[place](names_of(frame)) is not None:
+            found.clear()
         found.append(frame)
-        if frame.f_code.co_name == "_bootstrap" and _module(frame) == "multiprocessing.process":
+        if place in _BEGINNINGS:
             break
         frame = frame.f_back
     return found
@@ -88,8 +94,10 @@ def _loop(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:
     if (module, name) == ("asyncio.base_events", "_run_once"):
         return Waiting("io", "an event of its loop", facts={"may_end": True})
     if name == "_find_and_load" and module.endswith(("importlib._bootstrap", "_frozen_importlib")) and not _waits_to_import(inner):
-        imported = names_of(frame).get("name")
-        return Waiting("python", f"the import of {imported}", facts={"importing": imported})
+        imported = str(names_of(frame).get("name"))
+        if imported.partition(".")[0] == _PACKAGE:  # so that a child can be watched: nothing that its own code asks for
+            return Waiting("python", "its start", facts={"does": "is starting"})
+        return Waiting("python", f"the import of {imported}", facts={"does": f"imports {imported}"})
     return None
 
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -458,6 +459,23 @@ def test_a_worker_of_a_pool_that_has_none(resting: Resting) -> None:
         assert (found.kind, found.what, found.facts.get("idle")) == ("event", "event", None)
         end.set()
         busy.result()
+
+
+def test_an_agent_that_polls_its_ranks_waits_for_their_end(resting: Resting) -> None:
+    """Torch's agent of an elastic launch; what it calls meanwhile, here a wait, is none of its own."""
+    end = threading.Event()
+    space: dict[str, Any] = {"__name__": "torch.distributed.elastic.agent.server.api", "end": end}
+    exec(compile("def run(self):\n    end.wait()", threading.__file__, "exec"), space)
+    pids = {0: os.getpid(), 1: os.getppid()}
+    agent = types.SimpleNamespace(_pcontext=None)
+    thread = resting(lambda: space["run"](agent), release=end.set)
+    assert (found := waiting_of(thread)) is not None
+    assert found.kind == "event", "it has started none"
+    agent._pcontext = types.SimpleNamespace(pids=lambda: pids)
+    found = waiting_of(thread)
+    assert found is not None
+    assert (found.kind, found.targets) == ("join", [("process", os.getpid()), ("process", os.getppid())])
+    assert own_frames(sys._current_frames()[thread.ident or 0])[0].f_code.co_name == "run"
 
 
 def test_who_computes_waits_for_nothing(looping: Callable[..., Any]) -> None:

@@ -35,7 +35,7 @@ def slow(case: Evidence) -> Finding:
 
 
 def _input(case: Evidence) -> Finding | None:
-    if case.main.kind != "input":
+    if case.main.kind != "input" or case.main.is_child:
         return None
     return case.found("slow", "input_waiting", f"the main thread waits for {case.main.what}", "type an answer under the cell", at=case.main)
 
@@ -164,8 +164,8 @@ def _doing(case: Evidence, one: Participant) -> str:
         return f"{who} waits for {with_article(one.what)}, with a timeout of {duration(one.timeout_s)}"
     if one.facts.get("is_waiting"):
         return f"{who} waits for {with_article(one.what)}"
-    if one.facts.get("importing"):
-        return f"{who} imports {one.facts['importing']}"
+    if one.facts.get("does"):
+        return f"{who} {one.facts['does']}"
     if one.facts.get("calls"):
         return f"{who} has been in `{one.facts['calls']}` for {duration(case.still_s)}"
     return f"{who} has computed for {duration(case.still_s)} without a step or output"

@@ -39,9 +39,9 @@ def _after_error(case: Evidence, found: Finding) -> Finding:
 
 
 def debugger(case: Evidence) -> Finding | None:
-    """A prompt in another process, which has no keyboard."""
-    asking = (one for one in case.look.everybody.values() if one.kind == "input" and one.pid != case.main.pid and one.process)
-    one = next(asking, None)
+    """A prompt in a process without a keyboard."""
+    everybody = (one for one in case.look.everybody.values() if one.process and (one.is_child or one.pid != case.main.pid))
+    one = next((one for one in everybody if one.kind == "input"), None)
     if one is None:
         return None
     if not one.facts.get("debugger"):

@@ -65,7 +65,7 @@ def goes_on(chain: Chain, moved: Mapping[str, bool], still_s: float) -> bool:
 
 def _ends_by_itself(one: Participant, still_s: float) -> bool:
     """Whether it sleeps, or waits for something outside, or for a time that is not over."""
-    if one.kind == "sleep" or (one.kind == "input" and one.who == "main"):
+    if one.kind == "sleep" or (one.kind == "input" and one.who == "main" and not one.is_child):
         return True
     if any(one.facts.get(fact) for fact in ("network", "compiling", "may_end")):
         return True

@@ -53,6 +53,11 @@ class Participant:
     """A system call, see `waits_in`."""
 
     @property
+    def is_child(self) -> bool:
+        """Whether `multiprocessing` has started its process, in which no prompt can be answered."""
+        return bool(self.process.get("is_child"))
+
+    @property
     def stack(self) -> tuple[Location, ...]:
         """The lines of the user's code, the outermost first."""
         return tuple(location(file, line, name) for file, line, name in reversed(self.frames) if owner(file) == "user")
