@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Examined", "Instrument", "Option", "writable_path"]
 
 _FOLLOWED = "torchdebug_magics.probing.children.following:FollowedRanks"
+_OWN_CALLS = "torchdebug_magics.probing.interrupted:without_libraries"
 _RANKS_VIEW, _SHORT_VIEW = "torchdebug_magics.ranks.view:page", "torchdebug_magics.ranks.view:short_page"
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -90,9 +91,8 @@ class Instrument:
     """``module:callable`` from two live snapshots of a lasting session to a `Page` shown after the cell between them, or None."""
     black_box: bool = False
     """Whether the kernel's position is recorded while a session is open, so that the next kernel reports it if this one is killed."""
-    short_traceback: str | None = None
-    """``module:callable`` from the error that ended a cell to the lines shown in place of its traceback, where the report explains that
-    error; empty lines for the plain traceback. The full traceback folds in the report."""
+    leaves: str = "everything is as your code left it"
+    """The state after an error or an interrupt, as said below its shortened traceback."""
     reruns: bool = False
     """Whether the probe takes ``runs``: a bounded deque, the same in every run of the same cell, as its memory across runs;
     None outside a cell."""
@@ -231,8 +231,8 @@ class Instrument:
 
     def traceback_of(self, error: BaseException) -> list[str]:
         """The lines shown in place of the traceback of an error that the report explains; empty for the plain traceback."""
-        lines: list[str] = _load(self.short_traceback)(error) if self.short_traceback else []
-        return lines
+        lines: list[str] = _load(_OWN_CALLS)(error)
+        return [*lines, f"({self.leaves}; the report holds the full traceback)"] if lines else []
 
     def engine_cell(self, source: str) -> EngineCell:
         """The coordination of a session in a cell that several ipyparallel engines run."""

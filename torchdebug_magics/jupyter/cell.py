@@ -59,6 +59,8 @@ class CellSessions:
         self._shell = shell
         self._opened: list[_Opened] = []
         self._tracebacks = PlainTracebacks(shell, self._traceback_of)
+        self._explained: tuple[BaseException, list[str]] | None = None
+        """An error of a line magic, and the lines shown in place of its traceback."""
         self._ender = self._close_ended  # kept, as %autoreload would make another one, which could not be unregistered
 
     def install(self) -> None:
@@ -85,6 +87,11 @@ class CellSessions:
         self._opened.append(_Opened(name, cell, get_ident(), session))  # first, so that an interrupt cannot lose it
         self._tracebacks.begin()
         session.__enter__()
+
+    def shorten(self, error: BaseException, lines: list[str]) -> None:
+        """Let an error that is about to end the running cell be shown as `lines`."""
+        self._explained = error, lines
+        self._tracebacks.begin()
 
     def run_as_cell(self, source: str) -> object:
         """Run `source`, including magic lines, outside a cell of its own, and return its last value."""
@@ -124,6 +131,8 @@ class CellSessions:
         return eval(last, space)  # noqa: S307 - the user's own cell
 
     def _traceback_of(self, error: BaseException) -> list[str]:
+        if self._explained is not None and self._explained[0] is error:
+            return self._explained[1]
         return next(filter(None, (one.session.traceback_of(error) for one in self._opened)), [])
 
     def _close_ended(self, *_: object) -> None:
@@ -142,10 +151,11 @@ class CellSessions:
                 else:
                     one.cell.error_in_exec = failure
                     if show:
-                        self._shell.showtraceback()
+                        self._tracebacks.show(failure)
                 if isinstance(failure, KeyboardInterrupt):
                     one.is_closing = False
                     continue  # what it cut short is finished at the next event
             self._opened.remove(one)
         if not self._opened:
+            self._explained = None
             self._tracebacks.end()

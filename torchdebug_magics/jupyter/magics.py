@@ -15,10 +15,11 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import Examined
 from torchdebug_magics.jupyter.again import CellBody
 from torchdebug_magics.jupyter.arguments import MagicParser
-from torchdebug_magics.jupyter.showing import Delivery, ShownSession, watched_work
+from torchdebug_magics.jupyter.showing import Delivery, ShownSession, folded, watched_work
 from torchdebug_magics.jupyter.values import evaluated
 
 if TYPE_CHECKING:
+    from torchdebug_magics.html.page import Fold
     from torchdebug_magics.instrument import Instrument
     from torchdebug_magics.jupyter.arguments import Arguments
     from torchdebug_magics.jupyter.cell import CellSessions
@@ -93,8 +94,12 @@ class InstrumentMagic:
             self._show(asked, Examined(self.row.report_of_word(asked.word, self._homes.lasting.live(self.row.name))))
         elif asked.subjects or self.row.probe is None:
             subjects, keywords = self._evaluated(asked.subjects, local_ns)
-            with _in_one_line(), watched_work(self.row, self._screen, is_quiet=asked.quiet) as progress:
-                examined = self.row.report_on(subjects, keywords, asked.options, asked.subjects, progress)
+            try:
+                with _in_one_line(), watched_work(self.row, self._screen, is_quiet=asked.quiet) as progress:
+                    examined = self.row.report_on(subjects, keywords, asked.options, asked.subjects, progress)
+            except BaseException as error:
+                self._shorten(error)
+                raise
             self._show(asked, examined)
         elif (report := self._of_failed_cell(asked)) is not None:
             self._show(asked, Examined(report))
@@ -120,10 +125,20 @@ class InstrumentMagic:
 
     def _show(self, asked: Arguments, examined: Examined) -> None:
         __tracebackhide__ = True
+        below: tuple[Fold, ...] = ()
+        if examined.error is not None:
+            self._shorten(examined.error)
+            below = folded(examined.error)
         if examined.report is not None:
-            Delivery(self.row, asked, self._screen, lambda name, kept: self._keep(name, kept, None))(examined.report)
+            Delivery(self.row, asked, self._screen, lambda name, kept: self._keep(name, kept, None))(examined.report, below=below)
         if examined.error is not None:
             raise examined.error
+
+    def _shorten(self, error: BaseException) -> None:
+        """Show the error by the user's own calls: between them and the cell are ours."""
+        lines = [] if isinstance(error, (UsageError, TorchDebugError)) else self.row.traceback_of(error)
+        if lines:
+            self._homes.cells.shorten(error, lines)
 
     def _open(self, text: str, names: Mapping[str, object], *, subjects: bool, after: BaseException | None = None) -> None:
         __tracebackhide__ = True

@@ -37,6 +37,10 @@ class PlainTracebacks:
             self._shell.custom_exceptions, self._shell.CustomTB = self._before
         self._before = None
 
+    def show(self, error: BaseException) -> None:
+        """Show the traceback of an error that ended no code of the cell, but what follows it."""
+        self._show(type(error), error, error.__traceback__)
+
     def _show(self, kind: type[BaseException], error: BaseException, _trace: TracebackType | None, tb_offset: int | None = None) -> Any:
         without_ours(error)
         with lines_as_typed(error):

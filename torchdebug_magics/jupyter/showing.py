@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchdebug_magics.errors import SessionError
 from torchdebug_magics.html.page import Fold, Verbatim
 from torchdebug_magics.jupyter.live import LiveView
+from torchdebug_magics.tracebacks import without_ours
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.report import Report
     from torchdebug_magics.session import Session
 
-__all__ = ["Delivery", "ShownSession", "watched_work"]
+__all__ = ["Delivery", "ShownSession", "folded", "watched_work"]
 
 
 class Delivery:
@@ -108,6 +109,9 @@ class ShownSession:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             self._session.__exit__(kind, error, trace)
+        except BaseException as failure:
+            self.traceback_of(failure)  # its report comes first, and folds the full one
+            raise
         finally:
             self._recorder.stop(self)
             try:
@@ -154,7 +158,7 @@ class ShownSession:
         return not (self._deliver.asked.quiet or (self._engine is not None and self._engine.is_shown_elsewhere))
 
     def _folded_traceback(self) -> tuple[Fold, ...]:
-        return (Fold("The full traceback", (Verbatim(self._full_traceback),)),) if self._full_traceback else ()
+        return _fold(self._full_traceback) if self._full_traceback else ()
 
     def _report(self) -> Report | None:
         try:
@@ -172,6 +176,16 @@ class ShownSession:
         return self._drawn[1]
 
 
+def folded(error: BaseException) -> tuple[Fold, ...]:
+    """The full traceback of an error, folded."""
+    return _fold(_full(error))
+
+
+def _fold(text: str) -> tuple[Fold, ...]:
+    return (Fold("The full traceback", (Verbatim(text),)),)
+
+
 def _full(error: BaseException) -> str:
+    without_ours(error)
     own = getattr(error, "_render_traceback_", None)
     return "\n".join(own()) if callable(own) else "".join(traceback.format_exception(error)).rstrip()

@@ -25,18 +25,22 @@ def shortened(error: BaseException, reason: str) -> list[str]:
 
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
     calls = [location(code.co_filename, line, code.co_name) for code, line in frames]
-    return own_traceback(calls, f"{type(error).__name__}: {reason}")
+    return own_traceback(calls, f"{type(error).__name__}: {reason}".removesuffix(": "))
 
 
 def without_libraries(error: BaseException) -> list[str]:
-    """The traceback of an error that a report explains; empty where the plain one is as short, or shows more than one error."""
-    from torchdebug_magics.probing.where import is_user_code  # noqa: PLC0415 - as above
+    """The traceback by the user's own calls; empty for an error of the user's that the plain one shows as well, or that follows another.
+
+    An interrupt may have landed anywhere: where it did says nothing.
+    """
+    from torchdebug_magics.probing.where import owner  # noqa: PLC0415 - as above
 
     is_chained = error.__cause__ is not None or (error.__context__ is not None and not error.__suppress_context__)
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if is_chained or not isinstance(error, Exception) or not frames or is_user_code(frames[-1].f_code):
-        return []
-    return [*shortened(error, str(error)), "(the report below explains this error and holds the full traceback)"]
+    owners = [owner(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if isinstance(error, KeyboardInterrupt):
+        return shortened(error, str(error))
+    is_plain = not owners or (owners[-1] == "user" and "own" not in owners)
+    return [] if is_chained or is_plain or not isinstance(error, Exception) else shortened(error, str(error))
 
 
 @contextmanager

@@ -21,7 +21,6 @@ The first two optimizer steps are recorded op by op, with their lines; after the
     %autograd loss              what the loss reaches: parameters, memory saved for backward, the lines that cut its graph""",
     options=(Option("--every-step", "record every step, not only the first two; the whole loop is slower", {"action": "store_true"}),),
     probe=f"{_HERE}.probe:AutogradProbe",
-    short_traceback="torchdebug_magics.probing.interrupted:without_libraries",
     view=f"{_HERE}.view:page",
     over_ranks=f"{_HERE}.over_ranks:compared",
     live_view=f"{_HERE}.view:live_page",

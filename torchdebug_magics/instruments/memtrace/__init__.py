@@ -35,7 +35,6 @@ The results do not change, CUDA is not initialized, and no peak counter is reset
         Option("--compare", "on a line of its own: compare two reports that were kept with -o", {"action": "store_true"}),
     ),
     probe=f"{_HERE}.probe:MemtraceProbe",
-    short_traceback=f"{_HERE}.ledger.refused_memory:short_traceback",
     view=f"{_HERE}.view:page",
     over_ranks=f"{_HERE}.over_ranks:compared",
     live_view=f"{_HERE}.view:live_page",

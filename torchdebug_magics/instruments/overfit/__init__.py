@@ -41,4 +41,5 @@ optimizer, gradients, buffers, modes and RNG states are exactly as before.""",
     takes_keywords=True,
     tells=True,
     runs_again=True,
+    leaves="everything is as it was before the training",
 )

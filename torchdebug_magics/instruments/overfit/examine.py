@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.format import listed, number
+from torchdebug_magics.format import listed, number, plural
 from torchdebug_magics.instrument import Examined
 from torchdebug_magics.instruments.overfit.cause_by_trials import Diagnosis, diagnose
 from torchdebug_magics.instruments.overfit.report import OverfitReport
@@ -98,7 +98,34 @@ def explained(
     progress: Callable[[Progress], None],
     base: Training | None = None,
 ) -> Examined:
-    """The training, unless `base` is one that was made, and if it stalls, the trials; the start is put back before each of them."""
+    """The training, unless `base` is one that was made, and if it stalls, the trials; the start is put back before each of them.
+
+    An interrupt is given back beside the report of what was done.
+    """
+    trainings = [] if base is None else [base]
+    try:
+        return _explained(subject, most_steps, start, guard, hooks, progress, trainings)
+    except KeyboardInterrupt as stop:
+        return Examined(stopped(trainings, tuple(guard.problems)), stop)
+
+
+def stopped(trainings: Sequence[Training], problems: tuple[str, ...]) -> OverfitReport:
+    """The report of trainings that an interrupt has ended."""
+    losses = tuple(trainings[0].losses) if trainings else ()
+    trials = f" and {plural(len(trainings) - 1, 'trial')}" if len(trainings) > 1 else ""
+    reason = f"stopped after {plural(len(losses), 'step')}{trials}: everything is as it was before the training"
+    return OverfitReport(passed=False, losses=losses, reason=reason, problems=problems)
+
+
+def _explained(
+    subject: Subject,
+    most_steps: int,
+    start: KeptState,
+    guard: Guard,
+    hooks: Hooks,
+    progress: Callable[[Progress], None],
+    trainings: list[Training],
+) -> Examined:
     began_s = time.monotonic()
     done: list[tuple[str, float]] = []
 
@@ -110,11 +137,12 @@ def explained(
                 start.effects.attribute()
             progress(Progress(doing, tuple(losses), tuple(done)))
 
-        return Training(subject.steps, times * most_steps, hooks, change, tell)
+        trainings.append(Training(subject.steps, times * most_steps, hooks, change, tell))
+        return trainings[-1]
 
-    if base is None:
-        base = training(None, "training")
-        base.run()
+    if not trainings:
+        training(None, "training").run()
+    base = trainings[0]
     _refuse_rivals(base)
     seen = _evidence(base, subject, start)
     if not base.learned:

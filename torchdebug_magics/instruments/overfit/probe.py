@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.overfit.examine import REPEATED, explained
+from torchdebug_magics.instruments.overfit.examine import REPEATED, explained, stopped
 from torchdebug_magics.instruments.overfit.report import OverfitReport
 from torchdebug_magics.instruments.overfit.subject.batches import cut, samples_in
 from torchdebug_magics.instruments.overfit.subject.subjects import Subject
@@ -175,6 +175,8 @@ class OverfitProbe:
             if self._feed.loader is not None and (kind is None or issubclass(kind, Exception)):
                 self._base.error = error if isinstance(error, Exception) else None
                 self._explain(self._start)
+            elif isinstance(error, KeyboardInterrupt):
+                self._report = stopped([self._base], tuple(self._guard.problems))
         finally:
             with interrupts_held():
                 self._hooks.sweep()
@@ -191,6 +193,8 @@ class OverfitProbe:
         with eager():
             examined = explained(subject, self._most_steps, start, self._guard, self._hooks, progress, self._base)
         self._report = examined.report if isinstance(examined.report, OverfitReport) else None
+        if isinstance(examined.error, KeyboardInterrupt):
+            raise examined.error
 
 
 def _names(namespace: Mapping[str, Any], base: Training) -> dict[str, str]:

@@ -32,7 +32,6 @@ If the forward fails, the report shows the line, the origin of the mismatching s
     over_ranks=f"{_HERE}.over_ranks:compared",
     live_view=None,
     examine=f"{_HERE}.examine:examine",
-    short_traceback="torchdebug_magics.probing.interrupted:without_libraries",
     subjects="MODEL INPUT",
     takes_keywords=True,
     called="torchdebug_magics.probing.dry_runs.inputs:model_of",

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics.probing.interrupted import without_libraries
-
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place
     from torchdebug_magics.instruments.memtrace.ledger.blocks import Block
     from torchdebug_magics.instruments.memtrace.ledger.phases import Span
 
-__all__ = ["OutOfMemory", "refused_bytes", "short_traceback"]
+__all__ = ["OutOfMemory", "refused_bytes"]
 
 _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _CUDA = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|B|KiB|MiB|GiB|TiB)")
@@ -46,8 +44,3 @@ def refused_bytes(error: BaseException) -> int | None:
         return None
     found = _CUDA.search(text)
     return int(float(found[1]) * _UNITS[found[2]]) if found is not None else 0
-
-
-def short_traceback(error: BaseException) -> list[str]:
-    """The user's own lines of an out-of-memory error, which the report explains; empty for every other error."""
-    return without_libraries(error) if refused_bytes(error) is not None else []
