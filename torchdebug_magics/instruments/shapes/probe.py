@@ -109,7 +109,7 @@ class ShapesProbe:
         watched = Watched(
             self._calls, self._parameters, self._formulas, self._flops, self._has_shared_flops, self._saved.total_bytes, counts
         )
-        report = of_cell(watched, self._layout, failure, self._guard.problems)
+        report = of_cell(watched, self._layout, failure, self._guard)
         suspect = self._origins.suspects.first if failure is None else None
         self._seen, self._parts, self._calls, self._parameters = {}, {}, Calls(None, Parameters()), Parameters()  # no module is held on
         self._saved, self._origins, self._arithmetic, self._failed = (
