@@ -30,6 +30,7 @@ def first_rows(finding: Finding) -> tuple[tuple[str, str], ...]:
         ("why", finding.explanation),
         ("where", "" if is_given else ", ".join(filter(None, finding.details()))),
         ("weights", finding.weights.removeprefix("weights ")),
+        ("again", f"in {'step' if len(finding.again) == 1 else 'steps'} {', '.join(map(str, finding.again))}" if finding.again else ""),
     )
 
 
