@@ -124,6 +124,8 @@ def _outcome(report: MemtraceReport) -> str:
         return f"{byte_size(report.unnamed_bytes)} left that no variable leads to"
     if report.unseen_loop is not None:
         return "growth not checked: no steps"
+    if report.process_grown_bytes:
+        return f"the process grew by {byte_size(report.process_grown_bytes)}"
     if report.collects:
         return f"only `{report.collects}` grows"
     if report.steps_count > 1:
