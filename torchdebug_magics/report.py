@@ -182,6 +182,8 @@ def _names(kind: type[Any]) -> list[str]:
 def _plain(value: object) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {name: _plain(getattr(value, name)) for name in _names(type(value))}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: _plain(part) for name, part in zip(value._fields, value, strict=True)}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, bytes):

@@ -97,7 +97,7 @@ class GradReport(Report):
     nonfinite_step: int | None = None
     """The first step whose gradient norm is NaN or infinite."""
     doubts: tuple[str, ...] = ()
-    """Why the training is not healthy although no fault is proven: updates that end before the cell does, a loss that does not beat guessing."""
+    """Why the training is not healthy, with no fault proven: updates that end before the cell, a loss that does not beat guessing."""
     raised: str = ""
     """The type of the error that ended the cell."""
     sentence: str = ""

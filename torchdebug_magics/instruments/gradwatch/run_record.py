@@ -193,7 +193,9 @@ class RunRecord:
             modules_count=len(ordered),
         )
 
-    def report(self, findings: Sequence[GradFinding], doubts: Sequence[str], backward_count: int, raised: str, problems: Sequence[str]) -> GradReport:
+    def report(
+        self, findings: Sequence[GradFinding], doubts: Sequence[str], backward_count: int, raised: str, problems: Sequence[str]
+    ) -> GradReport:
         """All of it."""
         ordered = self.grid.ordered()
         names = [self.name(one.owner) for one in ordered]

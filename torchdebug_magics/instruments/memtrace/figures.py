@@ -44,7 +44,7 @@ def remaining(report: MemtraceReport) -> list[tuple[str, str]]:
     loop = ""
     if report.unseen_loop is not None:
         loop = f"; growth was not checked in the loop at {report.unseen_loop}: no training step was recognized there"
-    grown = f"{change(report.process_grown_bytes)} of this process, step by step, are no tensors and in no variable that was found"
+    grown = f"{change(report.process_grown_bytes)} of this process, outside of tensors: the variable that keeps it was not found"
     return [
         ("but", grown if report.process_grown_bytes else ""),
         (

@@ -65,8 +65,6 @@ class ProcessGrowth:
     def __init__(self) -> None:
         self._looks: list[_Look] = []
         self._profiler = ""
-        self._end = 0, 0
-        """(steps, bytes of its own) when the cell was over."""
 
     def look(self, step: int, tensor_bytes: int) -> None:
         """Before that step."""
@@ -104,13 +102,10 @@ class ProcessGrowth:
             frees_bytes=kept.bytes,
         )
 
-    def ends(self, step: int, tensor_bytes: int) -> None:
-        """The cell is over: what its functions held is gone."""
-        self._end = step, own_bytes() - kept_free_bytes() - tensor_bytes
-
-    def grown_bytes(self) -> int:
-        """By how much the process grew, if it did so at each look and to the end; 0 where it did not, whoever keeps it."""
-        sizes = [(look.step, look.own_bytes) for look in self._looks[1:]] + [self._end]
+    def grown_bytes(self, step: int, tensor_bytes: int) -> int:
+        """By how much the process grew, if it did so at each look and to now, whoever keeps it; 0 where it did not."""
+        sizes = [(look.step, look.own_bytes) for look in self._looks[1:]]
+        sizes.append((step, own_bytes() - kept_free_bytes() - tensor_bytes))
         (first, few), (last, many) = sizes[0], sizes[-1]
         is_large = many - few >= max(_LEAST_BYTES, _LEAST_EACH * (last - first))
         return many - few if len(sizes) > _FEWEST and is_large and _is_steady(sizes) else 0
