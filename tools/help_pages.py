@@ -134,7 +134,11 @@ def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str, str]]:
             after = node.body[at + 1] if at + 1 < len(node.body) else None
             told = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
             yield f"`{one.target.id}`", f"`{_cell(ast.unparse(one.annotation))}`", _cell(str(told))
-        elif isinstance(one, ast.FunctionDef) and any(isinstance(by, ast.Name) and by.id == "property" for by in one.decorator_list):
+        elif (
+            isinstance(one, ast.FunctionDef)
+            and not one.name.startswith("_")
+            and any(isinstance(by, ast.Name) and by.id == "property" for by in one.decorator_list)
+        ):
             yield f"`{one.name}`", f"`{_cell(ast.unparse(one.returns))}`" if one.returns else "", _cell(ast.get_docstring(one) or "")
 
 

@@ -28,6 +28,7 @@ __all__ = ["Examined", "Instrument", "Option", "writable_path"]
 
 _FOLLOWED = "torchdebug_magics.probing.children.following:FollowedRanks"
 _OWN_CALLS = "torchdebug_magics.probing.interrupted:without_libraries"
+_CUT_SHORT = "torchdebug_magics.html.page:cut_short_by"
 _RANKS_VIEW, _SHORT_VIEW = "torchdebug_magics.ranks.view:page", "torchdebug_magics.ranks.view:short_page"
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -246,6 +247,7 @@ class Instrument:
             page = _load(_RANKS_VIEW)(report, self.page)
         else:
             page = _load(_SHORT_VIEW)(report, self.name) if is_cut(report) else _load(self.view)(report)
+        page = _load(_CUT_SHORT)(page, report.cut_short) if report.cut_short else page
         return page
 
     def live_page(self, snapshot: object) -> Page:

@@ -146,6 +146,10 @@ class Report:
 
     problems: tuple[str, ...] = ()
     """What the instrument could not do or see, one line each."""
+    notes: tuple[str, ...] = ()
+    """How the report was made, where that needs a line: nothing is wrong with it."""
+    cut_short: str = ""
+    """The type of the exception that ended the cell before its end; empty where the watch covers all of it."""
 
     @property
     def verdict(self) -> str:
@@ -161,7 +165,7 @@ class Report:
         return self.verdict
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain dicts, lists, strings and numbers, the verdict first; bytes are base64-encoded."""
+        """Fields and properties as plain dicts, lists, strings and numbers, the verdict first; bytes are base64-encoded."""
         return {"verdict": self.verdict, **_plain(self)}
 
     def to_json(self, *, indent: int | None = 2) -> str:
@@ -169,9 +173,17 @@ class Report:
         return json.dumps(_json_safe(self.to_dict()), indent=indent, allow_nan=False, ensure_ascii=False)
 
 
+def _names(kind: type[Any]) -> list[str]:
+    """All that a value of ours has to say: its fields, then its properties."""
+    properties = [name for base in reversed(kind.__mro__) for name, value in vars(base).items() if isinstance(value, property)]
+    return [field.name for field in dataclasses.fields(kind)] + [name for name in dict.fromkeys(properties) if not name.startswith("_")]
+
+
 def _plain(value: object) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {name: _plain(getattr(value, name)) for name in _names(type(value))}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: _plain(part) for name, part in zip(value._fields, value, strict=True)}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, bytes):

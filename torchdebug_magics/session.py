@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 
 from torchdebug_magics.errors import SessionError
@@ -85,7 +86,8 @@ class Session(Generic[ReportT]):
             if self._entered:
                 self._probe.sweep()
             if self._stack is not None and self._report is None:
-                self._report = self._probe.report()
+                report = self._probe.report()
+                self._report = report if kind is None else replace(report, cut_short=kind.__name__)
             if error is not None:
                 without_ours(error)
 

@@ -13,6 +13,7 @@ from IPython.utils.capture import capture_output
 from tests.doors import in_process_shell
 from tests.reports.answers import ANSWERS
 from tests.unit.healthy_cells import CELLS
+from torchdebug_magics import catalog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +47,7 @@ def test_nothing_is_found_and_nothing_is_changed(name: str, tmp_path: Path, monk
         assert not answer.found, f"{magic}: {report.verdict}\n{answer.fix}"
         unsaid = [problem for problem in report.problems if not _TOLD.search(problem)]
         assert not unsaid, f"{magic}: {unsaid}"
+        assert catalog.instrument(magic).page(report).status in {"good", "info"}, f"{magic}: {report.verdict}"
         assert len(out) == len(plain), magic
         assert all(torch.equal(one, other) for one, other in zip(out, plain, strict=True)), f"{magic} changes the results"
         assert torch.equal(generator, drawn), f"{magic} draws from the generator"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -33,11 +33,14 @@ __all__ = [
     "Status",
     "Table",
     "Verbatim",
+    "cut_short_by",
 ]
 
 Status: TypeAlias = Literal["good", "bad", "warn", "info", "busy"]
 Cell: TypeAlias = str | int | float | None
 
+_DOUBTS = frozenset({"fix", "to try", "but", "leak", "not compared", "not reached"})
+"""Names of rows that no page has where nothing is wrong."""
 _DEEPEST = 24
 """Deepest level of a tree that is indented further."""
 
@@ -271,3 +274,31 @@ class Page:
     headline: str
     """What happened and where: at most 90 characters before the line that it quotes."""
     blocks: tuple[Block, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Make a page whose rows say that something is wrong at least a caution: green means that nothing is."""
+        if self.status in {"good", "info"} and any(map(_is_doubt, self.blocks)):
+            object.__setattr__(self, "status", "warn")
+
+
+def cut_short_by(page: Page, error: str) -> Page:
+    """The page of a cell that an error ended, which says so where nothing worse was found."""
+    if page.status not in {"good", "info"}:
+        return page
+    unseen = Note(f"the cell ended with {error}: the lines after that were not watched", "warn")
+    return replace(page, blocks=(*page.blocks, unseen))
+
+
+def _is_doubt(block: Block) -> bool:
+    """Whether a block says that something is wrong, was not seen or is to be changed."""
+    match block:
+        case Note():
+            return block.status in {"warn", "bad"}
+        case Facts():
+            return any(name in _DOUBTS for name, _ in block.rows)
+        case Boxes():
+            return any(box.status in {"warn", "bad"} for box in block.boxes)
+        case Fold():
+            return any(map(_is_doubt, block.blocks))
+        case _:
+            return False

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from torchdebug_magics.machine.files import read
 
-__all__ = ["Peak", "PeakRss", "Worker", "address_space_bytes", "rss_bytes", "workers"]
+__all__ = ["Peak", "PeakRss", "Worker", "address_space_bytes", "own_bytes", "rss_bytes", "workers"]
 
 _STATM, _STATUS, _CLEAR_REFS = Path("/proc/self/statm"), Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
@@ -23,6 +23,11 @@ _KIB = 1024
 def rss_bytes() -> int:
     """The physical memory that this process occupies now."""
     return _pages(1)
+
+
+def own_bytes() -> int:
+    """The part of `rss_bytes` that no file and no other process has; all of it where the system does not tell."""
+    return rss_bytes() - (_pages(2) if _STATM.exists() else 0)
 
 
 def address_space_bytes() -> int:

@@ -17,12 +17,13 @@ def is_free() -> bool:
     return not _get_current_function_mode_stack()
 
 
-def take_off(mode: TorchFunctionMode) -> None:
-    """Off the stack, where it stands on it."""
-    standing = _get_current_function_mode_stack()
-    if any(one is mode for one in standing):
-        above = []
-        while (top := _pop_mode()) is not mode:
-            above.append(top)
-        for one in reversed(above):
-            _push_mode(one)
+def take_off(mode: TorchFunctionMode) -> bool:
+    """Off the stack, where it stands on it; whether it did."""
+    if not any(one is mode for one in _get_current_function_mode_stack()):
+        return False
+    above = []
+    while (top := _pop_mode()) is not mode:
+        above.append(top)
+    for one in reversed(above):
+        _push_mode(one)
+    return True

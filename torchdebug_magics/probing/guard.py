@@ -16,11 +16,17 @@ class Guard:
 
     def __init__(self) -> None:
         self.problems: list[str] = []
+        self.notes: list[str] = []
 
     def note(self, problem: str) -> None:
         """Add a line to the report's problems, once."""
         if problem not in self.problems:
             self.problems.append(problem)
+
+    def remark(self, text: str) -> None:
+        """Add a line to the report's notes, once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     def run(self, what: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """What `call` returns, or None and a note that `what` failed."""

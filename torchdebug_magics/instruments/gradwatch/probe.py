@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.gradwatch.loss_watch import LossWatch
 from torchdebug_magics.instruments.gradwatch.optimizer_watch import OptimizerWatch
-from torchdebug_magics.instruments.gradwatch.rules.grad_findings import found_in, has_warning
+from torchdebug_magics.instruments.gradwatch.rules.grad_findings import doubts_in, found_in, has_warning
 from torchdebug_magics.instruments.gradwatch.run_record import RunRecord
 from torchdebug_magics.instruments.gradwatch.step_log import StepLog
 from torchdebug_magics.instruments.gradwatch.step_meter import gradient_of
@@ -87,7 +87,8 @@ class GradProbe:
     def report(self) -> GradReport:
         """Freeze what was measured, and judge it."""
         findings = self._guard.run("the search for faults", found_in, self._record) or ()
-        return verdict(self._record.report(findings, self._losses.backward_count, self._raised, self._guard.problems))
+        doubts = () if findings else self._guard.run("the search for doubts", doubts_in, self._record) or ()
+        return verdict(self._record.report(findings, doubts, self._losses.backward_count, self._raised, self._guard.problems))
 
     def _ended(self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
         self._raised = "" if kind is None else kind.__name__

@@ -96,6 +96,8 @@ class GradReport(Report):
     rows: tuple[ModuleRow, ...] = ()
     nonfinite_step: int | None = None
     """The first step whose gradient norm is NaN or infinite."""
+    doubts: tuple[str, ...] = ()
+    """Why the training is not healthy, with no fault proven: updates that end before the cell, a loss that does not beat guessing."""
     raised: str = ""
     """The type of the error that ended the cell."""
     sentence: str = ""
@@ -108,6 +110,8 @@ class GradReport(Report):
     @property
     def title(self) -> str:
         """The finding and its line, or what was checked."""
+        if self.doubts:
+            return self.sentence.partition(": ")[0]
         return self.sentence if self.finding is None else capitalised(self.finding.title())
 
 

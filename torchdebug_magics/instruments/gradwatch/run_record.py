@@ -193,7 +193,9 @@ class RunRecord:
             modules_count=len(ordered),
         )
 
-    def report(self, findings: Sequence[GradFinding], backward_count: int, raised: str, problems: Sequence[str]) -> GradReport:
+    def report(
+        self, findings: Sequence[GradFinding], doubts: Sequence[str], backward_count: int, raised: str, problems: Sequence[str]
+    ) -> GradReport:
         """All of it."""
         ordered = self.grid.ordered()
         names = [self.name(one.owner) for one in ordered]
@@ -201,6 +203,7 @@ class RunRecord:
             found=bool(findings),
             finding=findings[0] if findings else None,
             findings=tuple(findings),
+            doubts=tuple(doubts),
             modules=tuple(names),
             norms={name: list(one.norms.values) for name, one in zip(names, ordered, strict=True)},
             ratios={name: list(one.ratios.values) for name, one in zip(names, ordered, strict=True)},

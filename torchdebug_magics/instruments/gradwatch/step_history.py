@@ -58,6 +58,8 @@ class StepHistory:
     largest_norm: float = 0.0
     """Of all steps but the last."""
     most_rate: float = 0.0
+    idle_since: int | None = None
+    """The step from which on the learning rate was 0, up to the last."""
     classes: int | None = None
     """How many classes the loss chooses from."""
     micro_batches: int = 1
@@ -79,6 +81,7 @@ class StepHistory:
         self.steps_count += 1
         self.since += 1
         self.most_rate = max(self.most_rate, moment.rate)
+        self.idle_since = None if moment.rate != 0 else moment.step if self.idle_since is None else self.idle_since
         if len(self.first_losses) < 3 and math.isfinite(moment.loss):  # noqa: PLR2004 - see there
             self.first_losses.append(moment.loss)
 

@@ -31,6 +31,8 @@ def _sentence(report: GradReport) -> str:
     if report.nonfinite_step is not None:
         return f"Gradients are NaN or inf from step {report.nonfinite_step} on, without growth before: `%%nanhunt` names the op"
     what = f"{plural(report.steps_count, 'step')} of {plural(len(report.modules), 'module')}{until}"
+    if report.doubts:
+        return f"No fault in {what}, but {report.doubts[0]}"
     return f"Gradients and updates look healthy: {what}{_losses(report) if not until else ''}"
 
 

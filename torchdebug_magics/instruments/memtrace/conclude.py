@@ -107,6 +107,7 @@ def concluded(seen: Seen, error: BaseException | None) -> MemtraceReport:
         freed_before_bytes=sites.freed_before_bytes,
         rss_peak_bytes=process.peak_bytes(),
         rss_net_bytes=process.net_bytes(),
+        process_grown_bytes=0 if growth is not None else seen.watch.process_grown_bytes(),
         heap_kept_bytes=process.heap_kept_bytes(),
         limit_bytes=limit_bytes,
         limit=limit,

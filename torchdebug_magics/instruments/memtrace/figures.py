@@ -36,19 +36,21 @@ def figures(report: MemtraceReport) -> tuple[tuple[str, str], ...]:
 
 
 def remaining(report: MemtraceReport) -> list[tuple[str, str]]:
-    """One row: what the cell left, and which variable holds most of it."""
-    if report.is_light and not report.net_bytes:
+    """What the process kept, what the cell left, and which variable holds most of it."""
+    if report.is_light and not report.net_bytes and not report.process_grown_bytes:
         return []
     now = report.start_bytes + report.net_bytes
     held = f"; most of it in `{report.holders[0].variable}`" if report.holders and report.net_bytes > 0 else ""
     loop = ""
     if report.unseen_loop is not None:
         loop = f"; growth was not checked in the loop at {report.unseen_loop}: no training step was recognized there"
+    grown = f"{change(report.process_grown_bytes)} of this process, outside of tensors: the variable that keeps it was not found"
     return [
+        ("but", grown if report.process_grown_bytes else ""),
         (
             "after the cell",
             f"{change(report.net_bytes)}: torch held {byte_size(report.start_bytes)} before, {byte_size(now)} after{held}{loop}",
-        )
+        ),
     ]
 
 

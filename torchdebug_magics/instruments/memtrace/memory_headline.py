@@ -124,10 +124,10 @@ def _outcome(report: MemtraceReport) -> str:
         return f"{byte_size(report.unnamed_bytes)} left that no variable leads to"
     if report.unseen_loop is not None:
         return "growth not checked: no steps"
-    if report.collects:
-        return f"only `{report.collects}` grows"
-    if report.steps_count > 1:
-        return f"no growth over {count(report.steps_count)} steps"
+    if report.process_grown_bytes:
+        return f"the process grew by {byte_size(report.process_grown_bytes)}"
+    if report.steps_count > 1 or report.collects:
+        return f"only `{report.collects}` grows" if report.collects else f"no growth over {count(report.steps_count)} steps"
     if report.net_bytes == 0:
         return "all memory was released"
     return f"{byte_size(abs(report.net_bytes))} {'still held' if report.net_bytes > 0 else 'less than before'}"

@@ -165,6 +165,8 @@ class MemtraceReport(Report):
     """Bytes from before the cell that it freed."""
     rss_peak_bytes: int | None = None
     rss_net_bytes: int | None = None
+    process_grown_bytes: int = 0
+    """Steady growth of the process beside its tensors, where no other finding explains it."""
     heap_kept_bytes: int = 0
     """By how much more freed memory the C library keeps, as far as the process grew: not a leak."""
     limit_bytes: int | None = None

@@ -170,6 +170,8 @@ def _peaked_light(report: MemtraceReport) -> str:
 
 
 def _left(report: MemtraceReport) -> str:
+    if report.process_grown_bytes:
+        return f"the process grew by {byte_size(report.process_grown_bytes)} over {count(report.steps_count)} steps, beside its tensors"
     if report.net_bytes == 0:
         return "all memory was released: no growth"
     change = f"{byte_size(abs(report.net_bytes))} {'more' if report.net_bytes > 0 else 'less'} than before the cell"

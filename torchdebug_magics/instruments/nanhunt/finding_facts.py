@@ -30,7 +30,16 @@ def first_rows(finding: Finding) -> tuple[tuple[str, str], ...]:
         ("why", finding.explanation),
         ("where", "" if is_given else ", ".join(filter(None, finding.details()))),
         ("weights", finding.weights.removeprefix("weights ")),
+        ("again", _again(finding)),
     )
+
+
+def _again(finding: Finding) -> str:
+    """The later steps with the same finding; how often it came where no optimizer counts steps."""
+    steps = dict.fromkeys(step for step in finding.again if step != finding.step)
+    if not steps:
+        return f"{plural(len(finding.again), 'more time')}" if finding.again else ""
+    return f"in {'steps' if len(steps) > 1 else 'step'} {', '.join(map(str, steps))}"
 
 
 def further_rows(finding: Finding, report: NanReport) -> tuple[tuple[str, str], ...]:

@@ -94,7 +94,9 @@ class Finding:
     sink_kind: Kind = "nan"
     """Its kind at the sink: an infinity from the source op is often NaN by then."""
     weights: str = ""
-    """The state of the parameters: ``"weights untouched"`` or ``"weights poisoned"``."""
+    """The parameters at the end: ``"weights untouched"``, ``"weights poisoned"``, or ``"weights updated since"`` where the cell went on."""
+    again: tuple[int, ...] = ()
+    """Later steps with the same finding."""
     averaging: Averaging | None = None
     """What this rank contributed, where averaging over ranks made the gradients non-finite."""
 

@@ -239,5 +239,6 @@ def _report(
         reason=found.reason,
         error="" if base.error is None else f"{type(base.error).__name__}: {base.error}".splitlines()[0],
         seconds_s=seconds_s,
-        problems=(*subject.notes, *guard.problems),
+        problems=tuple(guard.problems),
+        notes=subject.notes,
     )

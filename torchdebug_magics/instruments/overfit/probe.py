@@ -52,6 +52,8 @@ class _Feed:
     """Gives the first batch of the first loader for as long as the training wants it; then one an epoch, so that no epoch is empty."""
 
     many: int
+    begins: Callable[[], None]
+    """Called before the first batch is drawn."""
     batch: Any = None
     loader: Any = None
     is_over: bool = False
@@ -65,6 +67,7 @@ class _Feed:
         def next_batch(original: Callable[[Any], Any], iterator: Any) -> Any:
             nonlocal is_open
             if self.loader is None:
+                self.begins()
                 self.batch, self.loader = cut(original(iterator), self.many), _loader_of(iterator)
             elif _loader_of(iterator) is not self.loader:
                 return original(iterator)
@@ -114,7 +117,7 @@ class OverfitProbe:
         self._guard, self._hooks = Guard(), Hooks()
         self._body = None if body is None or body.refusal else body
         self._refusal = "" if body is None else body.refusal
-        self._feed = _Feed(samples)
+        self._feed = _Feed(samples, lambda: self._guard.run("keeping what the cell has made", self._keep_made))
         self._steps = _CellSteps(self._body, self._feed, self._hooks)
         self._base = Training(self._steps, steps, self._hooks, told=self._told)
         self._progress: Progress | None = None
@@ -122,6 +125,8 @@ class OverfitProbe:
         roots = () if body is None else (body.namespace, *body.statements)
         self._effects = Effects(self._guard, *roots, sentence=REPEATED, anyway=anyway)
         self._refused = ""
+        self._made: KeptState | None = None
+        """Models and optimizers that the cell itself has made, as they were before the first step."""
         self._report: OverfitReport | None = None
 
     def attach(self, stack: ExitStack) -> None:
@@ -171,6 +176,7 @@ class OverfitProbe:
 
     def _ended(self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
         assert self._start is not None
+        bound = {} if self._body is None else dict(self._body.namespace)
         try:
             if self._feed.loader is not None and (kind is None or issubclass(kind, Exception)):
                 self._base.error = error if isinstance(error, Exception) else None
@@ -180,7 +186,28 @@ class OverfitProbe:
         finally:
             with interrupts_held():
                 self._hooks.sweep()
+                self._bind(bound)
+                if self._made is not None:
+                    self._made.put_back()
+                    self._made = None
                 self._start.put_back()
+
+    def _bind(self, bound: Mapping[str, object]) -> None:
+        """Let the names of the cell mean what its first run has left: the trials made objects of their own."""
+        if self._body is not None:
+            names = self._body.namespace
+            for name in (names.keys() | bound.keys()) - self._body.hidden:
+                if name in bound:
+                    names[name] = bound[name]
+                else:
+                    del names[name]
+
+    def _keep_made(self) -> None:
+        assert self._start is not None
+        known = {id(one) for kind in (torch.nn.Module, torch.optim.Optimizer) for one in self._start.of_kind(kind)}
+        found = live_kinds(torch.nn.Module, torch.optim.Optimizer)
+        made = [one for kind in found.values() for one in kind if id(one) not in known]
+        self._made = KeptState(made, self._guard, self._effects) if made else None
 
     def _explain(self, start: KeptState) -> None:
         names = _names(self._body.namespace, self._base) if self._body is not None else {}

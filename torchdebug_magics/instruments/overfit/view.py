@@ -22,7 +22,7 @@ _LEARNED = 0.05
 
 def page(report: OverfitReport) -> Page:
     """The cause and the fix, the loss curve, and the rest in folds."""
-    notes = [Note(problem) for problem in report.problems]
+    notes = [*(Note(problem, "warn") for problem in report.problems), *map(Note, report.notes)]
     if not report.losses and not report.error:
         return Page("overfit", "warn", report.title, (*([Facts((("reason", report.reason),))] if report.reason else []), *notes))
     blocks: list[Block] = [Facts(_first_facts(report))]

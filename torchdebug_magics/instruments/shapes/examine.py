@@ -52,6 +52,7 @@ class Seen:
     error: Exception | None
     """In torch's own words for real tensors; None where the forward succeeded."""
     notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
 def examine(

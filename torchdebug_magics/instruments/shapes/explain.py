@@ -39,7 +39,7 @@ def explained(seen: Seen) -> Failure:
     assert seen.error is not None
     facts, trials = facts_of(seen.run, seen.error), _trials(seen)
     failure = diagnosed(facts, seen.error, reached=seen.run.reached, trials=trials)
-    seen.notes += [*facts.guard.problems, *(trials.guard.problems if trials is not None else ())]
+    seen.problems += [*facts.guard.problems, *(trials.guard.problems if trials is not None else ())]
     return failure
 
 

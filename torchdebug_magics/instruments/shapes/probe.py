@@ -1,7 +1,8 @@
 """``%%shapes``: the modules that a cell calls, followed while they run on real tensors.
 
 The first call of each model, and of each new shape of its input, is followed op by op; the others are only counted, so that a training
-loop runs at its speed. So are the cell's own ops from there to the backward pass, in which what the models gave may broadcast by accident.
+loop runs at its speed. So are the cell's own ops from there until the loop turns, in which what the models gave may broadcast by accident:
+a loss before the backward pass, a metric after the step.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ class ShapesProbe:
         self._depth = 0
         self._lines: set[tuple[CodeType, int] | None] = set()
         """Of the user's, that have called a model while functions were followed."""
+        self._rests = False
+        """Whether functions are followed again when the update has ended."""
         self._arithmetic: Arithmetic | None = None
         self._failed: ShapesReport | None = None
         self._origins = Origins(self._calls, guard=self._guard)
@@ -94,6 +97,7 @@ class ShapesProbe:
 
         self._hooks.call_starts(stack, starting)
         self._hooks.autograd_calls(stack, "backward", self._around_backward)
+        self._hooks.optimizer_steps(stack, self._before_step, self._after_step)
         self._compiled.attach(stack)
 
     def sweep(self) -> None:
@@ -109,7 +113,7 @@ class ShapesProbe:
         watched = Watched(
             self._calls, self._parameters, self._formulas, self._flops, self._has_shared_flops, self._saved.total_bytes, counts
         )
-        report = of_cell(watched, self._layout, failure, self._guard.problems)
+        report = of_cell(watched, self._layout, failure, self._guard)
         suspect = self._origins.suspects.first if failure is None else None
         self._seen, self._parts, self._calls, self._parameters = {}, {}, Calls(None, Parameters()), Parameters()  # no module is held on
         self._saved, self._origins, self._arithmetic, self._failed = (
@@ -133,7 +137,9 @@ class ShapesProbe:
             self._guard.run("following a call", self._calls.enter, module, args)
             return
         self._ends.close()
-        if self._origins.is_done or (id(module) in self._seen and self._is_turned()):
+        if id(module) in self._seen and not self._is_turned():
+            self._watch_on()
+        elif id(module) in self._seen or self._origins.is_done:
             self._unwatch()
         if unwrapped(module) is not module:
             self._unwatch()
@@ -197,6 +203,14 @@ class ShapesProbe:
         self._origins.is_done = False
         self._origins.__enter__()
 
+    def _watch_on(self) -> None:
+        """Follow functions outside of calls, too; not where a mode of others stands, which would take ours off when it ends."""
+        if self._is_ours():
+            take_off(self._origins)
+            if is_free():
+                self._origins.is_done = False
+                self._origins.__enter__()
+
     def _unwatch(self) -> None:
         self._origins.is_done = True  # it may stand aside while a function of the user's runs in it, and is put back then
         if self._is_ours():
@@ -215,9 +229,19 @@ class ShapesProbe:
 
     def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if self._is_ours():
-            self._unwatch()
-        return original(*args, **kwargs)
+        is_watched = self._is_ours() and take_off(self._origins)
+        result = original(*args, **kwargs)
+        if is_watched:
+            self._watch_on()
+        return result
+
+    def _before_step(self, *_: object) -> None:
+        self._rests = self._is_ours() and take_off(self._origins)
+
+    def _after_step(self, *_: object) -> None:
+        if self._rests:
+            self._watch_on()
+        self._rests = False
 
     def _close(self) -> None:
         running, self._running = self._running, None

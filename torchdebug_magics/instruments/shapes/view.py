@@ -45,7 +45,7 @@ def page(report: ShapesReport) -> Page:
     nodes = outline(report) if report.rows else ()
     wrong = report.failure or report.suspect
     blocks: list[Block] = [*(_wrong(wrong) if wrong is not None else _summary(report))]
-    blocks += [Note(problem) for problem in report.problems]
+    blocks += [*(Note(problem, "warn") for problem in report.problems), *map(Note, report.notes)]
     table, plot = [_table(report, nodes)] if nodes else [], _plot(report, nodes)
     if report.failure is None:
         blocks += plot or table

@@ -20,7 +20,7 @@ _STACKS = ("stack", "layer", "layers before", "kept", "kinds")
 def page(report: ShrinkReport) -> Page:
     """Lay out the report: why the model was not shrunk, or what was saved; the stacks and the proof are folded."""
     blocks: list[Block] = [Facts(rows)] if (rows := _summary(report)) else []
-    blocks += [Note(problem) for problem in report.problems]
+    blocks += [Note(problem, "warn") for problem in report.problems]
     if not report.undone:
         blocks.append(Table("Size and cost", ("what", "before", "after", "remaining"), _savings(report), {}, is_sequence=True))
     details: list[Block] = []

@@ -22,7 +22,7 @@ _MOVED: dict[str, Format] = {"distance": "number", "of its norm": "share", "in l
 def page(report: StepzeroReport) -> Page:
     """Lay out the report: the reasons, the parameters that moved, and folds for the rest."""
     blocks: list[Block] = [Facts(rows)] if (rows := _summary(report)) else []
-    blocks += [Note(problem) for problem in report.problems]
+    blocks += [Note(problem, "warn") for problem in report.problems]
     if report.moved:
         blocks.append(_moved(report.moved))
     if report.unmoved:

@@ -202,7 +202,7 @@ def test_all_that_is_to_be_said_is_there_and_escaped():
         assert part in text
     assert "a&lt;b" in html
     assert "<details" in html
-    assert report.to_dict()["settings"]["PYTHONHASHSEED"] == [None, "42"]
+    assert report.to_dict()["settings"]["PYTHONHASHSEED"] == {"before": None, "during": "42"}
     assert '"verified": null' in report.to_json()
 
 

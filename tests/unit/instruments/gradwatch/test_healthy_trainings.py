@@ -27,4 +27,5 @@ def test_nothing_is_found(training: Training, observe: Observe) -> None:
     assert report.problems == ()
     assert report.nonfinite_step is None
     assert report.steps_count > 0
-    assert report.verdict.startswith("Gradients and updates look healthy")
+    assert report.doubts == ((training.doubt,) if training.doubt else ())
+    assert report.verdict.startswith("Gradients and updates look healthy") is not bool(training.doubt)

@@ -35,6 +35,8 @@ class Training:
 
     name: str
     text: str
+    doubt: str = ""
+    """Why it is not called healthy although nothing is found."""
 
     @property
     def body(self) -> str:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchdebug_magics import NonFiniteError, SessionError, nanhunt
+from torchdebug_magics.instruments.nanhunt.finding_facts import first_rows
 from torchdebug_magics.probing.hooks import Hooks
 
 if TYPE_CHECKING:
@@ -228,6 +229,39 @@ def test_keep_going_only_records(observe: Observe) -> None:
     assert seen.namespace["i"] == 5
     assert (seen.report.steps_count, seen.report.backward_count, len(seen.report.history)) == (6, 6, 6)
     assert seen.report.findings[0].step == 2
+
+
+SAME = """\
+for i in range(6):
+    x = torch.ones(2, 3)
+    if i in {2, 3, 5}:
+        x[1] = 0
+    loss = model(x).mean() + x.sum(1).log().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+def test_keep_going_lists_the_same_finding_once_and_its_later_steps(observe: Observe) -> None:
+    seen = observe("nanhunt", SETUP + SAME, keep_going=True)
+    [finding] = seen.report.findings
+    assert (finding.op, finding.step, finding.again) == ("log", 2, (3, 5))
+    assert ("again", "in steps 3, 5") in first_rows(finding)
+    assert "more finding" not in seen.report.verdict
+
+
+def test_keep_going_calls_no_weights_untouched_that_were_updated_since(observe: Observe) -> None:
+    seen = observe("nanhunt", SETUP + SAME, keep_going=True)
+    assert seen.report.finding.weights == "weights updated since"
+    assert all(one.isfinite().all() for one in seen.namespace["model"].parameters())
+    spoilt = observe("nanhunt", body(2), keep_going=True)
+    assert spoilt.report.finding.weights == "weights poisoned"
+    assert not any(one.isfinite().all() for one in spoilt.namespace["model"].parameters())
+    last = observe(
+        "nanhunt", (SETUP + SAME).replace("{2, 3, 5}", "{5}").replace("    opt.step()", "    if i < 5: opt.step()"), keep_going=True
+    )
+    assert last.report.finding.weights == "weights untouched"
 
 
 BIRTHS = """\

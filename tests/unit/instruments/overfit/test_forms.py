@@ -348,3 +348,38 @@ def test_leaks_between_samples_are_named() -> None:
     assert torchdebug_magics.overfit(model, _data(), F.cross_entropy, _adam(model)).leaks == (1, 2)
     plain = _net()
     assert torchdebug_magics.overfit(plain, _data(), F.cross_entropy, _adam(plain)).leaks == ()
+
+
+MADE_IN_THE_CELL = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+loader = DataLoader(TensorDataset(torch.randn(64, 10), torch.randint(0, 3, (64,))), batch_size=8)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 3))
+    def forward(self, x):
+        return self.body(x)
+model = Net()
+before = [one.detach().clone() for one in model.parameters()]
+opt = torch.optim.Adam(model.parameters(), lr={rate})
+for x, y in loader:
+    opt.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize("rate", [1e-2, 1e-9])
+def test_a_model_that_the_cell_makes_is_unchanged_too(rate: float, observe: Observe) -> None:
+    """A rate of 1e-9 does not learn: further trainings run the whole cell again, with models of their own."""
+    observed = observe("overfit", MADE_IN_THE_CELL.format(rate=rate), steps=40)
+    names = observed.namespace
+    assert observed.report.passed is (rate == 1e-2)
+    assert names["opt"].param_groups[0]["params"][0] is names["model"].body[0].weight
+    assert all(torch.equal(one, other) for one, other in zip(names["model"].parameters(), names["before"], strict=True))
+    assert not names["opt"].state
+    assert all(one.grad is None for one in names["model"].parameters())

@@ -220,7 +220,7 @@ def test_a_forward_that_needs_data_is_run_for_real_and_says_so(name):
     model, args, kwargs = CASES[name]()
     report = seen(model, *args, **kwargs)
     assert report.mode == "real"
-    assert [problem for problem in report.problems if problem.startswith("ran on real tensors, as the forward needs data (")]
+    assert [note for note in report.notes if note.startswith("ran on real tensors, as the forward needs data (")]
 
 
 def test_a_lazy_model_is_sized_on_a_copy():
@@ -228,7 +228,7 @@ def test_a_lazy_model_is_sized_on_a_copy():
     report = seen(model, torch.randn(2, 3, 8, 8))
     assert report.rows[-1].output_shapes == ((2, 3),)
     assert report.total_params == 4 * 3 * 9 + 4 + 4 * 36 * 3 + 3
-    assert "lazy modules were sized on a copy" in report.problems
+    assert "lazy modules were sized on a copy" in report.notes
     assert type(model[0]) is nn.LazyConv2d
     assert model[0].has_uninitialized_params()
 
@@ -244,7 +244,7 @@ def test_torch_func_is_followed_without_what_it_saves():
     model, args, _ = CASES["functional_gradient"]()
     report = seen(model, *args)
     assert report.mode == "fake"
-    assert any("torch.func" in problem for problem in report.problems)
+    assert any("torch.func" in note for note in report.notes)
 
 
 def test_torch_func_in_a_forward_and_around_one_is_as_without_the_magic(observe):
@@ -270,7 +270,7 @@ around = grad(lambda p: functional_call(field.net, p, (x,)).sum())(parameters)
     seen_by = observe("shapes", body)
     assert seen_by.error is None
     assert seen_by.report.failure is None
-    assert any("torch.func" in problem for problem in seen_by.report.problems)
+    assert any("torch.func" in note for note in seen_by.report.notes)
     assert torch._C._autograd._saved_tensors_hooks_is_enabled()
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 

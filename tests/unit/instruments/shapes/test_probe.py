@@ -35,7 +35,7 @@ def test_the_rows_of_a_call(observe: Any) -> None:
 def test_a_loop_is_followed_once_for_each_shape(observe: Any) -> None:
     seen = observe("shapes", f"{SETUP}for size in (4, 4, 4, 3):\n    model(torch.randn(size, 10))")
     assert [row.output_shapes for row in seen.report.rows if not row.path] == [((4, 2),), ((3, 2),)]
-    assert any("called 4 times" in problem for problem in seen.report.problems)
+    assert any("called 4 times" in note for note in seen.report.notes)
 
 
 TRAINING = f"""{SETUP}

@@ -24,12 +24,13 @@ REPORT = ShrinkReport(
 
 def test_the_savings_are_a_table_and_the_stacks_fold() -> None:
     shown = page(REPORT)
-    assert shown.status == "good"
+    assert shown.status == "warn"
+    assert page(replace(REPORT, problems=())).status == "good"
     assert shown.headline == "7G parameters became 350M · `model.layers` keeps layers 0 and 3 of 48"
     facts, note, savings, fold = shown.blocks
     assert isinstance(facts, Facts)
     assert dict(facts.rows) == {"also": "attention skipped in 1 layer", "forward": "runs on fake tensors", "undo": "`%shrink MODEL --undo`"}
-    assert note == Note("a note")
+    assert note == Note("a note", "warn")
     assert isinstance(savings, Table)
     assert [row[0] for row in savings.rows] == ["parameters", "bytes", "FLOPs of a forward", "time of a forward"]
     assert savings.rows[0] == ("parameters", "7G", "350M", "5%")

@@ -36,7 +36,7 @@ _IN_A_LOOP = 3
 def wrong_order(watched: Watched, alive: Alive) -> list[Finding]:
     """Checks the order of backward(), step() and zero_grad() for each optimizer."""
     events = watched.course.events
-    found = [_never_stepped(watched, alive)]
+    found = [_never_stepped(watched, alive) or _only_added_up(watched, alive)]
     for key in dict.fromkeys(step.optimizer for step in watched.course.steps):
         places = [place for place, one in enumerate(events) if isinstance(one, Step) and one.is_recorded and one.optimizer == key]
         steps = [one for one in watched.course.steps if one.optimizer == key]
@@ -139,6 +139,28 @@ def _never_stepped(watched: Watched, alive: Alive) -> Finding | None:
                 f"add `{name}.step()` after `{_source(reached[0].line)}`",
             )
     return None
+
+
+def _only_added_up(watched: Watched, alive: Alive) -> Finding | None:
+    """Finds a loop of backward passes in which nothing zeroes the gradients, and nothing uses them."""
+    course, by_hand = watched.course, watched.written_by_hand()
+    parameters = {id(one): one for root in alive.roots for one in root.parameters()}
+    # A gradient of the inputs is asked for itself, as by a saliency map or an attack.
+    passes = [one for one in course.backwards if one.leaves and one.leaves <= parameters.keys()]
+    loops = [one for earlier, one in pairwise(passes) if one.left_over & earlier.leaves and one.line is earlier.line]
+    if not loops or course.stepped or any(watched.recorder.use(parameters[key]).memory in by_hand for key in loops[0].leaves):
+        return None
+    owner = next((one for one in alive.optimizers if loops[0].leaves & set(map(id, tensors_of(one)))), None)
+    name = "" if owner is None else variable_of(owner)
+    source = _source(loops[0].line)
+    return _finding(
+        "never_stepped",
+        f"{len(passes)} backward passes without zero_grad() or step(): gradients add up",
+        loops[0].line,
+        f"call `{name}.zero_grad()` before `{source}` and `{name}.step()` after it" if name else "",
+        explanation="backward() adds to `.grad`, and no parameter was updated",
+        is_hint=True,
+    )
 
 
 def _may_skip(scaler: torch.amp.GradScaler) -> bool:

@@ -77,8 +77,8 @@ class Watched:
         leaves = frozenset(use.tensor for op in graph for use in op.reads if use.is_leaf and use.requires_grad)
         leaves = _with_shards(leaves, tensors, [one for optimizer in self.optimizers() for one in tensors_of(optimizer)])
         with _disable_current_modes(), torch.no_grad():
-            held = [one for optimizer in self.optimizers() for one in tensors_of(optimizer) if id(one) in leaves]
-            left = frozenset(id(one) for one in held if is_nonzero(one.grad))
+            held = [one for optimizer in self.optimizers() for one in tensors_of(optimizer)] or leaves_of(tensors)
+            left = frozenset(id(one) for one in held if id(one) in leaves and is_nonzero(one.grad))
         loss = tensors[0] if tensors else None
         if is_loss and self.stale is None:
             self.stale = stale_value(recorder, tensors)

@@ -10,7 +10,16 @@ from torchdebug_magics.format import number, plural, share
 from torchdebug_magics.instruments.gradwatch.report import GradFinding
 from torchdebug_magics.instruments.gradwatch.rules import grad_remedies
 from torchdebug_magics.instruments.gradwatch.rules.growth_rules import has_recovered, is_spike
-from torchdebug_magics.instruments.gradwatch.rules.standing_rules import clipped_always, dead, not_learning, plateau, too_fast, vanishing
+from torchdebug_magics.instruments.gradwatch.rules.standing_rules import (
+    clipped_always,
+    dead,
+    guesses,
+    is_idle,
+    not_learning,
+    plateau,
+    too_fast,
+    vanishing,
+)
 from torchdebug_magics.probing.where import excerpt
 
 if TYPE_CHECKING:
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.gradwatch.step_history import StepHistory
     from torchdebug_magics.probing.lines import Line
 
-__all__ = ["found_in", "has_warning"]
+__all__ = ["doubts_in", "found_in", "has_warning"]
 
 _SLOW = 1e-4
 """Ratio of update to weights below which a larger learning rate is advised."""
@@ -63,6 +72,17 @@ def _all(record: RunRecord) -> Iterator[GradFinding | None]:
             own = record.part_of(history)
             yield from (_dead(record, own, history), _too_fast(record, own, history), _vanishing(record, own, history))
             yield from (_not_learning(record, own, history), _plateau(record, history), _clipped(history))
+
+
+def doubts_in(record: RunRecord) -> tuple[str, ...]:
+    """Why a training without a proven fault is not healthy."""
+    trained = [one for one in record.histories if one.moments]
+    idle = [one for one in trained if is_idle(one)]
+    doubts = [f"the learning rate is 0 from step {one.idle_since} on: the updates since then change nothing" for one in idle[:1]]
+    chance = guesses(trained[0]) if len(trained) == 1 else None  # at equilibrium, the discriminator of a GAN guesses
+    if chance is not None:
+        doubts.append(f"the loss stays at {chance:.3f} = ln {trained[0].classes}: it does not beat guessing")
+    return tuple(doubts)
 
 
 def _finding(kind: GradKind, line: Line | None, **fields: object) -> GradFinding:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.gradwatch.module_series import Grid, ModuleSeries
     from torchdebug_magics.instruments.gradwatch.step_history import StepHistory
 
-__all__ = ["Suspects", "clipped_always", "dead", "not_learning", "plateau", "too_fast", "vanishing"]
+__all__ = ["Suspects", "clipped_always", "dead", "guesses", "is_idle", "not_learning", "plateau", "too_fast", "vanishing"]
 
 _DEAD_STEPS = 8
 _FADED, _FEW_STEPS, _FEW_LAYERS, _SMALLEST = 1e-5, 5, 4, 1e-45
@@ -24,6 +24,7 @@ _IN_ORDER = 0.8
 _STILL, _STILL_STEPS, _TINY_RATE = 1e-6, 20, 1e-5
 _FAST_STEPS, _IMPROVED, _THROWN_OFF = 5, 0.9, 1.2
 _CLIPPED_STEPS, _CLIPPED_BY = 20, 10.0
+_GUESSED_STEPS, _GUESSED = 20, 1.02
 _PLATEAU_STEPS, _NEAR_CHANCE, _NO_DROP = 100, 0.01, 0.005
 
 
@@ -109,6 +110,25 @@ def plateau(history: StepHistory) -> float | None:
         return None
     drop, error = _drop(losses)
     return chance if drop + 2 * error <= _NO_DROP * mean else None
+
+
+def is_idle(history: StepHistory) -> bool:
+    """Whether the last updates changed nothing: a learning rate of 0 in more than the one step with which a schedule may end."""
+    return history.idle_since is not None and history.moments[-1].step > history.idle_since
+
+
+def guesses(history: StepHistory) -> float | None:
+    """The loss of guessing, where the training ends near it and not clearly below; a factor of gradient accumulation is seen through."""
+    losses, classes = history.losses(), history.classes
+    if classes is None or classes < 2 or len(losses) < _GUESSED_STEPS or history.is_warming_up:  # noqa: PLR2004
+        return None
+    chance, falls = math.log(classes), _falls(losses)
+    for times in {1, history.micro_batches}:
+        last = [times * loss for loss in losses[len(losses) // 2 :]]
+        mean, error = statistics.fmean(last), statistics.stdev(last) / math.sqrt(len(last))
+        if chance - (0 if falls else 2 * error) <= mean <= _GUESSED * chance:
+            return chance
+    return None
 
 
 def _falls(losses: Sequence[float]) -> bool:

@@ -123,6 +123,10 @@ class GrowthWatch:
         """The cell is over; what only the collector finds from here on, nobody kept."""
         self._ended = self._ledger.clock
 
+    def process_grown_bytes(self) -> int:
+        """Steady growth of the process beside its tensors, to now, when the cell is over and its garbage is collected."""
+        return self._process.grown_bytes(self._steps.count + 1, self._cpu_bytes())
+
     def found(self, made: Sequence[Block], keepers: Keepers, peak_bytes: int) -> tuple[Growth | None, GraphGrowth | None]:
         """What grew until the last step; `made` is what is still there, `peak_bytes` what it is measured by."""
         growth, graph = self._of_tensors(made, keepers, peak_bytes)

@@ -12,7 +12,7 @@ from torch._C._autograd import _profiler_enabled
 
 from torchdebug_magics.instruments.memtrace.findings import Growth
 from torchdebug_magics.instruments.memtrace.held.fixes import Cause, as_code, emptied, fix, is_hidden
-from torchdebug_magics.machine.process import rss_bytes, workers
+from torchdebug_magics.machine.process import own_bytes, rss_bytes, workers
 from torchdebug_magics.probing.heap import kept_free_bytes
 from torchdebug_magics.probing.holders import PlainCollection, plain_collections
 from torchdebug_magics.probing.holders.outside import is_a
@@ -49,6 +49,8 @@ class _Look:
     free_bytes: int
     """What the C library has kept of what was freed."""
     is_profiled: bool
+    own_bytes: int = 0
+    """Of the process alone, without the files that it reads, what it freed, and its tensors."""
     collections: Mapping[str, PlainCollection] = field(default_factory=dict)
 
     @property
@@ -74,7 +76,8 @@ class ProcessGrowth:
             self._profiler = next((root.label for root in roots() if is_a(type(root.value), torch.profiler.profile)), "")
         known = {} if before is None else before.collections
         collections = plain_collections(known) if has_grown and not is_profiled else known
-        self._looks.append(_Look(step, rss, tensor_bytes, of_workers, free, is_profiled, collections))
+        own = own_bytes() - free - tensor_bytes
+        self._looks.append(_Look(step, rss, tensor_bytes, of_workers, free, is_profiled, own, collections))
 
     def found(self, steps: Steps, lines: KeepingLines) -> Growth | None:
         """What goes on growing; None where it is not known who keeps it."""
@@ -98,6 +101,14 @@ class ProcessGrowth:
             share_ratio=kept.bytes / max(whole_bytes, kept.bytes),
             frees_bytes=kept.bytes,
         )
+
+    def grown_bytes(self, step: int, tensor_bytes: int) -> int:
+        """By how much the process grew, if it did so at each look and to now, whoever keeps it; 0 where it did not."""
+        sizes = [(look.step, look.own_bytes) for look in self._looks[1:]]
+        sizes.append((step, own_bytes() - kept_free_bytes() - tensor_bytes))
+        (first, few), (last, many) = sizes[0], sizes[-1]
+        is_large = many - few >= max(_LEAST_BYTES, _LEAST_EACH * (last - first))
+        return many - few if len(sizes) > _FEWEST and is_large and _is_steady(sizes) else 0
 
     def _kept(self, looks: Sequence[_Look], lines: KeepingLines, *, trains: bool) -> Iterator[_Kept]:
         """All that grows and is much of what the process grew by."""

@@ -34,6 +34,8 @@ class Tally:
         self.raised = ""
         self._most = most_findings
         self._findings: list[Finding] = []
+        self._taken = 0
+        """Findings with those that are the same as an earlier one: each of them costs a replay."""
         self._poisoned = False
         self._layers: tuple[LayerRow, ...] = ()
         self._layers_step: int | None = None
@@ -44,7 +46,7 @@ class Tally:
     @property
     def is_full(self) -> bool:
         """Whether there is nothing more to find: enough was found, or an earlier finding has poisoned the weights."""
-        return self._poisoned or len(self._findings) >= self._most
+        return self._poisoned or self._taken >= self._most
 
     @property
     def has_findings(self) -> bool:
@@ -77,18 +79,30 @@ class Tally:
         if not self._findings:
             self._reproduced, self._way, self.bad = outcome.reproduced, outcome.way, outcome.bad
             self.show_layers(outcome.layers)
+        self._taken += 1
+        for at, known in enumerate(self._findings):
+            if _same(known, finding):
+                self._findings[at] = replace(known, again=(*known.again, finding.step))
+                return outcome
         self._findings.append(finding)
         return outcome
+
+    def _as_left(self, finding: Finding) -> Finding:
+        """A finding with the state of the weights at the end: where the cell went on, it may have updated them."""
+        if finding.weights != "weights untouched" or self.steps <= finding.step:
+            return finding
+        return replace(finding, weights="weights poisoned" if self._poisoned else "weights updated since")
 
     def report(self, problems: list[str]) -> NanReport:
         """Everything, frozen."""
         if self._poisoned:
             problems = [*problems, "the weights are non-finite since the last finding: later steps were not investigated"]
+        findings = tuple(map(self._as_left, self._findings))
         report = NanReport(
             problems=tuple(problems),
-            found=bool(self._findings),
-            finding=self._findings[0] if self._findings else None,
-            findings=tuple(self._findings),
+            found=bool(findings),
+            finding=findings[0] if findings else None,
+            findings=findings,
             steps_count=self.steps,
             backward_count=self.backwards,
             forward_count=self.forwards,
@@ -117,3 +131,8 @@ class Tally:
             steps_per_s=self.backwards / elapsed_s if self.backwards and elapsed_s > 0 else None,
             phase=self.phase,
         )
+
+
+def _same(one: Finding, other: Finding) -> bool:
+    """Whether two findings of different steps differ in nothing that a user would change."""
+    return all(getattr(one, name) == getattr(other, name) for name in ("phase", "kind", "op", "module", "location", "tensor", "diagnosis"))

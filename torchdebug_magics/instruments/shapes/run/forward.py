@@ -74,6 +74,8 @@ class Forward:
     """Of which this thread held a processor: no more on a machine that is busy with other things."""
     problems: tuple[str, ...] = ()
     """What could not be put back."""
+    notes: tuple[str, ...] = ()
+    """How the numbers were made."""
     suspect: Failure | None = None
     """What ran without an error and is probably unintended."""
 
@@ -156,6 +158,7 @@ def forward(
         took_s=time.monotonic() - began,
         computed_s=time.thread_time() - computing,
         problems=tuple(guard.problems),
+        notes=tuple(guard.notes),
         suspect=origins.suspects.first,
     )
 

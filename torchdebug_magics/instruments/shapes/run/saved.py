@@ -81,7 +81,7 @@ class Saved:
                 stack.enter_context(saved_tensors_hooks(self._pack, _unpack))
                 self._hooks.ends_of_saving(stack, self._aside)
             else:
-                self._guard.note(_UNCOUNTED)
+                self._guard.remark(_UNCOUNTED)
             yield
 
     @contextmanager
@@ -90,7 +90,7 @@ class Saved:
         top = _top_saved_tensors_default_hooks(True)  # noqa: FBT003 - torch names it differently in each release
         is_ours = top is not None and top[0] == self._pack
         if is_ours:
-            self._guard.note(_UNCOUNTED)
+            self._guard.remark(_UNCOUNTED)
             _pop_saved_tensors_default_hooks()
         try:
             with original(message):

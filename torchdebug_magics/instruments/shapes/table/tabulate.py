@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
     from torchdebug_magics.instruments.shapes.report import Failure
     from torchdebug_magics.probing.dry_runs.flops import FlopFormulas
+    from torchdebug_magics.probing.guard import Guard
 
 __all__ = ["Watched", "of_cell", "params_only", "tabulated"]
 
@@ -27,10 +28,11 @@ __all__ = ["Watched", "of_cell", "params_only", "tabulated"]
 def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
     """Everything that was seen, frozen."""
     run = seen.run
-    failure = None if seen.error is None else explained(seen)  # first, as it may add to the notes
+    failure = None if seen.error is None else explained(seen)  # first, as it may add to the problems
     further, unused = uncalled(seen.model, run) if run.error is None else ((), ())
     return ShapesReport(
-        problems=(*seen.notes, *run.problems),
+        problems=(*seen.problems, *run.problems),
+        notes=(*seen.notes, *run.notes),
         model=type(seen.model).__name__,
         inputs=str(seen.run.given),
         rows=run.calls.rows() + further,
@@ -67,13 +69,14 @@ class Watched:
     """How often each model was called in all."""
 
 
-def of_cell(watched: Watched, layout: Layout, failure: Failure | None, problems: Iterable[str]) -> ShapesReport:
+def of_cell(watched: Watched, layout: Layout, failure: Failure | None, guard: Guard) -> ShapesReport:
     """What the modules of a cell did, and why it failed."""
     names = [type(model).__name__ for model in watched.counts]
     often = [(type(model).__name__, many) for model, many in watched.counts.items() if many > 1]
     notes = [f"{name} was called {many:,} times; the first call of each input shape is shown" for name, many in often]
     return ShapesReport(
-        problems=(*problems, *notes),
+        problems=tuple(guard.problems),
+        notes=(*guard.notes, *notes),
         model=", ".join(names),
         rows=watched.calls.rows(),
         total_params=watched.parameters.total,
