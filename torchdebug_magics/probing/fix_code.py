@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from types import FrameType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torchdebug_magics.format import listed
 from torchdebug_magics.probing.shell import running_shell
@@ -109,12 +109,12 @@ def _locations(value: object) -> Iterator[Location]:
 def _replaced(value: Any, changed: Mapping[str, str], done: dict[int, Any]) -> Any:
     """The same data with other texts, also where a text is a part of a longer one; what is not changed stays the same object."""
     if isinstance(value, str):
-        for old, new in changed.items():
-            value = value.replace(old, new)
+        for old, words in changed.items():
+            value = value.replace(old, words)
         return value
     if id(value) in done:
         return done[id(value)]
-    new = value
+    new: Any = value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
         parts = {name: _replaced(part, changed, done) for name, part in fields.items()}
@@ -132,13 +132,13 @@ def _in_words(fix: str, place: _Place) -> str:
     """A fix in which only code is shown as code that could stand there."""
     start = 0
     while (match := _CODE.search(fix, start)) is not None:
-        missing = _missing(match[1], place)
-        if missing is None:
+        lacks = _lacks(match[1], place)
+        if not lacks:
             start = match.end()
             continue
         before, after = fix[: match.start()], fix[match.end() :]
-        words = _words(match[1]) if missing.is_name else ""
-        fix = f"{before}{words}{after}" if words else _without(before, after, match[1], is_name=missing.is_name)
+        words = _words(match[1]) if lacks == "name" else ""
+        fix = f"{before}{words}{after}" if words else _without(before, after, match[1], is_name=lacks == "name")
         start = 0  # what stands before may have changed, too
     return fix
 
@@ -170,20 +170,22 @@ def _words(code: str) -> str:
     return f"{name}()" if name and call else name
 
 
-def _missing(code: str, place: _Place) -> _MissingError | None:
-    """Why the code could not stand at a place; None if it could, or if it is no code."""
+def _lacks(code: str, place: _Place) -> Literal["", "name", "more"]:
+    """What keeps the code from standing at a place: a name, or more than that; empty if it could stand there, or is no code."""
     if place.is_written(code):
-        return None
+        return ""
     tree = next((tree for form in _FORMS if (tree := _parsed(form.format(code))) is not None), None)
     if tree is None:
-        return None if _PROSE.match(code) else _MissingError(is_name=False)
+        return "" if _PROSE.match(code) else "more"
     try:
         _Resolver(place).run(tree.body)
     except _MissingError as missing:
-        return None if missing.is_name and place.is_mention(tree.body) else missing
+        if missing.is_name:
+            return "" if place.is_mention(tree.body) else "name"
+        return "more"
     except Exception:  # noqa: BLE001 - what cannot be checked is not shown as code
-        return _MissingError(is_name=False)
-    return None
+        return "more"
+    return ""
 
 
 def _parsed(text: str) -> ast.Module | None:
@@ -251,7 +253,7 @@ def _attribute(value: Any, name: str) -> list[Any]:
     """The attribute, if the object has it: a value that is stored, or unknown; nothing if it has none."""
     if value is _UNKNOWN:
         return [_UNKNOWN]
-    if isinstance(value, ModuleType):
+    if issubclass(type(value), ModuleType):
         held = vars(value)
         return [held[name]] if name in held else [_UNKNOWN] if "__getattr__" in held else []
     own = _own(value)
@@ -262,7 +264,7 @@ def _attribute(value: Any, name: str) -> list[Any]:
         return [own[name]]
     found = inspect.getattr_static(value, name, _fails)
     if found is not _fails:
-        return [found if isinstance(found, (FunctionType, type)) else _UNKNOWN]
+        return [found if issubclass(type(found), (FunctionType, type)) else _UNKNOWN]
     dynamic = inspect.getattr_static(type(value), "__getattr__", None)
     of_modules = getattr(getattr(sys.modules.get("torch.nn"), "Module", None), "__getattr__", None)
     return [_UNKNOWN] if dynamic is not None and dynamic is not of_modules else []
@@ -274,13 +276,13 @@ def _own(value: Any) -> dict[str, Any]:
         held = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return {}
-    return held if isinstance(held, dict) else dict(held) if isinstance(value, type) else {}
+    return held if isinstance(held, dict) else {}
 
 
 def _takes(value: Any, options: set[str]) -> bool:
     """Whether a callable takes these keyword arguments, as far as its signature says."""
-    function = inspect.getattr_static(value, "__init__", None) if isinstance(value, type) else value
-    if not options or not isinstance(function, FunctionType):
+    function = inspect.getattr_static(value, "__init__", None) if issubclass(type(value), type) else value
+    if not options or type(function) is not FunctionType:
         return True
     parameters = inspect.signature(function, follow_wrapped=False).parameters
     return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()) or options <= parameters.keys()
@@ -352,10 +354,12 @@ class _Place:
 
     def is_written(self, code: str) -> bool:
         """Whether the user wrote that very code, which is then more than a name, or it is a name that the report has elsewhere."""
-        return code in self._names or not code.isidentifier() and re.search(rf"(?<![\w.]){re.escape(code)}(?!\w)", self._text) is not None
+        if code in self._names:
+            return True
+        return not code.isidentifier() and re.search(rf"(?<![\w.]){re.escape(code)}(?!\w)", self._text) is not None
 
     def is_mention(self, body: list[ast.stmt]) -> bool:
-        """Whether it is only the name of something, such as ``clamp``, ``deque(maxlen=100)`` or an attribute of the user's, and no code to run."""
+        """Whether it is only a name, such as ``clamp``, ``deque(maxlen=100)`` or an attribute of the user's, and no code to run."""
         match body:
             case [ast.Expr(value=ast.Call(func=ast.Name(), args=arguments, keywords=options))]:
                 return all(isinstance(one, ast.Constant) for one in (*arguments, *(option.value for option in options)))

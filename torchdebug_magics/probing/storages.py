@@ -89,7 +89,7 @@ def _is_freed_by_torch(storage: torch.UntypedStorage) -> bool:
 
 @cache
 def _torch_deleter() -> tuple[int | None, int]:
-    """(position in a storage, address) of the function that frees torch's own memory; (None, 0) if this torch lays storages out otherwise."""
+    """(position in a storage, address) of what frees torch's own memory; (None, 0) if this torch lays storages out otherwise."""
     own = [_words(torch.UntypedStorage(size, device="cpu")) for size in (8, 8, 64)]
     lent = [_words(torch.asarray(bytearray(size), dtype=torch.uint8, device="cpu", copy=False).untyped_storage()) for size in (8, 8, 64)]
     for position, deleter in enumerate(own[0]):

@@ -12,7 +12,7 @@ from torchdebug_magics.instruments.autograd.from_text.carried import carried_nam
 from torchdebug_magics.instruments.autograd.report import Finding
 from torchdebug_magics.instruments.autograd.from_text.statement_slices import bound_by, simple_statements
 from torchdebug_magics.instruments.autograd.training_course import Backward, Step
-from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.source.call_sites import enclosing, tree_of
 from torchdebug_magics.probing.where import excerpt, location
 
 if TYPE_CHECKING:
@@ -119,7 +119,11 @@ def _words(raised: Raised, twice: _Twice) -> tuple[str, str, str]:
     if how == "carried":
         names = [one for one in (name or "").split(", ") if one]
         cure = "; ".join(_detached(one, raised) for one in names)
-        fix = f"run `{cure}` at the {_place_of(names, raised)} of each step" if names else "call `.detach()` on what is carried over to the next step"
+        fix = (
+            f"run `{cure}` at the {_place_of(names, raised)} of each step"
+            if names
+            else "call `.detach()` on what is carried over to the next step"
+        )
         return (
             f"{plural(len(names), 'variable')} carry the graph of the previous step into backward()"
             if len(names) > 1
@@ -138,7 +142,11 @@ def _words(raised: Raised, twice: _Twice) -> tuple[str, str, str]:
     if twice.is_between_models and name:
         detached = ", ".join(f"`{one}.detach()`" for one in name.split(", "))
         first = f"`{losses[0]}`" if losses else "the first loss"
-        return f"two backward calls share {shared}", f"compute {first} from {detached}", "the first loss trains other parameters, and frees that graph"
+        return (
+            f"two backward calls share {shared}",
+            f"compute {first} from {detached}",
+            "the first loss trains other parameters, and frees that graph",
+        )
     both = f"replace both calls with `({' + '.join(losses)}).backward()`" if len(losses) > 1 else "add the losses and call backward() once"
     return f"two backward calls share {shared}", both, "the first call has freed the part that both share"
 
@@ -166,8 +174,11 @@ def _place_of(names: list[str], raised: Raised) -> str:
     """Where in a step the variables can be detached: at its end, if the first step begins with another value than a tensor."""
     loop = loop_around(raised.here) if raised.here is not None else None
     tree = tree_of(raised.here.file) if raised.here is not None else None
-    first = [one.statement for one in (simple_statements(tree) if tree is not None else ()) if loop is not None and one.statement.lineno < loop.lineno]
-    begun = {name: one.value for one in first if isinstance(one, ast.Assign) for name in bound_by(one)}
+    if loop is None or tree is None or raised.here is None:
+        return "start"
+    functions = [one for one in enclosing(tree, loop.lineno) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    before = [one.statement for one in simple_statements(functions[-1] if functions else tree) if one.statement.lineno < loop.lineno]
+    begun = {name: one.value for one in before if isinstance(one, ast.Assign) for name in bound_by(one)}
     return "end" if any(isinstance(begun.get(name), ast.Constant) for name in names) else "start"
 
 
