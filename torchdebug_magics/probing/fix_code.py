@@ -31,8 +31,8 @@ __all__ = ["checked"]
 ReportT = TypeVar("ReportT", bound=Report)
 
 _CODE = re.compile(r"`([^`\n]+)`")
-_FORMS = ("{}", "{} pass", "_{}", "{}\ndef _(): pass", "try: pass\n{} pass")
-"""What code of a fix may be: statements, the head of a block, an attribute of something (``.detach()``), a decorator, ``finally:``."""
+_FORMS = ("{}", "{} pass", "{}\ndef _(): pass", "try: pass\n{} pass")
+"""What code of a fix may be: statements, the head of a block, a decorator, ``finally:``."""
 _PROSE = re.compile(r"[-%!*/\d]|[^(=;]*$")
 """A flag, a magic, the name of a parameter or of a file: no code, though it is shown as code is."""
 _LEAD_IN = re.compile(r"(?:[,:;](?: such as| with| as| or| and)?| such as| \()\s*$")
@@ -174,7 +174,8 @@ def _lacks(code: str, place: _Place) -> Literal["", "name", "more"]:
     """What keeps the code from standing at a place: a name, or more than that; empty if it could stand there, or is no code."""
     if place.is_written(code):
         return ""
-    tree = next((tree for form in _FORMS if (tree := _parsed(form.format(code))) is not None), None)
+    code = f"_{code}" if code.startswith(".") else code  # an attribute of anything, as `.detach()`
+    tree = next((tree for form in _FORMS if (tree := _parsed(form.replace("{}", code))) is not None), None)
     if tree is None:
         return "" if _PROSE.match(code) else "more"
     try:

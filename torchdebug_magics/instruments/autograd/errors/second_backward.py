@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.format import byte_size, plural
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, parts_of_value, statement_at
 from torchdebug_magics.instruments.autograd.from_text.carried import carried_names, earlier_backward, loop_around
-from torchdebug_magics.instruments.autograd.report import Finding
 from torchdebug_magics.instruments.autograd.from_text.statement_slices import bound_by, simple_statements
+from torchdebug_magics.instruments.autograd.report import Finding
 from torchdebug_magics.instruments.autograd.training_course import Backward, Step
 from torchdebug_magics.probing.source.call_sites import enclosing, tree_of
 from torchdebug_magics.probing.where import excerpt, location
