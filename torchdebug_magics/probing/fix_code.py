@@ -13,7 +13,6 @@ import linecache
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from types import FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -130,16 +129,16 @@ def _replaced(value: Any, changed: Mapping[str, str], done: dict[int, Any]) -> A
 
 def _in_words(fix: str, place: _Place) -> str:
     """A fix in which only code is shown as code that could stand there."""
-    start = 0
+    start, bound = 0, {"_"}
     while (match := _CODE.search(fix, start)) is not None:
-        lacks = _lacks(match[1], place)
+        lacks = _lacks(match[1], place, bound)
         if not lacks:
             start = match.end()
             continue
         before, after = fix[: match.start()], fix[match.end() :]
         words = _words(match[1]) if lacks == "name" else ""
         fix = f"{before}{words}{after}" if words else _without(before, after, match[1], is_name=lacks == "name")
-        start = 0  # what stands before may have changed, too
+        start, bound = 0, {"_"}  # what stands before may have changed, too
     return fix
 
 
@@ -153,7 +152,7 @@ def _without(before: str, after: str, code: str, *, is_name: bool) -> str:
         return before[: lead.start()] + (after.removeprefix(")") if "(" in lead[0] else after)
     if len(parts) == 1:
         names = listed([f"{name}()" for name in dict.fromkeys(_CALLED.findall(code))])
-        return f"{before}{names}{after}" if names and before else ""
+        return f"{before}{names or code}{after}" if before else ""
     del parts[max(0, at - 1) : at + 1 if at else 2]
     return "".join(parts).strip()
 
@@ -170,8 +169,11 @@ def _words(code: str) -> str:
     return f"{name}()" if name and call else name
 
 
-def _lacks(code: str, place: _Place) -> Literal["", "name", "more"]:
-    """What keeps the code from standing at a place: a name, or more than that; empty if it could stand there, or is no code."""
+def _lacks(code: str, place: _Place, bound: set[str]) -> Literal["", "name", "more"]:
+    """What keeps the code from standing at a place: a name, or more than that; empty if it could stand there, or is no code.
+
+    `bound` are the names that the code before it in the same fix binds; those of this code are added.
+    """
     if place.is_written(code):
         return ""
     code = f"_{code}" if code.startswith(".") else code  # an attribute of anything, as `.detach()`
@@ -179,7 +181,8 @@ def _lacks(code: str, place: _Place) -> Literal["", "name", "more"]:
     if tree is None:
         return "" if _PROSE.match(code) else "more"
     try:
-        _Resolver(place).run(tree.body)
+        _Resolver(place, bound).run(tree.body)
+        bound |= _bound_in(tree)
     except _MissingError as missing:
         if missing.is_name:
             return "" if place.is_mention(tree.body) else "name"
@@ -199,9 +202,9 @@ def _parsed(text: str) -> ast.Module | None:
 class _Resolver:
     """Resolves the names, attributes and options of statements, in the order in which they would run."""
 
-    def __init__(self, place: _Place) -> None:
+    def __init__(self, place: _Place, bound: set[str]) -> None:
         self._place = place
-        self._bound = {"_"}
+        self._bound = bound
 
     def run(self, statements: list[ast.stmt]) -> None:
         """Raises `_MissingError` for the first that does not exist."""
@@ -254,21 +257,24 @@ def _attribute(value: Any, name: str) -> list[Any]:
     """The attribute, if the object has it: a value that is stored, or unknown; nothing if it has none."""
     if value is _UNKNOWN:
         return [_UNKNOWN]
-    if issubclass(type(value), ModuleType):
-        held = vars(value)
-        return [held[name]] if name in held else [_UNKNOWN] if "__getattr__" in held else []
     own = _own(value)
-    for part in ("_parameters", "_buffers", "_modules"):
-        if isinstance(table := own.get(part), dict) and name in table:
-            return [table[name]]
-    if name in own:
-        return [own[name]]
+    tables = [own, *(own[part] for part in ("_parameters", "_buffers", "_modules") if isinstance(own.get(part), dict))]
+    stored = next((table[name] for table in tables if name in table), _UNKNOWN)
+    if stored is not _UNKNOWN:
+        return [stored]
     found = inspect.getattr_static(value, name, _fails)
     if found is not _fails:
         return [found if issubclass(type(found), (FunctionType, type)) else _UNKNOWN]
-    dynamic = inspect.getattr_static(type(value), "__getattr__", None)
+    return [_UNKNOWN] if _may_have_more(value, own) else []
+
+
+def _may_have_more(value: Any, own: Mapping[str, Any]) -> bool:
+    """Whether it may have attributes that nothing stores: a lazy module, a class whose objects have them, a class with `__getattr__`."""
+    kind = type(value)
+    if issubclass(kind, ModuleType):
+        return "__getattr__" in own
     of_modules = getattr(getattr(sys.modules.get("torch.nn"), "Module", None), "__getattr__", None)
-    return [_UNKNOWN] if dynamic is not None and dynamic is not of_modules else []
+    return issubclass(kind, type) or inspect.getattr_static(kind, "__getattr__", of_modules) is not of_modules
 
 
 def _own(value: Any) -> dict[str, Any]:
@@ -315,7 +321,10 @@ class _Place:
 
     def __init__(self, report: Report, error: BaseException | None) -> None:
         of_error = _frames_of(error)
-        frames = [*of_error, *islice((one for one in frames_above(sys._getframe(1)) if is_user_code(one.f_code)), 1)]
+        places = dict.fromkeys(_locations(report))
+        around = next((one for one in frames_above(sys._getframe(1)) if is_user_code(one.f_code)), None)
+        is_of_fix = around is not None and (not places or around.f_code.co_filename in {one.file for one in places})
+        frames = [*of_error, *([around] if around is not None and is_of_fix else [])]
         self._scopes: list[Mapping[str, Any]] = []
         for frame in frames:
             self._scopes += [local_values(frame), frame.f_globals]
@@ -325,7 +334,6 @@ class _Place:
         """Names of functions that have returned, whose values are gone."""
         self._seen = set[str]()
         """Names in the text of a cell or file that a location is in, outside of other functions."""
-        places = dict.fromkeys(_locations(report))
         files = dict.fromkeys([*(one.file for one in places), *(frame.f_code.co_filename for frame in of_error)])
         self._names = set(_strings(report))
         """As of parameters and modules, which are no code."""
