@@ -136,7 +136,7 @@ def _in_words(fix: str, place: _Place) -> str:
             start = match.end()
             continue
         before, after = fix[: match.start()], fix[match.end() :]
-        words = _words(match[1]) if lacks == "name" else ""
+        words = _words(match[1], place) if lacks == "name" else ""
         fix = f"{before}{words}{after}" if words else _without(before, after, match[1], is_name=lacks == "name")
         start, bound = 0, {"_"}  # what stands before may have changed, too
     return fix
@@ -157,8 +157,11 @@ def _without(before: str, after: str, code: str, *, is_name: bool) -> str:
     return "".join(parts).strip()
 
 
-def _words(code: str) -> str:
-    """Names alone for code whose variables are unknown: ``step()`` for ``optimizer.step()``; nothing for what is more than a call."""
+def _words(code: str, place: _Place) -> str:
+    """Names alone for code whose variables are unknown: ``step()`` for ``optimizer.step()``; nothing for what is more than a call.
+
+    A function that exists by its full name stays code: `zlib.crc32` for ``zlib.crc32(text)``.
+    """
     try:
         node: ast.expr = ast.parse(code, mode="eval").body
     except SyntaxError:
@@ -166,6 +169,8 @@ def _words(code: str) -> str:
     call = isinstance(node, ast.Call)
     named = node.func if isinstance(node, ast.Call) else node
     name = named.attr if isinstance(named, ast.Attribute) else named.id if isinstance(named, ast.Name) else ""
+    if isinstance(named, ast.Attribute) and call and not _lacks(full := ast.unparse(named), place, {"_"}):
+        return f"`{full}`"
     return f"{name}()" if name and call else name
 
 

@@ -92,6 +92,7 @@ def test_what_exists_stays_code(fix: str) -> None:
         ("create it anew; or call `net.reset_parameters()`", "create it anew"),
         ("lower the rate, `net.bias.data.zero_()`, and train", "lower the rate, and train"),
         ("call `optimizer.step()` after `loss.backward()`", "call step() after backward()"),
+        ("use `math.log(number)` there", "use `math.log` there"),
         ("create `optimizer` with all parameters", "create optimizer with all parameters"),
         ("give both the same shape: `output.squeeze(-1) - target`", "give both the same shape"),
         ("replace both with `(a.zero(); b).backward()`; or wait", "wait"),
