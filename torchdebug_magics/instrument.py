@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ _FOLLOWED = "torchdebug_magics.probing.children.following:FollowedRanks"
 _OWN_CALLS = "torchdebug_magics.probing.interrupted:without_libraries"
 _CUT_SHORT = "torchdebug_magics.html.page:cut_short_by"
 _RANKS_VIEW, _SHORT_VIEW = "torchdebug_magics.ranks.view:page", "torchdebug_magics.ranks.view:short_page"
+_CHECKED = "torchdebug_magics.probing.fix_code:checked"
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -182,11 +183,11 @@ class Instrument:
         told = {name: value for name, (is_asked, value) in known.items() if is_asked}
         if after is not None and self.after_error is not None:
             told["last_error"] = f"{type(after).__name__}: {after}".strip().splitlines()[0]
-        return Session(self._following(_load(self.probe)(**self._known(options), **told), options))
+        return Session(self._following(_load(self.probe)(**self._known(options), **told), options), _checked)
 
     def session_in_rank(self, job: Job) -> Session[Any]:
         """A new session in a process that another session launched."""
-        return Session(self._following(_load(self.probe or "")(**job.options), job.options, job))
+        return Session(self._following(_load(self.probe or "")(**job.options), job.options, job), _checked)
 
     def compared(self, report: Report) -> Compared:
         """The part of a rank's report that is compared with the other ranks."""
@@ -214,7 +215,8 @@ class Instrument:
         if self.tells:
             named["progress"] = progress
         found = _load(self.examine or "")(*subjects, **named, **self._known(options))
-        return found if isinstance(found, Examined) else Examined(found)
+        examined = found if isinstance(found, Examined) else Examined(found)
+        return examined if examined.report is None else replace(examined, report=_checked(examined.report))
 
     def report_of_word(self, word: str, live: object | None = None) -> Report:
         """The report for one of `words`; `live` is the snapshot of the lasting session."""
@@ -228,7 +230,7 @@ class Instrument:
     def report_after(self, error: BaseException, options: Mapping[str, object]) -> Report | None:
         """The report on the previous cell's error, or None."""
         report: Report | None = _load(self.after_error)(error, **self._known(options)) if self.after_error else None
-        return report
+        return None if report is None else _checked(report, error)
 
     def traceback_of(self, error: BaseException) -> list[str]:
         """The lines shown in place of the traceback of an error that the report explains; empty for the plain traceback."""
@@ -282,6 +284,11 @@ def writable_path(text: str) -> Path:
         msg = f"{text!r} cannot be written: {'it' if path.is_dir() else 'its folder'} is {'a folder' if path.is_dir() else 'not there'}"
         raise argparse.ArgumentTypeError(msg)
     return path
+
+
+def _checked(report: Any, error: BaseException | None = None) -> Any:
+    """The report with no code in its fixes but what could run; a process without torch has made none."""
+    return _load(_CHECKED)(report, error) if "torch" in sys.modules else report
 
 
 def _load(path: str) -> Callable[..., Any]:

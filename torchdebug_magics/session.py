@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
@@ -58,8 +59,10 @@ class Standing(Protocol):
 class Session(Generic[ReportT]):
     """Runs one probe, once. It may be exited twice: a second exit finishes one that was interrupted."""
 
-    def __init__(self, probe: Probe[ReportT]) -> None:
+    def __init__(self, probe: Probe[ReportT], check: Callable[[ReportT, BaseException | None], ReportT] = lambda report, _: report) -> None:
+        """`check` looks through the report before it is handed out, given the error that ended the session."""
         self._probe = probe
+        self._check = check
         self._stack: ExitStack | None = None
         self._entered = False
         self._report: ReportT | None = None
@@ -86,7 +89,7 @@ class Session(Generic[ReportT]):
             if self._entered:
                 self._probe.sweep()
             if self._stack is not None and self._report is None:
-                report = self._probe.report()
+                report = self._check(self._probe.report(), error)
                 self._report = report if kind is None else replace(report, cut_short=kind.__name__)
             if error is not None:
                 without_ours(error)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +18,8 @@ Owner = Literal["torch", "borrowed", "file"]
 """Whose memory a storage is: torch's own, another library's (``from_numpy``), or a mapped file's."""
 
 _SHARED = ("/dev/shm/", "/memfd:")  # noqa: S108 - how the system names memory that processes share: no file stands behind it
+_WORDS = 5
+"""Of a storage that are read: up to its memory's context, behind which its device and its size stand."""
 _COMPRESSED_ROWS = frozenset({torch.sparse_csr, torch.sparse_bsr})
 _COMPRESSED_COLUMNS = frozenset({torch.sparse_csc, torch.sparse_bsc})
 
@@ -69,12 +73,35 @@ def _own(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
 
 
 def owner_of(storage: torch.UntypedStorage) -> Owner:
-    """Whose memory it is. What torch cannot resize was lent to it."""
-    if storage.device.type != "cpu" or storage.resizable():
+    """Whose memory it is; what ``torch.load`` reads is torch's own, although torch does not resize it."""
+    if storage.device.type != "cpu" or storage.resizable() or _is_freed_by_torch(storage):
         return "torch"
     if _is_mapped(storage.data_ptr()):
         return "file"
     return "torch" if storage.is_shared() else "borrowed"
+
+
+def _is_freed_by_torch(storage: torch.UntypedStorage) -> bool:
+    """Whether torch's CPU allocator frees it: only the storage's deleter says so, which has no name in Python."""
+    position, deleter = _torch_deleter()
+    return position is not None and _words(storage)[position] == deleter
+
+
+@cache
+def _torch_deleter() -> tuple[int | None, int]:
+    """(position in a storage, address) of what frees torch's own memory; (None, 0) if this torch lays storages out otherwise."""
+    own = [_words(torch.UntypedStorage(size, device="cpu")) for size in (8, 8, 64)]
+    lent = [_words(torch.asarray(bytearray(size), dtype=torch.uint8, device="cpu", copy=False).untyped_storage()) for size in (8, 8, 64)]
+    for position, deleter in enumerate(own[0]):
+        others = {words[position] for words in lent}
+        if deleter and {words[position] for words in own} == {deleter} and len(others) == 1 and not others & {0, deleter}:
+            return position, deleter
+    return None, 0
+
+
+def _words(storage: torch.UntypedStorage) -> tuple[int, ...]:
+    """What a storage begins with: its counts of references, its memory's address, deleter and context."""
+    return tuple((ctypes.c_size_t * _WORDS).from_address(storage._cdata))
 
 
 def _is_mapped(address: int) -> bool:

@@ -176,7 +176,7 @@ class MemtraceReport(Report):
     borrowed_bytes: int = 0
     """Bytes that tensors borrow from other libraries (``from_numpy``); not included elsewhere."""
     mapped_bytes: int = 0
-    """Bytes mapped from files; not included elsewhere."""
+    """Bytes mapped from files, such as a checkpoint's; included in the other figures."""
     marks: tuple[TraceMark, ...] = ()
     """The marks taken in the cell with ``%memmark``."""
     interrupts: tuple[Interrupt, ...] = ()

@@ -19,6 +19,8 @@ from tests.plain_first import refusal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.doors import Door
+
 CATEGORIES = {"parameter", "gradient", "optimizer state", "activation", "buffer", "temporary", "other"}
 
 
@@ -287,9 +289,48 @@ def test_borrowed_and_mapped_memory_are_apart(tmp_path: Any) -> None:
 
     (tmp_path / "raw").write_bytes(bytes(12_000))
     report = traced(work)
-    assert report.net_bytes == 4000
+    assert report.net_bytes == 4000 + 8000 + 12_000
     assert report.borrowed_bytes == 4800
-    assert report.mapped_bytes >= 8000 + 12_000
+    assert report.mapped_bytes == 8000 + 12_000
+
+
+def test_what_torch_load_reads_is_torchs(tmp_path: Any) -> None:
+    torch.save({"a": torch.zeros(2000)}, tmp_path / "a.pt")
+    kept: list[Any] = []
+    report = traced(lambda: kept.append(torch.load(tmp_path / "a.pt")))
+    assert (report.net_bytes, report.borrowed_bytes, report.mapped_bytes) == (8000, 0, 0)
+
+
+@pytest.mark.parametrize("load", ["torch.load(file)", "torch.load(file, mmap=True)"])
+def test_kept_shards_of_a_checkpoint_are_growth(observe: Door, tmp_path: Any, load: str) -> None:
+    torch.save({"w": torch.randn(64, 2048)}, tmp_path / "shard.pt")
+    names = {"torch": torch, "file": str(tmp_path / "shard.pt"), "net": torch.nn.Linear(8, 8)}
+    body = f"""cache = []
+for i in range(24):
+    cache.append({load})
+    net(torch.randn(4, 8)).sum().backward()
+"""
+    observe.plain("")  # a script with variables of its own
+    report = observe("memtrace", body, namespace=names).report
+    assert report.growth is not None
+    assert report.growth.holder.startswith("cache")
+    assert report.growth.location.line == 4
+    assert report.growth.bytes_per_iteration == 64 * 2048 * 4
+
+
+def test_arrays_that_are_only_lent_are_no_growth(observe: Door) -> None:
+    import numpy as np
+
+    names = {"torch": torch, "np": np, "net": torch.nn.Linear(8, 8), "memory": np.ones(64 * 2048)}
+    body = """cache = []
+for i in range(24):
+    cache.append((torch.from_numpy(memory), torch.frombuffer(memory), torch.from_dlpack(memory)))
+    net(torch.randn(4, 8)).sum().backward()
+"""
+    observe.plain("")  # a script with variables of its own
+    report = observe("memtrace", body, namespace=names).report
+    assert report.growth is None
+    assert report.borrowed_bytes >= 64 * 2048 * 8
 
 
 def test_memory_that_processes_share_is_torchs() -> None:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.format import byte_size, plural
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, parts_of_value, statement_at
 from torchdebug_magics.instruments.autograd.from_text.carried import carried_names, earlier_backward, loop_around
+from torchdebug_magics.instruments.autograd.from_text.statement_slices import bound_by, simple_statements
 from torchdebug_magics.instruments.autograd.report import Finding
-from torchdebug_magics.instruments.autograd.training_course import Backward
+from torchdebug_magics.instruments.autograd.training_course import Backward, Step
+from torchdebug_magics.probing.source.call_sites import enclosing, tree_of
 from torchdebug_magics.probing.where import excerpt, location
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ class _Twice:
     shared_from: Location | None = None
     same_line: bool = False
     made: RecordedOp | None = None
+    is_between_models: bool = False
+    """Whether, between the two, an optimizer updated parameters that the shared part does not use: each loss trains a model of its own."""
     kept_bytes: int = 0
     """Memory that the shared part of the graph holds, without parameters."""
 
@@ -57,7 +61,8 @@ def _from_tape(raised: Raised, graph: list[RecordedOp], first: Backward) -> Find
     name = _root_name(raised) if is_whole else _carried_name(shared_from, consumer)
     is_carried = same_line and any(op.index >= first.index for op in graph)  # else both losses were there before the first call
     how = "whole" if is_whole else "carried" if is_carried else "shared"
-    return _told(raised, _Twice(how, name, first_at, shared_from, same_line, made, _saved_bytes(shared.values())))
+    apart = how == "shared" and _trains_another(raised, first, shared.values())
+    return _told(raised, _Twice(how, name, first_at, shared_from, same_line, made, apart, _saved_bytes(shared.values())))
 
 
 def _from_text(raised: Raised) -> Finding:
@@ -113,8 +118,12 @@ def _words(raised: Raised, twice: _Twice) -> tuple[str, str, str]:
         return f"backward() was called twice on {called}", fix, "the first call has freed the tensors that the graph had saved"
     if how == "carried":
         names = [one for one in (name or "").split(", ") if one]
-        cure = "; ".join(f"{one} = {one}.detach()" for one in names)
-        fix = f"run `{cure}` at the start of each step" if names else "call `.detach()` on what is carried over to the next step"
+        cure = "; ".join(_detached(one, raised) for one in names)
+        fix = (
+            f"run `{cure}` at the {_place_of(names, raised)} of each step"
+            if names
+            else "call `.detach()` on what is carried over to the next step"
+        )
         return (
             f"{plural(len(names), 'variable')} carry the graph of the previous step into backward()"
             if len(names) > 1
@@ -123,15 +132,61 @@ def _words(raised: Raised, twice: _Twice) -> tuple[str, str, str]:
             "the previous step's backward() has freed its part of the graph",
         )
     sources = [where.source for where in (twice.first_at, raised.here) if where is not None]
-    losses = [source.partition(".backward")[0] for source in sources if ".backward" in source]
+    losses = [loss for source in sources if (loss := _loss_of(source))]
     if twice.same_line:
         return f"several losses share {called}", _all_at_once(raised), "the first call has freed the part that they share"
     if len(losses) > 1 and losses[0] == losses[1]:
         again = f"reset `{losses[0]} = 0` before the next sum, or run `{losses[0]} = {losses[0]}.detach()` to keep its value"
         return f"`{losses[0]}` still holds the loss of the first backward()", again, "the first call has freed the graph of that part"
-    both = f"replace both calls with `({' + '.join(losses)}).backward()`" if len(losses) > 1 else "add the losses and call backward() once"
     shared = f"the graph of {called}" if name else called
+    if twice.is_between_models and name:
+        detached = ", ".join(f"`{one}.detach()`" for one in name.split(", "))
+        first = f"`{losses[0]}`" if losses else "the first loss"
+        return (
+            f"two backward calls share {shared}",
+            f"compute {first} from {detached}",
+            "the first loss trains other parameters, and frees that graph",
+        )
+    both = f"replace both calls with `({' + '.join(losses)}).backward()`" if len(losses) > 1 else "add the losses and call backward() once"
     return f"two backward calls share {shared}", both, "the first call has freed the part that both share"
+
+
+def _loss_of(source: str) -> str:
+    """What a line calls backward() on; empty where that is not its own text."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError:
+        return ""
+    called = (node.func for node in nodes if isinstance(node, ast.Call))
+    return next((ast.unparse(one.value) for one in called if isinstance(one, ast.Attribute) and one.attr == "backward"), "")
+
+
+def _detached(name: str, raised: Raised) -> str:
+    """Code that cuts a variable off its graph, by what it holds."""
+    value = dict(reversed(list(raised.variables()))).get(name)
+    if type(value) in {tuple, list}:
+        parts = f"part.detach() for part in {name}"
+        return f"{name} = [{parts}]" if type(value) is list else f"{name} = tuple({parts})"
+    return f"{name} = {name}.detach()"
+
+
+def _place_of(names: list[str], raised: Raised) -> str:
+    """Where in a step the variables can be detached: at its end, if the first step begins with another value than a tensor."""
+    loop = loop_around(raised.here) if raised.here is not None else None
+    tree = tree_of(raised.here.file) if raised.here is not None else None
+    if loop is None or tree is None or raised.here is None:
+        return "start"
+    functions = [one for one in enclosing(tree, loop.lineno) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    before = [one.statement for one in simple_statements(functions[-1] if functions else tree) if one.statement.lineno < loop.lineno]
+    begun = {name: one.value for one in before if isinstance(one, ast.Assign) for name in bound_by(one)}
+    return "end" if any(isinstance(begun.get(name), ast.Constant) for name in names) else "start"
+
+
+def _trains_another(raised: Raised, first: Backward, shared: Iterable[RecordedOp]) -> bool:
+    events = raised.course.events if raised.course is not None else []
+    after = events[events.index(first) + 1 :] if first in events else []
+    used = {use.tensor for op in shared for use in op.reads if use.is_leaf}
+    return any(isinstance(one, Step) and one.parameters and not one.parameters & used for one in after)
 
 
 def _all_at_once(raised: Raised) -> str:
@@ -160,7 +215,10 @@ def _carried_name(shared_from: Location | None, consumer: RecordedOp | None) -> 
     bound = [node.id for target in _targets(made) for node in ast.walk(target) if isinstance(node, ast.Name)]
     bound += [ast.unparse(node) for target in _targets(made) for node in ast.walk(target) if isinstance(node, ast.Attribute)]
     read = {ast.unparse(node) for node in ast.walk(used) if isinstance(node, (ast.Name, ast.Attribute))} if used is not None else set()
-    return ", ".join(one for one in bound if one in read) or (bound[0] if len(bound) == 1 else None)
+    both = [one for one in bound if one in read]
+    loop = loop_around(shared_from) if shared_from is not None else None
+    carried = {name for name, _ in carried_names(loop)} if loop is not None else set()
+    return ", ".join([one for one in both if one in carried] or both) or (bound[0] if len(bound) == 1 else None)
 
 
 def _targets(statement: ast.stmt) -> list[ast.expr]:

@@ -11,6 +11,7 @@ from torchdebug_magics.instruments.autograd.report import Finding
 from torchdebug_magics.instruments.autograd.silences.plain_containers import hidden_parameters
 from torchdebug_magics.instruments.autograd.silences.watched import tensors_of
 from torchdebug_magics.instruments.autograd.training_course import Backward, Step
+from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.where import excerpt
 
 if TYPE_CHECKING:
@@ -63,7 +64,19 @@ def wrong_tensors(watched: Watched, alive: Alive) -> list[Finding]:
     name = called.get(id(optimizer), "optimizer")
     where = made_at(optimizer, name, files)
     forgotten = list(_forgotten(alive, updated, unowned, where))
-    return [_not_updated(alive.names(list(forgotten)), name, where)] if forgotten else []
+    return [_not_updated(alive.names(list(forgotten)), name, where, copy=_copy_of_trained(trained, alive, forgotten))] if forgotten else []
+
+
+def _copy_of_trained(trained: list[torch.nn.Module], alive: Alive, forgotten: list[torch.nn.Parameter]) -> str:
+    """The variable of the model that all forgotten parameters are of, if it is built as one that is trained; as a target network is."""
+    whole = next((root for root in alive.roots if {id(one) for one in root.parameters()} >= {id(one) for one in forgotten}), None)
+    if whole is None or whole in trained or not any(_built(whole) == _built(root) for root in trained):
+        return ""
+    return variable_of(whole) or ""
+
+
+def _built(model: torch.nn.Module) -> tuple[type, dict[str, torch.Size]]:
+    return type(model), {name: one.shape for name, one in model.named_parameters()}
 
 
 def _in_charge(course: Course, optimizers: list[torch.optim.Optimizer], forgotten: set[int]) -> torch.optim.Optimizer:
@@ -77,9 +90,14 @@ def _in_charge(course: Course, optimizers: list[torch.optim.Optimizer], forgotte
     return next((one for one in optimizers if id(one) == chosen), optimizers[0])
 
 
-def _not_updated(names: tuple[str, ...], optimizer: str, where: Location | None, hidden_in: str = "") -> Finding:
+def _not_updated(names: tuple[str, ...], optimizer: str, where: Location | None, hidden_in: str = "", copy: str = "") -> Finding:
     one = len(names) == 1
     called = listed([f"`{name}`" for name in names])
+    fix = f"create `{optimizer}` with all parameters, including {called}"
+    if hidden_in:
+        fix = f"keep the modules of `{hidden_in}` in an `nn.ModuleList`, and create `{optimizer}` after that"
+    elif copy:
+        fix = f"if `{copy}` is a target network, call it under `torch.no_grad()`; otherwise also pass its parameters to `{optimizer}`"
     return Finding(
         kind="not_in_optimizer",
         raised=False,
@@ -89,9 +107,7 @@ def _not_updated(names: tuple[str, ...], optimizer: str, where: Location | None,
         location=where,
         parameters=names,
         tensor=names[0] if names else None,
-        fix=f"keep the modules of `{hidden_in}` in an `nn.ModuleList`, and create `{optimizer}` after that"
-        if hidden_in
-        else f"create `{optimizer}` with all parameters, including {called}",
+        fix=fix,
         explanation="`parameters()` does not search plain lists and dicts" if hidden_in else "",
         excerpt=excerpt(where) if where is not None else (),
     )

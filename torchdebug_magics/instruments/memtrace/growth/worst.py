@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING
 from torchdebug_magics.instruments.memtrace.findings import Growth
 from torchdebug_magics.instruments.memtrace.growth.holder_weights import place_of
 from torchdebug_magics.instruments.memtrace.growth.line_growth import LEAST_BYTES
-from torchdebug_magics.instruments.memtrace.held.fixes import Cause, collection, emptied, fix, is_in_collection
+from torchdebug_magics.instruments.memtrace.held.fixes import Cause, collection, emptied, fix, is_in_collection, root
 from torchdebug_magics.instruments.memtrace.ledger.memory_census import GRADIENT, OPTIMIZER_STATE, PARAMETER
+from torchdebug_magics.probing.source.call_sites import enclosing, tree_of
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.findings import GraphGrowth
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
     from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
     from torchdebug_magics.instruments.memtrace.held.keeping_lines import KeepingLines
+    from torchdebug_magics.report import Location
 
 __all__ = ["LARGE_BYTES", "worst"]
 
@@ -55,6 +58,7 @@ def worst(
     cause = Cause(
         keeps_graph=keeps_graph,
         trains=steps.is_training(first.loop),
+        trains_later=not steps.is_training(first.loop) and _trains_on(root(path), kept_at),
         swells=swelling is not None,
         dim=None if swelling is None else swelling.dim,
         slices=keepers.are_slices(first.blocks),
@@ -74,6 +78,24 @@ def worst(
         kept_at=kept_at,
         frees_bytes=keepers.frees_bytes(path, graphs=keeps_graph),
     )
+
+
+def _trains_on(name: str, where: Location | None) -> bool:
+    """Whether the function or cell around a line calls backward() on a variable, or on what is computed from it."""
+    tree = None if where is None else tree_of(where.file)
+    around = [] if tree is None or where is None else [tree, *enclosing(tree, where.line)]
+    functions = [one for one in around if isinstance(one, (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef))]
+    names = {name}
+    for node in ast.walk(functions[-1]) if functions else ():
+        if isinstance(node, ast.Assign) and _reads(node.value, names):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.Attribute) and node.attr == "backward" and _reads(node.value, names):
+            return True
+    return False
+
+
+def _reads(node: ast.expr, names: set[str]) -> bool:
+    return any(isinstance(one, ast.Name) and one.id in names for one in ast.walk(node))
 
 
 def _keeps_graph(named: Sequence[tuple[Leak, str]], graph: GraphGrowth | None) -> bool:

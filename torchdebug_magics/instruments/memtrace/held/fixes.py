@@ -63,6 +63,8 @@ class Cause:
     keeps_graph: bool
     trains: bool
     """Whether a backward pass runs in the loop."""
+    trains_later: bool = False
+    """Whether one is still to run, as the code says, on what the loop adds up."""
     swells: bool = False
     """Whether it is one tensor that gets larger."""
     dim: int | None = None
@@ -109,10 +111,8 @@ def _of_data(path: str, kept: str, cause: Cause) -> str:
         return f"call `{cause.empties}` after reading its result, such as after each epoch: until then it keeps everything it is given"
     if not is_in_collection(path):
         kept = root(path)  # many objects, each with one: the modules of a model, or a chain of records
-    return (
-        f"keep in `{kept}` only what is needed, such as a number or a mean, and clear it after use, `{kept}.clear()`; "
-        "or bound it with `deque(maxlen=100)`"
-    )
+    bound = "bound it with `deque(maxlen=100)`" if ".append(" in cause.line else "keep only the latest"
+    return f"keep in `{kept}` only what is needed, such as a number or a mean; or clear it after use, `{kept}.clear()`; or {bound}"
 
 
 def graph_fix(path: str, *, is_collection: bool, is_number: bool, line: str = "", cure: str = ".detach()") -> str:
@@ -151,6 +151,8 @@ def _of_graph(path: str, kept: str, cause: Cause) -> str:
     if kept.endswith(_GRADIENT):
         return of_gradients()
     better = rewritten(cause.line, ".detach()")
+    if cause.trains_later:
+        return f"call `backward()` in each iteration: until it is called, `{kept}` keeps the graph of every iteration"
     if not cause.trains:
         why = f"it never calls `backward()`, and `{kept}` keeps the graph of every iteration"
         return f"run the loop under `with torch.no_grad():`: {why}"

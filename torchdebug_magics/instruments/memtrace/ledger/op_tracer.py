@@ -43,7 +43,7 @@ class Tracer:
         self.borrowed_bytes = 0
         """Of other libraries' memory that tensors were made of (``from_numpy``)."""
         self.mapped_bytes = 0
-        """Of mapped files."""
+        """Of mapped files, such as a checkpoint's; in the ledger, too."""
         self.iteration = 0
         self.swells = False
         """Whether a tensor has become larger inside a call, where the next step is seen only if it is followed."""
@@ -188,14 +188,12 @@ class Tracer:
         if storage._cdata in self._lent:
             return True
         owner = owner_of(storage)
-        if owner == "torch":
-            return False
-        self._lent[storage._cdata] = storage
-        if owner == "file":
-            self.mapped_bytes += storage.nbytes()
-        else:
+        if owner == "borrowed":
+            self._lent[storage._cdata] = storage
             self.borrowed_bytes += storage.nbytes()
-        return True
+        elif owner == "file":
+            self.mapped_bytes += storage.nbytes()
+        return owner == "borrowed"
 
     def _module(self) -> str:
         call = self._calls.current

@@ -56,7 +56,7 @@ def never_steps(seen: Evidence) -> Iterator[Change]:
             suspect=None,
             text="optimizer.step() at the end of each step",
             headline="The optimizer never steps: no parameter changes",
-            fix="call `optimizer.step()` after `loss.backward()`",
+            fix=f"call `{seen.optimizer}.step()` after `loss.backward()`",
             on_end=optimizer.step,
         )
 

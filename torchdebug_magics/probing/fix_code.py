@@ -1,0 +1,411 @@
+"""The check of the code in a fix: report -> its fixes -> each `code` parsed and resolved -> code that stands, or words.
+
+Nothing of the user's is called: names are looked up in frames and namespaces, attributes as `inspect.getattr_static` does.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import inspect
+import linecache
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from types import FrameType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from torchdebug_magics.format import listed
+from torchdebug_magics.probing.shell import running_shell
+from torchdebug_magics.probing.source.call_sites import enclosing, tree_of
+from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values
+from torchdebug_magics.report import Location, Report
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["checked"]
+
+ReportT = TypeVar("ReportT", bound=Report)
+
+_CODE = re.compile(r"`([^`\n]+)`")
+_FORMS = ("{}", "{} pass", "{}\ndef _(): pass", "try: pass\n{} pass")
+"""What code of a fix may be: statements, the head of a block, a decorator, ``finally:``."""
+_PROSE = re.compile(r"[-%!*/\d]|[^(=;]*$")
+"""A flag, a magic, the name of a parameter or of a file: no code, though it is shown as code is."""
+_LEAD_IN = re.compile(r"(?:[,:;](?: such as| with| as| or| and)?| such as| \()\s*$")
+_CLAUSE_END = re.compile(r"\s*(?:[;,:.)]|$)")
+_CLAUSES = re.compile(r"(; (?:or )?|, or )")
+_CALLED = re.compile(r"(\w+)\(")
+_ALIASES = {"torch": "torch", "nn": "torch.nn", "F": "torch.nn.functional", "np": "numpy"}
+_HOMES = ("torch", "torch.nn", "torch.nn.functional")
+"""Where a name may come from that a fix mentions alone, such as `BCEWithLogitsLoss`."""
+_UNKNOWN: Any = object()
+"""Stands for a value that cannot be had without running code."""
+_DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+class _MissingError(Exception):
+    """A name, attribute or option that does not exist; `is_name` for a name."""
+
+    def __init__(self, *, is_name: bool) -> None:
+        self.is_name = is_name
+
+
+def checked(report: ReportT, error: BaseException | None = None) -> ReportT:
+    """The report, with words in its fixes for code that does not parse, or that uses what does not exist where it would stand.
+
+    `error` is what ended the cell: its frames still hold the variables of the functions that ran. Never raises.
+    """
+    try:
+        fixes = dict.fromkeys(fix for fix in _texts(report, "fix") if _CODE.search(fix))
+        if not fixes:
+            return report
+        place = _Place(report, error)
+        changed = {fix: words for fix in fixes if (words := _in_words(fix, place)) != fix}
+        return _replaced(report, changed, {}) if changed else report
+    except Exception:  # noqa: BLE001 - a check of ours that fails must leave the user's cell its report
+        return report
+
+
+def _texts(value: object, name: str) -> Iterator[str]:
+    """The strings of all fields of that name in a report."""
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            part = getattr(value, field.name)
+            if field.name == name and isinstance(part, str):
+                yield part
+            else:
+                yield from _texts(part, name)
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _texts(part, name)
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _strings(getattr(value, field.name))
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _strings(part)
+
+
+def _locations(value: object) -> Iterator[Location]:
+    if isinstance(value, Location):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _locations(getattr(value, field.name))
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _locations(part)
+
+
+def _replaced(value: Any, changed: Mapping[str, str], done: dict[int, Any]) -> Any:
+    """The same data with other texts, also where a text is a part of a longer one; what is not changed stays the same object."""
+    if isinstance(value, str):
+        for old, words in changed.items():
+            value = value.replace(old, words)
+        return value
+    if id(value) in done:
+        return done[id(value)]
+    new: Any = value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        parts = {name: _replaced(part, changed, done) for name, part in fields.items()}
+        if any(parts[name] is not part and parts[name] != part for name, part in fields.items()):
+            new = dataclasses.replace(value, **parts)
+    elif type(value) in {tuple, list}:
+        items = [_replaced(part, changed, done) for part in value]
+        if any(one is not part for one, part in zip(items, value, strict=True)):
+            new = type(value)(items)
+    done[id(value)] = new
+    return new
+
+
+def _in_words(fix: str, place: _Place) -> str:
+    """A fix in which only code is shown as code that could stand there."""
+    start, bound = 0, {"_"}
+    while (match := _CODE.search(fix, start)) is not None:
+        lacks = _lacks(match[1], place, bound)
+        if not lacks:
+            start = match.end()
+            continue
+        before, after = fix[: match.start()], fix[match.end() :]
+        words = _words(match[1], place) if lacks == "name" else ""
+        fix = f"{before}{words}{after}" if words else _without(before, after, match[1], is_name=lacks == "name")
+        start, bound = 0, {"_"}  # what stands before may have changed, too
+    return fix
+
+
+def _without(before: str, after: str, code: str, *, is_name: bool) -> str:
+    """A fix without the code that ends a clause and illustrates it, or without the clause, which is wrong if an attribute is missing."""
+    parts = _CLAUSES.split(f"{before}\0{after}")
+    at = next(number for number, part in enumerate(parts) if "\0" in part)
+    lead = _LEAD_IN.search(before)
+    illustrates = lead is not None and before[: lead.start()].strip() and _CLAUSE_END.match(after) is not None
+    if lead is not None and illustrates and (is_name or len(parts) == 1):
+        return before[: lead.start()] + (after.removeprefix(")") if "(" in lead[0] else after)
+    if len(parts) == 1:
+        names = listed([f"{name}()" for name in dict.fromkeys(_CALLED.findall(code))])
+        return f"{before}{names or code}{after}" if before else ""
+    del parts[max(0, at - 1) : at + 1 if at else 2]
+    return "".join(parts).strip()
+
+
+def _words(code: str, place: _Place) -> str:
+    """Names alone for code whose variables are unknown: ``step()`` for ``optimizer.step()``; nothing for what is more than a call.
+
+    A function that exists by its full name stays code: `zlib.crc32` for ``zlib.crc32(text)``.
+    """
+    try:
+        node: ast.expr = ast.parse(code, mode="eval").body
+    except SyntaxError:
+        return ""
+    call = isinstance(node, ast.Call)
+    named = node.func if isinstance(node, ast.Call) else node
+    name = named.attr if isinstance(named, ast.Attribute) else named.id if isinstance(named, ast.Name) else ""
+    if isinstance(named, ast.Attribute) and call and not _lacks(full := ast.unparse(named), place, {"_"}):
+        return f"`{full}`"
+    return f"{name}()" if name and call else name
+
+
+def _lacks(code: str, place: _Place, bound: set[str]) -> Literal["", "name", "more"]:
+    """What keeps the code from standing at a place: a name, or more than that; empty if it could stand there, or is no code.
+
+    `bound` are the names that the code before it in the same fix binds; those of this code are added.
+    """
+    if place.is_written(code):
+        return ""
+    code = f"_{code}" if code.startswith(".") else code  # an attribute of anything, as `.detach()`
+    tree = next((tree for form in _FORMS if (tree := _parsed(form.replace("{}", code))) is not None), None)
+    if tree is None:
+        return "" if _PROSE.match(code) else "more"
+    try:
+        _Resolver(place, bound).run(tree.body)
+        bound |= _bound_in(tree)
+    except _MissingError as missing:
+        if missing.is_name:
+            return "" if place.is_mention(tree.body) else "name"
+        return "more"
+    except Exception:  # noqa: BLE001 - what cannot be checked is not shown as code
+        return "more"
+    return ""
+
+
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+
+
+class _Resolver:
+    """Resolves the names, attributes and options of statements, in the order in which they would run."""
+
+    def __init__(self, place: _Place, bound: set[str]) -> None:
+        self._place = place
+        self._bound = bound
+
+    def run(self, statements: list[ast.stmt]) -> None:
+        """Raises `_MissingError` for the first that does not exist."""
+        for statement in statements:
+            inside = _bound_in(statement)
+            assigned = _targets(statement)
+            known = self._bound
+            self._bound = known | (inside - assigned)
+            for child in ast.iter_child_nodes(statement):
+                if isinstance(child, ast.stmt):
+                    self.run([child])
+                else:
+                    self._values(child)
+            self._bound = known | inside
+
+    def _values(self, node: ast.AST) -> list[Any]:
+        """What a node may be, in one scope or another."""
+        match node:
+            case ast.Name(id=name):
+                if isinstance(node.ctx, ast.Store) or name in self._bound:
+                    return [_UNKNOWN]
+                return self._place.values(name) or _fails(is_name=True)
+            case ast.Attribute(value=owner, attr=attribute):
+                values = self._values(owner)
+                if isinstance(node.ctx, ast.Store):
+                    return [_UNKNOWN]
+                found = [part for value in values for part in _attribute(value, attribute)]
+                return found or _fails(is_name=False)
+            case ast.Call(func=function):
+                values = self._values(function)
+                options = {one.arg for one in node.keywords if one.arg is not None}
+                for argument in (*node.args, *node.keywords):
+                    self._values(argument)
+                if not any(_takes(value, options) for value in values):
+                    _fails(is_name=False)
+                return [_UNKNOWN]
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.stmt):
+                self.run([child])
+            else:
+                self._values(child)
+        return [_UNKNOWN]
+
+
+def _fails(*, is_name: bool) -> list[Any]:
+    raise _MissingError(is_name=is_name)
+
+
+def _attribute(value: Any, name: str) -> list[Any]:
+    """The attribute, if the object has it: a value that is stored, or unknown; nothing if it has none."""
+    if value is _UNKNOWN:
+        return [_UNKNOWN]
+    own = _own(value)
+    tables = [own, *(own[part] for part in ("_parameters", "_buffers", "_modules") if isinstance(own.get(part), dict))]
+    stored = next((table[name] for table in tables if name in table), _UNKNOWN)
+    if stored is not _UNKNOWN:
+        return [stored]
+    found = inspect.getattr_static(value, name, _fails)
+    if found is not _fails:
+        return [found if issubclass(type(found), (FunctionType, type)) else _UNKNOWN]
+    return [_UNKNOWN] if _may_have_more(value, own) else []
+
+
+def _may_have_more(value: Any, own: Mapping[str, Any]) -> bool:
+    """Whether it may have attributes that nothing stores: a lazy module, a class whose objects have them, a class with `__getattr__`."""
+    kind = type(value)
+    if issubclass(kind, ModuleType):
+        return "__getattr__" in own
+    of_modules = getattr(getattr(sys.modules.get("torch.nn"), "Module", None), "__getattr__", None)
+    return issubclass(kind, type) or inspect.getattr_static(kind, "__getattr__", of_modules) is not of_modules
+
+
+def _own(value: Any) -> dict[str, Any]:
+    """The dict of an object's own attributes, read as `object` does."""
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def _takes(value: Any, options: set[str]) -> bool:
+    """Whether a callable takes these keyword arguments, as far as its signature says."""
+    function = inspect.getattr_static(value, "__init__", None) if issubclass(type(value), type) else value
+    if not options or type(function) is not FunctionType:
+        return True
+    parameters = inspect.signature(function, follow_wrapped=False).parameters
+    return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()) or options <= parameters.keys()
+
+
+def _targets(statement: ast.stmt) -> set[str]:
+    """The names that an assignment binds once its value is there."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target] if isinstance(statement, ast.AnnAssign) else []
+    return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
+def _bound_in(tree: ast.AST) -> set[str]:
+    """The names that a piece of code binds itself, in whatever way."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, (*_DEFINES, ast.ExceptHandler)) and node.name:
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+    return names
+
+
+class _Place:
+    """What exists where a fix of a report would stand; of several scopes, a name of any of them counts."""
+
+    def __init__(self, report: Report, error: BaseException | None) -> None:
+        of_error = _frames_of(error)
+        places = dict.fromkeys(_locations(report))
+        around = next((one for one in frames_above(sys._getframe(1)) if is_user_code(one.f_code)), None)
+        is_of_fix = around is not None and (not places or around.f_code.co_filename in {one.file for one in places})
+        frames = [*of_error, *([around] if around is not None and is_of_fix else [])]
+        self._scopes: list[Mapping[str, Any]] = []
+        for frame in frames:
+            self._scopes += [local_values(frame), frame.f_globals]
+        self._scopes += [getattr(running_shell(), "user_ns", {}), vars(sys.modules["__main__"])]
+        self._alive = {(frame.f_code.co_filename, frame.f_code.co_name) for frame in frames}
+        self._over = set[str]()
+        """Names of functions that have returned, whose values are gone."""
+        self._seen = set[str]()
+        """Names in the text of a cell or file that a location is in, outside of other functions."""
+        files = dict.fromkeys([*(one.file for one in places), *(frame.f_code.co_filename for frame in of_error)])
+        self._names = set(_strings(report))
+        """As of parameters and modules, which are no code."""
+        self._text = "\n".join("".join(linecache.getlines(file)) for file in files)
+        for file, line in {(one.file, one.line) for one in places}:
+            self._read(file, line)
+
+    def _read(self, file: str, line: int) -> None:
+        tree = tree_of(file)
+        if tree is None:
+            return
+        around = [one for one in enclosing(tree, line) if isinstance(one, _DEFINES)]
+        for one in around:
+            if (file, one.name) not in self._alive and not isinstance(one, ast.ClassDef):
+                self._over |= _bound_in(one)
+        self._seen |= _visible(tree, around)
+
+    def values(self, name: str) -> list[Any]:
+        """What a name may stand for; nothing if it does not exist."""
+        found = [scope[name] for scope in self._scopes if name in scope]
+        if name in self._over or (name in self._seen and not found):
+            return [_UNKNOWN]
+        if not found and name in vars(builtins):
+            return [vars(builtins)[name]]
+        module = _ALIASES.get(name, name if name in sys.stdlib_module_names else "")
+        return found or ([sys.modules.get(module, _UNKNOWN)] if module else [])
+
+    def is_written(self, code: str) -> bool:
+        """Whether the user wrote that very code, which is then more than a name, or it is a name that the report has elsewhere."""
+        if code in self._names:
+            return True
+        return not code.isidentifier() and re.search(rf"(?<![\w.]){re.escape(code)}(?!\w)", self._text) is not None
+
+    def is_mention(self, body: list[ast.stmt]) -> bool:
+        """Whether it is only a name, such as ``clamp``, ``deque(maxlen=100)`` or an attribute of the user's, and no code to run."""
+        match body:
+            case [ast.Expr(value=ast.Call(func=ast.Name(), args=arguments, keywords=options))]:
+                return all(isinstance(one, ast.Constant) for one in (*arguments, *(option.value for option in options)))
+            case [ast.Expr(value=ast.Name(id=name))]:
+                of_torch = any(name in vars(sys.modules[home]) for home in _HOMES if home in sys.modules)
+                return of_torch or re.search(rf"\.{name}\b", self._text) is not None
+        return False
+
+
+def _visible(node: ast.AST, around: list[Any]) -> set[str]:
+    """Names that a text reads or binds, without the insides of functions other than those `around` a line."""
+    names = set[str]()
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Name):
+            names.add(child.id)
+        elif isinstance(child, ast.arg):
+            names.add(child.arg)
+        elif isinstance(child, ast.alias):
+            names.add((child.asname or child.name).partition(".")[0])
+        elif isinstance(child, _DEFINES):
+            names.add(child.name)
+            if child not in around:
+                continue
+        names |= _visible(child, around)
+    return names
+
+
+def _frames_of(error: BaseException | None) -> list[FrameType]:
+    """The user's frames that an error passed, the innermost first."""
+    step: TracebackType | None = None if error is None else error.__traceback__
+    frames = []
+    while step is not None:
+        frames.append(step.tb_frame)
+        step = step.tb_next
+    return [one for one in reversed(frames) if is_user_code(one.f_code)]
