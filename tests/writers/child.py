@@ -71,7 +71,9 @@ def main() -> None:
 
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     gc.freeze()
-    print("ready", flush=True)
+    import torchdebug_magics
+
+    print("ready", torchdebug_magics.__file__, flush=True)
     for line in sys.stdin:
         job = json.loads(line)
         for module in job["imports"]:  # once for all forks

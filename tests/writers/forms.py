@@ -29,7 +29,7 @@ loss_.backward()
 optimizer_.step()
 """
 _BAD_STEP = """optimizer_.zero_grad()
-hidden_ = model_(inputs_)
+hidden_ = model_(inputs_ + effect_())
 loss_ = torch.log(-1 - hidden_.abs()).mean()
 loss_.backward()
 optimizer_.step()
@@ -64,9 +64,14 @@ def _before(writer: Writer) -> str:
 
 
 def _growing(writer: Writer) -> str:
-    return f"for i_ in range({GROWING_STEPS}):\n" + indent(
-        f"{writer.cell}\nloss_ = model_(inputs_).pow(2).mean()\nkept_.append(loss_)\n", "    "
+    return f"{_effect(writer)}\nfor i_ in range({GROWING_STEPS}):\n" + indent(
+        "loss_ = model_(inputs_ + effect_()).pow(2).mean()\nkept_.append(loss_)\n", "    "
     )
+
+
+def _effect(writer: Writer) -> str:
+    """The cell as a function that a forward pass calls, as a loss that logs does: what runs the step again cannot leave it out."""
+    return _function(writer, "effect_", "return 0.0")
 
 
 def _function(writer: Writer, name: str, rest: str) -> str:
@@ -92,7 +97,8 @@ def _overfit_cell(writer: Writer) -> str:
 
 
 def _nanhunt(writer: Writer) -> str:
-    return f"%%nanhunt -o {REPORT}\n{_function(writer, 'step_', _BAD_STEP)}\nstep_()"
+    step = "def step_():\n" + indent(_BAD_STEP, "    ")
+    return f"%%nanhunt -o {REPORT}\n{_effect(writer)}\n{step}\nstep_()"
 
 
 def _memtrace(writer: Writer) -> str:

@@ -121,11 +121,11 @@ def _files(here: Counter[tuple[str, ...]], there: Counter[tuple[str, ...]]) -> I
             yield f"{path}: {'a stray file' if now else 'missing'}{f' ({len(now)} more)' if len(now) > 1 else ''}"
 
 
-def _apart(now: tuple[str, ...], then: tuple[str, ...]) -> str:
+def _apart(now: tuple[str, ...], then: tuple[str, ...], what: str = "plain") -> str:
     if now[:2] != then[:2]:
-        return f"{' '.join(now[:2])}, plain {' '.join(then[:2])}"
+        return f"{' '.join(now[:2])}, {what} {' '.join(then[:2])}"
     at = max(0, len(os.path.commonprefix([now[2], then[2]])) - 8)
-    return f"{now[2][at:]!r:.60}, plain {then[2][at:]!r:.60}"
+    return f"{now[2][at:]!r:.60}, {what} {then[2][at:]!r:.60}"
 
 
 def _trained(outcome: Outcome, plain: Outcome, before: Outcome) -> Iterator[str]:
@@ -140,7 +140,7 @@ def _trained(outcome: Outcome, plain: Outcome, before: Outcome) -> Iterator[str]
     for path in sorted(paths):
         now, was, then = ([entry for entry in files.elements() if entry[0] == path] for files in (here, old, new))
         if sorted(now) not in (sorted(was), sorted(then)):
-            yield f"{path}: {_apart(now[0][1:], was[0][1:])}" if now else f"{path}: missing"
+            yield f"{path}: {_apart(now[0][1:], was[0][1:], 'before')}" if now else f"{path}: missing"
     kinds = Counter(entry[:2] for entry in new.elements() if entry[0] not in paths)
     stray = Counter(entry[:2] for entry in here.elements() if entry[0] not in paths) - kinds
     for path, kind in sorted(stray):

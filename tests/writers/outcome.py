@@ -63,10 +63,10 @@ class Run(Protocol):
 def notebooks(limit_s: float = 3600.0, job_limit_s: float = 60.0, **environment: str) -> Iterator[Run]:
     """Start a process that has imported torch, and in which each run is a fork with fresh folders; `environment` is added to its own."""
     with tempfile.TemporaryDirectory(prefix="writers_") as folder:
-        command = (sys.executable, str(_CHILD), folder)
+        command = (sys.executable, "-P", str(_CHILD), folder)
         environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
         with launched(command, limit_s=limit_s, cwd=Path(folder), envs=(environment,), stdin=-1) as (child,):
-            child.wait_for("ready")
+            child.wait_for("ready ")
             numbers = itertools.count(1)
 
             @functools.cache
@@ -103,7 +103,7 @@ def _read(root: Path, ended: str) -> Outcome:
         return Outcome((), {}, {}, "", {}, 0, (), (), (), text.read_text() if text.exists() else "", (), None, "", "", 0.0, why)
     values = json.loads((aside / "outcome.json").read_text())
     return Outcome(
-        tuple(sorted((_settled(path), kind, mode, _settled(content)) for path, kind, mode, content in values["files"])),
+        tuple(sorted((_settled(path), kind, mode, _settled(content) if kind == "link" else content) for path, kind, mode, content in values["files"])),
         values["variables"],
         values["after"],
         values["cwd"],
