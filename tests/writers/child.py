@@ -8,15 +8,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import gzip
+import hashlib
 import importlib
 import io
 import json
 import os
 import signal
 import socketserver
+import sqlite3
 import sys
+import tarfile
+import tempfile
+import threading
 import time
 import traceback
+import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
@@ -40,7 +47,7 @@ class _Counter(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"ok")
 
-    do_GET = do_POST
+    do_GET = do_POST  # noqa: N815 - the name that the standard library calls
 
     def log_message(self, *words: Any) -> None:
         pass
@@ -63,10 +70,10 @@ def serve(folder: Path) -> tuple[int, int]:
 def main() -> None:
     folder = Path(sys.argv[1]).resolve()
     port, server = serve(folder)
-    import numpy  # noqa: F401
+    import numpy as np  # noqa: F401
     import psutil  # noqa: F401
     import torch
-    import torch._dynamo  # what the first optimizer would import in each fork
+    import torch._dynamo  # noqa: F401 - the first optimizer of each fork would import it
     from IPython.core.interactiveshell import InteractiveShell  # noqa: F401
 
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -133,8 +140,6 @@ class Notebook:
         os.chdir(root / "work")
         os.environ.update(TMPDIR=str(root / "tmp"), IPYTHONDIR=str(root / "aside"), NO_PROXY="*", no_proxy="*", HOME=str(root / "aside"))
         os.environ["MPLBACKEND"] = "Agg"
-        import tempfile
-
         tempfile.tempdir = None
         self.prelude = {
             "OTHER": str(root / "other"), "HOST": "127.0.0.1", "PORT": port, "URL": f"http://127.0.0.1:{port}/{job['id']}",
@@ -147,7 +152,9 @@ class Notebook:
         next(runs)
         environ = dict(os.environ)
         first, seeded, judged, finish = self.job["cells"]
-        start = "import os, torch\ntorch.manual_seed(7)\nn = torch.zeros(())\n" + "".join(f"{key} = {value!r}\n" for key, value in self.prelude.items())
+        start = "import os, torch\ntorch.manual_seed(7)\nn = torch.zeros(())\n" + "".join(
+            f"{key} = {value!r}\n" for key, value in self.prelude.items()
+        )
         for cell in (start, first, seeded):
             runs.send(cell)
         if self.errors:
@@ -215,7 +222,7 @@ class Notebook:
         return {"report": json.loads(json.dumps(values, default=str)), "verdict": str(getattr(report, "verdict", "")), "shown": str(report)}
 
     def plain(self, text: str) -> str:
-        return text.replace(str(self.root), "<folder>")
+        return text.replace(str(self.root), "<folder>").replace(self.prelude["URL"], "<url>")
 
     def cwd(self) -> str:
         try:
@@ -231,35 +238,31 @@ class Notebook:
         import numpy as np
         import torch
 
-        if isinstance(value, torch.Tensor):
-            return ["tensor", *value.detach().flatten().tolist()[:64]]
-        if isinstance(value, np.ndarray):
-            return ["array", *value.flatten().tolist()[:64]]
-        if isinstance(value, torch.nn.Module):
-            return ["module", *(float(tensor.double().sum()) for tensor in value.state_dict().values())]
-        if isinstance(value, torch.UntypedStorage):
-            return ["storage", *value.tolist()[:64]]
-        if isinstance(value, str | Path):
-            return self.plain(str(value))
-        if value is None or isinstance(value, int | float):
-            return value
-        if isinstance(value, bytes):
-            return value.decode("latin-1")
-        if isinstance(value, list | tuple) and depth < 4:
-            return [self.value(each, depth + 1) for each in value]
-        if isinstance(value, dict) and depth < 4:
-            return {str(key): self.value(each, depth + 1) for key, each in value.items()}
-        if hasattr(value, "tell") and hasattr(value, "closed"):
-            try:
-                return [type(value).__name__, "closed" if value.closed else value.tell()]
-            except (OSError, ValueError) as error:
-                return [type(value).__name__, str(error)]
-        return f"<{type(value).__name__}>"
+        match value:
+            case None | bool() | int() | float():
+                plain: Any = value
+            case str() | Path():
+                plain = self.plain(str(value))
+            case bytes():
+                plain = value.decode("latin-1")
+            case torch.Tensor() | np.ndarray():
+                plain = [type(value).__name__, *value.flatten().tolist()[:64]]
+            case torch.nn.Module():
+                plain = ["module", *(float(tensor.double().sum()) for tensor in value.state_dict().values())]
+            case torch.UntypedStorage():
+                plain = ["storage", *value.tolist()[:64]]
+            case list() | tuple() if depth < 4:
+                plain = [self.value(each, depth + 1) for each in value]
+            case dict() if depth < 4:
+                plain = {str(key): self.value(each, depth + 1) for key, each in value.items()}
+            case io.IOBase():
+                plain = [type(value).__name__, "closed" if value.closed else _position(value)]
+            case _:
+                plain = f"<{type(value).__name__}>"
+        return plain
 
     def threads(self) -> list[str]:
         """Threads of Python that still run, a moment after the last cell."""
-        import threading
-
         time.sleep(0.05)
         return sorted(thread.name.split("-")[0] for thread in threading.enumerate() if thread is not threading.main_thread())
 
@@ -280,10 +283,9 @@ class Notebook:
 
     def files(self) -> list[list[Any]]:
         """Every entry of the three folders: its path, its kind and mode, and its content; hard links of one another by number."""
-        entries, inodes = [], {}
-        for top in ("work", "other", "tmp"):
-            for path in sorted((self.root / top).rglob("*")):
-                entries.append((path, os.lstat(path)))
+        tops = (sorted((self.root / top).rglob("*")) for top in ("work", "other", "tmp"))
+        entries = [(path, os.lstat(path)) for paths in tops for path in paths]
+        inodes: dict[int, int] = {}
         result = []
         for path, state in entries:
             name, mode = str(path.relative_to(self.root)), oct(state.st_mode & 0o7777)
@@ -302,39 +304,48 @@ class Notebook:
 
 def content(path: Path, root: Path) -> str:
     """What a file holds: of an archive its members without their times, of a long file its digest."""
-    import gzip
-    import hashlib
-    import sqlite3
-    import tarfile
-    import zipfile
-
     if path.stat().st_size > 1 << 24:
         digest = hashlib.sha1(usedforsecurity=False)
         with path.open("rb") as file:
             while block := file.read(1 << 22):
                 digest.update(block)
         return f"{path.stat().st_size} bytes {digest.hexdigest()}"
+    if path.parts[-2:] == (".git", "index"):  # holds the times of files
+        return "an index"
     data = path.read_bytes()
     try:
-        if zipfile.is_zipfile(path) and data[:2] == b"PK":
-            with zipfile.ZipFile(path) as archive:
-                return json.dumps([[info.filename, short(archive.read(info))] for info in archive.infolist()])
-        if data[:2] == b"\x1f\x8b":
-            return "gzip " + short(gzip.decompress(data))
-        if data[:16] == b"SQLite format 3\0":
-            with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-                return "\n".join(database.iterdump())
-        if tarfile.is_tarfile(path):
-            with tarfile.open(path) as tar:
-                return json.dumps([[info.name, info.mode, short(tar.extractfile(info).read()) if info.isfile() else ""] for info in tar])
+        if (members := _members(path, data)) is not None:
+            return members
     except Exception as error:
         return f"damaged: {type(error).__name__}: {error}: {short(data)}"
     return short(data.replace(str(root).encode(), b"<folder>"))
 
 
-def short(data: bytes) -> str:
-    import hashlib
+def _members(path: Path, data: bytes) -> str | None:
+    """What an archive, a compressed file or a database holds; None of any other file."""
+    members: Any = None
+    if data[:2] == b"PK" and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            members = [[info.filename, short(archive.read(info))] for info in archive.infolist()]
+    elif data[:2] == b"\x1f\x8b":
+        members = short(gzip.decompress(data))
+    elif data[:16] == b"SQLite format 3\0":
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+            members = list(database.iterdump())
+    elif tarfile.is_tarfile(path):
+        with tarfile.open(path) as tar:
+            members = [[info.name, info.mode, short(tar.extractfile(info).read()) if info.isfile() else ""] for info in tar]
+    return None if members is None else json.dumps(members)
 
+
+def _position(file: Any) -> int | str:
+    try:
+        return file.tell()
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
+def short(data: bytes) -> str:
     text = data.decode("latin-1")
     return text if len(data) <= 400 else f"{len(data)} bytes {hashlib.sha1(data, usedforsecurity=False).hexdigest()}: {text[:60]!r}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ class Judgement:
     """What has become of a row under a door."""
 
     status: str
-    """``equal``, ``refused``, ``refused without a name``, ``neither`` (a row that must be refused), ``harm``, ``SILENT HARM`` or ``failed``."""
+    """``equal``, ``refused``, ``refused without a name``, ``neither`` (must be refused), ``harm``, ``SILENT HARM`` or ``failed``."""
     reason: str = ""
     differs: tuple[str, ...] = ()
 
@@ -124,7 +123,7 @@ def _files(here: Counter[tuple[str, ...]], there: Counter[tuple[str, ...]]) -> I
 def _apart(now: tuple[str, ...], then: tuple[str, ...], what: str = "plain") -> str:
     if now[:2] != then[:2]:
         return f"{' '.join(now[:2])}, {what} {' '.join(then[:2])}"
-    at = max(0, len(os.path.commonprefix([now[2], then[2]])) - 8)
+    at = max(0, next((i for i, pair in enumerate(zip(now[2], then[2], strict=False)) if pair[0] != pair[1]), len(then[2])) - 8)
     return f"{now[2][at:]!r:.60}, {what} {then[2][at:]!r:.60}"
 
 

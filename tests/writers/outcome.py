@@ -103,7 +103,12 @@ def _read(root: Path, ended: str) -> Outcome:
         return Outcome((), {}, {}, "", {}, 0, (), (), (), text.read_text() if text.exists() else "", (), None, "", "", 0.0, why)
     values = json.loads((aside / "outcome.json").read_text())
     return Outcome(
-        tuple(sorted((_settled(path), kind, mode, _settled(content) if kind == "link" else content) for path, kind, mode, content in values["files"])),
+        tuple(
+            sorted(
+                (_settled(path), kind, mode, _settled(content) if kind == "link" else content)
+                for path, kind, mode, content in values["files"]
+            )
+        ),
         values["variables"],
         values["after"],
         values["cwd"],

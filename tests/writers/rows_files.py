@@ -183,7 +183,8 @@ ROWS = (
     Writer(
         "print_to_a_file",
         "",
-        'n += torch.rand(3).sum()\nwith open("out.txt", "a") as out:\n    print("loss", round(n.item(), 6), file=out)\nprint("cell: printed")',
+        'n += torch.rand(3).sum()\nwith open("out.txt", "a") as out:\n    print("loss", round(n.item(), 6), file=out)\n'
+        'print("cell: printed")',
         ("file out.txt",),
     ),
     Writer(
@@ -210,7 +211,8 @@ ROWS = (
         "through_a_linked_folder",
         'os.mkdir(os.path.join(OTHER, "drive"))\nos.symlink(os.path.join(OTHER, "drive"), "drive")\n'
         'with open("drive/log.txt", "w") as file:\n    file.write("start\\n")',
-        'with open("drive/log.txt", "a") as file:\n    file.write(f"{torch.rand(()).item():.6f}\\n")\ntorch.save(torch.rand(2), "drive/new.pt")',
+        'with open("drive/log.txt", "a") as file:\n    file.write(f"{torch.rand(()).item():.6f}\\n")\n'
+        'torch.save(torch.rand(2), "drive/new.pt")',
         ("file drive", "log.txt"),
     ),
     Writer(
@@ -229,7 +231,8 @@ ROWS = (
     Writer(
         "large_file_in_place",
         'with open("weights.bin", "wb") as file:\n    file.seek(100 * 2**20 - 1)\n    file.write(b"e")',
-        'with open("weights.bin", "r+b") as file:\n    file.seek(int(torch.randint(1, 90, ())) * 2**20)\n    file.write(torch.rand(1000).numpy().tobytes())',
+        'with open("weights.bin", "r+b") as file:\n    file.seek(int(torch.randint(1, 90, ())) * 2**20)\n'
+        "    file.write(torch.rand(1000).numpy().tobytes())",
         ("file weights.bin",),
     ),
     Writer(
@@ -255,7 +258,7 @@ ROWS = (
         "savefig",
         'import matplotlib\nmatplotlib.use("Agg")\nimport matplotlib.pyplot as plt\nlosses = []\n'
         'plt.figure(figsize=(1, 1)); plt.savefig("loss.png"); plt.close("all")',
-        'losses.append(round(torch.rand(()).item(), 6))\nfigure = plt.figure(figsize=(1, 1))\n'
+        "losses.append(round(torch.rand(()).item(), 6))\nfigure = plt.figure(figsize=(1, 1))\n"
         'plt.plot(losses + [0.5])\nplt.savefig("loss.png")\nplt.close(figure); del figure',
         ("file loss.png",),
         slow=True,
@@ -269,13 +272,15 @@ ROWS = (
     Writer(
         "dbm_in_the_cell",
         'import dbm.dumb\nwith dbm.dumb.open("index", "c") as index:\n    index["a"] = "0"',
-        'with dbm.dumb.open("index", "c") as index:\n    index["a"] = f"{torch.rand(()).item():.6f}"\n    index[f"k{len(index)}"] = "new"\ndel index',
+        'with dbm.dumb.open("index", "c") as index:\n    index["a"] = f"{torch.rand(()).item():.6f}"\n'
+        '    index[f"k{len(index)}"] = "new"\ndel index',
         ("file index",),
     ),
     Writer(
         "sqlite_in_the_cell",
         'import sqlite3\nwith sqlite3.connect("trials.db") as db:\n    db.execute("create table trial (loss real)")\ndb.close()\ndel db',
-        'db = sqlite3.connect("trials.db")\nwith db:\n    db.execute("insert into trial values (?)", (round(torch.rand(()).item(), 6),))\ndb.close()\ndel db',
+        'db = sqlite3.connect("trials.db")\nwith db:\n'
+        '    db.execute("insert into trial values (?)", (round(torch.rand(()).item(), 6),))\ndb.close()\ndel db',
         ("file trials.db", "sqlite"),
     ),
 )

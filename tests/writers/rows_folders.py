@@ -10,7 +10,8 @@ ROWS = (
     Writer(
         "chdir_then_write",
         'os.makedirs("run/a")\nwith open("run/loss.txt", "w") as file:\n    file.write("start\\n")',
-        'os.chdir("run")\nwith open("loss.txt", "a") as file:\n    file.write(f"{torch.rand(()).item():.6f}\\n")\nos.makedirs("run", exist_ok=True)',
+        'os.chdir("run")\nwith open("loss.txt", "a") as file:\n    file.write(f"{torch.rand(()).item():.6f}\\n")\n'
+        'os.makedirs("run", exist_ok=True)',
         ("cwd", "file loss.txt", "chdir", "run"),
     ),
     Writer(
@@ -41,7 +42,8 @@ ROWS = (
     Writer(
         "remove",
         'for name in "abcdef":\n    with open(f"{name}.tmp", "w") as file:\n        file.write(name)',
-        'left = sorted(name for name in os.listdir() if name.endswith(".tmp"))\nif left:\n    os.remove(left[int(torch.randint(0, len(left), ()))])',
+        'left = sorted(name for name in os.listdir() if name.endswith(".tmp"))\nif left:\n'
+        "    os.remove(left[int(torch.randint(0, len(left), ()))])",
         ("file .tmp",),
     ),
     Writer(
@@ -59,7 +61,8 @@ ROWS = (
     ),
     Writer(
         "move",
-        'import shutil\nos.mkdir("done")\nfor number in range(5):\n    with open(f"job_{number}.txt", "w") as file:\n        file.write(str(number))',
+        'import shutil\nos.mkdir("done")\nfor number in range(5):\n    with open(f"job_{number}.txt", "w") as file:\n'
+        "        file.write(str(number))",
         'jobs = sorted(name for name in os.listdir() if name.startswith("job_"))\nif jobs:\n'
         '    shutil.move(jobs[int(torch.randint(0, len(jobs), ()))], "done")',
         ("file job_", "done"),
@@ -99,25 +102,29 @@ ROWS = (
     Writer(
         "read_only_after_write",
         'with open("final.txt", "w") as file:\n    file.write("start")\nos.chmod("final.txt", 0o644)',
-        'os.chmod("final.txt", 0o644)\nwith open("final.txt", "a") as file:\n    file.write(f" {torch.rand(()).item():.6f}")\nos.chmod("final.txt", 0o444)',
+        'os.chmod("final.txt", 0o644)\nwith open("final.txt", "a") as file:\n    file.write(f" {torch.rand(()).item():.6f}")\n'
+        'os.chmod("final.txt", 0o444)',
         ("file final.txt",),
     ),
     Writer(
         "mkdir_then_list",
         'os.makedirs("runs", exist_ok=True)',
-        'run = len(os.listdir("runs"))\nos.mkdir(f"runs/{run:03d}")\ntorch.save(torch.rand(2), f"runs/{run:03d}/w.pt")\nnames = sorted(os.listdir("runs"))',
+        'run = len(os.listdir("runs"))\nos.mkdir(f"runs/{run:03d}")\ntorch.save(torch.rand(2), f"runs/{run:03d}/w.pt")\n'
+        'names = sorted(os.listdir("runs"))',
         ("file runs",),
     ),
     Writer(
         "keep_last_three",
         f"import glob\n{_CHECKPOINTS}step = 3",
-        'torch.save(torch.rand(2), f"ckpt/step_{step:04d}.pt")\nstep += 1\nfor old in sorted(glob.glob("ckpt/*.pt"))[:-3]:\n    os.remove(old)',
+        'torch.save(torch.rand(2), f"ckpt/step_{step:04d}.pt")\nstep += 1\nfor old in sorted(glob.glob("ckpt/*.pt"))[:-3]:\n'
+        "    os.remove(old)",
         ("file ckpt",),
     ),
     Writer(
         "named_temporary_file",
         "import tempfile\nmade = 0",
-        'with tempfile.NamedTemporaryFile("w", dir=OTHER, delete=False) as file:\n    file.write(f"{torch.rand(()).item():.6f}")\nmade += 1\ndel file',
+        'with tempfile.NamedTemporaryFile("w", dir=OTHER, delete=False) as file:\n    file.write(f"{torch.rand(()).item():.6f}")\n'
+        "made += 1\ndel file",
         ("file tmp",),
     ),
     Writer(

@@ -33,14 +33,15 @@ ROWS = (
     Writer(
         "handle_read_and_moved",
         'with open("data.txt", "w") as file:\n    file.write("\\n".join(map(str, range(100))))\ndata = open("data.txt")\nrows = []',
-        'rows.append(float(data.readline()) + torch.rand(()).item())\nwith open("out.txt", "a") as out:\n    out.write(f"{rows[-1]:.6f}\\n")',
+        'rows.append(float(data.readline()) + torch.rand(()).item())\nwith open("out.txt", "a") as out:\n'
+        '    out.write(f"{rows[-1]:.6f}\\n")',
         ("descriptor", "file data.txt", "out.txt", "data"),
         finish="rest = data.readline()\ndata.close()",
     ),
     Writer(
         "unbuffered_r_plus_handle",
         'with open("ring.bin", "wb") as file:\n    file.write(bytes(32))\nring = open("ring.bin", "r+b", buffering=0)',
-        'ring.write(torch.rand(1).numpy().tobytes())\nring.seek(2, os.SEEK_CUR)',
+        "ring.write(torch.rand(1).numpy().tobytes())\nring.seek(2, os.SEEK_CUR)",
         ("descriptor", "file ring.bin", "ring"),
         finish='ring.write(b"end")\nring.close()',
     ),
@@ -89,7 +90,8 @@ ROWS = (
     ),
     Writer(
         "mmap_opened_earlier",
-        'import mmap\nwith open("m.bin", "wb") as file:\n    file.write(bytes(8))\nhandle = open("m.bin", "r+b")\nview = mmap.mmap(handle.fileno(), 8)',
+        'import mmap\nwith open("m.bin", "wb") as file:\n    file.write(bytes(8))\nhandle = open("m.bin", "r+b")\n'
+        "view = mmap.mmap(handle.fileno(), 8)",
         "view[0] = (view[0] + int(torch.randint(1, 50, ()))) % 256\nview[1:3] = bytes([view[0], 7])",
         ("file m.bin", "view", "mmap"),
         finish="view.close()\nhandle.close()",
@@ -124,7 +126,8 @@ ROWS = (
     Writer(
         "file_handler_made_in_the_cell",
         _LOGGER,
-        'logger.addHandler(logging.FileHandler("train.log"))\nlogger.info("loss %.6f", torch.rand(()).item())\nhandlers = len(logger.handlers)',
+        'logger.addHandler(logging.FileHandler("train.log"))\nlogger.info("loss %.6f", torch.rand(()).item())\n'
+        "handlers = len(logger.handlers)",
         ("file train.log", "logger"),
         finish='logger.info("end")\nfor handler in logger.handlers: handler.close()\nhandlers = len(logger.handlers)',
     ),
@@ -146,7 +149,7 @@ ROWS = (
     ),
     Writer(
         "timer_thread_that_flushes",
-        'import threading\npending, stop = [], threading.Event()\ndef flush():\n    while not stop.wait(0.02):\n'
+        "import threading\npending, stop = [], threading.Event()\ndef flush():\n    while not stop.wait(0.02):\n"
         '        while pending:\n            with open("late.log", "a") as out:\n                out.write(pending.pop(0))\n'
         "writer = threading.Thread(target=flush, daemon=True)\nwriter.start()",
         'n += torch.rand(3).sum()\npending.append(f"{n.item():.6f}\\n")',

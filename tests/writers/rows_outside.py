@@ -8,25 +8,29 @@ ROWS = (
     Writer(
         "thread_joined_in_the_cell",
         "import threading",
-        'n += torch.rand(3).sum()\nsaver = threading.Thread(target=torch.save, args=({"n": n.clone()}, "best.pt"))\nsaver.start()\nsaver.join()\ndel saver',
+        'n += torch.rand(3).sum()\nsaver = threading.Thread(target=torch.save, args=({"n": n.clone()}, "best.pt"))\nsaver.start()\n'
+        "saver.join()\ndel saver",
         ("thread", "file best.pt"),
     ),
     Writer(
         "thread_joined_later",
         'import threading\nsavers = []\ntorch.save({"n": n}, "best.pt")',
-        'n += torch.rand(3).sum()\nsavers.append(threading.Thread(target=torch.save, args=({"n": n.clone()}, f"best_{len(savers)}.pt")))\nsavers[-1].start()',
+        "n += torch.rand(3).sum()\n"
+        'savers.append(threading.Thread(target=torch.save, args=({"n": n.clone()}, f"best_{len(savers)}.pt")))\nsavers[-1].start()',
         ("thread", "file best_", "savers"),
         finish="for saver in savers: saver.join(5)\ncount = len(savers)\ndel savers, saver",
     ),
     Writer(
         "thread_pool_in_the_cell",
-        'from concurrent.futures import ThreadPoolExecutor\ndef append(value):\n    with open("pool.log", "a") as file:\n        file.write(f"{value:.6f}\\n")',
+        'from concurrent.futures import ThreadPoolExecutor\ndef append(value):\n    with open("pool.log", "a") as file:\n'
+        '        file.write(f"{value:.6f}\\n")',
         "with ThreadPoolExecutor(1) as pool:\n    list(pool.map(append, torch.rand(4).tolist()))\ndel pool",
         ("thread", "file pool.log"),
     ),
     Writer(
         "thread_that_outlives_the_cell",
-        'import threading, time\ndef late(value):\n    time.sleep(0.3)\n    with open("late.txt", "a") as file:\n        file.write(f"{value:.6f}\\n")',
+        'import threading, time\ndef late(value):\n    time.sleep(0.3)\n    with open("late.txt", "a") as file:\n'
+        '        file.write(f"{value:.6f}\\n")',
         "threading.Thread(target=late, args=(torch.rand(()).item(),), daemon=True).start()",
         ("thread", "file late.txt", "late"),
         "refused",
@@ -44,7 +48,7 @@ ROWS = (
         "loader_workers_write",
         "from torch.utils.data import DataLoader\ndef begin(number):\n"
         '    with open(f"worker_{os.getpid()}.txt", "w") as file:\n        file.write(f"{number}")',
-        'total = sum(batch.sum().item() for batch in DataLoader(range(8), 4, num_workers=1, worker_init_fn=begin, shuffle=True))\n'
+        "total = sum(batch.sum().item() for batch in DataLoader(range(8), 4, num_workers=1, worker_init_fn=begin, shuffle=True))\n"
         "n += torch.rand(())",
         ("process", "file worker_", "DataLoader"),
         slow=True,
@@ -75,7 +79,8 @@ ROWS = (
     Writer(
         "raw_socket",
         "import socket",
-        'with socket.create_connection((HOST, PORT)) as link:\n    link.sendall(f"POST {URL} HTTP/1.0\\r\\n\\r\\n".encode())\n    answer = link.recv(12).decode()\n'
+        'with socket.create_connection((HOST, PORT)) as link:\n    link.sendall(f"POST {URL} HTTP/1.0\\r\\n\\r\\n".encode())\n'
+        "    answer = link.recv(12).decode()\n"
         "del link; n += torch.rand(())",
         ("socket", "connection", "127.0.0.1"),
         "refused",
@@ -83,7 +88,8 @@ ROWS = (
     Writer(
         "socket_opened_earlier",
         "import socket\nlink = socket.create_connection((HOST, PORT))",
-        'link.sendall(f"POST {URL} HTTP/1.1\\r\\nHost: a\\r\\nContent-Length: 0\\r\\n\\r\\n".encode())\nlink.recv(4096)\nn += torch.rand(())',
+        'link.sendall(f"POST {URL} HTTP/1.1\\r\\nHost: a\\r\\nContent-Length: 0\\r\\n\\r\\n".encode())\nlink.recv(4096)\n'
+        "n += torch.rand(())",
         ("socket", "connection", "link", "127.0.0.1"),
         "refused",
         finish="link.close()",
@@ -91,7 +97,8 @@ ROWS = (
     Writer(
         "server_in_a_thread_of_the_notebook",
         "import threading, urllib.request\nfrom http.server import BaseHTTPRequestHandler, HTTPServer\nhits = []\n"
-        "class Handler(BaseHTTPRequestHandler):\n    def do_POST(self):\n        hits.append(self.path)\n        self.send_response(204)\n"
+        "class Handler(BaseHTTPRequestHandler):\n    def do_POST(self):\n        hits.append(self.path)\n"
+        "        self.send_response(204)\n"
         "        self.end_headers()\n    def log_message(self, *words): pass\n"
         'server = HTTPServer(("127.0.0.1", 0), Handler)\nthreading.Thread(target=server.serve_forever, daemon=True).start()',
         'urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/loss", data=str(torch.rand(()).item()).encode()).close()',
@@ -116,14 +123,16 @@ ROWS = (
     Writer(
         "posix_spawn",
         "",
-        'n += torch.rand(())\npid = os.posix_spawn("/bin/sh", ["sh", "-c", f"echo {n.item():.6f} >> log.txt"], os.environ)\nos.waitpid(pid, 0)\npid = 0',
+        'n += torch.rand(())\npid = os.posix_spawn("/bin/sh", ["sh", "-c", f"echo {n.item():.6f} >> log.txt"], os.environ)\n'
+        "os.waitpid(pid, 0)\npid = 0",
         ("process", "posix_spawn", "log.txt", "/bin/sh"),
         "refused",
     ),
     Writer(
         "fork_that_writes",
         "",
-        'n += torch.rand(())\nif (pid := os.fork()) == 0:\n    os.write(os.open("log.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND), f"{n.item():.6f}\\n".encode())\n'
+        "n += torch.rand(())\nif (pid := os.fork()) == 0:\n"
+        '    os.write(os.open("log.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND), f"{n.item():.6f}\\n".encode())\n'
         "    os._exit(0)\nos.waitpid(pid, 0); pid = 0",
         ("process", "fork", "log.txt"),
         "refused",
