@@ -13,7 +13,7 @@ SEED = 42
 """Both `%%deterministic` and `verify` begin with it, so that their first run draws what a plain run does."""
 STEPS = 6
 GROWING_STEPS = 12
-REPORT = "writers_report"
+REPORT, SESSION = "writers_report", "writers_session"
 
 _TRAINING = """
 model_ = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
@@ -47,7 +47,7 @@ def form(writer: Writer, door: str) -> Form:
     """The cells of a row under a door: see `DOORS` and `BASELINES`."""
     make = {**DOORS, **BASELINES}[door]
     judged = make(writer)
-    return Form((_TRAINING + writer.setup, _SEEDED, judged, writer.finish), notebook=door != "verify")
+    return Form((_TRAINING + writer.setup, _SEEDED, judged, writer.finish), notebook=door not in FUNCTIONS)
 
 
 def names(writer: Writer) -> tuple[str, ...]:
@@ -97,8 +97,20 @@ def _overfit_cell(writer: Writer) -> str:
 
 
 def _nanhunt(writer: Writer) -> str:
-    step = "def step_():\n" + indent(_BAD_STEP, "    ")
-    return f"%%nanhunt -o {REPORT}\n{_effect(writer)}\n{step}\nstep_()"
+    return f"%%nanhunt -o {REPORT}\n{_bad_step(writer)}\nstep_()"
+
+
+def _bad_step(writer: Writer) -> str:
+    return f"{_effect(writer)}\ndef step_():\n" + indent(_BAD_STEP, "    ")
+
+
+def _nanhunt_function(writer: Writer) -> str:
+    return f"import torchdebug_magics\n{_bad_step(writer)}\n{SESSION} = torchdebug_magics.nanhunt()\nwith {SESSION}:\n    step_()"
+
+
+def _overfit_function(writer: Writer) -> str:
+    step = _function(writer, "step_", _STEP + "return loss_")
+    return f"import torchdebug_magics\n{step}\n{REPORT} = torchdebug_magics.overfit(step_, steps={STEPS})"
 
 
 def _memtrace(writer: Writer) -> str:
@@ -114,7 +126,11 @@ DOORS = {
     "overfit_cell": _overfit_cell,
     "nanhunt": _nanhunt,
     "memtrace": _memtrace,
+    "overfit_function": _overfit_function,
+    "nanhunt_function": _nanhunt_function,
 }
+FUNCTIONS = ("verify", "overfit_function", "nanhunt_function")
+"""Doors of a script; the others are magics of a notebook."""
 
 
 def baselines(door: str) -> tuple[str, ...]:
@@ -126,16 +142,16 @@ def baselines(door: str) -> tuple[str, ...]:
 
 def _assigned(source: str) -> set[str]:
     """The names that module code binds or deletes, apart from those of functions, comprehensions and classes inside."""
-    found: set[str] = set()
+    bound: set[str] = set()
     for node in _outer(ast.parse(source)):
         match node:
             case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
-                found.add(name)
+                bound.add(name)
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                found.add(name)
+                bound.add(name)
             case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                found.update((alias.asname or alias.name).partition(".")[0] for alias in aliases)
-    return found
+                bound.update((alias.asname or alias.name).partition(".")[0] for alias in aliases)
+    return bound
 
 
 def _outer(node: ast.AST) -> list[ast.AST]:
