@@ -49,7 +49,7 @@ def judged(run: Run, writer: Writer, door: str) -> Judgement:
     if plain.errors:
         return Judgement("failed", f"the plain cell raises {plain.errors[0]}")
     if door.startswith("overfit"):
-        differs = tuple(_trained(outcome, plain, *others))
+        differs = tuple(_trained(outcome, plain, *others, cell=door == "overfit_cell"))
     else:
         differs = tuple(_differences(outcome, plain, variables=door in RERUNS))
     words = _all_words(outcome)
@@ -127,18 +127,18 @@ def _apart(now: tuple[str, ...], then: tuple[str, ...], what: str = "plain") -> 
     return f"{now[2][at:]!r:.60}, {what} {then[2][at:]!r:.60}"
 
 
-def _trained(outcome: Outcome, plain: Outcome, before: Outcome) -> Iterator[str]:
+def _trained(outcome: Outcome, plain: Outcome, before: Outcome, *, cell: bool) -> Iterator[str]:
     """What training on the row's step has left that neither no step nor one plain step leaves.
 
     A step under `%overfit` draws other numbers, so that of a new file only the name and kind are compared; one that was there before is
-    byte by byte as before, or as after one plain step.
+    byte by byte as before, or where the magic stands above the cell that writes, as after one plain run of it.
     """
     old, new = Counter(before.files), Counter(plain.files)
     paths = {entry[0] for entry in before.files}
     here = Counter(outcome.files)
     for path in sorted(paths):
         now, was, then = ([entry for entry in files.elements() if entry[0] == path] for files in (here, old, new))
-        if sorted(now) not in (sorted(was), sorted(then)):
+        if sorted(now) not in (sorted(was), *([sorted(then)] if cell else [])):
             yield f"{path}: {_apart(now[0][1:], was[0][1:], 'before')}" if now else f"{path}: missing"
     kinds = Counter(entry[:2] for entry in new.elements() if entry[0] not in paths)
     stray = Counter(entry[:2] for entry in here.elements() if entry[0] not in paths) - kinds
