@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.writers import forms
 from tests.writers.judge import judged
-from tests.writers.outcome import notebooks
+from tests.writers.outcome import Outcome, notebooks
+from tests.writers.writer import Writer
 from tests.writers.writers import WRITERS, installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.writers.outcome import Run
-    from tests.writers.writer import Writer
 
 QUICK = {
     "torch_save_over", "safetensors_new", "np_savetxt", "csv_writer_opened_earlier", "mmap_opened_earlier", "event_thread_with_a_queue",
@@ -55,3 +56,32 @@ def test_the_table_is_in_order() -> None:
     assert len({row.name for row in WRITERS}) == len(WRITERS) >= 60
     assert [row.name for row in WRITERS if len(row.cell.splitlines()) > 5] == []
     assert {row.name for row in WRITERS} >= QUICK
+
+
+PLAIN = Outcome((("work/a.log", "file", "0o644", "start 1"),), {"n": 1}, {}, "", {}, 1, (), (), (), "", (), None, "", "", 0.0)
+REQUEST = Writer("a_request", "", "", ("request", "file a.log"), "refused")
+
+
+@pytest.mark.parametrize(
+    ("door", "outcome", "status"),
+    [
+        ("verify", replace(PLAIN, verdict="Not run again: a request to 127.0.0.1 · `--anyway` runs it"), "refused"),
+        ("verify", replace(PLAIN, verdict="Not run again: something · `--anyway` runs it"), "refused without a name"),
+        ("verify", PLAIN, "neither"),
+        ("verify", replace(PLAIN, requests=2), "SILENT HARM"),
+        ("verify", replace(PLAIN, variables={"n": 2}), "SILENT HARM"),
+        ("verify", replace(PLAIN, requests=2, report={"rows": ["not restored for the second run: the file a.log"]}), "harm"),
+        ("verify", replace(PLAIN, failed="ran too long"), "failed"),
+        ("nanhunt", replace(PLAIN, variables={"n": 2}), "equal"),
+        ("nanhunt", replace(PLAIN, files=(*PLAIN.files, ("work/b", "file", "0o644", ""))), "SILENT HARM"),
+        ("overfit_step", replace(PLAIN, files=(("work/a.log", "file", "0o644", "start"),), requests=0), "equal"),
+        ("overfit_step", PLAIN, "SILENT HARM"),
+        ("overfit_cell", PLAIN, "equal"),
+        ("overfit_cell", replace(PLAIN, files=(("work/a.log", "file", "0o644", "start 1 1"),)), "SILENT HARM"),
+        ("overfit_cell", replace(PLAIN, requests=2), "SILENT HARM"),
+    ],
+)
+def test_the_judge_tells_harm_from_a_refusal(door: str, outcome: Outcome, status: str) -> None:
+    before = replace(PLAIN, files=(("work/a.log", "file", "0o644", "start"),), requests=0)
+    by_door = {"plain": PLAIN, "before": before, door: outcome}
+    assert judged(lambda _, name: by_door[name], REQUEST, door).status == status
