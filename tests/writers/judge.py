@@ -130,7 +130,7 @@ def _apart(now: tuple[str, ...], then: tuple[str, ...], what: str = "plain") -> 
 def _trained(outcome: Outcome, plain: Outcome, before: Outcome, *, cell: bool) -> Iterator[str]:
     """What training on the row's step has left that neither no step nor one plain step leaves.
 
-    A step under `%overfit` draws other numbers, so that of a new file only the name and kind are compared; one that was there before is
+    A step under `%overfit` draws other numbers, so that of a new file name, kind and size are compared; one that was there before is
     byte by byte as before, or where the magic stands above the cell that writes, as after one plain run of it.
     """
     old, new = Counter(before.files), Counter(plain.files)
@@ -144,8 +144,16 @@ def _trained(outcome: Outcome, plain: Outcome, before: Outcome, *, cell: bool) -
     stray = Counter(entry[:2] for entry in here.elements() if entry[0] not in paths) - kinds
     for path, kind in sorted(stray):
         yield f"{path}: a stray {kind}"
+    sizes = {entry[0]: _size(entry[3]) for entry in plain.files}
+    for path, _, _, content in outcome.files:
+        if path not in paths and _size(content) > sizes.get(path, _size(content)) * 1.5 + 8:
+            yield f"{path}: {_size(content)} bytes, plain {sizes[path]}"
     if outcome.requests > plain.requests:
         yield f"requests {outcome.requests}, plain {plain.requests}"
     for name in ("cwd", "environ", "threads", "processes"):
         if getattr(outcome, name) not in (getattr(plain, name), getattr(before, name)):
             yield f"{name} {getattr(outcome, name)!r}, before {getattr(before, name)!r}"
+
+
+def _size(content: str) -> int:
+    return int(match[1]) if (match := re.match(r"(\d+) bytes ", content)) else len(content)
