@@ -150,7 +150,8 @@ ROWS = (
     Writer(
         "timer_thread_that_flushes",
         "import collections, threading\npending, stop = collections.deque(), threading.Event()\n"
-        'def flush():\n    while not stop.wait(0.02):\n        while pending:\n            with open("late.log", "a") as out:\n                out.write(pending.popleft())\n'
+        "def flush():\n    while not stop.wait(0.02):\n        while pending:\n"
+        '            with open("late.log", "a") as out:\n                out.write(pending.popleft())\n'
         "writer = threading.Thread(target=flush, daemon=True)\nwriter.start()",
         'n += torch.rand(3).sum()\npending.append(f"{n.item():.6f}\\n")',
         ("thread", "file late.log", "writer", "flush", "pending"),
