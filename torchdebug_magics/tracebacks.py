@@ -10,7 +10,7 @@ from torchdebug_magics.errors import TorchDebugError
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["without_ours"]
+__all__ = ["first_interrupt", "past_ours", "without_ours"]
 
 _OWN = str(Path(__file__).parent)
 _WAY_TO_AN_OP = ("torch/_ops.py", "torch/_compile.py", "torch/_dynamo/eval_frame.py")
@@ -23,6 +23,18 @@ def without_ours(error: BaseException) -> None:
     while trace is not None:
         trace.tb_next = _past_ours(trace.tb_next)
         trace = trace.tb_next
+
+
+def first_interrupt(error: BaseException) -> BaseException:
+    """The interrupt that landed in the user's code, where clean-up has raised another one on top; else the error itself."""
+    while isinstance(error, KeyboardInterrupt) and isinstance(error.__context__, KeyboardInterrupt):
+        error = error.__context__
+    return error
+
+
+def past_ours(error: BaseException) -> TracebackType | None:
+    """The traceback without this package's frames at its beginning."""
+    return _past_ours(error.__traceback__)
 
 
 def _past_ours(trace: TracebackType | None) -> TracebackType | None:

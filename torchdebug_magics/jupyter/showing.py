@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchdebug_magics.errors import SessionError
 from torchdebug_magics.html.page import Fold, Verbatim
 from torchdebug_magics.jupyter.live import LiveView
-from torchdebug_magics.tracebacks import without_ours
+from torchdebug_magics.tracebacks import first_interrupt, past_ours, without_ours
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -186,6 +186,7 @@ def _fold(text: str) -> tuple[Fold, ...]:
 
 
 def _full(error: BaseException) -> str:
+    error = first_interrupt(error)
     without_ours(error)
     own = getattr(error, "_render_traceback_", None)
-    return "\n".join(own()) if callable(own) else "".join(traceback.format_exception(error)).rstrip()
+    return "\n".join(own()) if callable(own) else "".join(traceback.format_exception(type(error), error, past_ours(error))).rstrip()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from torchdebug_magics.report import own_traceback
+from torchdebug_magics.tracebacks import first_interrupt
 
 __all__ = ["interrupts_held", "shortened", "traceback_of", "without_libraries"]
 
@@ -36,6 +37,7 @@ def without_libraries(error: BaseException) -> list[str]:
     from torchdebug_magics.probing.where import owner  # noqa: PLC0415 - as above
 
     is_chained = error.__cause__ is not None or (error.__context__ is not None and not error.__suppress_context__)
+    error = first_interrupt(error)
     owners = [owner(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
     if isinstance(error, KeyboardInterrupt):
         return shortened(error, str(error))

@@ -113,8 +113,8 @@ def stopped(trainings: Sequence[Training], problems: tuple[str, ...]) -> Overfit
     """The report of trainings that an interrupt has ended."""
     losses = tuple(trainings[0].losses) if trainings else ()
     trials = f" and {plural(len(trainings) - 1, 'trial')}" if len(trainings) > 1 else ""
-    reason = f"stopped after {plural(len(losses), 'step')}{trials}: everything is as it was before the training"
-    return OverfitReport(passed=False, losses=losses, reason=reason, problems=problems)
+    reason = f"after {plural(len(losses), 'step')}{trials}; everything is as it was before the training"
+    return OverfitReport(passed=False, losses=losses, reason=reason, problems=problems, cut_short=KeyboardInterrupt.__name__)
 
 
 def _explained(

@@ -88,6 +88,11 @@ class OverfitReport(Report):
         return self.losses[-1] if self.losses else math.nan
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether an interrupt has ended the training."""
+        return self.cut_short == KeyboardInterrupt.__name__
+
+    @property
     def subject(self) -> str:
         """``8 samples``, or ``the batch``."""
         return "the batch" if self.samples is None else plural(self.samples, "sample")
@@ -109,6 +114,8 @@ class OverfitReport(Report):
             return self.headline.partition(": ")[0]
         if not self.losses and not self.error:
             return "No training step was seen"
+        if self.is_stopped:
+            return f"Stopped: {self.loss_change}"
         if self.error and not self.passed:
             return f"The step fails: {self.error.partition(': ')[0]}"
         return f"The model {'overfits' if self.passed else 'does not overfit'} {self.subject}: {self.loss_change}"
@@ -125,6 +132,8 @@ class OverfitReport(Report):
             return f"No training step was seen: {self.reason}"
         if self.error:
             return f"The step fails: {self.error}"
+        if self.is_stopped:
+            return f"Stopped {self.reason}: {after}"
         return f"The model does not overfit {self.subject}: {after}" + (f" · {self.reason}" if self.reason else "")
 
     @property

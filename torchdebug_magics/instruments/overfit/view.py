@@ -51,10 +51,10 @@ def _first_facts(report: OverfitReport) -> tuple[tuple[str, str], ...]:
         ("fix", report.fix),
         ("proof", proof if report.fix else ""),
         ("error", "" if report.headline else report.error),
-        ("why" if report.headline else "but" if report.passed else "tried", report.why),
+        ("why" if report.headline else "but" if report.passed else "stopped" if report.is_stopped else "tried", report.why),
         ("at", f"{where}: `{where.source}`" if where is not None and not report.excerpt else ""),
         ("leak", leaks if report.leaks else ""),
-        ("unchanged", f"model, optimizer, gradients and RNG state; all trainings took {duration(report.seconds_s)}"),
+        ("unchanged", f"model, optimizer, gradients, RNG state and files; all trainings took {duration(report.seconds_s)}"),
     )
     return tuple((name, text) for name, text in rows if text)
 
