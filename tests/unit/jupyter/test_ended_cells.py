@@ -100,4 +100,4 @@ def test_an_error_in_the_cell_itself_is_shown_as_without_the_magic(shell: Intera
     shown, error = ended(shell, "%%gradwatch\nstep()\nraise ValueError('mine')", 0, "pass")
     assert isinstance(error, ValueError)
     assert "Traceback of your own code" not in shown
-    assert re.search(r"3 .*raise.*ValueError.*mine", shown)
+    assert "raise ValueError('mine')" in re.sub(r"\x1b\[[\d;]*m", "", shown)
