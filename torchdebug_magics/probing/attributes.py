@@ -5,6 +5,7 @@ They are read from where they are kept, never asked for: no property, no `__geta
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -92,10 +93,18 @@ def _write_namespace(held: dict[str, Any], parts: list[Any]) -> None:
 
 
 def _read_instance(value: object) -> list[Any] | None:
-    """An object that holds a lock, a thread or a connection may change under other hands, too: then it is left alone."""
+    """An object that holds a lock, a thread or a connection may change under other hands, too: then it is left alone.
+
+    One that wraps a file, as an open archive does, goes with the file, which is put back where it stood.
+    """
     held = attributes_of(value) or {}
     parts = [*(_read_member(member, value) for member in members_of(type(value))), *_read_names(held, list(held))]
-    return None if any(_is_shared(type(part)) for part in parts) and not _is_ours_alone(type(value)) else parts
+    is_shared = any(_is_shared(type(part)) for part in parts) and not _is_ours_alone(type(value)) and not _wraps_a_file(parts)
+    return None if is_shared else parts
+
+
+def _wraps_a_file(parts: list[Any]) -> bool:
+    return any(issubclass(type(part), io.IOBase) for part in parts) and runs_alone()
 
 
 def _is_shared(kind: type) -> bool:

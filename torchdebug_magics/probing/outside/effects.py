@@ -61,6 +61,7 @@ class Effects:
     ) -> None:
         self._guard, self._roots, self._anyway, self._prevent = guard, roots, anyway, prevent
         self._sentence, self._looks = sentence, looks
+        self._open = OpenFiles(guard)
         self._phase: _Phase = "idle"
         self._pid = os.getpid()
         self._store = FileStore()
@@ -70,7 +71,7 @@ class Effects:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._open = OpenFiles(self._guard)
+        self._open.close()
         self._folders = Folders(())
         self._looked: dict[str, Stamp] = {}
         self._mapped: set[str] = set()
@@ -133,9 +134,7 @@ class Effects:
         for path, before in self._unseen():
             if self._is_of_run(path):
                 self._note_start(path, before)
-        for path in [path for path, was in self._start.items() if was.stamp.kind == "absent"]:
-            for inner in _inside(path):
-                self._start.setdefault(inner, Version(Stamp("absent")))
+        self._note_inside()
         for path in self._open.end():
             self._refuse(f"closes {os.path.basename(path)}, which was open before")
         for path in self._start:
@@ -165,6 +164,7 @@ class Effects:
             return
         with interrupts_held():
             self.recover()
+            self._open.close()
             self._store.close()
             self._start, self._end = {}, {}
 
@@ -331,6 +331,12 @@ class Effects:
         """Whether an unheard change is one of the run, and not of another process."""
         return path in self._held or self._folders.is_named(path)
 
+    def _note_inside(self) -> None:
+        """All that is in a folder which the run has made is of the run."""
+        for path in [path for path, was in self._start.items() if was.stamp.kind == "absent"]:
+            for inner in _inside(path):
+                self._start.setdefault(inner, Version(Stamp("absent")))
+
     def _hear_children(self) -> None:
         for phase, what, version in self._store.news():
             if phase == "act":
@@ -340,6 +346,7 @@ class Effects:
 
     def _see_rerun(self) -> None:
         self._hear_children()
+        self._note_inside()
         for path in self._start:
             self._end.setdefault(path, self._start[path])
         for path, _ in self._unseen():
@@ -348,6 +355,7 @@ class Effects:
 
     def _see_trial(self) -> None:
         self._hear_children()
+        self._note_inside()
         for path, before in self._unseen():
             if not self._is_of_run(path):
                 continue

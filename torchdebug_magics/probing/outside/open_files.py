@@ -29,8 +29,12 @@ class _Handle:
     """A file object, or the number of a descriptor."""
     path: str
     identity: tuple[int, int]
-    start: int
-    end: int = 0
+    start: int | None
+    """None if the first run has opened it."""
+    end: int | None = 0
+    """None if the first run has closed it."""
+    kept: int = -1
+    """A second descriptor of what a writable file object has open, for the case that it is closed."""
 
     def is_open(self) -> bool:
         try:
@@ -42,18 +46,38 @@ class _Handle:
         return self.file if isinstance(self.file, int) else int(self.file.fileno())
 
     def flush(self) -> None:
-        if not isinstance(self.file, int) and self.file.writable():
+        if self.is_open() and not isinstance(self.file, int) and self.file.writable():
             self.file.flush()
 
     def position(self) -> int:
         self.flush()
         return os.lseek(self.file, 0, os.SEEK_CUR) if isinstance(self.file, int) else int(self.file.tell())
 
-    def go(self, position: int) -> None:
+    def put_back(self, position: int | None) -> None:
+        """To a position, open again if need be; closed, if None."""
+        if position is None:
+            self.file.close()
+            return
+        if not self.is_open():
+            self._reopen()
         if isinstance(self.file, int):
             os.lseek(self.file, position, os.SEEK_SET)
         elif self.position() != position:
             self.file.seek(position)
+
+    def _reopen(self) -> None:
+        """The same objects, made anew: who holds the file, or a method of it, as a csv writer does, goes on."""
+        file = self.file
+        is_text = type(file) is io.TextIOWrapper
+        buffer = file.buffer if is_text else file
+        raw = buffer.raw if hasattr(buffer, "raw") else buffer
+        name, mode = raw.name, raw.mode
+        raw.__init__(os.dup(self.kept), mode)
+        raw.name = name
+        if buffer is not raw:
+            buffer.__init__(raw)
+        if is_text:
+            file.__init__(buffer, file.encoding, file.errors, line_buffering=file.line_buffering, write_through=file.write_through)
 
 
 class OpenFiles:
@@ -65,12 +89,17 @@ class OpenFiles:
 
     def begin(self) -> Iterator[str]:
         """Note where each stands; yields the paths of those that can be written to."""
-        for file in _file_objects() if _are_any_open() else ():
-            handle = self._guard.run("looking at an open file", _handle_of, file)
-            if handle is not None:
-                self._handles.append(handle)
-                if file.writable():
-                    yield handle.path
+        for handle in self._new():
+            self._handles.append(handle)
+            if handle.kept >= 0:
+                yield handle.path
+
+    def _new(self) -> list[_Handle]:
+        """Those that are open and not known."""
+        known = {id(handle.file) for handle in self._handles}
+        files = [file for file in _file_objects() if id(file) not in known] if _are_any_open() else []
+        handles = [self._guard.run("looking at an open file", _handle_of, file) for file in files]
+        return [handle for handle in handles if handle is not None]
 
     def met(self, number: int) -> str | None:
         """The run is about to write to a descriptor by number; its path if it is new here."""
@@ -82,24 +111,33 @@ class OpenFiles:
         return handle.path
 
     def end(self) -> tuple[str, ...]:
-        """The run has ended; the paths of files that it has closed."""
+        """The run has ended; the paths of files that it has closed and that cannot be opened again."""
         closed = [handle for handle in self._handles if not handle.is_open()]
-        self._handles = [handle for handle in self._handles if handle.is_open()]
         for handle in self._handles:
-            handle.end = self._guard.run("looking at an open file", handle.position) or 0
-        return tuple(handle.path for handle in closed)
+            handle.end = None if handle in closed else self._guard.run("looking at an open file", handle.position) or 0
+        for handle in self._new():  # a rerun from the end may close it
+            handle.start, handle.end = None, handle.start
+            self._handles.append(handle)
+        return tuple(handle.path for handle in closed if handle.kept < 0)
 
     def flush(self) -> None:
         """Nothing that a run has written waits in memory."""
         for handle in self._handles:
-            if handle.is_open():
-                self._guard.run("writing an open file", handle.flush)
+            self._guard.run("writing an open file", handle.flush)
 
     def put_back(self, *, to_end: bool) -> None:
         """Where each stood at the start, or at the end of the first run."""
         for handle in self._handles:
-            if handle.is_open():
-                self._guard.run("putting back an open file", handle.go, handle.end if to_end else handle.start)
+            is_there = to_end or handle.start is not None
+            if is_there and (handle.is_open() or handle.kept >= 0):
+                self._guard.run("putting back an open file", handle.put_back, handle.end if to_end else handle.start)
+
+    def close(self) -> None:
+        """Nothing is put back any more."""
+        for handle in self._handles:
+            if handle.kept >= 0:
+                os.close(handle.kept)
+        self._handles.clear()
 
 
 def path_of_descriptor(number: int) -> str | None:
@@ -164,6 +202,8 @@ def _handle_of(file: Any) -> _Handle | None:
             return None
         handle = _Handle(file, path, _identity(number), 0)
         handle.start = handle.position()
+        if not isinstance(file, int) and file.writable():
+            handle.kept = os.dup(number)
     except (OSError, ValueError):  # closed, or in the middle of being read line by line
         return None
     return handle
