@@ -117,7 +117,7 @@ ROWS = (
         "os_system",
         "",
         'n += torch.rand(())\nos.system(f"echo {n.item():.6f} >> log.txt")',
-        ("process", "os.system", "log.txt"),
+        ("process", "command", "os.system", "log.txt"),
         "refused",
     ),
     Writer(
@@ -125,7 +125,7 @@ ROWS = (
         "",
         'n += torch.rand(())\npid = os.posix_spawn("/bin/sh", ["sh", "-c", f"echo {n.item():.6f} >> log.txt"], os.environ)\n'
         "os.waitpid(pid, 0)\npid = 0",
-        ("process", "posix_spawn", "log.txt", "/bin/sh"),
+        ("process", "command", "posix_spawn", "log.txt", "/bin/sh"),
         "refused",
     ),
     Writer(

@@ -28,7 +28,7 @@ Asker: TypeAlias = Literal["user", "library", "thread", "torch", "compiler", "ow
 
 _SAVER = "_open_zipfile_writer_file"
 """What `torch.save` writes a file with: it opens none in Python."""
-_FOLLOWED = frozenset({"user", "library", "thread"})
+_USERS, _FOLLOWED = frozenset({"user"}), frozenset({"user", "library", "thread"})
 _WRITING = frozenset("wax+")
 _WRITING_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _COMPILERS = tuple(f"{os.sep}torch{os.sep}{name}{os.sep}" for name in ("_inductor", "_dynamo", "_functorch"))
@@ -50,8 +50,11 @@ class Listener(Protocol):
     def acts(self, what: str) -> None:
         """Something is about to happen that nobody can put back: ``connects to example.org:443``."""
 
-    def forks(self) -> None:
+    def forks(self, who: Asker) -> None:
         """A child process is about to be forked, which has this listener, too."""
+
+    def starts(self, thread: threading.Thread) -> None:
+        """The user's code is about to start a thread."""
 
     def feeds(self, items: object) -> None:
         """Something is about to be put into this queue."""
@@ -245,9 +248,9 @@ def _command(command: Any) -> str:
 
 
 def _forked(_args: tuple[Any, ...], frame: FrameType) -> None:
-    if asker(frame) in _FOLLOWED:  # workers of a DataLoader may outlive a run
-        for listener in _Hook.listeners:
-            listener.forks()
+    who = asker(frame)
+    for listener in _Hook.listeners:
+        listener.forks(who)
 
 
 _HANDLERS: dict[str, Callable[[tuple[Any, ...], FrameType], None]] = {
@@ -299,7 +302,8 @@ def _stand_ins(listener: Listener) -> Iterator[tuple[Any, str, Callable[..., Any
     yield queue.Queue, "put", before(queue.Queue.put, lambda listener, items, *_: listener.feeds(items))
     yield ThreadPoolExecutor, "submit", before(ThreadPoolExecutor.submit, lambda listener, pool, *_: listener.feeds(pool._work_queue))
     yield BaseProcess, "start", before(BaseProcess.start, _started)
-    yield os, "write", before(os.write, lambda listener, number, *_: listener.writes(number), frozenset({"user"}))
+    yield threading.Thread, "start", before(threading.Thread.start, lambda listener, thread: listener.starts(thread), _USERS)
+    yield os, "write", before(os.write, lambda listener, number, *_: listener.writes(number), _USERS)
     for name in ("send", "sendall"):
         yield socket.socket, name, before(getattr(socket.socket, name), _sent)
 

@@ -17,9 +17,10 @@ from torchdebug_magics.machine.kept_files import FileStore, Stamp, Version, stam
 from torchdebug_magics.probing.interrupted import interrupts_held
 from torchdebug_magics.probing.names import Named, values_found
 from torchdebug_magics.probing.outside.acts import Asker, hear
-from torchdebug_magics.probing.outside.open_files import OpenFiles, mapped_paths, path_of_descriptor
-from torchdebug_magics.probing.outside.unseen_changes import Folders, strings_in
-from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.outside.open_files import OpenFiles, is_stream, mapped_paths, path_of_descriptor
+from torchdebug_magics.probing.outside.unseen_changes import Folders
+from torchdebug_magics.probing.outside.used_names import is_shareable, strings_in, used_by, used_in
+from torchdebug_magics.probing.source.code_owner import is_user_code, local_values
 
 if TYPE_CHECKING:
     from torchdebug_magics.probing.guard import Guard
@@ -31,6 +32,9 @@ _MOST_BYTES, _ROOM_BYTES = 64 << 20, 256 << 20
 """Of a file, and of all files, that are copied before anybody is known to write them, where no string of the user's names them."""
 _MOST_NAMED_BYTES = 2 << 30
 """Of a file that a string names: larger ones are data more often than checkpoints."""
+_MOST_WAIT_S = 5.0
+"""For threads that a rerun has started and not joined."""
+_READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_PRAGMA, sqlite3.SQLITE_RECURSIVE})
 _CLOCK_NS = 2_000_000_000
 """By how much the clock of a file system may be behind."""
 
@@ -86,6 +90,9 @@ class Effects:
         self._surroundings: tuple[str, dict[str, str]] = ("", {})
         self._is_attributed = False
         self._forks = False
+        self._started: list[threading.Thread] = []
+        self._shared: tuple[str, ...] = ()
+        """What the run may do to streams and threads that are older, as reasons."""
 
     @property
     def changed(self) -> tuple[str, ...]:
@@ -113,6 +120,8 @@ class Effects:
             return
         self._children = _children()
         self._databases = [(found.name, found.value, _changes_count(found.value)) for found in self._connections()]
+        used = used_by(*self._roots)
+        self._shared = (*_streams_in(used), *_shared_with_threads(used, self._threads))
         self._folders = Folders(strings_in(*self._roots))
         self._mapped = set(mapped_paths())
         self._held = {*self._open.begin(), *self._mapped}
@@ -137,6 +146,8 @@ class Effects:
         self._note_inside()
         for path in self._open.end():
             self._refuse(f"closes {os.path.basename(path)}, which was open before")
+        for reason in self._shared:
+            self._refuse(reason)
         for path in self._start:
             self._end[path] = version = self._store.version(path, is_changed=True)
             self._store.note("end", path, version)
@@ -155,7 +166,12 @@ class Effects:
                 self._put_back(to_end=from_end)
                 self._phase = "rerun"
             hear(stack, self)
-            yield
+            for name, connection, _ in self._databases:
+                self._forbid_writes(stack, name, connection)
+            try:
+                yield
+            finally:
+                self._await_threads()
         self._end_refused()
 
     def finish(self) -> None:
@@ -185,8 +201,15 @@ class Effects:
                 self._guard.run("looking at files", self.begin)
                 self._store.rerunning(is_begun=True)
                 self._phase = "trial"
+            for reason in self._shared:
+                self._refuse(reason)
             hear(stack, self)
-            yield
+            for name, connection, _ in self._databases:
+                self._forbid_writes(stack, name, connection)
+            try:
+                yield
+            finally:
+                self._await_threads()
             self._look_at_life()
         self._end_refused()
 
@@ -198,6 +221,7 @@ class Effects:
     def again(self) -> None:
         """Another run of a trial begins: everything is put back."""
         if self._phase == "trial":
+            self._await_threads()
             with interrupts_held():
                 self._phase = "idle"
                 self._see_trial()
@@ -208,6 +232,7 @@ class Effects:
         """The first step of a trial is over: what has changed meanwhile was changed by the step, what changes later need not be."""
         if self._phase == "trial":
             self._is_attributed = True
+            self._await_threads()
             for path, before in self._unseen():
                 self._note_start(path, before)
 
@@ -267,9 +292,16 @@ class Effects:
             self._prevent(what)
         self._refuse(what)
 
-    def forks(self) -> None:
+    def forks(self, who: Asker) -> None:
         """As `Listener`."""
-        self._forks = True
+        if self._phase != "idle":
+            self._forks |= who in {"user", "library", "thread"}  # workers of a DataLoader may outlive a run
+            _ = self._store.folder  # made before, so that the child copies to the same
+
+    def starts(self, thread: threading.Thread) -> None:
+        """As `Listener`."""
+        if self._phase != "idle" and threading.get_ident() not in self._threads:
+            self._started.append(thread)
 
     def feeds(self, items: object) -> None:
         """As `Listener`."""
@@ -381,6 +413,15 @@ class Effects:
 
     # --- what outlives the run -----------------------------------------------------------------------------------------------------------
 
+    def _await_threads(self) -> None:
+        """What the run has started ends before all is put back, or is a reason for no further run."""
+        until_s = time.monotonic() + _MOST_WAIT_S
+        for thread in self._started:
+            if thread.is_alive() and thread is not threading.current_thread():
+                self._reasons[f"leaves the thread `{thread.name}` running"] = None
+                thread.join(max(0.0, until_s - time.monotonic()))
+        self._started.clear()
+
     def _look_at_life(self) -> None:
         if not self._looks:
             return
@@ -389,7 +430,8 @@ class Effects:
 
     def _living(self) -> Iterator[str]:
         for thread in threading.enumerate():
-            if thread.ident not in self._threads and thread is not threading.current_thread() and _runs_user_code(thread):
+            is_new = thread.ident not in self._threads and thread is not threading.current_thread()
+            if is_new and (thread in self._started or _runs_user_code(thread)):
                 yield f"leaves the thread `{thread.name}` running"
         for items in self._queues:
             yield from (f"hands work to the thread `{name}`, which goes on" for name in _consumers(items, None))
@@ -405,6 +447,21 @@ class Effects:
             if id(found.value) not in known and _is_in_transaction(found.value):
                 yield f"leaves the database behind `{found.name}` in a transaction"
 
+    def _forbid_writes(self, stack: ExitStack, name: str, connection: sqlite3.Connection) -> None:
+        """Let a database that was open before refuse to be written."""
+        if self._anyway:
+            return
+
+        def allowed(action: int, *_: object) -> int:
+            if action in _READS:
+                return sqlite3.SQLITE_OK
+            self._reasons[f"changes the database behind `{name}`"] = None
+            return sqlite3.SQLITE_DENY
+
+        with contextlib.suppress(sqlite3.Error):  # closed, or another thread's
+            connection.set_authorizer(allowed)
+            stack.callback(self._guard.run, "letting a database be written", connection.set_authorizer, None)
+
     def _connections(self) -> list[Any]:
         names = {name: value for root in self._roots if type(root) is dict for name, value in root.items()}
         named = (Named(name, value) for name, value in names.items() if not name.startswith("_"))
@@ -419,6 +476,27 @@ def _inside(path: str) -> Iterator[str]:
     if os.path.isdir(path) and not os.path.islink(path):
         for folder, folders, names in os.walk(path):
             yield from (os.path.join(folder, name) for name in (*folders, *names))
+
+
+def _streams_in(used: list[Named]) -> Iterator[str]:
+    """Reasons: streams that cannot be put back, by the variables that lead to them."""
+    for stream in values_found(iter(used), is_stream):
+        yield f"may write to the stream `{stream.name}`, which was open before"
+
+
+def _shared_with_threads(used: list[Named], threads: frozenset[int]) -> Iterator[str]:
+    """Reasons: variables of the run that an older thread of the user's uses as well."""
+    known = {id(variable.value): variable.name for variable in used if is_shareable(variable.value)}
+    frames = sys._current_frames()
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0) if thread.ident in threads else None
+        while frame is not None:
+            if is_user_code(frame.f_code):
+                values = (*local_values(frame).items(), *used_in(frame.f_code, frame.f_globals))
+                shared = next((known[id(value)] for _, value in values if id(value) in known), "")
+                if shared:
+                    yield f"shares `{shared}` with the thread `{thread.name}`, which is older"
+            frame = frame.f_back
 
 
 def _consumers(items: object, among: frozenset[int] | None) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchdebug_magics.probing.guard import Guard
 
-__all__ = ["OpenFiles", "mapped_paths", "path_of_descriptor"]
+__all__ = ["OpenFiles", "is_stream", "mapped_paths", "path_of_descriptor"]
 
 _DESCRIPTORS = "/proc/self/fd"
 _SQLITE = b"SQLite format 3\0"
@@ -185,13 +185,33 @@ def _is_database(path: str | None) -> bool:
 def _file_objects() -> list[Any]:
     """The outermost ones: not the buffer of a text file, nor the raw file of a buffer."""
     # By their type: a lazy object may answer otherwise, with an import.
-    files: list[Any] = [thing for thing in gc.get_objects() if type(thing) in _KINDS]
+    files: list[Any] = [thing for thing in gc.get_objects() if type(thing) in _KINDS and _is_plain(thing)]
     inner: set[int] = set()
     for file in files:
         for name in ("buffer", "raw"):
             with contextlib.suppress(AttributeError, ValueError):
                 inner.add(id(getattr(file, name)))
     return [file for file in files if id(file) not in inner]
+
+
+def _is_plain(file: Any) -> bool:
+    """Whether nothing stands between the file object and the disk."""
+    return type(file) is not io.TextIOWrapper or type(getattr(file, "buffer", None)) in _KINDS
+
+
+def is_stream(value: object) -> bool:
+    """Whether it is a file that can be written to and not be put back: a pipe, or one whose state only something in between knows."""
+    kind = type(value)
+    if not issubclass(kind, io.IOBase) or issubclass(kind, (io.BytesIO, io.StringIO)):
+        return False
+    file: Any = value
+    try:
+        if file.closed or not file.writable() or (number := file.fileno()) < _STANDARD:
+            return False
+        is_file = stat.S_ISREG(os.fstat(number).st_mode)
+    except Exception:  # noqa: BLE001 - a class of the user's may answer in any way
+        return False
+    return not is_file or kind not in _KINDS or not _is_plain(file)
 
 
 def _handle_of(file: Any) -> _Handle | None:

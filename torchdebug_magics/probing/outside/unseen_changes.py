@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
-from types import CodeType, FunctionType, MethodType
-from typing import Any
 
 from torchdebug_magics.machine.kept_files import Stamp, stamp_of
-from torchdebug_magics.probing.source.code_owner import is_user_code
 
-__all__ = ["Folders", "strings_in"]
+__all__ = ["Folders"]
 
 _MOST_ENTRIES, _DEEPEST = 5_000, 3
 """Of all folders together."""
 _SHORTEST = 3
 """Letters of a string that begins or ends the name of a file."""
-_MOST_STRINGS, _MOST_LETTERS, _MOST_PARTS = 5_000, 1_000, 100
-_KINDS = frozenset({str, bytes, CodeType, FunctionType, MethodType, dict, list, tuple})
+_MOST_LETTERS = 1_000
 _OF_THE_SERVER = ".ipynb"
 """What the notebook's server saves while a cell runs; a cell that writes one is heard."""
 
@@ -115,66 +110,3 @@ def _named_folders(strings: Iterable[str]) -> Iterator[str]:
         folder = path if os.path.isdir(path) else os.path.dirname(path)
         if os.path.isdir(folder) and os.path.realpath(folder) != os.sep:
             yield folder
-
-
-def strings_in(*roots: Any) -> Iterator[str]:
-    """Strings and paths in variables, and constants of the user's code: of functions, methods, classes, code objects and statements."""
-    seen: set[int] = set()
-    todo = list(roots)
-    count = 0
-    while todo and count < _MOST_STRINGS:
-        root = todo.pop()
-        if id(root) in seen:
-            continue
-        seen.add(id(root))
-        if isinstance(root, (str, bytes, os.PathLike)):
-            count += 1
-            yield os.fsdecode(root)
-        else:
-            todo += _parts_of(root)
-
-
-def _parts_of(root: Any) -> list[Any]:
-    """Where strings may be."""
-    kind = type(root)
-    parts: Iterable[Any] = ()
-    if kind is dict:
-        parts = [value for name, value in list(root.items())[:_MOST_STRINGS] if not (isinstance(name, str) and name.startswith("_"))]
-    elif kind in {list, tuple}:
-        parts = root[:_MOST_PARTS]
-    elif kind is CodeType:
-        parts = root.co_consts
-    elif kind is MethodType:
-        parts = (root.__func__, root.__self__)
-    elif kind is FunctionType and is_user_code(root.__code__):
-        parts = _parts_of_function(root)
-    elif isinstance(root, ast.AST):
-        parts = [node.value for node in ast.walk(root) if isinstance(node, ast.Constant)]
-    elif isinstance(root, type) and _has_user_code(root):
-        parts = vars(root).values()
-    elif _has_user_code(kind):
-        parts = (kind, *getattr(root, "__dict__", {}).values())
-    return [part for part in parts if _is_of_interest(part)]
-
-
-def _parts_of_function(function: FunctionType) -> list[Any]:
-    named = (function.__globals__.get(name) for name in function.__code__.co_names)
-    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    return [function.__code__, *defaults, *_cells(function), *named]
-
-
-def _is_of_interest(value: Any) -> bool:
-    kind = type(value)
-    return kind in _KINDS or isinstance(value, (os.PathLike, type)) or _has_user_code(kind)
-
-
-def _has_user_code(kind: type) -> bool:
-    return any(type(value) is FunctionType and is_user_code(value.__code__) for value in vars(kind).values())
-
-
-def _cells(function: FunctionType) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not bound yet
-            continue

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
+import gzip
 import os
 import queue
 import random
 import sqlite3
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -310,11 +313,10 @@ def test_a_thread_or_a_database_that_outlives_the_run_refuses_the_rerun(effects:
         watched.first(stack)
         thread = threading.Thread(target=go_on.wait, args=(60,), name="waits")
         thread.start()
-    # The thread's own code is Python's; that of a user's function is seen, too.
     watched.over()
     go_on.set()
     thread.join()
-    assert watched.refusal == ""
+    assert watched.refusal == "it leaves the thread `waits` running"
 
     watched = effects(namespace)
     watched.begin()
@@ -326,6 +328,49 @@ def test_a_thread_or_a_database_that_outlives_the_run_refuses_the_rerun(effects:
     watched.over()
     runs.close()
     assert watched.refusal == "it leaves the database behind `runs` in a transaction"
+
+
+def test_what_a_thread_writes_that_is_not_joined_is_put_back_too(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    def late() -> None:
+        time.sleep(0.2)
+        (tmp_path / "late").write_text("1")
+
+    def run() -> None:
+        threading.Thread(target=late, name="late").start()
+
+    with pytest.raises(Irrevocable, match="it leaves the thread `late` running"), effects().trial():
+        run()
+    assert not (tmp_path / "late").exists()
+
+
+def test_a_database_that_is_open_refuses_to_be_written_in_a_trial(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    runs = sqlite3.connect(tmp_path / "runs.db")
+    runs.execute("create table run(loss)")
+    runs.commit()
+
+    def run() -> None:
+        assert runs.execute("select count(*) from run").fetchone() == (0,)
+        with suppress(sqlite3.DatabaseError):
+            runs.execute("insert into run values (1)")
+
+    with pytest.raises(Irrevocable, match="it changes the database behind `runs`"), effects({"runs": runs}).trial():
+        run()
+    runs.execute("insert into run values (2)")
+    runs.commit()
+    assert runs.execute("select * from run").fetchall() == [(2,)]
+    runs.close()
+
+
+def test_a_stream_that_the_code_uses_and_that_cannot_be_put_back_refuses_the_trial(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    reads, writes = os.pipe()
+    with gzip.open(tmp_path / "log.gz", "wt") as packed, os.fdopen(writes, "w") as sink, os.fdopen(reads):
+        namespace = {"packed": packed, "sink": sink}
+        for name, code in (("packed", "packed.write('1')"), ("sink", "print(1, file=sink)")):
+            watched = effects(namespace, *ast.parse(code).body)
+            with pytest.raises(Irrevocable, match=f"it may write to the stream `{name}`"), watched.trial():
+                pass
+        with effects(namespace, *ast.parse("x = 1").body).trial():
+            pass
 
 
 KILLED = """
