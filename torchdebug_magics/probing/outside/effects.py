@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sqlite3
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from torchdebug_magics.machine.kept_files import FileStore, Stamp, Version, stamp_of
 from torchdebug_magics.probing.interrupted import interrupts_held
-from torchdebug_magics.probing.names import Named, values_found
 from torchdebug_magics.probing.outside.acts import Asker, hear
-from torchdebug_magics.probing.outside.open_files import OpenFiles, is_stream, mapped_paths, path_of_descriptor
+from torchdebug_magics.probing.outside.open_files import OpenFiles, mapped_paths, path_of_descriptor
+from torchdebug_magics.probing.outside.surroundings import Surroundings
 from torchdebug_magics.probing.outside.unseen_changes import Folders
-from torchdebug_magics.probing.outside.used_names import is_shareable, strings_in, used_by, used_in
-from torchdebug_magics.probing.source.code_owner import is_user_code, local_values
+from torchdebug_magics.probing.outside.used_names import strings_in
 
 if TYPE_CHECKING:
     from torchdebug_magics.probing.guard import Guard
@@ -32,9 +27,6 @@ _MOST_BYTES, _ROOM_BYTES = 64 << 20, 256 << 20
 """Of a file, and of all files, that are copied before anybody is known to write them, where no string of the user's names them."""
 _MOST_NAMED_BYTES = 2 << 30
 """Of a file that a string names: larger ones are data more often than checkpoints."""
-_MOST_WAIT_S = 5.0
-"""For threads that a rerun has started and not joined."""
-_READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_PRAGMA, sqlite3.SQLITE_RECURSIVE})
 _CLOCK_NS = 2_000_000_000
 """By how much the clock of a file system may be behind."""
 
@@ -66,6 +58,7 @@ class Effects:
         self._guard, self._roots, self._anyway, self._prevent = guard, roots, anyway, prevent
         self._sentence, self._looks = sentence, looks
         self._open = OpenFiles(guard)
+        self._surroundings = Surroundings(guard, looks=False)
         self._phase: _Phase = "idle"
         self._pid = os.getpid()
         self._store = FileStore()
@@ -83,16 +76,11 @@ class Effects:
         self._held: set[str] = set()
         """Paths of files that were open, or mapped, before."""
         self._room_bytes = _ROOM_BYTES
-        self._queues: list[object] = []
-        self._threads: frozenset[int] = frozenset()
-        self._children: frozenset[int] = frozenset()
-        self._databases: list[tuple[str, Any, int | None]] = []
-        self._surroundings: tuple[str, dict[str, str]] = ("", {})
+        self._theirs: set[str] = set()
+        """Paths that older threads write meanwhile."""
+        self._environment: tuple[str, dict[str, str]] = ("", {})
+        """The working directory, and the variables."""
         self._is_attributed = False
-        self._forks = False
-        self._started: list[threading.Thread] = []
-        self._shared: tuple[str, ...] = ()
-        """What the run may do to streams and threads that are older, as reasons."""
 
     @property
     def changed(self) -> tuple[str, ...]:
@@ -114,14 +102,10 @@ class Effects:
     def begin(self) -> None:
         """Look at everything before the run."""
         self._begin_anew()
-        self._threads = frozenset(thread.ident or 0 for thread in threading.enumerate()) - {threading.get_ident()}
-        self._surroundings = (os.getcwd(), dict(os.environ))
+        self._surroundings = Surroundings(self._guard, self._roots, looks=self._looks)
+        self._environment = (os.getcwd(), dict(os.environ))
         if not self._looks:
             return
-        self._children = _children()
-        self._databases = [(found.name, found.value, _changes_count(found.value)) for found in self._connections()]
-        used = used_by(*self._roots)
-        self._shared = (*_streams_in(used), *_shared_with_threads(used, self._threads))
         self._folders = Folders(strings_in(*self._roots))
         self._mapped = set(mapped_paths())
         self._held = {*self._open.begin(), *self._mapped}
@@ -146,7 +130,7 @@ class Effects:
         self._note_inside()
         for path in self._open.end():
             self._refuse(f"closes {os.path.basename(path)}, which was open before")
-        for reason in self._shared:
+        for reason in self._surroundings.shared:
             self._refuse(reason)
         for path in self._start:
             self._end[path] = version = self._store.version(path, is_changed=True)
@@ -154,7 +138,8 @@ class Effects:
             if not version.is_whole:
                 self._refuse(f"writes {os.path.basename(path)}, of which no copy could be made")
         self._looked = {path: stamp_of(path) for path in {**self._looked, **self._folders.look()}}
-        self._look_at_life()
+        for reason in self._surroundings.left():
+            self._refuse(reason)
 
     @contextmanager
     def rerun(self, *, from_end: bool = False) -> Iterator[None]:
@@ -166,13 +151,18 @@ class Effects:
                 self._put_back(to_end=from_end)
                 self._phase = "rerun"
             hear(stack, self)
-            for name, connection, _ in self._databases:
-                self._forbid_writes(stack, name, connection)
-            try:
+            with self._shielded():
                 yield
-            finally:
-                self._await_threads()
         self._end_refused()
+
+    @contextmanager
+    def _shielded(self) -> Iterator[None]:
+        """Nothing that is older is written, and no thread goes on."""
+        with ExitStack() as stack:
+            stack.callback(self._wait)
+            if not self._anyway:
+                self._surroundings.forbid_writes(stack, self._note)
+            yield
 
     def finish(self) -> None:
         """All runs are over, and all is put back. Harmless the second time."""
@@ -201,16 +191,13 @@ class Effects:
                 self._guard.run("looking at files", self.begin)
                 self._store.rerunning(is_begun=True)
                 self._phase = "trial"
-            for reason in self._shared:
+            for reason in self._surroundings.shared:
                 self._refuse(reason)
             hear(stack, self)
-            for name, connection, _ in self._databases:
-                self._forbid_writes(stack, name, connection)
-            try:
+            with self._shielded():
                 yield
-            finally:
-                self._await_threads()
-            self._look_at_life()
+            for reason in self._surroundings.left():
+                self._refuse(reason)
         self._end_refused()
 
     def _end_refused(self) -> None:
@@ -221,7 +208,7 @@ class Effects:
     def again(self) -> None:
         """Another run of a trial begins: everything is put back."""
         if self._phase == "trial":
-            self._await_threads()
+            self._wait()
             with interrupts_held():
                 self._phase = "idle"
                 self._see_trial()
@@ -232,7 +219,7 @@ class Effects:
         """The first step of a trial is over: what has changed meanwhile was changed by the step, what changes later need not be."""
         if self._phase == "trial":
             self._is_attributed = True
-            self._await_threads()
+            self._wait()
             for path, before in self._unseen():
                 self._note_start(path, before)
 
@@ -245,7 +232,7 @@ class Effects:
             self._guard.run("looking for changed files", self._see_rerun if phase == "rerun" else self._see_trial)
             self._put_back(to_end=phase == "rerun")
             if phase == "trial":
-                folder, environment = self._surroundings
+                folder, environment = self._environment
                 self._guard.run("putting back the working folder", os.chdir, folder)
                 _put_back_environment(environment)
                 self._start.clear()
@@ -258,9 +245,10 @@ class Effects:
         __tracebackhide__ = True
         if self._phase == "idle" or path.startswith(self._store.folder):
             return
-        if threading.get_ident() in self._threads:
+        if self._surroundings.is_older_thread():
             if who in {"user", "library"}:  # nothing is raised in it: the thread is the user's
-                self._reasons[f"lets the thread `{threading.current_thread().name}`, which is older, write {os.path.basename(path)}"] = None
+                self._theirs.add(path)
+                self._note(f"lets the thread `{threading.current_thread().name}`, which is older, write {os.path.basename(path)}")
             return
         if path not in self._start and not self._guard.run("keeping a file", self._keep, path):
             self._refuse(f"writes {os.path.basename(path)}, of which no copy could be made")
@@ -286,7 +274,7 @@ class Effects:
     def acts(self, what: str) -> None:
         """As `Listener`."""
         __tracebackhide__ = True
-        if self._phase == "idle" or threading.get_ident() in self._threads:
+        if self._phase == "idle" or self._surroundings.is_older_thread():
             return
         if self._phase == "first":
             self._prevent(what)
@@ -295,29 +283,27 @@ class Effects:
     def forks(self, who: Asker) -> None:
         """As `Listener`."""
         if self._phase != "idle":
-            self._forks |= who in {"user", "library", "thread"}  # workers of a DataLoader may outlive a run
+            self._surroundings.forks(who)
             _ = self._store.folder  # made before, so that the child copies to the same
 
     def starts(self, thread: threading.Thread) -> None:
         """As `Listener`."""
-        if self._phase != "idle" and threading.get_ident() not in self._threads:
-            self._started.append(thread)
+        if self._phase != "idle" and not self._surroundings.is_older_thread():
+            self._surroundings.starts(thread)
 
     def feeds(self, items: object) -> None:
         """As `Listener`."""
         __tracebackhide__ = True
-        if self._phase == "idle" or threading.get_ident() in self._threads:
-            return
-        self._queues.append(items)
-        for name in _consumers(items, self._threads):
-            self._refuse(f"hands work to the thread `{name}`, which is older")
+        if self._phase != "idle" and not self._surroundings.is_older_thread():
+            for reason in self._surroundings.feeds(items):
+                self._refuse(reason)
 
     def _refuse(self, reason: str) -> None:
         """Note it in the first run; in a later one, prevent it."""
         __tracebackhide__ = True
         if os.getpid() != self._pid:
             self._store.note_act(reason)
-        self._reasons[reason] = None
+        self._note(reason)
         if self._phase in {"rerun", "trial"} and not self._anyway:
             raise Irrevocable(self._sentence.format(reason))
 
@@ -372,7 +358,7 @@ class Effects:
     def _hear_children(self) -> None:
         for phase, what, version in self._store.news():
             if phase == "act":
-                self._reasons[what] = None
+                self._note(what)
             elif phase == "start" and version is not None:
                 self._start.setdefault(what, version)
 
@@ -406,66 +392,17 @@ class Effects:
             for path, end in self._end.items():
                 if end.stamp.kind == "file" and self._start[path].stamp.kind == "absent":
                     self._store.anchor(path, end)
-        whole = {path: version for path, version in versions.items() if version.is_whole}
+        whole = {path: version for path, version in versions.items() if version.is_whole and path not in self._theirs}
         for path in self._store.put_back(whole):
             self._guard.note(f"{path} could not be put back: its copy is {self._store.keep(versions[path])}")
         self._open.put_back(to_end=to_end)
 
-    # --- what outlives the run -----------------------------------------------------------------------------------------------------------
+    def _wait(self) -> None:
+        for reason in self._surroundings.wait():
+            self._note(reason)
 
-    def _await_threads(self) -> None:
-        """What the run has started ends before all is put back, or is a reason for no further run."""
-        until_s = time.monotonic() + _MOST_WAIT_S
-        for thread in self._started:
-            if thread.is_alive() and thread is not threading.current_thread():
-                self._reasons[f"leaves the thread `{thread.name}` running"] = None
-                thread.join(max(0.0, until_s - time.monotonic()))
-        self._started.clear()
-
-    def _look_at_life(self) -> None:
-        if not self._looks:
-            return
-        for reason in (*self._living(), *self._open_databases()):
-            self._refuse(reason)
-
-    def _living(self) -> Iterator[str]:
-        for thread in threading.enumerate():
-            is_new = thread.ident not in self._threads and thread is not threading.current_thread()
-            if is_new and (thread in self._started or _runs_user_code(thread)):
-                yield f"leaves the thread `{thread.name}` running"
-        for items in self._queues:
-            yield from (f"hands work to the thread `{name}`, which goes on" for name in _consumers(items, None))
-        if self._forks and _children() - self._children:
-            yield "leaves a process running"
-
-    def _open_databases(self) -> Iterator[str]:
-        for name, connection, count in self._databases:
-            if count is not None and _changes_count(connection) not in {count, None}:
-                yield f"changes the database behind `{name}`"
-        known = {id(connection) for _, connection, _ in self._databases}
-        for found in self._connections():
-            if id(found.value) not in known and _is_in_transaction(found.value):
-                yield f"leaves the database behind `{found.name}` in a transaction"
-
-    def _forbid_writes(self, stack: ExitStack, name: str, connection: sqlite3.Connection) -> None:
-        """Let a database that was open before refuse to be written."""
-        if self._anyway:
-            return
-
-        def allowed(action: int, *_: object) -> int:
-            if action in _READS:
-                return sqlite3.SQLITE_OK
-            self._reasons[f"changes the database behind `{name}`"] = None
-            return sqlite3.SQLITE_DENY
-
-        with contextlib.suppress(sqlite3.Error):  # closed, or another thread's
-            connection.set_authorizer(allowed)
-            stack.callback(self._guard.run, "letting a database be written", connection.set_authorizer, None)
-
-    def _connections(self) -> list[Any]:
-        names = {name: value for root in self._roots if type(root) is dict for name, value in root.items()}
-        named = (Named(name, value) for name, value in names.items() if not name.startswith("_"))
-        return list(values_found(named, lambda value: issubclass(type(value), sqlite3.Connection)))
+    def _note(self, reason: str) -> None:
+        self._reasons[reason] = None
 
     def _idle(self) -> None:
         if self._phase == "first":
@@ -476,80 +413,6 @@ def _inside(path: str) -> Iterator[str]:
     if os.path.isdir(path) and not os.path.islink(path):
         for folder, folders, names in os.walk(path):
             yield from (os.path.join(folder, name) for name in (*folders, *names))
-
-
-def _streams_in(used: list[Named]) -> Iterator[str]:
-    """Reasons: streams that cannot be put back, by the variables that lead to them."""
-    for stream in values_found(iter(used), is_stream):
-        yield f"may write to the stream `{stream.name}`, which was open before"
-
-
-def _shared_with_threads(used: list[Named], threads: frozenset[int]) -> Iterator[str]:
-    """Reasons: variables of the run that an older thread of the user's uses as well."""
-    known = {id(variable.value): variable.name for variable in used if is_shareable(variable.value)}
-    frames = sys._current_frames()
-    for thread in threading.enumerate():
-        frame = frames.get(thread.ident or 0) if thread.ident in threads else None
-        while frame is not None:
-            if is_user_code(frame.f_code):
-                values = (*local_values(frame).items(), *used_in(frame.f_code, frame.f_globals))
-                shared = next((known[id(value)] for _, value in values if id(value) in known), "")
-                if shared:
-                    yield f"shares `{shared}` with the thread `{thread.name}`, which is older"
-            frame = frame.f_back
-
-
-def _consumers(items: object, among: frozenset[int] | None) -> Iterator[str]:
-    """Names of other threads that wait for, or work on, what is put into a queue."""
-    for thread in threading.enumerate():
-        frame = sys._current_frames().get(thread.ident or 0)
-        if thread is threading.current_thread() or (among is not None and thread.ident not in among):
-            continue
-        while frame is not None:
-            if any(value is items for value in list(frame.f_locals.values())):
-                yield thread.name
-                break
-            frame = frame.f_back
-
-
-def _runs_user_code(thread: threading.Thread) -> bool:
-    frame = sys._current_frames().get(thread.ident or 0)
-    while frame is not None:
-        if is_user_code(frame.f_code):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _children() -> frozenset[int]:
-    """Processes that this one has started and that still run, as Linux tells."""
-    children: set[int] = set()
-    for file in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            children |= set(map(int, file.read_text().split()))
-    return frozenset(child for child in children if not _is_zombie(child))
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def _changes_count(connection: sqlite3.Connection) -> int | None:
-    """None where it is closed, or another thread's."""
-    try:
-        return connection.total_changes + connection.in_transaction
-    except sqlite3.Error:
-        return None
-
-
-def _is_in_transaction(connection: sqlite3.Connection) -> bool:
-    try:
-        return connection.in_transaction
-    except sqlite3.Error:
-        return False
 
 
 def _put_back_environment(environment: dict[str, str]) -> None:

@@ -1,0 +1,196 @@
+"""What is older than a run and that it may change: threads, streams, databases; and what it leaves running."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+from torchdebug_magics.probing.names import Named, values_found
+from torchdebug_magics.probing.outside.open_files import is_stream
+from torchdebug_magics.probing.outside.used_names import is_shareable, used_by, used_in
+from torchdebug_magics.probing.source.code_owner import is_user_code, local_values
+
+if TYPE_CHECKING:
+    from torchdebug_magics.probing.guard import Guard
+    from torchdebug_magics.probing.outside.acts import Asker
+
+__all__ = ["Surroundings"]
+
+_MOST_WAIT_S = 5.0
+"""For threads that a rerun has started and not joined."""
+_READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_PRAGMA, sqlite3.SQLITE_RECURSIVE})
+
+
+class Surroundings:
+    """Finds reasons for which code cannot run again, each as what the code does: ``leaves the thread `x` running``."""
+
+    def __init__(self, guard: Guard, roots: tuple[object, ...] = (), *, looks: bool = True) -> None:
+        self._guard, self._looks = guard, looks
+        self._threads = frozenset(thread.ident or 0 for thread in threading.enumerate()) - {threading.get_ident()}
+        self._started: list[threading.Thread] = []
+        self._queues: list[object] = []
+        self._has_forked = False
+        used = used_by(*roots) if looks else []
+        spaces = [root for root in roots if type(root) is dict] if looks else []
+        self._names = lambda: [*used, *(Named(name, value) for space in spaces for name, value in space.items() if name[:1] != "_")]
+        self._children = _children() if looks else frozenset()
+        self._databases = [(found.name, found.value, _changes_count(found.value)) for found in self._connections()]
+        self.shared = (*_streams_in(used), *_shared_with_threads(used, self._threads))
+        """What the run may do to streams and threads that are older."""
+
+    def is_older_thread(self) -> bool:
+        """Whether the current thread was there before the run."""
+        return threading.get_ident() in self._threads
+
+    def starts(self, thread: threading.Thread) -> None:
+        """The run starts a thread."""
+        self._started.append(thread)
+
+    def forks(self, who: Asker) -> None:
+        """The run forks a child; workers of a DataLoader may outlive it."""
+        self._has_forked |= who in {"user", "library", "thread"}
+
+    def feeds(self, items: object) -> Iterator[str]:
+        """The run puts something into a queue."""
+        self._queues.append(items)
+        yield from (f"hands work to the thread `{name}`, which is older" for name in _consumers(items, self._threads))
+
+    def wait(self) -> Iterator[str]:
+        """Wait for the threads that the run has started: all that they write is put back, too."""
+        until_s = time.monotonic() + _MOST_WAIT_S
+        for thread in self._started:
+            if thread.is_alive() and thread is not threading.current_thread():
+                yield f"leaves the thread `{thread.name}` running"
+                thread.join(max(0.0, until_s - time.monotonic()))
+        self._started.clear()
+
+    def left(self) -> Iterator[str]:
+        """What the run has left behind."""
+        if not self._looks:
+            return
+        for thread in threading.enumerate():
+            is_new = thread.ident not in self._threads and thread is not threading.current_thread()
+            if is_new and (thread in self._started or _runs_user_code(thread)):
+                yield f"leaves the thread `{thread.name}` running"
+        for items in self._queues:
+            yield from (f"hands work to the thread `{name}`, which goes on" for name in _consumers(items, None))
+        if self._has_forked and _children() - self._children:
+            yield "leaves a process running"
+        for name, connection, count in self._databases:
+            if count is not None and _changes_count(connection) not in {count, None}:
+                yield f"changes the database behind `{name}`"
+        known = {id(connection) for _, connection, _ in self._databases}
+        for found in self._connections():
+            if id(found.value) not in known and _is_in_transaction(found.value):
+                yield f"leaves the database behind `{found.name}` in a transaction"
+
+    def forbid_writes(self, stack: ExitStack, note: Callable[[str], None]) -> None:
+        """Until the stack closes, a database that was open before refuses to be written."""
+        for name, connection, _ in self._databases:
+
+            def allowed(action: int, *_: object, name: str = name) -> int:
+                if action in _READS:
+                    return sqlite3.SQLITE_OK
+                note(f"changes the database behind `{name}`")
+                return sqlite3.SQLITE_DENY
+
+            with contextlib.suppress(sqlite3.Error):  # closed, or another thread's
+                connection.set_authorizer(allowed)
+                stack.callback(self._guard.run, "letting a database be written", connection.set_authorizer, None)
+
+    def _connections(self) -> list[Any]:
+        named = iter(self._names())
+        return list(values_found(named, lambda value: issubclass(type(value), sqlite3.Connection)))
+
+
+def _streams_in(used: list[Named]) -> Iterator[str]:
+    """Reasons: streams that cannot be put back, by the variables that lead to them."""
+    for stream in values_found(iter(used), is_stream):
+        yield f"may write to the stream `{stream.name}`, which was open before"
+
+
+def _shared_with_threads(used: list[Named], threads: frozenset[int]) -> Iterator[str]:
+    """Reasons: variables and functions of the run that an older thread of the user's uses as well."""
+    functions = (getattr(variable.value, "__func__", variable.value) for variable in used)
+    codes = {inner for function in functions if type(function) is FunctionType for inner in _codes(function.__code__)}
+    known = {id(variable.value): variable.name for variable in used if is_shareable(variable.value)}
+    frames = sys._current_frames()
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0) if thread.ident in threads else None
+        while frame is not None:
+            if is_user_code(frame.f_code):
+                if frame.f_code in codes:
+                    yield f"uses `{frame.f_code.co_name}`, which the thread `{thread.name}` still runs"
+                values = (*local_values(frame).items(), *used_in(frame.f_code, frame.f_globals))
+                shared = next((known[id(value)] for _, value in values if id(value) in known), "")
+                if shared:
+                    yield f"shares `{shared}` with the thread `{thread.name}`, which is older"
+            frame = frame.f_back
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for part in code.co_consts:
+        if type(part) is CodeType:
+            yield from _codes(part)
+
+
+def _consumers(items: object, among: frozenset[int] | None) -> Iterator[str]:
+    """Names of other threads that wait for, or work on, what is put into a queue."""
+    for thread in threading.enumerate():
+        frame = sys._current_frames().get(thread.ident or 0)
+        if thread is threading.current_thread() or (among is not None and thread.ident not in among):
+            continue
+        while frame is not None:
+            if any(value is items for value in list(frame.f_locals.values())):
+                yield thread.name
+                break
+            frame = frame.f_back
+
+
+def _runs_user_code(thread: threading.Thread) -> bool:
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if is_user_code(frame.f_code):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _children() -> frozenset[int]:
+    """Processes that this one has started and that still run, as Linux tells."""
+    children: set[int] = set()
+    for file in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            children |= set(map(int, file.read_text().split()))
+    return frozenset(child for child in children if not _is_zombie(child))
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def _changes_count(connection: sqlite3.Connection) -> int | None:
+    """None where it is closed, or another thread's."""
+    try:
+        return connection.total_changes + connection.in_transaction
+    except sqlite3.Error:
+        return None
+
+
+def _is_in_transaction(connection: sqlite3.Connection) -> bool:
+    try:
+        return connection.in_transaction
+    except sqlite3.Error:
+        return False
