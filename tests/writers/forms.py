@@ -113,10 +113,6 @@ def _overfit_function(writer: Writer) -> str:
     return f"import torchdebug_magics\n{step}\n{REPORT} = torchdebug_magics.overfit(step_, steps={STEPS})"
 
 
-def _memtrace(writer: Writer) -> str:
-    return f"%%memtrace -o {REPORT}\n{_growing(writer)}"
-
-
 BASELINES = {"plain": _plain, "before": _before, "growing": _growing}
 """Without a magic: the cell once, not at all, and in a loop whose list grows."""
 DOORS = {
@@ -125,7 +121,6 @@ DOORS = {
     "overfit_step": _overfit_step,
     "overfit_cell": _overfit_cell,
     "nanhunt": _nanhunt,
-    "memtrace": _memtrace,
     "overfit_function": _overfit_function,
     "nanhunt_function": _nanhunt_function,
 }
@@ -135,8 +130,6 @@ FUNCTIONS = ("verify", "overfit_function", "nanhunt_function")
 
 def baselines(door: str) -> tuple[str, ...]:
     """The plain runs that an outcome is compared with; it must be as after the first, or where a magic puts all back, the second."""
-    if door == "memtrace":
-        return ("growing",)
     return ("plain", "before") if door.startswith("overfit") else ("plain",)
 
 

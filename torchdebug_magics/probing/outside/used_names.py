@@ -19,7 +19,10 @@ _MOST_STRINGS, _MOST_PARTS = 5_000, 100
 
 
 def used_by(*roots: Any) -> list[Named]:
-    """The variables that code names, with their values; `roots` are functions, code objects, statements, and namespaces of the last two."""
+    """The variables that code names, with their values.
+
+    `roots` are functions, objects of the user's classes, code objects and statements, and the namespaces of the last two.
+    """
     spaces = [root for root in roots if type(root) is dict]
     found: dict[str, Named] = {}
     todo: list[tuple[Any, Mapping[str, Any]]] = [(root, space) for root in roots if type(root) is not dict for space in spaces or [{}]]
@@ -29,6 +32,10 @@ def used_by(*roots: Any) -> list[Named]:
         if (id(root), id(space)) in seen:
             continue
         seen.add((id(root), id(space)))
+        if not isinstance(root, (FunctionType, MethodType, CodeType, ast.AST)):
+            methods = (value for kind in type(root).__mro__ for value in vars(kind).values() if type(value) is FunctionType)
+            todo += [(method, method.__globals__) for method in methods if is_user_code(method.__code__)]
+            continue
         for name, value in used_in(root, space):
             if name not in found or found[name].value is not value:
                 found[name] = Named(name, value)

@@ -235,29 +235,8 @@ class StepRerun(Generic[ObserverT]):
         self._attempt, self._part, self._seen = attempt, part, 0
         self._feed = Feed(step.entries, part.code if part is not None else None, replayed.observer)
         try:
-            cut = cut_graphs(part) if part is not None else {}
-            attempt.leaves.update(cut)
-            before = None if part is None else step.before if step.entries else self.recorder.between
-            entered, guard = self.recorder.entered(), self.recorder.guard
-            try:
-                self._state = ReplayState(step, before, attempt.leaves.values(), entered, [*values_in(part), *reached], guard, calls_models)
-            except OthersNeeded as reason:
-                raise CannotReplay(str(reason)) from None
-            self._state.start()
-            self.recorder.feed(self._feed)
-            with quiet(), eager(), self._without_effects(part, reached), contextlib.ExitStack() as stack:
-                stack.enter_context(self._state.writes.listener(self.recorder.hooks))
-                replayed.observer.attach(stack)
-                self._state.alone.attach(stack, self.recorder.hooks)
-                try:
-                    run()
-                except _Enough:
-                    pass
-                except CannotReplay:
-                    raise
-                except Exception as error:  # noqa: BLE001 - the replayed code is the user's: its failure means the replay went another way
-                    replayed.problem = f"the replay raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            return self._kept_alone(replayed, self._state.alone)
+            with self._without_effects(part, reached):
+                return self._watched(step, attempt, part, run, reached, replayed, calls_models=calls_models)
         except Irrevocable as act:
             raise CannotReplay(str(act)) from None
         finally:
@@ -266,3 +245,38 @@ class StepRerun(Generic[ObserverT]):
             except BaseException:  # an interrupt in the middle of it
                 self.recover()
                 raise
+
+    def _watched(
+        self,
+        step: Step,
+        attempt: Attempt,
+        part: Slice | None,
+        run: Any,
+        reached: Sequence[object],
+        replayed: Replayed[ObserverT],
+        *,
+        calls_models: bool,
+    ) -> Replayed[ObserverT]:
+        attempt.leaves.update(cut_graphs(part) if part is not None else {})
+        before = None if part is None else step.before if step.entries else self.recorder.between
+        entered, guard = self.recorder.entered(), self.recorder.guard
+        try:
+            self._state = ReplayState(step, before, attempt.leaves.values(), entered, [*values_in(part), *reached], guard, calls_models)
+        except OthersNeeded as reason:
+            raise CannotReplay(str(reason)) from None
+        self._state.start()
+        assert self._feed is not None
+        self.recorder.feed(self._feed)
+        with quiet(), eager(), contextlib.ExitStack() as stack:
+            stack.enter_context(self._state.writes.listener(self.recorder.hooks))
+            replayed.observer.attach(stack)
+            self._state.alone.attach(stack, self.recorder.hooks)
+            try:
+                run()
+            except _Enough:
+                pass
+            except CannotReplay:
+                raise
+            except Exception as error:  # noqa: BLE001 - the replayed code is the user's: its failure means the replay went another way
+                replayed.problem = f"the replay raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return self._kept_alone(replayed, self._state.alone)
