@@ -25,9 +25,9 @@ _FREED = "backward() has freed the tensors that this graph saved: run `%nanhunt`
 _UNSEEN = "this kind of tensor has no values that can be read"
 
 
-def examine(*tensors: object, keep_going: bool = False, max_findings: int = 10, layers: bool = False) -> NanReport:
+def examine(*tensors: object, keep_going: bool = False, max_findings: int = 10, layers: bool = False, anyway: bool = False) -> NanReport:
     """Examine tensors before ``backward()`` frees their graph; the options of the cell magic have no effect."""
-    del keep_going, max_findings, layers
+    del keep_going, max_findings, layers, anyway
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
             msg = f"%nanhunt examines tensors, not {type(tensor).__name__}: write `%nanhunt loss`"

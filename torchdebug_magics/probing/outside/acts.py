@@ -278,7 +278,7 @@ _HANDLERS: dict[str, Callable[[tuple[Any, ...], FrameType], None]] = {
     "os.system": _act(lambda args: _command(os.fsdecode(args[0]))),
     "os.posix_spawn": _act(lambda args: _command(args[1])),
     "os.exec": _act(lambda args: _command(args[1])),
-    "os.kill": _act(lambda args: "" if args[1] == 0 else f"sends a signal to process {args[0]}"),
+    "os.kill": _act(lambda args: "" if args[1] == 0 or args[0] == os.getpid() else f"sends a signal to process {args[0]}"),
 }
 
 

@@ -173,6 +173,12 @@ class Effects:
             self._open.close()
             self._store.close()
             self._start, self._end = {}, {}
+            self._forget()
+
+    def _forget(self) -> None:
+        """Hold nothing of the user's any more."""
+        self._roots = ()
+        self._surroundings = Surroundings(self._guard, looks=False)
 
     # --- all runs are ours ---------------------------------------------------------------------------------------------------------------
 
@@ -236,6 +242,7 @@ class Effects:
                 self._guard.run("putting back the working folder", os.chdir, folder)
                 _put_back_environment(environment)
                 self._start.clear()
+                self._forget()
             self._store.rerunning(is_begun=False)
 
     # --- what is heard -------------------------------------------------------------------------------------------------------------------

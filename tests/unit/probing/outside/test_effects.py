@@ -253,7 +253,7 @@ def connect() -> None:
 ACTS: dict[str, tuple[Callable[[], object], str]] = {
     "socket": (connect, "it connects to 127.0.0.1:9"),
     "command": (lambda: os.system("true"), "it runs the command `true`"),
-    "signal": (lambda: os.kill(os.getpid(), 18), "it sends a signal to process"),
+    "signal": (lambda: os.kill(os.getppid(), 18), "it sends a signal to process"),
 }
 
 

@@ -114,7 +114,7 @@ def out_of_range(evidence: Evidence) -> Diagnosis | None:
             "overflow",
             f"`nan_to_num` replaces inf by the largest finite number, {number(size)}, and `{evidence.name}` of such numbers"
             " overflows again",
-            "pass replacements, `nan_to_num(x, posinf=0.0, neginf=0.0)`, or prevent the inf before it",
+            "pass replacements, `.nan_to_num(posinf=0.0, neginf=0.0)`, or prevent the inf before it",
         )
     kind, derivative = str(tensor.dtype).removeprefix("torch."), "the derivative of " if op.backward else ""
     given = _out_of_line(evidence)

@@ -467,9 +467,12 @@ def test_a_loop_that_does_not_end_otherwise_is_ended(shell: InteractiveShell) ->
     assert verified(shell, "n = 0", body).problems == ()
 
 
-def test_a_cell_that_starts_processes_is_run_a_second_time_alone(shell: InteractiveShell, tmp_path: Path) -> None:
-    verified(shell, "", CHILD)
-    assert (tmp_path / "children.txt").read_text() == "child\nchild\n"
+def test_a_cell_that_runs_a_command_is_run_once(shell: InteractiveShell, tmp_path: Path) -> None:
+    shell.run_cell(IMPORTS).raise_error()
+    shell.run_cell(f"%%deterministic --verify -q -o d\n{CHILD}", store_history=True).raise_error()
+    report = shell.user_ns["d"]
+    assert (report.verified, "runs the command `sh`" in report.not_verified) == (None, True)
+    assert (tmp_path / "children.txt").read_text() == "child\n"
 
 
 def test_what_differs_by_itself_is_not_blamed_on_what_was_changed(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:

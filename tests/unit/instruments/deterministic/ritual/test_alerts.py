@@ -23,7 +23,7 @@ def test_each_op_is_met_at_its_line_and_counted(observe: Observe):
     report = observe("deterministic", f"import torch\nfor _ in range(3):\n    {PUT}\n{POOL}\n{PUT}").report
     met = [(one.op, one.location.line, one.location.source, one.count) for one in report.warnings]
     assert met == [("put_", 4, PUT, 3), ("max_unpooling2d_forward_out", 5, POOL, 1), ("put_", 6, PUT, 1)]
-    assert report.warnings[0].fix == "write `x.view(-1)[index] = values`, which is deterministic"
+    assert report.warnings[0].fix == "assign to the flat view `.view(-1)` by index, which is deterministic"
     assert "3 nondeterministic ops, first put_ · " in report.verdict
 
 
@@ -77,7 +77,7 @@ def test_a_hook_that_the_cell_puts_on_top_stays_and_ours_is_silent_below_it():
 @pytest.mark.parametrize(
     ("op", "begin"),
     [
-        ("put_", "write `x.view"),
+        ("put_", "assign to the flat view"),
         ("_histc_cuda", "count on the CPU"),
         ("upsample_bilinear2d_backward_out_cuda", "use `mode='nearest'`"),
         ("Memory Efficient attention", "run it under `sdpa_kernel"),
