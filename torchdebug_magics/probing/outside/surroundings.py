@@ -122,9 +122,8 @@ def _shared_with_threads(used: list[Named], threads: frozenset[int]) -> Iterator
     functions = (getattr(variable.value, "__func__", variable.value) for variable in used)
     codes = {inner for function in functions if type(function) is FunctionType for inner in _codes(function.__code__)}
     known = {id(variable.value): variable.name for variable in used if is_shareable(variable.value)}
-    frames = sys._current_frames()
     for thread in threading.enumerate():
-        frame = frames.get(thread.ident or 0) if thread.ident in threads else None
+        frame = sys._current_frames().get(thread.ident or 0) if thread.ident in threads else None  # a dict kept here would hold this frame
         while frame is not None:
             if is_user_code(frame.f_code):
                 if frame.f_code in codes:
