@@ -96,7 +96,8 @@ def _lost_files(copies: dict[str, str]) -> str:
     """What a kernel that was killed in the middle of a rerun has not put back."""
     if not copies:
         return ""
-    copying = "; ".join(f"cp {shlex.quote(copy)} {shlex.quote(path)}" for path, copy in copies.items())
+    folders = " ".join(shlex.quote(folder) for folder in sorted({str(Path(path).parent) for path in copies}))
+    copying = "; ".join((f"mkdir -p {folders}", *(f"cp {shlex.quote(copy)} {shlex.quote(path)}" for path, copy in copies.items())))
     removing = " ".join(shlex.quote(folder) for folder in sorted({str(Path(copy).parent) for copy in copies.values()}))
     return (
         f"a kernel was killed while a magic ran code again, and files are not as your code left them. To put them back: {copying}. "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
@@ -11,16 +12,21 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = ["FileStore", "Stamp", "Version", "abandoned_copies", "stamp_of"]
 
 _PARENT = "torchdebug_magics-copies"
-_JOURNAL, _RERUNNING = "journal.jsonl", "rerunning"
+_JOURNAL, _RERUNNING, _ALIVE = "journal.jsonl", "rerunning", "alive"
 _ROOM_RATIO = 0.1
 """Of a disk, what copies leave free."""
+_MOST_BYTES = 16 << 30
+"""Of all copies together."""
 _ANCHORED = ".inode"
+_BLOCK_BYTES = 1 << 20
+_DESCRIPTORS = "/proc/self/fd"
 
 
 @dataclass(frozen=True)
@@ -95,22 +101,43 @@ class FileStore:
 
     def __init__(self) -> None:
         self._folder = ""
+        self._alive = -1
+        """A locked file in the folder: while the lock is held, the process that uses the copies lives."""
         self._numbers = itertools.count()
         self._cache: dict[str, Version] = {}
-        self._read_bytes = 0
-        self._is_kept = False
+        self._anchors: dict[str, str] = {}
+        """Where files are that were moved away, by their copies."""
+        self._read_bytes = self._copied_bytes = 0
+        self.is_kept = False
+        """Whether a file could not be put back, so that its copy must stay."""
 
     @property
     def folder(self) -> str:
         """Where the copies are; made when first asked for."""
         if not self._folder:
-            parent, name = _parent(), f"{os.getpid()}-{_started(os.getpid())}-"
+            parent = _parent()
             for _ in range(3):  # another process may remove the empty parent meanwhile
                 parent.mkdir(mode=0o700, exist_ok=True)
                 with contextlib.suppress(FileNotFoundError):
-                    self._folder = tempfile.mkdtemp(prefix=name, dir=parent)
+                    folder = tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=parent)
+                    self._alive = os.open(os.path.join(folder, _ALIVE), os.O_WRONLY | os.O_CREAT, 0o600)
+                    fcntl.flock(self._alive, fcntl.LOCK_EX)
+                    self._folder = folder
                     break
+            else:
+                msg = f"no folder for copies could be made in {parent}"
+                raise OSError(msg)
         return self._folder
+
+    def is_own(self, path: str) -> bool:
+        """Whether a path is one of a copy."""
+        return bool(self._folder) and path.startswith(self._folder)
+
+    def begin_anew(self) -> None:
+        """What was noted so far is put back: the journal begins again. Copies of files that did not change are used again."""
+        if self._folder:
+            Path(self._folder, _JOURNAL).unlink(missing_ok=True)
+        self._read_bytes = 0
 
     def version(self, path: str, *, is_changed: bool = False) -> Version:
         """What stands at `path` now, a file with a copy, unless there is no room for it. One that `is_changed` is copied again."""
@@ -144,8 +171,7 @@ class FileStore:
             file.seek(self._read_bytes)
             lines = file.read()
             self._read_bytes += len(lines)
-            for line in lines.splitlines():
-                entry = json.loads(line)
+            for entry in _entries(lines):
                 if "act" in entry:
                     yield "act", entry["act"], None
                 else:
@@ -153,20 +179,27 @@ class FileStore:
                     copy, target = entry.pop("copy"), entry.pop("target")
                     yield phase, path, Version(Stamp(**{**entry, "inode": tuple(entry["inode"])}), copy, target)
 
-    def anchor(self, path: str, version: Version) -> bool:
-        """Move the file away without a new inode, so that what has it open still has it; whether that could be done."""
+    def anchor(self, path: str, version: Version) -> None:
+        """Move the file away without a new inode, so that what has it open still has it."""
         if not version.copy or stamp_of(path).inode != version.stamp.inode:
-            return False
-        try:
-            os.rename(path, version.copy + _ANCHORED)
-        except OSError:  # another file system
-            return False
-        return True
+            return
+        beside = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}{_ANCHORED}-{os.getpid()}")
+        for place in (version.copy + _ANCHORED, beside):  # beside it, where the copies are on another file system
+            with contextlib.suppress(OSError):
+                os.rename(path, place)
+                self._anchors[version.copy] = place
+                return
+
+    def is_away(self, version: Version) -> bool:
+        """Whether the file was moved away by `anchor`."""
+        return version.copy in self._anchors
 
     def rerunning(self, *, is_begun: bool) -> None:
         """Files are about to be other than the user has left them, or are so no more."""
-        marker = Path(self.folder, _RERUNNING)
-        marker.touch() if is_begun else marker.unlink(missing_ok=True)
+        if is_begun:
+            Path(self.folder, _RERUNNING).touch()
+        elif self._folder and not self.is_kept:
+            Path(self._folder, _RERUNNING).unlink(missing_ok=True)
 
     def known(self, path: str, stamp: Stamp) -> Version:
         """The version that had this stamp; without a copy if none was made."""
@@ -177,7 +210,7 @@ class FileStore:
         """Make all paths as they were in `versions`; the paths for which that failed."""
         failed: list[str] = []
         for path in sorted(versions, reverse=True):  # what is in a folder goes before the folder
-            if stamp_of(path).kind not in {versions[path].stamp.kind, "absent"}:
+            if stamp_of(path).kind not in {versions[path].stamp.kind, "absent", "other"}:  # never a socket or a pipe
                 try:
                     os.rmdir(path) if stamp_of(path).kind == "folder" else os.remove(path)
                 except OSError:
@@ -185,7 +218,7 @@ class FileStore:
         linked: dict[tuple[int, int], str] = {}
         for path in sorted(versions):
             try:
-                _put_back(path, versions[path], linked)
+                self._put_back(path, versions[path], linked)
             except OSError:
                 failed.append(path)
         return failed
@@ -198,26 +231,37 @@ class FileStore:
 
     def keep(self, version: Version) -> str:
         """The copy of a version that could not be put back: it stays after `close`."""
-        self._is_kept = True
+        self.is_kept = True
         return version.copy
 
     def close(self) -> None:
         """All is put back: remove the copies."""
-        if self._folder and not self._is_kept:
+        if self._folder and not self.is_kept:
             shutil.rmtree(self._folder, ignore_errors=True)
             with contextlib.suppress(OSError):  # others have copies there
                 _parent().rmdir()
-        self._folder, self._read_bytes, self._is_kept = "", 0, False
+        if self._alive >= 0:
+            os.close(self._alive)
+        self._folder, self._alive, self.is_kept = "", -1, False
+        self._read_bytes = self._copied_bytes = 0
         self._cache.clear()
+        self._anchors.clear()
 
     def _copied(self, path: str) -> str:
         place = os.path.join(self.folder, f"{os.getpid()}-{next(self._numbers)}-{os.path.basename(path)[-100:]}")
-        shutil.copyfile(path, place)
+        with open(place, "wb") as file:
+            for block in _blocks(path):
+                # A hole stays a hole.
+                file.write(block) if any(block) else file.seek(len(block), os.SEEK_CUR)
+                self._copied_bytes += len(block)
+            file.truncate()
         return place
 
     def _has_room(self, size_bytes: int) -> bool:
         if not size_bytes:
             return True
+        if self._copied_bytes + size_bytes > _MOST_BYTES:
+            return False
         usage = shutil.disk_usage(self.folder)
         return usage.free - size_bytes > min(_ROOM_RATIO * usage.total, 1 << 30)
 
@@ -228,43 +272,99 @@ class FileStore:
         finally:
             os.close(number)
 
-
-def _put_back(path: str, version: Version, linked: dict[tuple[int, int], str]) -> None:
-    stamp, now = version.stamp, stamp_of(path)
-    if stamp.kind == "folder":
-        if now.kind == "absent":
-            os.mkdir(path)
-        if stamp.mode != stamp_of(path).mode:
-            os.chmod(path, stamp.mode)
-    elif stamp.kind == "link":
-        if now.kind == "link" and os.readlink(path) != version.target:
-            os.remove(path)
-        if not os.path.lexists(path):
-            os.symlink(version.target, path)
-    elif stamp.kind == "file" and version.copy:
-        anchor = version.copy + _ANCHORED
-        if os.path.lexists(anchor):
-            os.replace(anchor, path)
-        elif now.kind == "absent" and stamp.links_count > 1 and stamp.inode in linked:
-            os.link(linked[stamp.inode], path)
-        _write(path, version)
-        linked.setdefault(stamp.inode, path)
+    def _put_back(self, path: str, version: Version, linked: dict[tuple[int, int], str]) -> None:
+        stamp, now = version.stamp, stamp_of(path)
+        if stamp.kind == "folder":
+            if now.kind == "absent":
+                os.mkdir(path)
+            if stamp.mode != stamp_of(path).mode:
+                os.chmod(path, stamp.mode)
+        elif stamp.kind == "link":
+            if now.kind == "link" and os.readlink(path) != version.target:
+                os.remove(path)
+            if not os.path.lexists(path):
+                os.symlink(version.target, path)
+        elif stamp.kind == "file" and version.copy:
+            anchor = self._anchors.pop(version.copy, "")
+            if anchor:
+                os.replace(anchor, path)
+            elif now.kind == "absent" and stamp.links_count > 1 and stamp.inode in linked:
+                os.link(linked[stamp.inode], path)
+            _write(path, version)
+            linked.setdefault(stamp.inode, path)
 
 
 def _write(path: str, version: Version) -> None:
-    """In place: what has the file open, or mapped, sees the content."""
+    """In place, if it is the same file: what has it open, or mapped, sees the content. Another file there may have other names."""
     stamp, now = version.stamp, stamp_of(path)
     # Two writes within one tick of the system's clock look alike, and one through mapped memory need not show.
-    if not now.is_same_content(stamp) or not _are_equal(path, version.copy):
-        if now.kind == "file" and not os.access(path, os.W_OK):
-            os.chmod(path, stamp.mode | stat.S_IWUSR)
-        with open(version.copy, "rb") as source, open(path, "r+b" if now.kind == "file" else "wb") as file:
-            shutil.copyfileobj(source, file, 1 << 20)
-            file.truncate()
+    if now.kind != "file" or not now.is_same_content(stamp) or not _are_equal(path, version.copy):
+        if now.kind == "file" and now.inode == stamp.inode:
+            _overwrite(path, version)
+        else:
+            beside = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}-{os.getpid()}")
+            shutil.copyfile(version.copy, beside)
+            os.replace(beside, path)
     if stamp_of(path).mode != stamp.mode:
         os.chmod(path, stamp.mode)
     if stamp_of(path).changed_ns != stamp.changed_ns:
         os.utime(path, ns=(os.stat(path).st_atime_ns, stamp.changed_ns))
+
+
+def _overwrite(path: str, version: Version) -> None:
+    own = _own_descriptor(path, for_writing=True)
+    if own is None and not os.access(path, os.W_OK):
+        os.chmod(path, version.stamp.mode | stat.S_IWUSR)
+    number = os.open(path, os.O_RDWR) if own is None else own
+    try:
+        place = 0
+        with open(version.copy, "rb") as source:
+            while block := source.read(_BLOCK_BYTES):
+                written = len(block) if _holds(path, block, place) else 0
+                while written < len(block):
+                    written += os.pwrite(number, block[written:], place + written)
+                place += len(block)
+        os.ftruncate(number, place)
+    finally:
+        if own is None:
+            os.close(number)
+
+
+def _holds(path: str, block: bytes, place: int) -> bool:
+    """Whether the file has these bytes there already, so that holes stay, and little is written."""
+    own = _own_descriptor(path, for_writing=False)
+    return own is not None and os.pread(own, len(block), place) == block
+
+
+def _blocks(path: str) -> Iterator[bytes]:
+    """The content of a file, read through a descriptor of this process if there is one.
+
+    To open and close it would drop the locks that the process has on it, as a database does.
+    """
+    own = _own_descriptor(path, for_writing=False)
+    number = os.open(path, os.O_RDONLY) if own is None else own
+    try:
+        place = 0
+        while block := os.pread(number, _BLOCK_BYTES, place):
+            yield block
+            place += len(block)
+    finally:
+        if own is None:
+            os.close(number)
+
+
+def _own_descriptor(path: str, *, for_writing: bool) -> int | None:
+    inode = stamp_of(path).inode
+    wanted = {os.O_RDWR, os.O_WRONLY if for_writing else os.O_RDONLY}
+    for name in os.listdir(_DESCRIPTORS) if os.path.isdir(_DESCRIPTORS) else ():
+        with contextlib.suppress(OSError, ValueError):
+            status = os.fstat(int(name))
+            flags = fcntl.fcntl(int(name), fcntl.F_GETFL)
+            # With O_APPEND, Linux writes at the end wherever it is told to.
+            is_fit = flags & os.O_ACCMODE in wanted and not (for_writing and flags & os.O_APPEND)
+            if (status.st_dev, status.st_ino) == inode and is_fit:
+                return int(name)
+    return None
 
 
 def abandoned_copies() -> dict[str, str]:
@@ -272,9 +372,7 @@ def abandoned_copies() -> dict[str, str]:
     copies: dict[str, str] = {}
     parent = _parent()
     for folder in sorted(parent.iterdir()) if parent.is_dir() else []:
-        pid, _, rest = folder.name.partition("-")
-        started = rest.partition("-")[0]
-        if not folder.is_dir() or not pid.isdigit() or _started(int(pid)) == started:
+        if not folder.is_dir() or _is_alive(folder):
             continue
         lost = _not_put_back(folder) if (folder / _RERUNNING).exists() else {}
         copies |= lost
@@ -286,8 +384,7 @@ def abandoned_copies() -> dict[str, str]:
 def _not_put_back(folder: Path) -> dict[str, str]:
     last: dict[str, dict[str, object]] = {}
     with contextlib.suppress(OSError):
-        for line in (folder / _JOURNAL).read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line)
+        for entry in _entries((folder / _JOURNAL).read_bytes()):
             if "path" in entry:
                 last[str(entry["path"])] = entry  # what stood there at the end comes after what stood there before
     lost: dict[str, str] = {}
@@ -299,28 +396,36 @@ def _not_put_back(folder: Path) -> dict[str, str]:
     return lost
 
 
+def _entries(lines: bytes) -> Iterator[dict[str, Any]]:
+    """The entries of a journal; the last one may be torn."""
+    for line in lines.splitlines():
+        with contextlib.suppress(ValueError):
+            entry = json.loads(line)
+            if isinstance(entry, dict):
+                yield entry
+
+
+def _is_alive(folder: Path) -> bool:
+    """Whether a process still uses the copies in a folder."""
+    try:
+        number = os.open(folder / _ALIVE, os.O_WRONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(number)
+    return False
+
+
 def _are_equal(path: str, copy: str) -> bool:
     try:
-        with open(path, "rb") as first, open(copy, "rb") as second:
-            while True:
-                block, other = first.read(1 << 20), second.read(1 << 20)
-                if block != other:
-                    return False
-                if not block:
-                    return True
+        return all(block == other for block, other in zip_longest(_blocks(path), _blocks(copy)))
     except OSError:
         return False
 
 
 def _parent() -> Path:
     return Path(tempfile.gettempdir(), f"{_PARENT}-{os.getuid()}" if hasattr(os, "getuid") else _PARENT)
-
-
-def _started(pid: int) -> str:
-    """When a process began; empty if there is none."""
-    import psutil  # noqa: PLC0415 - only where there are copies: loading the extension stays cheap
-
-    try:
-        return str(int(psutil.Process(pid).create_time()))
-    except psutil.Error:
-        return ""

@@ -46,15 +46,15 @@ def without_libraries(error: BaseException) -> list[str]:
 
 
 @contextmanager
-def interrupts_held() -> Iterator[None]:
-    """An interrupt waits until everything is back; a second one does not."""
+def interrupts_held(*, all_of_them: bool = False) -> Iterator[None]:
+    """An interrupt waits until everything is back; a second one does not, unless `all_of_them` have to."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
     waiting: list[int] = []
 
     def wait(number: int, _frame: FrameType | None) -> None:
-        if waiting:
+        if waiting and not all_of_them:
             signal.default_int_handler(number, None)
         waiting.append(number)
 

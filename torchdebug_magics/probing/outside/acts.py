@@ -13,11 +13,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import islice
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, Literal, Protocol, TypeAlias
 
 from torch import serialization
+from torch._C._dynamo.eval_frame import set_eval_frame
 
 from torchdebug_magics.probing.outside.open_files import path_of_descriptor
 from torchdebug_magics.probing.source.code_owner import frames_above, owner
@@ -34,6 +36,9 @@ _WRITING_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _COMPILERS = tuple(f"{os.sep}torch{os.sep}{name}{os.sep}" for name in ("_inductor", "_dynamo", "_functorch"))
 _CACHES = "_write_atomic"
 """With what Python writes the bytecode of a module that is imported."""
+_WORKERS = f"{os.sep}multiprocessing{os.sep}"
+"""Python's own library makes sockets and folders there, and remembers them."""
+_MISSING = object()
 _MOST_FILES = 10_000
 """Of a folder that is moved or removed whole."""
 
@@ -74,7 +79,7 @@ def asker(frame: FrameType | None) -> Asker:
             return "compiler" if _is_compiling(caller) else "torch"
         if whose != "python":
             return "own"
-        if caller.f_code.co_name == _CACHES:
+        if caller.f_code.co_name == _CACHES or _WORKERS in name:
             return "compiler"
     return "python"
 
@@ -92,40 +97,41 @@ def _is_compiling(frame: FrameType) -> bool:
 
 def hear(stack: ExitStack, listener: Listener) -> None:
     """Let `listener` hear from here until the stack closes, in forked children as well."""
-    _Hook.add(listener)
     stack.callback(_Hook.remove, listener)
-    for holder, name, wrapped in _stand_ins(listener):
-        original = vars(holder).get(name, stack)
-        setattr(holder, name, wrapped)
-        stack.callback(_put_back, holder, name, wrapped, original, stack)
-
-
-def _put_back(holder: Any, name: str, wrapped: Any, original: Any, missing: object) -> None:
-    if vars(holder).get(name) is not wrapped:  # the user has put something there, and it stays
-        return
-    if original is missing:
-        delattr(holder, name)
-    else:
-        setattr(holder, name, original)
+    _Hook.add(listener)
 
 
 class _Hook:
-    """The audit hook of this process. Python removes none, so there is only this, and without listeners it does nothing."""
+    """The audit hook of this process, and what stands in for functions that Python does not audit.
+
+    Python removes no audit hook, so there is only this one; without listeners it returns at once, and nothing stands in.
+    """
 
     listeners: tuple[Listener, ...] = ()
     is_added = False
     busy = threading.local()
+    undo: tuple[tuple[Any, str, Any, Any], ...] = ()
+    """(holder, name, what stands there, what stood there or `_MISSING`)."""
 
     @classmethod
     def add(cls, listener: Listener) -> None:
-        cls.listeners = (*cls.listeners, listener)
+        is_first, cls.listeners = not cls.listeners, (*cls.listeners, listener)
         if not cls.is_added:
             cls.is_added = True
             sys.addaudithook(_audited)
+        if is_first:
+            for holder, name, stand_in in _stand_ins():
+                cls.undo = (*cls.undo, (holder, name, stand_in, vars(holder).get(name, _MISSING)))  # first, whatever interrupts
+                setattr(holder, name, stand_in)
 
     @classmethod
     def remove(cls, listener: Listener) -> None:
         cls.listeners = tuple(other for other in cls.listeners if other is not listener)
+        while cls.undo and not cls.listeners:
+            holder, name, stand_in, original = cls.undo[-1]
+            if vars(holder).get(name) is stand_in:  # else the user has put something there, and it stays
+                delattr(holder, name) if original is _MISSING else setattr(holder, name, original)
+            cls.undo = cls.undo[:-1]
 
 
 def _audited(event: str, args: tuple[Any, ...]) -> None:
@@ -136,10 +142,17 @@ def _audited(event: str, args: tuple[Any, ...]) -> None:
     if handler is None or getattr(_Hook.busy, "is_set", False):
         return
     _Hook.busy.is_set = True  # what the listener does itself is not heard
+    compiler = _set_compiler(None)  # nor compiled, where the user's function is
     try:
         handler(args, sys._getframe(1))
     finally:
+        _set_compiler(compiler)
         _Hook.busy.is_set = False
+
+
+def _set_compiler(callback: Any) -> Any:
+    """Set what torch lets compile frames in this thread; returns what was set."""
+    return set_eval_frame(callback) if "torch._dynamo" in sys.modules else None
 
 
 # --- files ---------------------------------------------------------------------------------------------------------------------------
@@ -148,7 +161,7 @@ def _audited(event: str, args: tuple[Any, ...]) -> None:
 def _changed(paths: Iterator[str], frame: FrameType) -> None:
     __tracebackhide__ = True
     who = asker(frame)
-    if who not in {"own", "python", "compiler"}:
+    if who not in {"own", "compiler"}:
         for path in paths:
             for listener in _Hook.listeners:
                 listener.changes(path, who)
@@ -170,7 +183,10 @@ def _at(*places: tuple[int, int | None], follow: bool = False, whole_folder: boo
         for place, folder in places:
             number = args[folder] if folder is not None and len(args) > folder else -1
             for path in _whole(args[place], number, follow=follow):
-                _changed(_tree(path) if whole_folder else iter((path,)), frame)
+                paths = list(islice(_tree(path), _MOST_FILES + 1)) if whole_folder else [path]
+                if len(paths) > _MOST_FILES:
+                    _act(lambda _: f"moves or removes a folder of more than {_MOST_FILES:,} files")(args, frame)
+                _changed(iter(paths), frame)
 
     return handler
 
@@ -197,13 +213,8 @@ def _whole(path: Any, folder: Any = -1, *, follow: bool = False) -> Iterator[str
 def _tree(path: str) -> Iterator[str]:
     yield path
     if os.path.isdir(path) and not os.path.islink(path):
-        count = 0
         for folder, folders, names in os.walk(path):
-            for name in (*folders, *names):
-                count += 1
-                if count > _MOST_FILES:
-                    return
-                yield os.path.join(folder, name)
+            yield from (os.path.join(folder, name) for name in (*folders, *names))
 
 
 def _database(args: tuple[Any, ...], frame: FrameType) -> None:
@@ -247,6 +258,10 @@ def _command(command: Any) -> str:
     return f"runs the command `{words[0].rpartition(os.sep)[2]}`" if words else "runs a command"
 
 
+def _name(path: Any) -> str:
+    return "a file" if isinstance(path, int) else os.path.basename(os.fsdecode(path))
+
+
 def _forked(_args: tuple[Any, ...], frame: FrameType) -> None:
     who = asker(frame)
     for listener in _Hook.listeners:
@@ -263,10 +278,10 @@ _HANDLERS: dict[str, Callable[[tuple[Any, ...], FrameType], None]] = {
     "os.symlink": _at((1, 2)),
     "os.truncate": _at((0, None), follow=True),
     "os.chmod": _at((0, 2), follow=True),
-    "os.chown": _at((0, 3), follow=True),
+    "os.chown": _act(lambda args: f"changes the owner of {_name(args[0])}"),
     "os.utime": _at((0, 3), follow=True),
-    "os.setxattr": _at((0, None), follow=True),
-    "os.removexattr": _at((0, None), follow=True),
+    "os.setxattr": _act(lambda args: f"changes attributes of {_name(args[0])}"),
+    "os.removexattr": _act(lambda args: f"changes attributes of {_name(args[0])}"),
     "shutil.rmtree": _at((0, 1), whole_folder=True),
     "sqlite3.connect": _database,
     "socket.connect": _act(_address),
@@ -285,15 +300,20 @@ _HANDLERS: dict[str, Callable[[tuple[Any, ...], FrameType], None]] = {
 # --- what Python does not audit ----------------------------------------------------------------------------------------------------------
 
 
-def _stand_ins(listener: Listener) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+def _stand_ins() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     """(holder, name, what stands there meanwhile) for each function that is to be heard."""
 
     def before(original: Callable[..., Any], hear: Callable[..., object], whose: frozenset[str] = _FOLLOWED) -> Callable[..., Any]:
         @functools.wraps(original)
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            if asker(sys._getframe(1)) in whose:
-                hear(listener, *args)
+            compiler = _set_compiler(None)
+            try:
+                if asker(sys._getframe(1)) in whose:
+                    for listener in _Hook.listeners:
+                        hear(listener, *args)
+            finally:
+                _set_compiler(compiler)
             return original(*args, **kwargs)
 
         return stand_in
@@ -304,8 +324,12 @@ def _stand_ins(listener: Listener) -> Iterator[tuple[Any, str, Callable[..., Any
     yield BaseProcess, "start", before(BaseProcess.start, _started)
     yield threading.Thread, "start", before(threading.Thread.start, lambda listener, thread: listener.starts(thread), _USERS)
     yield os, "write", before(os.write, lambda listener, number, *_: listener.writes(number), _USERS)
-    for name in ("send", "sendall"):
-        yield socket.socket, name, before(getattr(socket.socket, name), _sent)
+    sockets: list[Any] = [socket.socket]
+    if "ssl" in sys.modules:  # one that is encrypted sends by methods of its own
+        sockets.append(sys.modules["ssl"].SSLSocket)
+    for kind in sockets:
+        for name in ("send", "sendall"):
+            yield kind, name, before(getattr(kind, name), _sent)
 
 
 def _saved(listener: Listener, file: Any, *_: Any) -> None:

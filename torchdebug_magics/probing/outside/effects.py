@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from torchdebug_magics.machine.kept_files import FileStore, Stamp, Version, stamp_of
 from torchdebug_magics.probing.interrupted import interrupts_held
 from torchdebug_magics.probing.outside.acts import Asker, hear
-from torchdebug_magics.probing.outside.open_files import OpenFiles, mapped_paths, path_of_descriptor
+from torchdebug_magics.probing.outside.open_files import OpenFiles, mapped_paths, path_of_descriptor, paths_written_by_others
 from torchdebug_magics.probing.outside.surroundings import Surroundings
-from torchdebug_magics.probing.outside.unseen_changes import Folders
+from torchdebug_magics.probing.outside.unseen_changes import Folders, here
 from torchdebug_magics.probing.outside.used_names import strings_in
 
 if TYPE_CHECKING:
@@ -75,10 +76,14 @@ class Effects:
         self._began_ns = time.time_ns()
         self._held: set[str] = set()
         """Paths of files that were open, or mapped, before."""
-        self._room_bytes = _ROOM_BYTES
+        self._room_bytes, self._named_room_bytes = _ROOM_BYTES, _MOST_NAMED_BYTES
+        self._uncopied: list[str] = []
+        """Names of files that the code names, and of which no copy could be made."""
+        self._handlers: dict[str, list[logging.Handler]] = {}
+        self._heard: set[str] = set()
         self._theirs: set[str] = set()
         """Paths that older threads write meanwhile."""
-        self._environment: tuple[str, dict[str, str]] = ("", {})
+        self._environment: tuple[str, dict[str, str]] | None = None
         """The working directory, and the variables."""
         self._is_attributed = False
 
@@ -102,8 +107,8 @@ class Effects:
     def begin(self) -> None:
         """Look at everything before the run."""
         self._begin_anew()
+        self._environment = (here(), dict(os.environ))
         self._surroundings = Surroundings(self._guard, self._roots, looks=self._looks)
-        self._environment = (os.getcwd(), dict(os.environ))
         if not self._looks:
             return
         self._folders = Folders(strings_in(*self._roots))
@@ -124,9 +129,7 @@ class Effects:
         """The user's own run has ended: keep what it has left."""
         self._idle()
         self._hear_children()
-        for path, before in self._unseen():
-            if self._is_of_run(path):
-                self._note_start(path, before)
+        self._note_unseen()
         self._note_inside()
         for path in self._open.end():
             self._refuse(f"closes {os.path.basename(path)}, which was open before")
@@ -146,10 +149,12 @@ class Effects:
         """The run once more: it finds everything as the first one did, or as that one has left it; afterwards all is as left."""
         with ExitStack() as stack:
             stack.callback(self.recover)
-            with interrupts_held():
+            with interrupts_held(all_of_them=True):
+                self._drop_changed_by_others()
                 self._store.rerunning(is_begun=True)
-                self._put_back(to_end=from_end)
                 self._phase = "rerun"
+                self._handlers = _log_handlers()
+                self._put_back(to_end=from_end)
             hear(stack, self)
             with self._shielded():
                 yield
@@ -168,7 +173,7 @@ class Effects:
         """All runs are over, and all is put back. Harmless the second time."""
         if os.getpid() != self._pid:  # a forked child, which ends in our caller's code
             return
-        with interrupts_held():
+        with interrupts_held(all_of_them=True):
             self.recover()
             self._open.close()
             self._store.close()
@@ -194,10 +199,11 @@ class Effects:
             with interrupts_held():
                 self._start.clear()
                 self._reasons.clear()
+                self._guard.run("looking at files", self._store.begin_anew)
                 self._guard.run("looking at files", self.begin)
-                self._store.rerunning(is_begun=True)
+                self._handlers = _log_handlers()
                 self._phase = "trial"
-            for reason in self._surroundings.shared:
+            for reason in (*self._surroundings.shared, *(f"may write {name}, of which no copy could be made" for name in self._uncopied)):
                 self._refuse(reason)
             hear(stack, self)
             with self._shielded():
@@ -215,48 +221,50 @@ class Effects:
         """Another run of a trial begins: everything is put back."""
         if self._phase == "trial":
             self._wait()
-            with interrupts_held():
-                self._phase = "idle"
+            with interrupts_held(all_of_them=True):
                 self._see_trial()
                 self._put_back(to_end=False)
-                self._phase = "trial"
 
     def attribute(self) -> None:
         """The first step of a trial is over: what has changed meanwhile was changed by the step, what changes later need not be."""
         if self._phase == "trial":
             self._is_attributed = True
             self._wait()
-            for path, before in self._unseen():
-                self._note_start(path, before)
+            self._note_unseen()
 
     def recover(self) -> None:
         """Put everything back after a rerun or a trial, also one that interrupts have ended. Harmless the second time."""
-        with interrupts_held():
-            phase, self._phase = self._phase, "idle"
-            if phase in {"first", "idle"} or os.getpid() != self._pid:
-                return
-            self._guard.run("looking for changed files", self._see_rerun if phase == "rerun" else self._see_trial)
-            self._put_back(to_end=phase == "rerun")
-            if phase == "trial":
-                folder, environment = self._environment
-                self._guard.run("putting back the working folder", os.chdir, folder)
-                _put_back_environment(environment)
+        if self._phase in {"first", "idle"} or os.getpid() != self._pid:
+            return
+        with interrupts_held(all_of_them=True):
+            self._guard.run("looking for changed files", self._see_rerun if self._phase == "rerun" else self._see_trial)
+            self._put_back(to_end=self._phase == "rerun")
+            self._guard.run("putting back the handlers of loggers", _put_back_handlers, self._handlers)
+            if self._phase == "trial":
+                if self._environment is not None:
+                    folder, environment = self._environment
+                    self._guard.run("putting back the working folder", os.chdir, folder or os.sep)
+                    _put_back_environment(environment)
                 self._start.clear()
                 self._forget()
-            self._store.rerunning(is_begun=False)
+            self._guard.run("removing a mark", self._store.rerunning, is_begun=False)
+            self._phase = "idle"  # last: what an interrupt has cut short is done by another call
 
     # --- what is heard -------------------------------------------------------------------------------------------------------------------
 
     def changes(self, path: str, who: Asker) -> None:
         """As `Listener`."""
         __tracebackhide__ = True
-        if self._phase == "idle" or path.startswith(self._store.folder):
+        if self._phase == "idle" or self._store.is_own(path) or (who == "python" and not self._surroundings.is_thread_of_run()):
             return
         if self._surroundings.is_older_thread():
             if who in {"user", "library"}:  # nothing is raised in it: the thread is the user's
                 self._theirs.add(path)
-                self._note(f"lets the thread `{threading.current_thread().name}`, which is older, write {os.path.basename(path)}")
+                if path in self._start:
+                    self._note(f"writes {os.path.basename(path)}, as an older thread does")
             return
+        if path in self._theirs:
+            self._refuse(f"writes {os.path.basename(path)}, as an older thread does")
         if path not in self._start and not self._guard.run("keeping a file", self._keep, path):
             self._refuse(f"writes {os.path.basename(path)}, of which no copy could be made")
 
@@ -267,6 +275,7 @@ class Effects:
                 self._see(self._folders.add(folder))
         # A writer that Python does not hear of may have been there first.
         is_first = not self._folders.covers(path) or not self._has_changed(path, stamp_of(path))
+        self._heard.add(path)
         return self._note_start(path, None if is_first else self._before(path)).is_whole
 
     def writes(self, number: int) -> None:
@@ -291,7 +300,7 @@ class Effects:
         """As `Listener`."""
         if self._phase != "idle":
             self._surroundings.forks(who)
-            _ = self._store.folder  # made before, so that the child copies to the same
+            self._guard.run("making a folder for copies", lambda: self._store.folder)  # before, so that the child copies to the same
 
     def starts(self, thread: threading.Thread) -> None:
         """As `Listener`."""
@@ -318,6 +327,8 @@ class Effects:
 
     def _note_start(self, path: str, version: Version | None = None) -> Version:
         version = self._start.setdefault(path, version or self._store.version(path))
+        if self._phase in {"rerun", "trial"}:
+            self._store.rerunning(is_begun=True)
         self._store.note("start", path, version)
         if self._phase == "rerun":
             self._end.setdefault(path, version)
@@ -329,10 +340,14 @@ class Effects:
         self._looked |= new
         files = [(path, stamp) for path, stamp in new.items() if stamp.kind == "file"]
         for path, stamp in sorted(files, key=lambda entry: -entry[1].changed_ns):
-            is_small = stamp.size_bytes <= min(_MOST_BYTES, self._room_bytes)
-            if is_small or (stamp.size_bytes <= _MOST_NAMED_BYTES and self._folders.is_named(path)):
+            if stamp.size_bytes <= min(_MOST_BYTES, self._room_bytes):
                 self._room_bytes -= stamp.size_bytes
                 self._guard.run("copying a file", self._store.version, path)
+            elif stamp.size_bytes <= min(_MOST_NAMED_BYTES, self._named_room_bytes) and self._folders.has_own_name(path):
+                self._named_room_bytes -= stamp.size_bytes
+                version = self._guard.run("copying a file", self._store.version, path)
+                if version is None or not version.is_whole:
+                    self._uncopied.append(os.path.basename(path))
 
     def _unseen(self) -> list[tuple[str, Version]]:
         """Paths that have changed and were not heard of, with what stood there before."""
@@ -355,6 +370,28 @@ class Effects:
     def _is_of_run(self, path: str) -> bool:
         """Whether an unheard change is one of the run, and not of another process."""
         return path in self._held or self._folders.is_named(path)
+
+    def _note_unseen(self) -> None:
+        """What was changed unheard, as far as the run may have done it."""
+        changed = [(path, before) for path, before in self._unseen() if self._is_of_run(path)]
+        others = paths_written_by_others({path for path, _ in changed}) if changed else frozenset()
+        for path, before in changed:
+            is_new_elsewhere = before.stamp.kind == "absent" and not self._folders.has_own_name(path)
+            if path in others or is_new_elsewhere:
+                continue
+            if before.is_whole:
+                self._note_start(path, before)
+            elif self._phase == "trial":
+                self._guard.note(f"{path} was changed, unheard by Python, and there was no copy to put back")
+            else:
+                self._note(f"writes {os.path.basename(path)}, of which no copy could be made")
+
+    def _drop_changed_by_others(self) -> None:
+        """What has changed since the first run, and while none of ours runs, is another process's."""
+        for path in [path for path, end in self._end.items() if end.stamp.kind == "file" and path not in self._heard]:
+            if not self._store.is_away(self._end[path]) and not stamp_of(path).is_same_content(self._end[path].stamp):
+                self._guard.note(f"{path} is changed by another process meanwhile: it was left as it is")
+                del self._start[path], self._end[path]
 
     def _note_inside(self) -> None:
         """All that is in a folder which the run has made is of the run."""
@@ -381,27 +418,24 @@ class Effects:
     def _see_trial(self) -> None:
         self._hear_children()
         self._note_inside()
-        for path, before in self._unseen():
-            if not self._is_of_run(path):
-                continue
-            if not before.is_whole:
-                self._guard.note(f"{path} was changed, unheard by Python, and there was no copy to put back")
-                continue
-            if self._is_attributed and path not in self._held and stamp_of(path).kind == "file":
+        known = set(self._start)
+        self._note_unseen()
+        for path in self._start.keys() - known if self._is_attributed else ():
+            if path not in self._held and stamp_of(path).kind == "file":
                 kept = self._store.set_aside(path)
                 self._guard.note(f"{path} was changed meanwhile, unheard by Python, and put back: what was written is in {kept}")
-            self._note_start(path, before)
 
     def _put_back(self, *, to_end: bool) -> None:
         self._open.flush()
         versions = self._end if to_end else self._start
         if not to_end:
             for path, end in self._end.items():
-                if end.stamp.kind == "file" and self._start[path].stamp.kind == "absent":
+                if end.stamp.kind == "file" and self._start[path].stamp.inode != end.stamp.inode:
                     self._store.anchor(path, end)
         whole = {path: version for path, version in versions.items() if version.is_whole and path not in self._theirs}
         for path in self._store.put_back(whole):
-            self._guard.note(f"{path} could not be put back: its copy is {self._store.keep(versions[path])}")
+            copy = self._store.keep(versions[path])
+            self._guard.note(f"{path} could not be put back" + (f": its copy is {copy}" if copy else ""))
         self._open.put_back(to_end=to_end)
 
     def _wait(self) -> None:
@@ -420,6 +454,20 @@ def _inside(path: str) -> Iterator[str]:
     if os.path.isdir(path) and not os.path.islink(path):
         for folder, folders, names in os.walk(path):
             yield from (os.path.join(folder, name) for name in (*folders, *names))
+
+
+def _log_handlers() -> dict[str, list[logging.Handler]]:
+    """The handlers of all loggers, by name; those that a rerun adds would write each line once more."""
+    loggers = {"": logging.root, **logging.root.manager.loggerDict}
+    return {name: list(logger.handlers) for name, logger in loggers.items() if isinstance(logger, logging.Logger)}
+
+
+def _put_back_handlers(handlers: dict[str, list[logging.Handler]]) -> None:
+    for name, now in _log_handlers().items():
+        before = handlers.get(name, [])
+        if now != before:
+            logger = logging.getLogger(name or None)
+            logger.handlers[:] = before
 
 
 def _put_back_environment(environment: dict[str, str]) -> None:

@@ -9,12 +9,13 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchdebug_magics.probing.guard import Guard
 
-__all__ = ["OpenFiles", "is_stream", "mapped_paths", "path_of_descriptor"]
+__all__ = ["OpenFiles", "is_stream", "mapped_paths", "path_of_descriptor", "paths_written_by_others"]
 
 _DESCRIPTORS = "/proc/self/fd"
 _SQLITE = b"SQLite format 3\0"
@@ -33,8 +34,8 @@ class _Handle:
     """None if the first run has opened it."""
     end: int | None = 0
     """None if the first run has closed it."""
-    kept: int = -1
-    """A second descriptor of what a writable file object has open, for the case that it is closed."""
+    can_reopen: bool = False
+    """Whether it is a file object that can be written to."""
 
     def is_open(self) -> bool:
         try:
@@ -72,7 +73,12 @@ class _Handle:
         buffer = file.buffer if is_text else file
         raw = buffer.raw if hasattr(buffer, "raw") else buffer
         name, mode = raw.name, raw.mode
-        raw.__init__(os.dup(self.kept), mode)
+        number = os.open(self.path, (os.O_RDWR if "+" in mode else os.O_WRONLY) | (os.O_APPEND if "a" in mode else 0))
+        if _identity(number) != self.identity:
+            os.close(number)
+            msg = f"another file stands at {self.path}"
+            raise OSError(msg)
+        raw.__init__(number, mode)
         raw.name = name
         if buffer is not raw:
             buffer.__init__(raw)
@@ -91,7 +97,7 @@ class OpenFiles:
         """Note where each stands; yields the paths of those that can be written to."""
         for handle in self._new():
             self._handles.append(handle)
-            if handle.kept >= 0:
+            if handle.can_reopen:
                 yield handle.path
 
     def _new(self) -> list[_Handle]:
@@ -118,7 +124,7 @@ class OpenFiles:
         for handle in self._new():  # a rerun from the end may close it
             handle.start, handle.end = None, handle.start
             self._handles.append(handle)
-        return tuple(handle.path for handle in closed if handle.kept < 0)
+        return tuple(handle.path for handle in closed if not handle.can_reopen)
 
     def flush(self) -> None:
         """Nothing that a run has written waits in memory."""
@@ -129,14 +135,11 @@ class OpenFiles:
         """Where each stood at the start, or at the end of the first run."""
         for handle in self._handles:
             is_there = to_end or handle.start is not None
-            if is_there and (handle.is_open() or handle.kept >= 0):
+            if is_there and (handle.is_open() or handle.can_reopen):
                 self._guard.run("putting back an open file", handle.put_back, handle.end if to_end else handle.start)
 
     def close(self) -> None:
         """Nothing is put back any more."""
-        for handle in self._handles:
-            if handle.kept >= 0:
-                os.close(handle.kept)
         self._handles.clear()
 
 
@@ -149,6 +152,20 @@ def path_of_descriptor(number: int) -> str | None:
         return None
     is_file = stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) == _identity(number)
     return path if is_file else None
+
+
+def paths_written_by_others(paths: set[str]) -> frozenset[str]:
+    """Those of the paths that another process has open for writing, as far as this one may see."""
+    found: set[str] = set()
+    for folder in Path("/proc").glob("[0-9]*/fd"):
+        if folder.parent.name != str(os.getpid()):
+            with contextlib.suppress(OSError):
+                for entry in os.scandir(folder):
+                    with contextlib.suppress(OSError):
+                        path = os.readlink(entry.path)
+                        if path in paths and entry.stat(follow_symlinks=False).st_mode & stat.S_IWUSR:
+                            found.add(path)
+    return frozenset(found)
 
 
 def mapped_paths() -> Iterator[str]:
@@ -167,19 +184,21 @@ def mapped_paths() -> Iterator[str]:
 
 def _are_any_open() -> bool:
     """Whether Python may have a regular file open: a search of all objects takes a moment."""
-    numbers = (int(name) for name in os.listdir(_DESCRIPTORS) if name.isdigit()) if os.path.isdir(_DESCRIPTORS) else iter((_STANDARD,))
-    return any(number >= _STANDARD and not _is_database(path_of_descriptor(number)) for number in numbers)
-
-
-def _is_database(path: str | None) -> bool:
-    """Whether nobody has the file open through Python: it is no file, or one of SQLite's, as IPython's history is."""
-    if path is None:
+    if not os.path.isdir(_DESCRIPTORS):
         return True
+    numbers = (int(name) for name in os.listdir(_DESCRIPTORS) if name.isdigit())
+    return any(number >= _STANDARD and path_of_descriptor(number) is not None and not _is_database(number) for number in numbers)
+
+
+def _is_database(number: int) -> bool:
+    """Whether the file is one of SQLite's, as IPython's history is: nobody has it open through Python.
+
+    It is read through the descriptor itself: to close another one would drop the locks that the database has on it.
+    """
     try:
-        with open(path, "rb") as file:
-            return file.read(len(_SQLITE)) == _SQLITE
+        return os.pread(number, len(_SQLITE), 0) == _SQLITE
     except OSError:
-        return True
+        return False
 
 
 def _file_objects() -> list[Any]:
@@ -218,12 +237,13 @@ def _handle_of(file: Any) -> _Handle | None:
     try:
         number = file if isinstance(file, int) else file.fileno()
         path = path_of_descriptor(number) if number >= _STANDARD else None
+        if path is None and number >= _STANDARD and isinstance(getattr(file, "name", None), str) and not os.path.isdir(_DESCRIPTORS):
+            path = os.path.abspath(file.name)  # where the system does not tell
         if path is None:
             return None
         handle = _Handle(file, path, _identity(number), 0)
         handle.start = handle.position()
-        if not isinstance(file, int) and file.writable():
-            handle.kept = os.dup(number)
+        handle.can_reopen = not isinstance(file, int) and file.writable()
     except (OSError, ValueError):  # closed, or in the middle of being read line by line
         return None
     return handle

@@ -7,6 +7,7 @@ import sqlite3
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,8 +35,9 @@ class Surroundings:
 
     def __init__(self, guard: Guard, roots: tuple[object, ...] = (), *, looks: bool = True) -> None:
         self._guard, self._looks = guard, looks
-        self._threads = frozenset(thread.ident or 0 for thread in threading.enumerate()) - {threading.get_ident()}
+        self._threads = frozenset(threading.enumerate()) - {threading.current_thread()}
         self._started: list[threading.Thread] = []
+        self._of_run: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._queues: list[object] = []
         self._has_forked = False
         used = used_by(*roots) if looks else []
@@ -43,16 +45,23 @@ class Surroundings:
         self._names = lambda: [*used, *(Named(name, value) for space in spaces for name, value in space.items() if name[:1] != "_")]
         self._children = _children() if looks else frozenset()
         self._databases = [(found.name, found.value, _changes_count(found.value)) for found in self._connections()]
+        self._used_databases = [(found.name, found.value) for found in values_found(iter(used), _is_connection)]
         self.shared = (*_streams_in(used), *_shared_with_threads(used, self._threads))
         """What the run may do to streams and threads that are older."""
 
     def is_older_thread(self) -> bool:
         """Whether the current thread was there before the run."""
-        return threading.get_ident() in self._threads
+        known: dict[int, threading.Thread] = vars(threading)["_active"]  # `current_thread` may make an object
+        return known.get(threading.get_ident()) in self._threads
+
+    def is_thread_of_run(self) -> bool:
+        """Whether the user's code has started the current thread in the run."""
+        return vars(threading)["_active"].get(threading.get_ident()) in self._of_run
 
     def starts(self, thread: threading.Thread) -> None:
         """The run starts a thread."""
         self._started.append(thread)
+        self._of_run.add(thread)
 
     def forks(self, who: Asker) -> None:
         """The run forks a child; workers of a DataLoader may outlive it."""
@@ -77,7 +86,7 @@ class Surroundings:
         if not self._looks:
             return
         for thread in threading.enumerate():
-            is_new = thread.ident not in self._threads and thread is not threading.current_thread()
+            is_new = thread not in self._threads and thread is not threading.current_thread()
             if is_new and (thread in self._started or _runs_user_code(thread)):
                 yield f"leaves the thread `{thread.name}` running"
         for items in self._queues:
@@ -94,7 +103,7 @@ class Surroundings:
 
     def forbid_writes(self, stack: ExitStack, note: Callable[[str], None]) -> None:
         """Until the stack closes, a database that was open before refuses to be written."""
-        for name, connection, _ in self._databases:
+        for name, connection in self._used_databases:
 
             def allowed(action: int, *_: object, name: str = name) -> int:
                 if action in _READS:
@@ -108,7 +117,7 @@ class Surroundings:
 
     def _connections(self) -> list[Any]:
         named = iter(self._names())
-        return list(values_found(named, lambda value: issubclass(type(value), sqlite3.Connection)))
+        return list(values_found(named, _is_connection))
 
 
 def _streams_in(used: list[Named]) -> Iterator[str]:
@@ -117,13 +126,13 @@ def _streams_in(used: list[Named]) -> Iterator[str]:
         yield f"may write to the stream `{stream.name}`, which was open before"
 
 
-def _shared_with_threads(used: list[Named], threads: frozenset[int]) -> Iterator[str]:
+def _shared_with_threads(used: list[Named], threads: frozenset[threading.Thread]) -> Iterator[str]:
     """Reasons: variables and functions of the run that an older thread of the user's uses as well."""
     functions = (getattr(variable.value, "__func__", variable.value) for variable in used)
     codes = {inner for function in functions if type(function) is FunctionType for inner in _codes(function.__code__)}
-    known = {id(variable.value): variable.name for variable in used if is_shareable(variable.value)}
+    known = {id(variable.value): variable.name for variable in used if is_shareable(variable.value) and not _is_plain(variable.value)}
     for thread in threading.enumerate():
-        frame = sys._current_frames().get(thread.ident or 0) if thread.ident in threads else None  # a dict kept here would hold this frame
+        frame = sys._current_frames().get(thread.ident or 0) if thread in threads else None  # a dict kept here would hold this frame
         while frame is not None:
             if is_user_code(frame.f_code):
                 if frame.f_code in codes:
@@ -135,6 +144,11 @@ def _shared_with_threads(used: list[Named], threads: frozenset[int]) -> Iterator
             frame = frame.f_back
 
 
+def _is_plain(value: object) -> bool:
+    """Whether it is a dict of settings, which threads may read."""
+    return isinstance(value, dict) and all(isinstance(part, (str, int, float, bool, type(None))) for part in value.values())
+
+
 def _codes(code: CodeType) -> Iterator[CodeType]:
     yield code
     for part in code.co_consts:
@@ -142,14 +156,14 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(part)
 
 
-def _consumers(items: object, among: frozenset[int] | None) -> Iterator[str]:
+def _consumers(items: object, among: frozenset[threading.Thread] | None) -> Iterator[str]:
     """Names of other threads that wait for, or work on, what is put into a queue."""
     for thread in threading.enumerate():
         frame = sys._current_frames().get(thread.ident or 0)
-        if thread is threading.current_thread() or (among is not None and thread.ident not in among):
+        if thread is threading.current_thread() or (among is not None and thread not in among):
             continue
         while frame is not None:
-            if any(value is items for value in list(frame.f_locals.values())):
+            if any(value is items for value in local_values(frame).values()):
                 yield thread.name
                 break
             frame = frame.f_back
@@ -178,6 +192,10 @@ def _is_zombie(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+def _is_connection(value: object) -> bool:
+    return issubclass(type(value), sqlite3.Connection)
 
 
 def _changes_count(connection: sqlite3.Connection) -> int | None:

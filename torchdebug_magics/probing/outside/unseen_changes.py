@@ -10,13 +10,15 @@ from itertools import islice
 
 from torchdebug_magics.machine.kept_files import Stamp, stamp_of
 
-__all__ = ["Folders"]
+__all__ = ["Folders", "here"]
 
 _MOST_ENTRIES, _DEEPEST = 5_000, 3
 """Of all folders together."""
 _SHORTEST = 3
 """Letters of a string that begins or ends the name of a file."""
 _MOST_LETTERS = 1_000
+_OF_THE_SYSTEM = ("/proc", "/sys", "/dev")
+"""What is no file on a disk."""
 _OF_THE_SERVER = ".ipynb"
 """What the notebook's server saves while a cell runs; a cell that writes one is heard."""
 
@@ -34,13 +36,19 @@ class Folders:
         for folder in _named_folders(strings):
             self._named.add(os.path.realpath(folder))
         self._room = _MOST_ENTRIES
-        for folder in (os.path.realpath(os.getcwd()), *sorted(self._named)):
+        self._here = here()
+        for folder in filter(None, (self._here, *sorted(self._named))):
             self._admit(folder, 1 if folder in _shared_folders() else _DEEPEST)
 
     def add(self, folder: str) -> dict[str, Stamp]:
         """Look into this one, too; what is in it now, if it is new."""
         folder = os.path.realpath(folder)
-        if folder in self._depths or self.covers(os.path.join(folder, "x")) or not os.path.isdir(folder):
+        if (
+            folder.startswith(_OF_THE_SYSTEM)
+            or folder in self._depths
+            or self.covers(os.path.join(folder, "x"))
+            or not os.path.isdir(folder)
+        ):
             return {}
         return {path: stamp_of(path) for path in self._admit(folder, 1)}
 
@@ -65,10 +73,13 @@ class Folders:
 
     def is_named(self, path: str) -> bool:
         """Whether a string of the user's is the name of the file, or begins or ends it, or names its folder."""
-        folder, name = os.path.split(path)
-        return self._has_name(name) or (
-            folder not in _shared_folders() and (folder in self._named or self._has_name(os.path.basename(folder)))
-        )
+        folder = os.path.dirname(path)
+        is_own = folder != self._here and folder not in _shared_folders()
+        return self.has_own_name(path) or (is_own and (folder in self._named or self._has_name(os.path.basename(folder))))
+
+    def has_own_name(self, path: str) -> bool:
+        """Whether a string of the user's is the name of the file, or begins or ends it."""
+        return self._has_name(os.path.basename(path))
 
     def look(self) -> dict[str, Stamp]:
         """What is in them now."""
@@ -79,6 +90,14 @@ class Folders:
 
     def _has_name(self, name: str) -> bool:
         return name in self._names or any(name.startswith(part) or name.endswith(part) for part in self._parts)
+
+
+def here() -> str:
+    """The working directory; empty if it was removed."""
+    try:
+        return os.path.realpath(os.getcwd())
+    except OSError:
+        return ""
 
 
 def _shared_folders() -> frozenset[str]:
@@ -108,5 +127,5 @@ def _named_folders(strings: Iterable[str]) -> Iterator[str]:
         if os.sep not in path and not os.path.isdir(path):
             continue
         folder = path if os.path.isdir(path) else os.path.dirname(path)
-        if os.path.isdir(folder) and os.path.realpath(folder) != os.sep:
+        if os.path.isdir(folder) and os.path.realpath(folder) != os.sep and not os.path.realpath(folder).startswith(_OF_THE_SYSTEM):
             yield folder

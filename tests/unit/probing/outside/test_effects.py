@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import ctypes
 import gzip
+import logging
 import os
 import queue
 import random
+import signal
 import sqlite3
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -353,7 +356,10 @@ def test_a_database_that_is_open_refuses_to_be_written_in_a_trial(effects: Calla
         with suppress(sqlite3.DatabaseError):
             runs.execute("insert into run values (1)")
 
-    with pytest.raises(Irrevocable, match="it changes the database behind `runs`"), effects({"runs": runs}).trial():
+    with (
+        pytest.raises(Irrevocable, match="it changes the database behind `runs`"),
+        effects({"runs": runs}, *ast.parse("runs").body).trial(),
+    ):
         run()
     runs.execute("insert into run values (2)")
     runs.commit()
@@ -371,6 +377,167 @@ def test_a_stream_that_the_code_uses_and_that_cannot_be_put_back_refuses_the_tri
                 pass
         with effects(namespace, *ast.parse("x = 1").body).trial():
             pass
+
+
+def test_what_others_write_during_the_first_step_is_theirs(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("x = 1")
+    with effects(tmp_path).trial():
+        write_unheard(tmp_path / "results.csv", "1,2")
+        write_unheard(tmp_path / "model.py", "x = 2")
+    watched = effects()
+    with watched.trial():
+        write_unheard(tmp_path / "results.csv", "3,4")
+        watched.attribute()
+    assert ((tmp_path / "results.csv").read_text(), (tmp_path / "model.py").read_text()) == ("3,4", "x = 2")
+
+
+def test_a_folder_that_is_too_full_is_not_moved(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    for number in range(10_001):
+        (tmp_path / "old" / str(number)).touch()
+    with pytest.raises(Irrevocable, match="it moves or removes a folder of more than 10,000 files"), effects().trial():
+        (tmp_path / "old").rename(tmp_path / "new")
+    assert len(list((tmp_path / "old").iterdir())) == 10_001
+
+
+def test_a_hard_link_in_the_place_of_a_file_is_not_written_through(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    (tmp_path / "latest.pt").write_text("old")
+    (tmp_path / "epoch1.pt").write_text("new weights")
+    with effects().trial():
+        (tmp_path / "latest.pt").unlink()
+        (tmp_path / "latest.pt").hardlink_to(tmp_path / "epoch1.pt")
+    assert ((tmp_path / "latest.pt").read_text(), (tmp_path / "epoch1.pt").read_text()) == ("old", "new weights")
+
+
+@pytest.mark.parametrize("every_s", [0.002, 0.01])
+def test_however_often_stop_is_pressed_all_is_put_back(effects: Callable[..., Effects], tmp_path: Path, every_s: float) -> None:
+    before = os.urandom(1 << 20) * 24
+    (tmp_path / "best.pt").write_bytes(before)
+    watched = effects()
+
+    def press(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    def run() -> None:
+        with watched.trial():
+            (tmp_path / "best.pt").write_bytes(b"trial" * (1 << 20))
+            signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
+
+    handler = signal.signal(signal.SIGALRM, press)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        watched.finish()
+    assert (tmp_path / "best.pt").read_bytes() == before
+
+
+def test_a_later_trial_knows_nothing_of_an_earlier_one(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_text("v0")
+    watched = effects()
+    with watched.trial(list(NAMES)):
+        write_unheard(tmp_path / "a.bin", "trial")
+    (tmp_path / "a.bin").write_text("v2")
+    with watched.trial(list(NAMES)):
+        pass
+    assert (tmp_path / "a.bin").read_text() == "v2"
+
+
+def test_a_new_thread_is_no_older_one_though_it_gets_the_same_number(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    (tmp_path / "ck.pt").write_text("mine")
+    go_on = threading.Event()
+    older = threading.Thread(target=go_on.wait)
+    older.start()
+    with effects().trial():
+        go_on.set()
+        older.join()
+        for _ in range(20):
+            thread = threading.Thread(target=(tmp_path / "ck.pt").write_text, args=("trial",))
+            thread.start()
+            thread.join()
+    assert (tmp_path / "ck.pt").read_text() == "mine"
+
+
+WRITES = "import sqlite3, sys\nsqlite3.connect(sys.argv[1], timeout=0.1).execute('insert into run values (7)')"
+
+
+def test_a_database_keeps_its_locks(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    runs = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)
+    runs.execute("create table run(loss)")
+    runs.execute("begin immediate")
+    with effects({"runs": runs}, ["runs.db"]).trial():
+        (tmp_path / "a.bin").write_text("1")
+    with children.launched((sys.executable, "-c", WRITES, str(tmp_path / "runs.db"))) as (child,):
+        assert "database is locked" in child.ended().err
+    runs.execute("insert into run values (1)")
+    runs.execute("commit")
+    assert runs.execute("select * from run").fetchall() == [(1,)]
+    runs.close()
+
+
+def test_a_file_that_stays_open_also_where_copies_are_on_another_disk(
+    effects: Callable[..., Effects], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = Path("/dev/shm")
+    if not shared.is_dir() or shared.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("one file system only")
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    test_a_file_that_is_still_open_for_the_user_keeps_what_is_written_later(effects, tmp_path)
+
+
+SHARES = """
+import torch.multiprocessing
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.outside.effects import Effects
+items = torch.multiprocessing.get_context("fork").Queue()
+with Effects(Guard(), sentence="{}").trial():
+    items.put(torch.ones(2))
+print(items.get(timeout=20).tolist())
+items.put(torch.ones(3))
+print(items.get(timeout=20).tolist())
+"""
+
+
+def test_a_library_keeps_the_sockets_that_it_has_made() -> None:
+    with children.launched((sys.executable, "-c", SHARES)) as (child,):
+        assert child.check().out.split("\n") == ["[1.0, 1.0]", "[1.0, 1.0, 1.0]", ""]
+
+
+def test_a_file_that_is_none_is_not_read(effects: Callable[..., Effects]) -> None:
+    with effects(["/proc/self/statm", "/dev/null"]).trial():
+        assert Path("/proc/self/statm").read_text()
+
+
+def test_a_rerun_adds_no_handler_to_a_logger(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    logger = logging.getLogger("of the user")
+    with effects().trial():
+        logger.addHandler(logging.FileHandler(tmp_path / "log"))
+    assert logger.handlers == []
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_failure_of_ours_is_a_refusal_and_no_error_of_the_users(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    watched = effects()
+    watched.begin()
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        watched.first(stack)
+        patch.setattr(tempfile, "mkdtemp", lambda **_: 1 / 0)
+        (tmp_path / "a.bin").write_text("1")
+    watched.over()
+    assert watched.refusal == "it writes a.bin, of which no copy could be made"
+    assert (tmp_path / "a.bin").read_text() == "1"
+
+
+def test_a_torn_journal_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    store = FileStore()
+    (tmp_path / "a.bin").write_text("1")
+    store.note("start", str(tmp_path / "a.bin"), store.version(str(tmp_path / "a.bin")))
+    with Path(store.folder, "journal.jsonl").open("a") as file:
+        file.write('{"phase": "sta')
+    assert [path for _, path, _ in store.news()] == [str(tmp_path / "a.bin")]
+    store.close()
 
 
 KILLED = """
