@@ -3,7 +3,7 @@
 What the user has hung into a step runs again in the replay: hooks of modules and tensors, and modes. They cannot be left out, as a
 hook may change an output, and a mode any result: the replay would be that of another step. What they *did* is undone instead, with
 everything else that can be reached from them: a counter counts on from where it was, a list of activations holds those of the run.
-What leaves the process (a request, a line written to a file) cannot be taken back.
+What leaves the process, a line written to a file or a request, is the matter of `probing.outside`.
 """
 
 from __future__ import annotations
