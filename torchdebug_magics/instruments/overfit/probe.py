@@ -134,7 +134,10 @@ class OverfitProbe:
         self._start = KeptState(self._roots(), self._guard, self._effects)
         stack.callback(self._effects.finish)
         stack.push(self._refuse)
-        stack.enter_context(self._effects.trial())
+        try:
+            stack.enter_context(self._effects.trial())
+        except Irrevocable as act:
+            raise TorchDebugError(str(act)) from None
         stack.push(self._ended)
         stack.enter_context(eager())
         stack.enter_context(self._base.opened())

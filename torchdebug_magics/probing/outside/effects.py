@@ -105,12 +105,16 @@ class Effects:
     # --- the user's own run comes first ------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Look at everything before the run."""
+        """Look at everything before the run; a failure is a reason for no rerun."""
+        if self._guard.run("looking at files before the run", self._look) is None:
+            self._note("has files that could not be looked at")
+
+    def _look(self) -> bool:
         self._begin_anew()
         self._environment = (here(), dict(os.environ))
         self._surroundings = Surroundings(self._guard, self._roots, looks=self._looks)
         if not self._looks:
-            return
+            return True
         self._folders = Folders(strings_in(*self._roots))
         self._mapped = set(mapped_paths())
         self._held = {*self._open.begin(), *self._mapped}
@@ -118,6 +122,7 @@ class Effects:
             self._looked[path] = stamp_of(path)
             self._store.version(path)
         self._see(self._folders.look())
+        return True
 
     def first(self, stack: ExitStack) -> None:
         """The user's own run, until the stack closes."""
@@ -200,7 +205,7 @@ class Effects:
                 self._start.clear()
                 self._reasons.clear()
                 self._guard.run("looking at files", self._store.begin_anew)
-                self._guard.run("looking at files", self.begin)
+                self.begin()
                 self._handlers = _log_handlers()
                 self._phase = "trial"
             for reason in (*self._surroundings.shared, *(f"may write {name}, of which no copy could be made" for name in self._uncopied)):
