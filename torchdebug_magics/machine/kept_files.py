@@ -26,6 +26,8 @@ _MOST_BYTES = 16 << 30
 """Of all copies together."""
 _ANCHORED = ".inode"
 _BLOCK_BYTES = 1 << 20
+_FIRST_DESCRIPTOR = 500
+"""Of ours: the user's files get the numbers that they would get without us."""
 _DESCRIPTORS = "/proc/self/fd"
 
 
@@ -120,7 +122,9 @@ class FileStore:
                 parent.mkdir(mode=0o700, exist_ok=True)
                 with contextlib.suppress(FileNotFoundError):
                     folder = tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=parent)
-                    self._alive = os.open(os.path.join(folder, _ALIVE), os.O_WRONLY | os.O_CREAT, 0o600)
+                    number = os.open(os.path.join(folder, _ALIVE), os.O_WRONLY | os.O_CREAT, 0o600)
+                    self._alive = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _FIRST_DESCRIPTOR)
+                    os.close(number)
                     fcntl.flock(self._alive, fcntl.LOCK_EX)
                     self._folder = folder
                     break

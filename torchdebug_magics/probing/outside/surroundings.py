@@ -123,7 +123,7 @@ class Surroundings:
 def _streams_in(used: list[Named]) -> Iterator[str]:
     """Reasons: streams that cannot be put back, by the variables that lead to them."""
     for stream in values_found(iter(used), is_stream):
-        yield f"may write to the stream `{stream.name}`, which was open before"
+        yield f"may write to the open stream `{stream.name}`"
 
 
 def _shared_with_threads(used: list[Named], threads: frozenset[threading.Thread]) -> Iterator[str]:

@@ -373,7 +373,7 @@ def test_a_stream_that_the_code_uses_and_that_cannot_be_put_back_refuses_the_tri
         namespace = {"packed": packed, "sink": sink}
         for name, code in (("packed", "packed.write('1')"), ("sink", "print(1, file=sink)")):
             watched = effects(namespace, *ast.parse(code).body)
-            with pytest.raises(Irrevocable, match=f"it may write to the stream `{name}`"), watched.trial():
+            with pytest.raises(Irrevocable, match=f"it may write to the open stream `{name}`"), watched.trial():
                 pass
         with effects(namespace, *ast.parse("x = 1").body).trial():
             pass
