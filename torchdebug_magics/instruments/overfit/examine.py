@@ -103,18 +103,19 @@ def explained(
     An interrupt is given back beside the report of what was done.
     """
     trainings = [] if base is None else [base]
+    began_s = time.monotonic()
     try:
         return _explained(subject, most_steps, start, guard, hooks, progress, trainings)
     except KeyboardInterrupt as stop:
-        return Examined(stopped(trainings, tuple(guard.problems)), stop)
+        return Examined(stopped(trainings, tuple(guard.problems), time.monotonic() - began_s), stop)
 
 
-def stopped(trainings: Sequence[Training], problems: tuple[str, ...]) -> OverfitReport:
+def stopped(trainings: Sequence[Training], problems: tuple[str, ...], seconds_s: float = 0.0) -> OverfitReport:
     """The report of trainings that an interrupt has ended."""
     losses = tuple(trainings[0].losses) if trainings else ()
     trials = f" and {plural(len(trainings) - 1, 'trial')}" if len(trainings) > 1 else ""
     reason = f"after {plural(len(losses), 'step')}{trials}; everything is as it was before the training"
-    return OverfitReport(passed=False, losses=losses, reason=reason, problems=problems, cut_short=KeyboardInterrupt.__name__)
+    return OverfitReport(passed=False, losses=losses, reason=reason, problems=problems, seconds_s=seconds_s, cut_short=KeyboardInterrupt.__name__)
 
 
 def _explained(

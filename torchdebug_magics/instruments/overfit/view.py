@@ -47,6 +47,7 @@ def _first_facts(report: OverfitReport) -> tuple[tuple[str, str], ...]:
     proof = "a training with this change learns the samples" if report.verified else "not verified: no trial can make this change"
     where = report.location
     leaks = f"the output for sample 0 depends on sample{'s' if len(report.leaks) > 1 else ''} {listed([*map(str, report.leaks)])}"
+    took = f"; all trainings took {duration(report.seconds_s)}" if report.seconds_s else ""
     rows = (
         ("fix", report.fix),
         ("proof", proof if report.fix else ""),
@@ -54,7 +55,7 @@ def _first_facts(report: OverfitReport) -> tuple[tuple[str, str], ...]:
         ("why" if report.headline else "but" if report.passed else "stopped" if report.is_stopped else "tried", report.why),
         ("at", f"{where}: `{where.source}`" if where is not None and not report.excerpt else ""),
         ("leak", leaks if report.leaks else ""),
-        ("unchanged", f"model, optimizer, gradients, RNG state and files; all trainings took {duration(report.seconds_s)}"),
+        ("unchanged", f"model, optimizer, gradients, RNG state and files{took}"),
     )
     return tuple((name, text) for name, text in rows if text)
 
