@@ -135,7 +135,7 @@ ROWS = (
         '    os.write(os.open("log.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND), f"{n.item():.6f}\\n".encode())\n'
         "    os._exit(0)\nos.waitpid(pid, 0); pid = 0",
         ("process", "fork", "log.txt"),
-        "refused",
+        "equal",
     ),
     Writer(
         "process_left_running",

@@ -115,7 +115,8 @@ def stopped(trainings: Sequence[Training], problems: tuple[str, ...], seconds_s:
     losses = tuple(trainings[0].losses) if trainings else ()
     trials = f" and {plural(len(trainings) - 1, 'trial')}" if len(trainings) > 1 else ""
     reason = f"after {plural(len(losses), 'step')}{trials}; everything is as it was before the training"
-    return OverfitReport(passed=False, losses=losses, reason=reason, problems=problems, seconds_s=seconds_s, cut_short=KeyboardInterrupt.__name__)
+    cut_short = KeyboardInterrupt.__name__
+    return OverfitReport(passed=False, losses=losses, reason=reason, problems=problems, seconds_s=seconds_s, cut_short=cut_short)
 
 
 def _explained(
