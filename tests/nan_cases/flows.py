@@ -443,7 +443,7 @@ CASES = (
         """,
         truth=Expect(
             kind="nan", phase="data", op=None, step=1, rows=(0,), tensor=frozenset({"x", "input"}), diagnosis=slugs.BAD_ROW,
-            count=1, bad_steps=(1, 3),
+            count=1, bad_steps=(1, 2),
         ),
     ),
     Case(
