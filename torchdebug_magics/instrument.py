@@ -233,7 +233,7 @@ class Instrument:
         return None if report is None else _checked(report, error)
 
     def traceback_of(self, error: BaseException, *, is_folded: bool = True) -> list[str]:
-        """The lines shown in place of the traceback of an error; empty for the plain traceback. `is_folded`: a report holds the full one."""
+        """The lines shown in place of an error's traceback, which a report holds if it `is_folded`; empty for the plain traceback."""
         lines: list[str] = _load(_OWN_CALLS)(error)
         full = "; the report holds the full traceback" if is_folded else ""
         return [*lines, f"({self.leaves}{full})"] if lines else []
