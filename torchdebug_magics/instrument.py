@@ -232,10 +232,11 @@ class Instrument:
         report: Report | None = _load(self.after_error)(error, **self._known(options)) if self.after_error else None
         return None if report is None else _checked(report, error)
 
-    def traceback_of(self, error: BaseException) -> list[str]:
-        """The lines shown in place of the traceback of an error that the report explains; empty for the plain traceback."""
+    def traceback_of(self, error: BaseException, *, is_folded: bool = True) -> list[str]:
+        """The lines shown in place of an error's traceback, which a report holds if it `is_folded`; empty for the plain traceback."""
         lines: list[str] = _load(_OWN_CALLS)(error)
-        return [*lines, f"({self.leaves}; the report holds the full traceback)"] if lines else []
+        full = "; the report holds the full traceback" if is_folded else ""
+        return [*lines, f"({self.leaves}{full})"] if lines else []
 
     def engine_cell(self, source: str) -> EngineCell:
         """The coordination of a session in a cell that several ipyparallel engines run."""

@@ -50,6 +50,7 @@ LAUNCHES = {
     "mp.start_processes, fork": "mp.start_processes(train, (store,), nprocs=2, start_method='fork')",
     "mp.spawn": "mp.spawn(train, (store,), nprocs=2)",
 }
+QUICKEST = "Process, fork"
 ACCELERATE = """
 import socket
 from accelerate import notebook_launcher
@@ -108,11 +109,14 @@ def live_texts(ran: Ran) -> list[str]:
     return [text for message in ran.messages if (text := live(message))]
 
 
-@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize(
+    "launch", [QUICKEST, *(pytest.param(launch, marks=pytest.mark.thorough) for launch in LAUNCHES if launch != QUICKEST)]
+)
 def test_the_live_report_of_ranks_is_their_launchers_verdict(launch: str, launching: Kernel) -> None:
     is_the_launchers_verdict(launching, LAUNCHES[launch])
 
 
+@pytest.mark.thorough
 def test_the_live_report_of_ranks_under_the_launcher_of_accelerate(start_kernel: Callable[[str], Kernel], tmp_path: Path) -> None:
     """In a kernel of its own, as the launcher puts its handlers of signals in place for good."""
     kernel = start_kernel("modern")
@@ -136,7 +140,10 @@ def is_the_launchers_verdict(kernel: Kernel, cell: str) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "verdict"),
-    [("input('name? ')", "process asker waits for input"), ("import pdb; pdb.set_trace()", "process asker has stopped in a debugger")],
+    [
+        ("input('name? ')", "process asker waits for input"),
+        pytest.param("import pdb; pdb.set_trace()", "process asker has stopped in a debugger", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_prompt_in_a_child_is_not_answered_under_the_cell(
     prompt: str, verdict: str, launching: Kernel, monkeypatch: pytest.MonkeyPatch

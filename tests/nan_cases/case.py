@@ -66,6 +66,8 @@ class Expect:
     """Of a bad parameter: whether it became so in the cell."""
     count: Any = ANY
     """How many findings there are in all."""
+    bad_steps: Any = ANY
+    """Every step of the finding, the first one included."""
 
     def fields(self) -> Mapping[str, Any]:
         """What is checked, by name, the line left aside."""
@@ -84,6 +86,7 @@ class Expect:
             "tensor": self.tensor,
             "spoilt_here": self.spoilt_here,
             "count": self.count,
+            "bad_steps": self.bad_steps,
             "reproduced": (True if replayed else ANY) if self.reproduced is DEFAULT else self.reproduced,
         }
         return {name: value for name, value in wanted.items() if value is not ANY}

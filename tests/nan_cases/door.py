@@ -261,7 +261,8 @@ def compare(case: Case, report: Mapping[str, Any]) -> dict[str, str]:
         excused = isinstance(truth, Problem) and truth.may_miss and report["problems"]
         return {} if excused else {"found": f"nothing found: {'; '.join(report['problems']) or report['verdict']}"}
     if isinstance(truth, Expect):
-        return _unlike({**finding, "reproduced": report["reproduced"], "count": len(report["findings"])}, truth.fields())
+        found = {"count": len(report["findings"]), "bad_steps": (finding["step"], *finding["again"])}
+        return _unlike({**finding, **found, "reproduced": report["reproduced"]}, truth.fields())
     if report["reproduced"] is None and not report["problems"]:
         return {"problems": "the report does not say what it could not do"}
     wanted = {"kind": truth.kind, "phase": truth.phase, "step": truth.step}

@@ -442,7 +442,15 @@ CASES = (
                     opt.step()
         """,
         truth=Expect(
-            kind="nan", phase="data", op=None, step=1, rows=(0,), tensor=frozenset({"x", "input"}), diagnosis=slugs.BAD_ROW, count=2
+            kind="nan",
+            phase="data",
+            op=None,
+            step=1,
+            rows=(0,),
+            tensor=frozenset({"x", "input"}),
+            diagnosis=slugs.BAD_ROW,
+            count=1,
+            bad_steps=(1, 2),
         ),
     ),
     Case(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import torchdebug_magics
+from tests.doors import DOORS
 from torchdebug_magics import catalog
 from torchdebug_magics.html.page import Facts
 
@@ -119,6 +120,8 @@ CELLS = (
         "of this process",
     ),
 )
+SLOW = ("function", "memtrace")
+"""Four seconds, for what the magic shows as well."""
 
 
 def shown(name: str, report: Any) -> Page:
@@ -137,7 +140,15 @@ def no_figure_stays_open() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+@pytest.mark.parametrize(
+    ("observe", "cell"),
+    [
+        pytest.param(door, cell, id=f"{door}-{cell.name}", marks=pytest.mark.thorough if (door, cell.instrument) == SLOW else ())
+        for door in DOORS
+        for cell in CELLS
+    ],
+    indirect=["observe"],
+)
 def test_what_was_green_is_a_caution_and_the_repaired_cell_is_green(cell: Cell, observe: Observe) -> None:
     observed = observe(cell.instrument, cell.body, **cell.options)
     assert observed.error is None
@@ -180,3 +191,10 @@ def test_a_watch_that_an_error_cut_short_is_a_caution(name: str, observe: Observ
     assert isinstance(observed.error, LookupError)
     assert observed.report.cut_short == "LookupError"
     assert shown(name, observed.report).status == "warn"
+
+
+@pytest.mark.parametrize(("failing", "kinds"), [("    assert step < 2\n", []), ("", ["never_stepped"])])
+def test_a_step_that_an_error_prevented_is_not_missed(failing: str, kinds: list[str], observe: Observe) -> None:
+    passes = STEP.replace("    opt.zero_grad()\n", "").replace("    opt.step()\n", failing)
+    report: Any = observe("autograd", f"{HEAD}for step in range(3):\n{passes}").report
+    assert [finding.kind for finding in report.findings] == kinds

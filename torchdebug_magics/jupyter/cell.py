@@ -89,7 +89,7 @@ class CellSessions:
         session.__enter__()
 
     def shorten(self, error: BaseException, lines: list[str]) -> None:
-        """Let an error that is about to end the running cell be shown as `lines`."""
+        """Let an error that is about to end the running cell be shown as `lines`; without any, whole but for our frames."""
         self._explained = error, lines
         self._tracebacks.begin()
 

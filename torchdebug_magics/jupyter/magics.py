@@ -98,7 +98,7 @@ class InstrumentMagic:
                 with _in_one_line(), watched_work(self.row, self._screen, is_quiet=asked.quiet) as progress:
                     examined = self.row.report_on(subjects, keywords, asked.options, asked.subjects, progress)
             except BaseException as error:
-                self._shorten(error)
+                self._shorten(error, asked, is_folded=False)
                 raise
             self._show(asked, examined)
         elif (report := self._of_failed_cell(asked)) is not None:
@@ -127,18 +127,17 @@ class InstrumentMagic:
         __tracebackhide__ = True
         below: tuple[Fold, ...] = ()
         if examined.error is not None:
-            self._shorten(examined.error)
+            self._shorten(examined.error, asked, is_folded=examined.report is not None)
             below = folded(examined.error)
         if examined.report is not None:
             Delivery(self.row, asked, self._screen, lambda name, kept: self._keep(name, kept, None))(examined.report, below=below)
         if examined.error is not None:
             raise examined.error
 
-    def _shorten(self, error: BaseException) -> None:
-        """Show the error by the user's own calls: between them and the cell are ours."""
-        lines = [] if isinstance(error, (UsageError, TorchDebugError)) else self.row.traceback_of(error)
-        if lines:
-            self._homes.cells.shorten(error, lines)
+    def _shorten(self, error: BaseException, asked: Arguments, *, is_folded: bool) -> None:
+        """Show the error by the user's own calls, or whole where no report is shown: between them and the cell are ours."""
+        if not isinstance(error, (UsageError, TorchDebugError)):
+            self._homes.cells.shorten(error, [] if asked.quiet else self.row.traceback_of(error, is_folded=is_folded))
 
     def _open(self, text: str, names: Mapping[str, object], *, subjects: bool, after: BaseException | None = None) -> None:
         __tracebackhide__ = True

@@ -147,6 +147,7 @@ def child_pids(pid: int) -> list[int]:
         threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - names are all that is needed
     except OSError:
         return _children_by_psutil(pid)
+    threads.sort(key=str(pid).__eq__)  # the main thread last: it takes over the children of a thread that ends meanwhile
     return sorted({int(child) for thread in threads for child in (read(f"/proc/{pid}/task/{thread}/children") or "").split()})
 
 

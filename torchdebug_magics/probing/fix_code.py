@@ -32,8 +32,8 @@ ReportT = TypeVar("ReportT", bound=Report)
 _CODE = re.compile(r"`([^`\n]+)`")
 _FORMS = ("{}", "{} pass", "{}\ndef _(): pass", "try: pass\n{} pass")
 """What code of a fix may be: statements, the head of a block, a decorator, ``finally:``."""
-_PROSE = re.compile(r"[-%!*/\d]|[^(=;]*$")
-"""A flag, a magic, the name of a parameter or of a file: no code, though it is shown as code is."""
+_PROSE = re.compile(r"[-%!*/\d]|[^(=;]*$|\W+$")
+"""A flag, a magic, punctuation, the name of a parameter or of a file: no code, though it is shown as code is."""
 _LEAD_IN = re.compile(r"(?:[,:;](?: such as| with| as| or| and)?| such as| \()\s*$")
 _CLAUSE_END = re.compile(r"\s*(?:[;,:.)]|$)")
 _CLAUSES = re.compile(r"(; (?:or )?|, or )")

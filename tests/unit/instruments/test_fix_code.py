@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
     from tests.doors import Door
 
 SETUP = """\
@@ -28,6 +30,8 @@ RNN = """\
 rnn, head = nn.LSTM(4, 4), nn.Linear(4, 1)
 opt = torch.optim.SGD([*rnn.parameters(), *head.parameters()], 0.01)
 """
+BY_FUNCTION_THOROUGHLY = pytest.mark.parametrize("observe", [pytest.param("function", marks=pytest.mark.thorough), "magic"], indirect=True)
+"""Tracing memory takes a second: the function is the same check once more."""
 STEP = """\
     opt.zero_grad()
     net(x).mean().backward()
@@ -102,6 +106,7 @@ def test_a_variable_that_the_user_calls_otherwise_is_not_in_the_code(observe: Do
     assert fix_of(observe, "autograd", "", body) == "call backward() before the step"
 
 
+@BY_FUNCTION_THOROUGHLY
 def test_an_optimizer_has_the_name_that_the_user_gave_it_or_none(observe: Door) -> None:
     body = """\
 for i in range(20):
@@ -113,6 +118,7 @@ for i in range(20):
     assert fix_of(observe, "memtrace", "", body).endswith("set each `.grad` to None after the step, as zero_grad() does")
 
 
+@BY_FUNCTION_THOROUGHLY
 def test_what_cannot_be_emptied_is_not_to_be_emptied(observe: Door) -> None:
     setup = "def batches():\n    for _ in range(60):\n        yield torch.randn(256, 64)\n"
     body = f"endless = itertools.cycle(batches())\nfor i in range(30):\n    x = next(endless)\n{STEP}"
@@ -120,7 +126,11 @@ def test_what_cannot_be_emptied_is_not_to_be_emptied(observe: Door) -> None:
     assert fix == "keep in `endless` only what is needed, such as a number or a mean; or keep only the latest"
 
 
-@pytest.mark.parametrize(("start", "add", "is_list"), [("{}", "kept[i] = x", False), ("[]", "kept.append(x)", True)])
+@BY_FUNCTION_THOROUGHLY
+@pytest.mark.parametrize(
+    ("start", "add", "is_list"),
+    [("{}", "kept[i] = x", False), pytest.param("[]", "kept.append(x)", True, marks=pytest.mark.thorough)],
+)
 def test_only_a_list_is_bounded_by_a_deque(observe: Door, start: str, add: str, is_list: bool) -> None:
     body = f"kept = {start}\nfor i in range(30):\n    x = torch.randn(256, 64)\n{STEP}    {add}\n"
     fix = fix_of(observe, "memtrace", "", body)
@@ -128,6 +138,7 @@ def test_only_a_list_is_bounded_by_a_deque(observe: Door, start: str, add: str, 
     assert ("deque" in fix) is is_list
 
 
+@BY_FUNCTION_THOROUGHLY
 def test_gradients_are_not_switched_off_above_a_backward_pass(observe: Door) -> None:
     body = """\
 total = 0
@@ -138,3 +149,9 @@ total.backward()
 """
     fix = fix_of(observe, "memtrace", "", body)
     assert fix == "call `backward()` in each iteration: until it is called, `total` keeps the graph of every iteration"
+
+
+def test_punctuation_is_no_code_that_lacks_anything(shell: InteractiveShell) -> None:
+    for _ in range(3):
+        shell.run_cell("%%memtrace -q -o report\nimport torch\ntorch.ones(1024, 1024)", store_history=True).raise_error()
+    assert shell.user_ns["report"].rerun_growth.fix == "end the line with `;`, or free it with `%memclean --free out`"

@@ -34,6 +34,16 @@ def step():
     return loss
 """
 LOOP = "for _ in range(20):\n    step()"
+READS = """\
+import signal
+from torch.utils.data import DataLoader, Dataset
+class Rows(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, row):
+        {event}
+data = DataLoader(Rows(), batch_size=4)
+"""
 BATCHES = "for epoch in range(9):\n    for batch in loader:\n        step()"
 STOP, ERROR = "signal.raise_signal(signal.SIGINT)", "net(torch.randn(8, 5))"
 RESTORED = "(everything is as "
@@ -101,3 +111,22 @@ def test_an_error_in_the_cell_itself_is_shown_as_without_the_magic(shell: Intera
     assert isinstance(error, ValueError)
     assert "Traceback of your own code" not in shown
     assert "raise ValueError('mine')" in re.sub(r"\x1b\[[\d;]*m", "", shown)
+
+
+def test_a_quiet_magic_line_shows_the_whole_traceback_but_for_our_frames(shell: InteractiveShell) -> None:
+    shown, error = ended(shell, "%overfit step -q", 5, ERROR)
+    assert isinstance(error, RuntimeError)
+    assert "your own code" not in shown
+    assert "the report" not in shown
+    assert "linear.py" in shown
+    assert f"{ERROR}" in re.sub(r"\x1b\[[\d;]*m", "", shown)
+    assert torchdebug_magics.__path__[0] not in shown
+
+
+def test_where_there_is_no_report_none_is_said_to_hold_the_traceback(shell: InteractiveShell) -> None:
+    shell.run_cell(READS.format(event=STOP)).raise_error()
+    shown, error = ended(shell, "%overfit net data nn.functional.cross_entropy opt", 0, "pass")
+    assert isinstance(error, KeyboardInterrupt)
+    assert "Traceback of your own code" in shown
+    assert f": {STOP}" in shown
+    assert shown.rstrip().endswith("(everything is as it was before the training)")

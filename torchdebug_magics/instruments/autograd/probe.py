@@ -125,6 +125,8 @@ class AutogradProbe:
             self._raised = kind.__name__ if kind is not None and self._error is None else ""
             gc.collect(1)  # Python's handles of graph nodes, which would keep what hangs on them
         self._judge()
+        if isinstance(error, Exception):  # the update may have been about to come
+            self._silent = [one for one in self._silent if not (one.kind == "never_stepped" and one.is_hint)]
 
     def _judge(self) -> None:
         """What the steps tell so far, while the models and optimizers of the user's functions are alive."""

@@ -106,17 +106,16 @@ def _stopped(report: MemtraceReport) -> str:
 
 
 def _peak(report: MemtraceReport) -> str:
+    what = _outcome(report)
     if report.is_light:
         peak = "Peak not known" if report.rss_peak_bytes is None else f"Process peak {byte_size(report.rss_peak_bytes)}"
-    else:
-        peak = f"Peak {byte_size(report.peak_bytes)}{_where(report)}"
-    return f"{peak}; {_outcome(report)}"
-
-
-def _where(report: MemtraceReport) -> str:
-    if report.peak_bytes <= report.start_bytes:
-        return " at the start of the cell"
-    return WHEN[report.peak.phase] + ("" if report.peak.location is None else f" · {str(report.peak.location).partition(' in ')[0]}")
+        return f"{peak}; {what}"
+    is_old = report.peak_bytes <= report.start_bytes
+    peak = f"Peak {byte_size(report.peak_bytes)}{' at the start of the cell' if is_old else WHEN[report.peak.phase]}"
+    where = None if is_old else report.peak.location
+    place = "" if where is None else f"{_BETWEEN}{str(where).partition(' in ')[0]}"
+    fits = len(f"{peak}{place}; {what}") <= _LONGEST  # the verdict, and the table of the peak, have the place, too
+    return f"{peak}{place if fits else ''}; {what}"
 
 
 def _outcome(report: MemtraceReport) -> str:

@@ -68,6 +68,7 @@ STOP = Interrupt(9 * GIB, 10 * GIB, "container limit", 0.9)
 FOUND |= {f"{name}, stopped": replace(report, interrupts=(STOP,)) for name, report in FOUND.items()}
 CALM = {
     "calm": QUIET,
+    "in a file with a long name": replace(QUIET, peak=replace(PEAK, location=replace(FAR, file=f"/home/someone/{'a_long_name_' * 3}.py"))),
     "less": replace(QUIET, net_bytes=-MIB),
     "light": replace(QUIET, is_light=True, rss_peak_bytes=GIB, timeline=Timeline(), net_bytes=MIB),
     "unseen": replace(QUIET, steps_count=0, unseen_loop=LINE),

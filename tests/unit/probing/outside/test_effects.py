@@ -560,7 +560,12 @@ torchdebug_magics.verify(work)
 """
 
 
-def test_a_process_that_is_killed_in_a_rerun_leaves_copies_and_the_next_one_says_where(tmp_path: Path, capsys: Any) -> None:
+def test_a_process_that_is_killed_in_a_rerun_leaves_copies_and_the_next_one_says_where(
+    tmp_path: Path, capsys: Any, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = str(tmp_path_factory.mktemp("copies"))  # else the kernel of another test says it, too
+    monkeypatch.setenv("TMPDIR", own)
+    monkeypatch.setattr(tempfile, "tempdir", own)
     (tmp_path / "last.pt").write_text("the checkpoint before")
     (tmp_path / "old.pt").write_text("old")
     (tmp_path / "other.pt").write_text("other")
