@@ -523,7 +523,7 @@ def test_a_failure_of_ours_is_a_refusal_and_no_error_of_the_users(effects: Calla
     watched.begin()
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         watched.first(stack)
-        patch.setattr(tempfile, "mkdtemp", lambda **_: 1 / 0)
+        patch.setattr(FileStore, "note", lambda *_: 1 / 0)
         (tmp_path / "a.bin").write_text("1")
     watched.over()
     assert watched.refusal == "it writes a.bin, of which no copy could be made"
