@@ -208,7 +208,8 @@ class Effects:
                 self.begin()
                 self._handlers = _log_handlers()
                 self._phase = "trial"
-            for reason in (*self._surroundings.shared, *(f"may write {name}, of which no copy could be made" for name in self._uncopied)):
+            uncopied = (f"may write {name}, of which no copy could be made" for name in self._uncopied)
+            for reason in (*self._reasons, *self._surroundings.shared, *uncopied):
                 self._refuse(reason)
             hear(stack, self)
             with self._shielded():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import sys
 import threading
@@ -10,10 +11,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
+from torchdebug_magics.machine.process_state import child_pids, process_state
 from torchdebug_magics.probing.names import Named, values_found
 from torchdebug_magics.probing.outside.open_files import is_stream
 from torchdebug_magics.probing.outside.used_names import is_shareable, used_by, used_in
@@ -179,19 +180,9 @@ def _runs_user_code(thread: threading.Thread) -> bool:
 
 
 def _children() -> frozenset[int]:
-    """Processes that this one has started and that still run, as Linux tells."""
-    children: set[int] = set()
-    for file in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            children |= set(map(int, file.read_text().split()))
-    return frozenset(child for child in children if not _is_zombie(child))
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
+    """Processes that this one has started and that still run."""
+    states = map(process_state, child_pids(os.getpid()))
+    return frozenset(state.pid for state in states if state is not None and not state.is_zombie)
 
 
 def _is_connection(value: object) -> bool:
