@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from torchdebug_magics.machine.kept_files import FileStore, Stamp, Version, stamp_of
+from torchdebug_magics.probing import this_rank
 from torchdebug_magics.probing.interrupted import interrupts_held
 from torchdebug_magics.probing.outside.acts import Asker, hear
 from torchdebug_magics.probing.outside.open_files import OpenFiles, mapped_paths, path_of_descriptor, paths_written_by_others
@@ -57,7 +58,8 @@ class Effects:
         prevent: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._guard, self._roots, self._anyway, self._prevent = guard, roots, anyway, prevent
-        self._sentence, self._looks = sentence, looks
+        # Of a change that only a look finds, another rank may be the writer: the file of the group's store, for one.
+        self._sentence, self._looks = sentence, looks and this_rank.world_size() == 1
         self._open = OpenFiles(guard)
         self._surroundings = Surroundings(guard, looks=False)
         self._phase: _Phase = "idle"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Generic
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchdebug_magics.probing import this_rank
 from torchdebug_magics.probing.alone.unsent_collectives import OthersNeeded
 from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
@@ -215,9 +214,7 @@ class StepRerun(Generic[ObserverT]):
         roots: tuple[object, ...] = (*reached, *self.recorder.entered())
         roots = roots if part is None else (part.code, part.names, *roots)
         if self._effects is None:
-            # Of a change that only a look finds, another rank may be the writer: the file of the group's store, for one.
-            is_alone = this_rank.world_size() == 1
-            self._effects = Effects(self.recorder.guard, sentence=_REPEATED, anyway=self._anyway, looks=is_alone)
+            self._effects = Effects(self.recorder.guard, sentence=_REPEATED, anyway=self._anyway)
         return self._effects.trial(*roots)
 
     @staticmethod
