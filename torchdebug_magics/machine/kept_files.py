@@ -19,7 +19,7 @@ from typing import Any, Literal
 __all__ = ["FileStore", "Stamp", "Version", "abandoned_copies", "stamp_of"]
 
 _PARENT = "torchdebug_magics-copies"
-_JOURNAL, _RERUNNING, _ALIVE = "journal.jsonl", "rerunning", "alive"
+_JOURNAL, _RERUNNING = "journal.jsonl", "rerunning"
 _ROOM_RATIO = 0.1
 """Of a disk, what copies leave free."""
 _MOST_BYTES = 16 << 30
@@ -104,7 +104,7 @@ class FileStore:
     def __init__(self) -> None:
         self._folder = ""
         self._alive = -1
-        """A locked file in the folder: while the lock is held, the process that uses the copies lives."""
+        """A descriptor of the folder: while its lock is held, the process that uses the copies lives."""
         self._numbers = itertools.count()
         self._cache: dict[str, Version] = {}
         self._anchors: dict[str, str] = {}
@@ -122,7 +122,7 @@ class FileStore:
                 parent.mkdir(mode=0o700, exist_ok=True)
                 with contextlib.suppress(FileNotFoundError):
                     folder = tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=parent)
-                    number = os.open(os.path.join(folder, _ALIVE), os.O_WRONLY | os.O_CREAT, 0o600)
+                    number = os.open(folder, os.O_RDONLY)
                     self._alive = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _FIRST_DESCRIPTOR)
                     os.close(number)
                     fcntl.flock(self._alive, fcntl.LOCK_EX)
@@ -412,7 +412,7 @@ def _entries(lines: bytes) -> Iterator[dict[str, Any]]:
 def _is_alive(folder: Path) -> bool:
     """Whether a process still uses the copies in a folder."""
     try:
-        number = os.open(folder / _ALIVE, os.O_WRONLY)
+        number = os.open(folder, os.O_RDONLY)
     except OSError:
         return False
     try:
