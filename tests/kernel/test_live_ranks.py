@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from tests.kernel.kernels import Kernel, Message, Ran
 
+pytestmark = pytest.mark.waits
+
 SETUP = """
 import os, multiprocessing, sys
 import torch.multiprocessing as mp
