@@ -29,7 +29,10 @@ def _cure_is_proven(report: Any) -> bool:
 
 CONSISTENT: dict[str, Callable[[Any], bool]] = {"overfit": _cure_is_proven}
 """What parts of a report say of each other, whatever the plant."""
-MARKS = {"overfit": (pytest.mark.keeps_rng, pytest.mark.filterwarnings("ignore"))}
+MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
+    "overfit": (pytest.mark.keeps_rng, pytest.mark.filterwarnings("ignore")),
+    "memtrace": (pytest.mark.waits,),  # growth beside tensors may hide in heap that earlier tests have freed: then it is repeated alone
+}
 HAS_HEALED = frozenset({"memtrace"})
 """Instruments that also see each plant with its repair; for the others plain runs confirm the repairs."""
 
