@@ -83,6 +83,8 @@ class Effects:
         """Names of files that the code names, and of which no copy could be made."""
         self._handlers: dict[str, list[logging.Handler]] = {}
         self._heard: set[str] = set()
+        self._others: frozenset[str] = frozenset()
+        """Paths that other processes have open for writing."""
         self._theirs: set[str] = set()
         """Paths that older threads write meanwhile."""
         self._environment: tuple[str, dict[str, str]] | None = None
@@ -123,6 +125,7 @@ class Effects:
         for path in self._held:
             self._looked[path] = stamp_of(path)
             self._store.version(path)
+        self._others = paths_written_by_others()
         self._see(self._folders.look())
         return True
 
@@ -273,6 +276,8 @@ class Effects:
             return
         if path in self._theirs:
             self._refuse(f"writes {os.path.basename(path)}, as an older thread does")
+        if path in self._others:
+            self._refuse(f"writes {os.path.basename(path)}, which another process has open")
         if path not in self._start and not self._guard.run("keeping a file", self._keep, path):
             self._refuse(f"writes {os.path.basename(path)}, of which no copy could be made")
 
@@ -348,14 +353,15 @@ class Effects:
         self._looked |= new
         files = [(path, stamp) for path, stamp in new.items() if stamp.kind == "file"]
         for path, stamp in sorted(files, key=lambda entry: -entry[1].changed_ns):
-            if stamp.size_bytes <= min(_MOST_BYTES, self._room_bytes):
-                self._room_bytes -= stamp.size_bytes
-                self._guard.run("copying a file", self._store.version, path)
-            elif stamp.size_bytes <= min(_MOST_NAMED_BYTES, self._named_room_bytes) and self._folders.has_own_name(path):
-                self._named_room_bytes -= stamp.size_bytes
-                version = self._guard.run("copying a file", self._store.version, path)
-                if version is None or not version.is_whole:
-                    self._uncopied.append(os.path.basename(path))
+            is_small = stamp.size_bytes <= min(_MOST_BYTES, self._room_bytes)
+            is_named = self._folders.has_own_name(path)
+            if not is_small and not (is_named and stamp.size_bytes <= min(_MOST_NAMED_BYTES, self._named_room_bytes)):
+                continue
+            self._room_bytes -= stamp.size_bytes if is_small else 0
+            self._named_room_bytes -= 0 if is_small else stamp.size_bytes
+            version = self._guard.run("copying a file", self._store.version, path)
+            if is_named and (version is None or not version.is_whole):
+                self._uncopied.append(os.path.basename(path))
 
     def _unseen(self) -> list[tuple[str, Version]]:
         """Paths that have changed and were not heard of, with what stood there before."""
@@ -382,10 +388,9 @@ class Effects:
     def _note_unseen(self) -> None:
         """What was changed unheard, as far as the run may have done it."""
         changed = [(path, before) for path, before in self._unseen() if self._is_of_run(path)]
-        others = paths_written_by_others({path for path, _ in changed}) if changed else frozenset()
         for path, before in changed:
             is_new_elsewhere = before.stamp.kind == "absent" and not self._folders.has_own_name(path)
-            if path in others or is_new_elsewhere:
+            if path in self._others or is_new_elsewhere:
                 continue
             if before.is_whole:
                 self._note_start(path, before)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchdebug_magics.machine.process_state import child_pids
+
 if TYPE_CHECKING:
     from torchdebug_magics.probing.guard import Guard
 
@@ -154,17 +156,17 @@ def path_of_descriptor(number: int) -> str | None:
     return path if is_file else None
 
 
-def paths_written_by_others(paths: set[str]) -> frozenset[str]:
-    """Those of the paths that another process has open for writing, as far as this one may see."""
+def paths_written_by_others() -> frozenset[str]:
+    """What other processes have open for writing, as far as this one may see; a child has what it was forked with."""
+    own = {os.getpid(), *child_pids(os.getpid())}
     found: set[str] = set()
     for folder in Path("/proc").glob("[0-9]*/fd"):
-        if folder.parent.name != str(os.getpid()):
+        if int(folder.parent.name) not in own:
             with contextlib.suppress(OSError):
                 for entry in os.scandir(folder):
                     with contextlib.suppress(OSError):
-                        path = os.readlink(entry.path)
-                        if path in paths and entry.stat(follow_symlinks=False).st_mode & stat.S_IWUSR:
-                            found.add(path)
+                        if entry.stat(follow_symlinks=False).st_mode & stat.S_IWUSR:
+                            found.add(os.readlink(entry.path))
     return frozenset(found)
 
 

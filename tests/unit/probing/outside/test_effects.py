@@ -9,6 +9,7 @@ import logging
 import os
 import queue
 import random
+import shutil
 import signal
 import sqlite3
 import sys
@@ -18,6 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -389,6 +391,26 @@ def test_what_others_write_during_the_first_step_is_theirs(effects: Callable[...
         write_unheard(tmp_path / "results.csv", "3,4")
         watched.attribute()
     assert ((tmp_path / "results.csv").read_text(), (tmp_path / "model.py").read_text()) == ("3,4", "x = 2")
+
+
+def test_a_file_that_another_process_has_open_is_not_written(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("")
+    code = "import sys, time\nfile = open(sys.argv[1], 'a')\nprint('open', flush=True)\ntime.sleep(60)"
+    with children.launched((sys.executable, "-c", code, str(tmp_path / "log"))) as (child,):
+        child.wait_for("open")
+        with pytest.raises(Irrevocable, match="it writes log, which another process has open"), effects().trial():
+            append(tmp_path / "log", "mine")
+    assert (tmp_path / "log").read_text() == ""
+
+
+def test_a_named_file_that_cannot_be_copied_refuses_the_trial(
+    effects: Callable[..., Effects], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.bin").write_text("1")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 30, free=0))
+    with pytest.raises(Irrevocable, match=r"it may write a.bin, of which no copy could be made"), effects().trial():
+        write_unheard(tmp_path / "a.bin", "2")
+    assert (tmp_path / "a.bin").read_text() == "1"
 
 
 def test_a_folder_that_is_too_full_is_not_moved(effects: Callable[..., Effects], tmp_path: Path) -> None:
