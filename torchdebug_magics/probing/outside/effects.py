@@ -354,13 +354,12 @@ class Effects:
         files = [(path, stamp) for path, stamp in new.items() if stamp.kind == "file"]
         for path, stamp in sorted(files, key=lambda entry: -entry[1].changed_ns):
             is_small = stamp.size_bytes <= min(_MOST_BYTES, self._room_bytes)
-            is_named = self._folders.has_own_name(path)
-            if not is_small and not (is_named and stamp.size_bytes <= min(_MOST_NAMED_BYTES, self._named_room_bytes)):
+            if not is_small and not (self._folders.is_named(path) and stamp.size_bytes <= min(_MOST_NAMED_BYTES, self._named_room_bytes)):
                 continue
             self._room_bytes -= stamp.size_bytes if is_small else 0
             self._named_room_bytes -= 0 if is_small else stamp.size_bytes
             version = self._guard.run("copying a file", self._store.version, path)
-            if is_named and (version is None or not version.is_whole):
+            if self._folders.has_own_name(path) and (version is None or not version.is_whole):
                 self._uncopied.append(os.path.basename(path))
 
     def _unseen(self) -> list[tuple[str, Version]]:

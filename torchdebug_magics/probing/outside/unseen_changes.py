@@ -35,6 +35,9 @@ class Folders:
         """Folders whose whole path a string of the user's gives."""
         for folder in _named_folders(strings):
             self._named.add(os.path.realpath(folder))
+        hidden = (os.path.realpath(text) for text in strings if os.path.basename(text).startswith("."))
+        self._hidden = frozenset(path for path in hidden if not path.startswith(_OF_THE_SYSTEM) and os.path.isdir(os.path.dirname(path)))
+        """Paths of hidden files that a string gives; others are not looked at."""
         self._room = _MOST_ENTRIES
         self._here = here()
         for folder in filter(None, (self._here, *sorted(self._named))):
@@ -69,7 +72,7 @@ class Folders:
         while len(folders) < _DEEPEST:
             folders.append(os.path.dirname(folders[-1]))
         is_near = any(self._depths.get(folder, 0) > depth for depth, folder in enumerate(folders))
-        return is_near and not name.startswith(".") and not name.endswith(_OF_THE_SERVER)
+        return path in self._hidden or (is_near and not name.startswith(".") and not name.endswith(_OF_THE_SERVER))
 
     def is_named(self, path: str) -> bool:
         """Whether a string of the user's is the name of the file, or begins or ends it, or names its folder."""
@@ -83,7 +86,7 @@ class Folders:
 
     def look(self) -> dict[str, Stamp]:
         """What is in them now."""
-        stamps: dict[str, Stamp] = {}
+        stamps = {path: stamp_of(path) for path in self._hidden if os.path.lexists(path)}
         for folder, depth in self._depths.items():
             stamps |= {path: stamp_of(path) for path in _below(folder, depth)}
         return stamps

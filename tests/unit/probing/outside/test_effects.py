@@ -27,6 +27,7 @@ import pytest
 from tests import children
 from torchdebug_magics.machine.kept_files import FileStore, abandoned_copies
 from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.outside import open_files
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 
 if TYPE_CHECKING:
@@ -393,7 +394,10 @@ def test_what_others_write_during_the_first_step_is_theirs(effects: Callable[...
     assert ((tmp_path / "results.csv").read_text(), (tmp_path / "model.py").read_text()) == ("3,4", "x = 2")
 
 
-def test_a_file_that_another_process_has_open_is_not_written(effects: Callable[..., Effects], tmp_path: Path) -> None:
+def test_a_file_that_another_process_has_open_is_not_written(
+    effects: Callable[..., Effects], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_files, "child_pids", lambda _: [])  # the other process is a child of this one
     (tmp_path / "log").write_text("")
     code = "import sys, time\nfile = open(sys.argv[1], 'a')\nprint('open', flush=True)\ntime.sleep(60)"
     with children.launched((sys.executable, "-c", code, str(tmp_path / "log"))) as (child,):
@@ -411,6 +415,13 @@ def test_a_named_file_that_cannot_be_copied_refuses_the_trial(
     with pytest.raises(Irrevocable, match=r"it may write a.bin, of which no copy could be made"), effects().trial():
         write_unheard(tmp_path / "a.bin", "2")
     assert (tmp_path / "a.bin").read_text() == "1"
+
+
+def test_a_hidden_file_that_the_code_names_is_put_back(effects: Callable[..., Effects], tmp_path: Path) -> None:
+    (tmp_path / ".last.pt").write_text("mine")
+    with effects([".last.pt"]).trial():
+        write_unheard(tmp_path / ".last.pt", "trial")
+    assert (tmp_path / ".last.pt").read_text() == "mine"
 
 
 def test_a_folder_that_is_too_full_is_not_moved(effects: Callable[..., Effects], tmp_path: Path) -> None:
