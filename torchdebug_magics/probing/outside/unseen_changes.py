@@ -35,9 +35,6 @@ class Folders:
         """Folders whose whole path a string of the user's gives."""
         for folder in _named_folders(strings):
             self._named.add(os.path.realpath(folder))
-        hidden = (os.path.realpath(text) for text in strings if os.path.basename(text).startswith("."))
-        self._hidden = frozenset(path for path in hidden if not path.startswith(_OF_THE_SYSTEM) and os.path.isdir(os.path.dirname(path)))
-        """Paths of hidden files that a string gives; others are not looked at."""
         self._room = _MOST_ENTRIES
         self._here = here()
         for folder in filter(None, (self._here, *sorted(self._named))):
@@ -58,7 +55,7 @@ class Folders:
     def _admit(self, folder: str, depth: int) -> list[str]:
         """As deep as there is room for: a folder is looked at whole, or not at all."""
         for deep in range(depth, 0, -1):
-            entries = list(islice(_below(folder, deep), self._room + 1))
+            entries = list(islice(_below(folder, deep, self._names), self._room + 1))
             if len(entries) <= self._room:
                 self._room -= len(entries)
                 self._depths[folder] = deep
@@ -72,7 +69,7 @@ class Folders:
         while len(folders) < _DEEPEST:
             folders.append(os.path.dirname(folders[-1]))
         is_near = any(self._depths.get(folder, 0) > depth for depth, folder in enumerate(folders))
-        return path in self._hidden or (is_near and not name.startswith(".") and not name.endswith(_OF_THE_SERVER))
+        return is_near and not _is_passed_by(name, self._names)
 
     def is_named(self, path: str) -> bool:
         """Whether a string of the user's is the name of the file, or begins or ends it, or names its folder."""
@@ -86,9 +83,9 @@ class Folders:
 
     def look(self) -> dict[str, Stamp]:
         """What is in them now."""
-        stamps = {path: stamp_of(path) for path in self._hidden if os.path.lexists(path)}
+        stamps: dict[str, Stamp] = {}
         for folder, depth in self._depths.items():
-            stamps |= {path: stamp_of(path) for path in _below(folder, depth)}
+            stamps |= {path: stamp_of(path) for path in _below(folder, depth, self._names)}
         return stamps
 
     def _has_name(self, name: str) -> bool:
@@ -108,15 +105,20 @@ def _shared_folders() -> frozenset[str]:
     return frozenset(map(os.path.realpath, (tempfile.gettempdir(), os.path.expanduser("~"), os.sep)))
 
 
-def _below(root: str, depth: int) -> Iterator[str]:
-    """The entries nearest to the root first; without hidden ones, and what a server writes."""
+def _is_passed_by(name: str, names: frozenset[str]) -> bool:
+    """Whether a file is what a server writes, or hidden and not one that the user's code names."""
+    return name.endswith(_OF_THE_SERVER) or (name.startswith(".") and name not in names)
+
+
+def _below(root: str, depth: int, names: frozenset[str]) -> Iterator[str]:
+    """The entries nearest to the root first."""
     level = [root]
     for _ in range(depth):
         deeper: list[str] = []
         for folder in level:
             with suppress(OSError), os.scandir(folder) as entries:
                 for entry in entries:
-                    if entry.name.startswith(".") or entry.name.endswith(_OF_THE_SERVER):
+                    if _is_passed_by(entry.name, names):
                         continue
                     yield entry.path
                     if entry.is_dir(follow_symlinks=False):
