@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["checked"]
 
+T = TypeVar("T")
 ReportT = TypeVar("ReportT", bound=Report)
 
 _CODE = re.compile(r"`([^`\n]+)`")
@@ -83,26 +84,16 @@ def _texts(value: object, name: str) -> Iterator[str]:
             yield from _texts(part, name)
 
 
-def _strings(value: object) -> Iterator[str]:
-    if isinstance(value, str):
+def _all(value: object, kind: type[T]) -> Iterator[T]:
+    """All objects of a type in a report."""
+    if isinstance(value, kind):
         yield value
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            yield from _strings(getattr(value, field.name))
+            yield from _all(getattr(value, field.name), kind)
     elif isinstance(value, (tuple, list)):
         for part in value:
-            yield from _strings(part)
-
-
-def _locations(value: object) -> Iterator[Location]:
-    if isinstance(value, Location):
-        yield value
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _locations(getattr(value, field.name))
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _locations(part)
+            yield from _all(part, kind)
 
 
 def _replaced(value: Any, changed: Mapping[str, str], done: dict[int, Any]) -> Any:
@@ -326,7 +317,7 @@ class _Place:
 
     def __init__(self, report: Report, error: BaseException | None) -> None:
         of_error = _frames_of(error)
-        places = dict.fromkeys(_locations(report))
+        places = dict.fromkeys(_all(report, Location))
         around = next((one for one in frames_above(sys._getframe(1)) if is_user_code(one.f_code)), None)
         is_of_fix = around is not None and (not places or around.f_code.co_filename in {one.file for one in places})
         frames = [*of_error, *([around] if around is not None and is_of_fix else [])]
@@ -340,7 +331,7 @@ class _Place:
         self._seen = set[str]()
         """Names in the text of a cell or file that a location is in, outside of other functions."""
         files = dict.fromkeys([*(one.file for one in places), *(frame.f_code.co_filename for frame in of_error)])
-        self._names = set(_strings(report))
+        self._names = set(_all(report, str))
         """As of parameters and modules, which are no code."""
         self._text = "\n".join("".join(linecache.getlines(file)) for file in files)
         for file, line in {(one.file, one.line) for one in places}:

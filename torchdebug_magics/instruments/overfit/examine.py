@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["REPEATED", "examine", "explained"]
 
+_ACCUMULATE = "gradients accumulate over the steps: zero_grad() is missing"
 REPEATED = "a training step {}, which every trial would repeat: leave it out of the step, or try it all the same with `--anyway`"
 
 
@@ -104,31 +105,6 @@ def explained(
     """
     trainings = [] if base is None else [base]
     began_s = time.monotonic()
-    try:
-        return _explained(subject, most_steps, start, guard, hooks, progress, trainings)
-    except KeyboardInterrupt as stop:
-        return Examined(stopped(trainings, tuple(guard.problems), time.monotonic() - began_s), stop)
-
-
-def stopped(trainings: Sequence[Training], problems: tuple[str, ...], seconds_s: float = 0.0) -> OverfitReport:
-    """The report of trainings that an interrupt has ended."""
-    losses = tuple(trainings[0].losses) if trainings else ()
-    trials = f" and {plural(len(trainings) - 1, 'trial')}" if len(trainings) > 1 else ""
-    reason = f"after {plural(len(losses), 'step')}{trials}; everything is as it was before the training"
-    cut_short = KeyboardInterrupt.__name__
-    return OverfitReport(passed=False, losses=losses, reason=reason, problems=problems, seconds_s=seconds_s, cut_short=cut_short)
-
-
-def _explained(
-    subject: Subject,
-    most_steps: int,
-    start: KeptState,
-    guard: Guard,
-    hooks: Hooks,
-    progress: Callable[[Progress], None],
-    trainings: list[Training],
-) -> Examined:
-    began_s = time.monotonic()
     done: list[tuple[str, float]] = []
 
     def training(change: Change | None, doing: str, times: int = 1) -> Training:
@@ -142,33 +118,50 @@ def _explained(
         trainings.append(Training(subject.steps, times * most_steps, hooks, change, tell))
         return trainings[-1]
 
-    if not trainings:
-        training(None, "training").run()
-    base = trainings[0]
-    _refuse_rivals(base)
-    seen = _evidence(base, subject, start)
-    if not base.learned:
+    try:
+        if not trainings:
+            training(None, "training").run()
+        base = trainings[0]
+        _refuse_rivals(base)
+        seen = _evidence(base, subject, start)
+        if not base.learned:
+            start.put_back()
+            seen.unusual = guard.run("looking at the initial weights", unusual_weights, base.named_modules()) or {}
+
+        def again(change: Change | None, times: int) -> Training:
+            text = "more steps" if change is None else change.text
+            trial = training(change, text, times)
+            seen.trial.append(trial)
+            try:
+                trial.run()
+            except torch.OutOfMemoryError as error:
+                trial.error = error
+            done.append((text, trial.losses[-1] if trial.losses else float("nan")))
+            return trial
+
+        found = Diagnosis(passed=True, reason=_beside(base)) if base.learned and not _is_trivial(base) else diagnose(seen, again)
+        is_guess = found.change is None or (found.change.suspect == "capacity" and not found.verified)
+        if base.accumulates and not found.passed and is_guess:  # a fact, though no training proves that it is the cause
+            found = replace(found, change=None, reason="; ".join(filter(None, (found.reason, _ACCUMULATE))))
         start.put_back()
-        seen.unusual = guard.run("looking at the initial weights", unusual_weights, base.named_modules()) or {}
+        leaks = (
+            guard.run("looking for leaks between samples", leaks_of, subject.model)
+            if subject.model is not None and base.error is None
+            else ()
+        )
+        report = _report(base, subject, found, seen, tuple(leaks or ()), guard, time.monotonic() - began_s)
+        return Examined(report, None if report.headline else base.error)
+    except KeyboardInterrupt as stop:
+        return Examined(stopped(trainings, tuple(guard.problems), time.monotonic() - began_s), stop)
 
-    def again(change: Change | None, times: int) -> Training:
-        text = "more steps" if change is None else change.text
-        trial = training(change, text, times)
-        seen.trial.append(trial)
-        try:
-            trial.run()
-        except torch.OutOfMemoryError as error:
-            trial.error = error
-        done.append((text, trial.losses[-1] if trial.losses else float("nan")))
-        return trial
 
-    found = Diagnosis(passed=True, reason=_beside(base)) if base.learned and not _is_trivial(base) else diagnose(seen, again)
-    start.put_back()
-    leaks = (
-        guard.run("looking for leaks between samples", leaks_of, subject.model) if subject.model is not None and base.error is None else ()
-    )
-    report = _report(base, subject, found, seen, tuple(leaks or ()), guard, time.monotonic() - began_s)
-    return Examined(report, None if report.headline else base.error)
+def stopped(trainings: Sequence[Training], problems: tuple[str, ...], seconds_s: float = 0.0) -> OverfitReport:
+    """The report of trainings that an interrupt has ended."""
+    losses = tuple(trainings[0].losses) if trainings else ()
+    trials = f" and {plural(len(trainings) - 1, 'trial')}" if len(trainings) > 1 else ""
+    reason = f"after {plural(len(losses), 'step')}{trials}; everything is as it was before the training"
+    cut_short = KeyboardInterrupt.__name__
+    return OverfitReport(passed=False, losses=losses, reason=reason, problems=problems, seconds_s=seconds_s, cut_short=cut_short)
 
 
 def _is_trivial(base: Training) -> bool:
@@ -183,7 +176,7 @@ def _beside(base: Training) -> str:
         return f"{numbers}: the model memorized the random draws of the step, such as a shuffle"
     if base.not_updated:
         return f"but the optimizer does not hold {listed([f'`{name}`' for name in base.not_updated])}"
-    return "but gradients accumulate over the steps: zero_grad() is missing" if base.accumulates else ""
+    return f"but {_ACCUMULATE}" if base.accumulates else ""
 
 
 def _refuse_rivals(base: Training) -> None:

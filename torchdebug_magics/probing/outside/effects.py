@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -15,8 +14,8 @@ from torchdebug_magics.probing import this_rank
 from torchdebug_magics.probing.interrupted import interrupts_held
 from torchdebug_magics.probing.outside.acts import Asker, hear
 from torchdebug_magics.probing.outside.open_files import OpenFiles, mapped_paths, path_of_descriptor, paths_written_by_others
-from torchdebug_magics.probing.outside.surroundings import Surroundings
-from torchdebug_magics.probing.outside.unseen_changes import Folders, here
+from torchdebug_magics.probing.outside.surroundings import Ambient, Surroundings
+from torchdebug_magics.probing.outside.unseen_changes import Folders
 from torchdebug_magics.probing.outside.used_names import strings_in
 
 if TYPE_CHECKING:
@@ -81,14 +80,12 @@ class Effects:
         self._room_bytes, self._named_room_bytes = _ROOM_BYTES, _MOST_NAMED_BYTES
         self._uncopied: list[str] = []
         """Names of files that the code names, and of which no copy could be made."""
-        self._handlers: dict[str, list[logging.Handler]] = {}
         self._heard: set[str] = set()
         self._others: frozenset[str] = frozenset()
         """Paths that other processes have open for writing."""
         self._theirs: set[str] = set()
         """Paths that older threads write meanwhile."""
-        self._environment: tuple[str, dict[str, str]] | None = None
-        """The working directory, and the variables."""
+        self._ambient: Ambient | None = None
         self._is_attributed = False
 
     @property
@@ -115,7 +112,6 @@ class Effects:
 
     def _look(self) -> bool:
         self._begin_anew()
-        self._environment = (here(), dict(os.environ))
         self._surroundings = Surroundings(self._guard, self._roots, looks=self._looks)
         if not self._looks:
             return True
@@ -163,7 +159,7 @@ class Effects:
                 self._drop_changed_by_others()
                 self._store.rerunning(is_begun=True)
                 self._phase = "rerun"
-                self._handlers = _log_handlers()
+                self._ambient = Ambient()
                 self._put_back(to_end=from_end)
             hear(stack, self)
             with self._shielded():
@@ -211,7 +207,7 @@ class Effects:
                 self._reasons.clear()
                 self._guard.run("looking at files", self._store.begin_anew)
                 self.begin()
-                self._handlers = _log_handlers()
+                self._ambient = Ambient()
                 self._phase = "trial"
             uncopied = (f"may write {name}, of which no copy could be made" for name in self._uncopied)
             for reason in (*self._reasons, *self._surroundings.shared, *uncopied):
@@ -250,12 +246,9 @@ class Effects:
         with interrupts_held(all_of_them=True):
             self._guard.run("looking for changed files", self._see_rerun if self._phase == "rerun" else self._see_trial)
             self._put_back(to_end=self._phase == "rerun")
-            self._guard.run("putting back the handlers of loggers", _put_back_handlers, self._handlers)
+            if self._ambient is not None:
+                self._guard.run("putting back the working folder and the environment", self._ambient.put_back)
             if self._phase == "trial":
-                if self._environment is not None:
-                    folder, environment = self._environment
-                    self._guard.run("putting back the working folder", os.chdir, folder or os.sep)
-                    _put_back_environment(environment)
                 self._start.clear()
                 self._forget()
             self._guard.run("removing a mark", self._store.rerunning, is_begun=False)
@@ -408,8 +401,9 @@ class Effects:
     def _note_inside(self) -> None:
         """All that is in a folder which the run has made is of the run."""
         for path in [path for path, was in self._start.items() if was.stamp.kind == "absent"]:
-            for inner in _inside(path):
-                self._start.setdefault(inner, Version(Stamp("absent")))
+            for folder, folders, names in os.walk(path) if not os.path.islink(path) else ():
+                for name in (*folders, *names):
+                    self._start.setdefault(os.path.join(folder, name), Version(Stamp("absent")))
 
     def _hear_children(self) -> None:
         for phase, what, version in self._store.news():
@@ -460,29 +454,3 @@ class Effects:
     def _idle(self) -> None:
         if self._phase == "first":
             self._phase = "idle"
-
-
-def _inside(path: str) -> Iterator[str]:
-    if os.path.isdir(path) and not os.path.islink(path):
-        for folder, folders, names in os.walk(path):
-            yield from (os.path.join(folder, name) for name in (*folders, *names))
-
-
-def _log_handlers() -> dict[str, list[logging.Handler]]:
-    """The handlers of all loggers, by name; those that a rerun adds would write each line once more."""
-    loggers = {"": logging.root, **logging.root.manager.loggerDict}
-    return {name: list(logger.handlers) for name, logger in loggers.items() if isinstance(logger, logging.Logger)}
-
-
-def _put_back_handlers(handlers: dict[str, list[logging.Handler]]) -> None:
-    for name, now in _log_handlers().items():
-        before = handlers.get(name, [])
-        if now != before:
-            logger = logging.getLogger(name or None)
-            logger.handlers[:] = before
-
-
-def _put_back_environment(environment: dict[str, str]) -> None:
-    for name in os.environ.keys() - environment.keys():
-        del os.environ[name]
-    os.environ |= {name: value for name, value in environment.items() if os.environ.get(name) != value}

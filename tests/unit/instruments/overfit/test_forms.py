@@ -308,6 +308,27 @@ def test_a_loop_that_stalls_is_run_again(shell: Any) -> None:
     assert not optimizer.state
 
 
+NEVER_ZEROED = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+x, y = torch.randn(8, 4), torch.randint(0, 2, (8,))
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for epoch in range(3):
+    for a, b in DataLoader(TensorDataset(x, y), batch_size=8):
+        nn.functional.cross_entropy(model(a), b).backward()
+        optimizer.step()
+"""
+
+
+def test_a_fact_is_said_though_no_training_proves_it(observe: Observe) -> None:
+    report = observe("overfit", NEVER_ZEROED).report
+    assert not report.passed
+    assert "gradients accumulate over the steps: zero_grad() is missing" in report.verdict
+
+
 def test_five_cases_of_a_probe(observe: Observe) -> None:
     assert "draws no batch" in observe("overfit", "pass\n").report.verdict
     failed = observe("overfit", "raise ValueError('mine')\n")
