@@ -181,7 +181,8 @@ class Kernel:
             while not messages or not until(messages[-1]):
                 messages.append(self.client.get_iopub_msg(timeout=max(0.0, end - time.monotonic())))
         except queue.Empty:
-            msg = f"the kernel did not broadcast in {timeout_s} s what was waited for"
+            last = [str(message["content"])[-1000:] for message in messages[-3:]]
+            msg = f"the kernel did not broadcast in {timeout_s} s what was waited for; it ended with {last}"
             raise TimeoutError(msg) from None
         return messages
 

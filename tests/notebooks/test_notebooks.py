@@ -269,7 +269,16 @@ SENTENCES = {
 }
 
 
-@pytest.mark.parametrize("document", [run for run in RUNS if run.rpartition("-")[0] in SENTENCES], indirect=True, scope="module")
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(run, marks=[pytest.mark.waits] if run.startswith("hangwatch-") else [])
+        for run in RUNS
+        if run.rpartition("-")[0] in SENTENCES
+    ],
+    indirect=True,
+    scope="module",
+)
 def test_a_notebook_says_what_it_promises(document: NotebookNode, request: pytest.FixtureRequest) -> None:
     outputs = [output for _, cell in code_cells(document) for output in cell.outputs]
     texts = [output.data.get("text/plain", "") if "data" in output else output.get("text", "") for output in outputs]

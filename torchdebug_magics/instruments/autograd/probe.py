@@ -41,8 +41,10 @@ T = TypeVar("T")
 
 _RECORDED_STEPS = 2
 """Of one optimizer, whatever it costs: an error of autograd, as a fault of the loop, nearly always shows in the first or the second."""
-_FREE_S, _SHARE = 0.6, 0.02
-"""Further steps are recorded while all that we do has cost less than so much, and this share of the time since the start."""
+_FREE_OPS = 10_000
+"""Further steps are recorded up to so many ops: a count, so that no answer depends on how busy the machine is."""
+_SHARE = 0.02
+"""Beyond those, while all that we do costs less than this share of the time since the start."""
 _JUDGED_BACKWARDS = frozenset({4, 9})
 _MOST_OPS = 60_000
 _KEPT_STEPS = 4
@@ -198,7 +200,7 @@ class AutogradProbe:
     def _between_steps(self, steps_count: int) -> None:
         """Goes on recording, begins again, or lets the loop run at full speed, by what recording has cost."""
         recorder = self._recorder
-        affordable = recorder.spent_s < _FREE_S + _SHARE * (time.process_time() - self._began_s)
+        affordable = recorder.tape.count < _FREE_OPS or recorder.spent_s < _SHARE * (time.process_time() - self._began_s)
         if self._every_step or affordable or steps_count < _RECORDED_STEPS:
             if not recorder.is_on:
                 self._evaluations.close()

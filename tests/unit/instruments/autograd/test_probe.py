@@ -74,7 +74,7 @@ def test_a_hook_of_the_users_that_raises(observe: Observe) -> None:
 
 
 def test_where_recording_costs_too_much_the_first_two_steps_are_recorded(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_module, "_FREE_S", 0.0)
+    monkeypatch.setattr(probe_module, "_FREE_OPS", 0)
     monkeypatch.setattr(probe_module, "_SHARE", 0.0)
     report = observe("autograd", LOOP).report
     assert (report.recorded_count, report.backward_count, report.steps_count) == (2, 6, 6)
@@ -82,7 +82,7 @@ def test_where_recording_costs_too_much_the_first_two_steps_are_recorded(observe
 
 
 def test_a_long_loop_hides_nothing_that_its_first_steps_showed(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_module, "_FREE_S", 0.0)
+    monkeypatch.setattr(probe_module, "_FREE_OPS", 0)
     monkeypatch.setattr(probe_module, "_SHARE", 0.0)
     body = LOOP.replace("range(6)", "range(400)").replace("x = torch", "net[2] = nn.Linear(8, 1)\nx = torch")
     report = observe("autograd", body).report
@@ -99,7 +99,7 @@ def test_the_looks_for_models_count_as_cost(monkeypatch: pytest.MonkeyPatch) -> 
             pass
         return live(kind)
 
-    monkeypatch.setattr(probe_module, "_FREE_S", 0.0)
+    monkeypatch.setattr(probe_module, "_FREE_OPS", 0)
     monkeypatch.setattr(probe_module, "_SHARE", 0.2)
     monkeypatch.setattr(probe_module, "live", slow)
     monkeypatch.setattr(probe_module, "silent_faults", lambda _: [])
@@ -130,7 +130,7 @@ def test_an_error_of_a_later_step_is_explained_in_full_with_every_step(observe: 
 
 
 def test_an_error_of_a_step_that_was_not_recorded_is_read_from_the_text(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_module, "_FREE_S", 0.0)
+    monkeypatch.setattr(probe_module, "_FREE_OPS", 0)
     monkeypatch.setattr(probe_module, "_SHARE", 0.0)
     body = LOOP.replace(
         "    loss.backward()", "    h = net[0](x).exp()\n    if step == 4:\n        h += 1\n    loss = h.sum()\n    loss.backward()"
