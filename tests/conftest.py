@@ -112,9 +112,12 @@ def pytest_pyfunc_call() -> Iterator[object]:
     return result
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def little_to_search() -> None:
-    """What was there before is passed by: else each collection, and each look for live models, reads a million objects of imports."""
+    """What was there before is passed by: else each collection, and each look for live models, reads a million objects of imports.
+
+    Before each test, as the first of a module is the one that imports.
+    """
     gc.collect()
     gc.freeze()
 
