@@ -54,6 +54,7 @@ def gallery(browser: Browser, server: harness.Server, root: Path) -> Iterator[La
         yield lab
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_headline_the_fix_and_the_line_are_on_the_first_screen(gallery: Lab, width: int) -> None:
     resize(gallery.page, width, HEIGHT)
